@@ -1,0 +1,111 @@
+"""The Typer app, and main(): the one place where an error becomes words and an exit code."""
+
+import errno
+import io
+import os
+import sys
+from contextlib import suppress
+
+import typer
+
+from llmcli import __version__
+from llmcli.commands import bench, chat, convert, diff, models, show, weights
+from quant.errors import Refusal
+
+app = typer.Typer(
+    name="llmcli",
+    help="From a checkpoint to tokens on this machine: pull, quantize, chat, bench.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"llmcli {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version and leave."
+    ),
+) -> None:
+    """From a checkpoint to tokens on this machine: pull, quantize, chat, bench."""
+
+
+models.register(app)
+show.register(app)
+diff.register(app)
+convert.register(app)
+weights.register(app)
+chat.register(app)
+bench.register(app)
+
+
+# What the disk or its owner does not allow is the world's mistake wherever it is met; other OSErrors are our bugs.
+REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line and a hint, a bug of ours is a traceback."""
+    _standard_streams()
+    from llmcli import config
+    from llmcli.errors import ReaderGone, UsageError, UserError
+    from llmcli.ui import UI
+
+    try:
+        try:
+            app()
+        except OSError as error:
+            if error.errno not in REFUSED:
+                raise
+            what = f"use {error.filename}" if error.filename else "write the output"
+            raise UserError(f"cannot {what}: {error.strerror}", hint="make room or check the permissions") from error
+    except Refusal as error:
+        UI().error(str(error), error.hint)
+        _settle_output()
+        if config.load().debug:
+            raise
+        raise SystemExit(2 if isinstance(error, UsageError) else 1) from None
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        raise SystemExit(130) from None
+    except ReaderGone:
+        _drop_output()
+        raise SystemExit(0) from None
+
+
+def _standard_streams() -> None:
+    """Give closed standard streams a place of their own, and stdout a way out for what it cannot show.
+
+    Without it the next file that is opened becomes descriptor 0, 1 or 2, and what llama.cpp says lands in it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # the lowest free descriptor is the one that is missing
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 gets ? for what it cannot show
+
+
+def _settle_output() -> None:
+    """Write what stdout still holds, or let it fall where it cannot be written: that has been told."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        _drop_output()
+
+
+def _drop_output() -> None:
+    """Let what is still in stdout's buffer fall, so that Python does not try it once more at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            os.dup2(nowhere, stream.fileno())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Value lists as llama-bench reads them, and the tests they span.
+
+Knows the grammar (`1,2,4`, `first-last`, `first-last+step`, `first-last*mult`) and the order of the
+product; nothing of models.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from llmcli.errors import UserError
+
+RANGE = re.compile(r"(\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
+LONGEST = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """One row of the table: prompt, generated and depth tokens, and the settings it runs with."""
+
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+    n_batch: int
+    n_ubatch: int
+    type_k: str
+    type_v: str
+    n_threads: int
+    n_gpu_layers: int
+    flash_attn: str
+
+    @property
+    def name(self) -> str:
+        """llama-bench's name of the test: pp512, tg128, pp512+tg128, with ` @ d4096` at a depth."""
+        parts = [f"pp{self.n_prompt}"] * bool(self.n_prompt) + [f"tg{self.n_gen}"] * bool(self.n_gen)
+        return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """All values of all settings; `pairs` are the pp+tg tests of -pg."""
+
+    prompts: Sequence[int]
+    gens: Sequence[int]
+    pairs: Sequence[tuple[int, int]]
+    depths: Sequence[int]
+    batches: Sequence[int]
+    ubatches: Sequence[int]
+    types_k: Sequence[str]
+    types_v: Sequence[str]
+    threads: Sequence[int]
+    gpu_layers: Sequence[int]
+    flash: Sequence[str]
+
+    def tests(self) -> Iterator[Test]:
+        """The cross product; settings that need the model loaded again change slowest."""
+        runs = [(p, 0) for p in self.prompts if p] + [(0, g) for g in self.gens if g] + list(self.pairs)
+        for layers, batch, ubatch, k, v, flash, threads, depth in product(
+            self.gpu_layers,
+            self.batches,
+            self.ubatches,
+            self.types_k,
+            self.types_v,
+            self.flash,
+            self.threads,
+            self.depths,
+        ):
+            for n_prompt, n_gen in runs:
+                yield Test(n_prompt, n_gen, depth, batch, ubatch, k, v, threads, layers, flash)
+
+
+def numbers(flag: str, texts: Sequence[str], lowest: int = 0, most: int = 2**31 - 1) -> list[int]:
+    """Numbers of repeated, comma-separated, ranged values; raises UserError naming the flag."""
+    found: list[int] = []
+    for part in ",".join(texts).split(","):
+        match = RANGE.fullmatch(part.strip())
+        if match is None:
+            raise UserError(f"{flag} does not understand {part!r}", hint=f"{flag} takes e.g. 512 or 128,256 or 1-8*2")
+        first, last, sign, step = match.groups()
+        found += _spread(flag, int(first), int(last or first), sign or "+", int(step or 1))
+    for value in found:
+        if not lowest <= value <= most:
+            raise UserError(f"{flag} is {value}", hint=f"{flag} takes whole numbers from {lowest} to {most}")
+    return found
+
+
+def words(flag: str, texts: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Words of repeated, comma-separated values, each one of `known`; raises UserError naming the flag."""
+    found = [part.strip().lower() for part in ",".join(texts).split(",")]
+    found = [{"0": "off", "1": "on"}.get(word, word) for word in found]  # older llama.cpp lines
+    for word in found:
+        if word not in known:
+            raise UserError(f"{flag} does not know {word!r}", hint=f"{flag} takes: {' '.join(known)}")
+    return found
+
+
+def pairs(texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Values of -pg: `PP,TG`, once per flag."""
+    found = []
+    for text in texts:
+        both = numbers("-pg", [text], lowest=1)
+        if len(both) != 2:
+            raise UserError(
+                f"-pg does not understand {text!r}", hint="-pg takes a prompt and a generation length: -pg 512,128"
+            )
+        found.append((both[0], both[1]))
+    return found
+
+
+def _spread(flag: str, first: int, last: int, sign: str, step: int) -> Iterator[int]:
+    following: Callable[[int], int] = (lambda v: v + step) if sign == "+" else (lambda v: v * step)
+    if following(first) <= first and last > first:
+        raise UserError(
+            f"{flag}: the range {first}-{last}{sign}{step} never ends",
+            hint="use a step of at least 1, a factor of at least 2",
+        )
+    if last < first:
+        raise UserError(f"{flag}: the range {first}-{last} runs backwards", hint=f"{flag} {last}-{first}")
+    value, count = first, 0
+    while value <= last:
+        yield value
+        value, count = following(value), count + 1
+        if count > LONGEST:
+            raise UserError(f"{flag}: more than {LONGEST} values", hint="use a larger step")

@@ -1,0 +1,128 @@
+"""Results in llama-bench's four formats: md, csv, json, jsonl; its field names and order, plus ours at the end."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from llmcli.bench.kernel import Result, average, deviation
+from llmcli.hardware import host
+from llmcli.runtime.binding import devices, library
+from llmcli.runtime.binding.context import FLASH
+
+FORMATS = ("md", "csv", "json", "jsonl")
+# A column of the table when it differs from llama-bench's default or between the rows.
+DEFAULTS: dict[str, Any] = {"n_batch": 2048, "n_ubatch": 512, "type_k": "f16", "type_v": "f16", "flash_attn": -1}
+TITLES = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa"}
+FLASH_WORDS = {value: word for word, value in FLASH.items()}
+
+
+def document(result: Result) -> dict[str, Any]:
+    """One test as llama-bench's JSON object, then `sampling` and `itl_ms` (milliseconds)."""
+    test, about = result.test, result.subject
+    gpus = [device.description for device in devices.devices() if device.kind in ("gpu", "igpu")]
+    times = [float(ns) for ns in result.samples_ns]
+    rates = result.samples_ts
+    return {
+        "build_commit": f"llama-cpp-python-{library.version()}",
+        "build_number": 0,
+        "cpu_info": host.cpu_name(),
+        "gpu_info": ", ".join(gpus),
+        "backends": backends(),
+        "model_filename": about.filename,
+        "model_type": about.kind,
+        "model_size": about.nbytes,
+        "model_n_params": about.n_params,
+        "n_batch": test.n_batch,
+        "n_ubatch": test.n_ubatch,
+        "n_threads": test.n_threads,
+        "type_k": test.type_k,
+        "type_v": test.type_v,
+        "n_gpu_layers": test.n_gpu_layers,
+        "flash_attn": FLASH[test.flash_attn],
+        "n_prompt": test.n_prompt,
+        "n_gen": test.n_gen,
+        "n_depth": test.n_depth,
+        "test_time": result.began,
+        "avg_ns": round(average(times)),
+        "stddev_ns": round(deviation(times)),
+        "avg_ts": round(average(rates), 6),
+        "stddev_ts": round(deviation(rates), 6),
+        "samples_ns": list(result.samples_ns),
+        "samples_ts": [round(rate, 4) for rate in rates],
+        "sampling": False,
+        "itl_ms": result.itl_ms,
+    }
+
+
+def backends() -> str:
+    """The kinds of devices of this build, as llama-bench's column: CPU, or e.g. CUDA."""
+    names = [device.name.rstrip("0123456789") for device in devices.devices() if device.kind != "cpu"]
+    return ",".join(dict.fromkeys(names)) or "CPU"
+
+
+def text(results: Sequence[Result], form: str) -> str:
+    """All results in one of FORMATS."""
+    rows = [document(result) for result in results]
+    if form == "json":
+        return json.dumps(rows, indent=2)
+    if form == "jsonl":
+        return "\n".join(json.dumps(row) for row in rows)
+    return _csv(rows) if form == "csv" else _markdown(rows, results)
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    """llama-bench's CSV: every value quoted, flags as 0 and 1, no samples."""
+    out = io.StringIO()
+    writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    names = [name for name in rows[0] if name not in ("samples_ns", "samples_ts", "itl_ms")]
+    out.write(",".join(names) + "\n")
+    for row in rows:
+        writer.writerow(int(row[name]) if isinstance(row[name], bool) else row[name] for name in names)
+    return out.getvalue().rstrip("\n")
+
+
+def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[Result]) -> str:
+    lead = "n_threads" if backends() == "CPU" else "n_gpu_layers"
+    other = "n_gpu_layers" if lead == "n_threads" else "n_threads"
+    odd = [name for name, value in DEFAULTS.items() if any(row[name] != value for row in rows)]
+    odd += [other] if len({row[other] for row in rows}) > 1 else []
+    header = [
+        "model",
+        "size",
+        "params",
+        "backend",
+        TITLES[lead],
+        *(TITLES.get(name, name) for name in odd),
+        "test",
+        "t/s",
+    ]
+    table = [
+        [
+            row["model_type"], _size(row["model_size"]), _count(row["model_n_params"]), row["backends"], str(row[lead]),
+            *(FLASH_WORDS[row[name]] if name == "flash_attn" else str(row[name]) for name in odd),
+            result.test.name, f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
+        ]
+        for row, result in zip(rows, results, strict=True)
+    ]  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(header, *table, strict=True)]
+    left = {0, 3}
+    rule = [("-" * w if i in left else "-" * (w - 1) + ":") for i, w in enumerate(widths)]
+    lines = [
+        "| "
+        + " | ".join(
+            c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))
+        )
+        + " |"
+        for cells in (header, rule, *table)
+    ]
+    return "\n".join([*lines, "", f"build: {rows[0]['build_commit']} ({rows[0]['build_number']})"])
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.2f} MiB"
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.2f} B" if number >= 10**9 else f"{number / 1e6:.2f} M"

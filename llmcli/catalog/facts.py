@@ -1,0 +1,126 @@
+"""What is in a model that is here: the numbers that `list` and `show` give, in the contract's names."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quant import container
+
+FACTS = (
+    "architecture", "parameters", "file_type", "bits_per_weight", "context_length", "tokenizer", "has_template",
+    "types", "roles",
+)  # fmt: skip
+DTYPES = {
+    "F64": 64,
+    "F32": 32,
+    "F16": 16,
+    "BF16": 16,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "I64": 64,
+    "I32": 32,
+    "I8": 8,
+    "U8": 8,
+}
+
+
+def facts(kind: str, path: Path) -> dict[str, Any]:
+    """Every key of FACTS; `types` is type -> {"tensors", "bytes"}. Raises Refusal for a broken GGUF."""
+    return checkpoint(path) if kind == "folder" else of_header(container.read(path))
+
+
+def of_header(header: container.Header) -> dict[str, Any]:
+    """The facts of a GGUF."""
+    return {
+        "architecture": header.architecture,
+        "parameters": header.parameters,
+        "file_type": header.file_type,
+        "bits_per_weight": round(header.bits_per_weight, 3),
+        "context_length": header.context_length,
+        "tokenizer": header.tokenizer,
+        "has_template": header.has_template,
+        "types": {name: {"tensors": count, "bytes": nbytes} for name, (count, nbytes) in header.types.items()},
+        "roles": {name: _role(tensors) for name, tensors in header.roles.items()},
+    }
+
+
+def tensors(header: container.Header) -> list[dict[str, Any]]:
+    """Every tensor of a GGUF in the file's order: name, shape in ggml's order, type, bytes."""
+    return [
+        {"name": tensor.name, "shape": list(tensor.shape), "type": tensor.type, "bytes": tensor.nbytes}
+        for tensor in header.tensors
+    ]
+
+
+def _role(tensors: Sequence[container.TensorInfo]) -> dict[str, Any]:
+    kinds = [tensor.type for tensor in tensors]
+    return {
+        "tensors": len(tensors),
+        "parameters": sum(tensor.elements for tensor in tensors),
+        "bytes": sum(tensor.nbytes for tensor in tensors),
+        "types": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
+    }
+
+
+def nothing() -> dict[str, Any]:
+    """The same keys for a model that is not here."""
+    return dict.fromkeys(FACTS)
+
+
+def checkpoint(path: Path) -> dict[str, Any]:
+    """The facts of a folder with safetensors, from their headers; what cannot be read counts as absent."""
+    config = _json(path / "config.json")
+    types: dict[str, dict[str, int]] = {}
+    bits = parameters = 0
+    for file in sorted(path.glob("*.safetensors")):
+        for tensor in _tensors(file):
+            count = 1
+            for side in tensor["shape"]:
+                count *= side
+            row = types.setdefault(tensor["dtype"], {"tensors": 0, "bytes": 0})
+            row["tensors"] += 1
+            row["bytes"] += count * DTYPES.get(tensor["dtype"], 8) // 8
+            parameters += count
+            bits += count * DTYPES.get(tensor["dtype"], 8)
+    architectures = config.get("architectures")
+    tokenizer = _json(path / "tokenizer_config.json")
+    return {
+        "architecture": architectures[0] if isinstance(architectures, list) and architectures else "unknown",
+        "parameters": parameters,
+        "file_type": max(types, key=lambda name: types[name]["bytes"], default="unknown"),
+        "bits_per_weight": round(bits / parameters, 3) if parameters else 0.0,
+        "context_length": config.get("max_position_embeddings") or 0,
+        "tokenizer": tokenizer.get("tokenizer_class") or "unknown",
+        "has_template": "chat_template" in tokenizer or (path / "chat_template.jinja").is_file(),
+        "types": types,
+        "roles": {},
+    }
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _tensors(file: Path) -> list[dict[str, Any]]:
+    """The tensor table at the head of a safetensors file (8 bytes of length, then JSON)."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > min(file.stat().st_size, 100_000_000):
+                return []
+            table = json.loads(stream.read(length))
+    except (OSError, ValueError):
+        return []
+    rows = [value for key, value in table.items() if key != "__metadata__"] if isinstance(table, dict) else []
+    return [
+        row for row in rows if isinstance(row, dict) and isinstance(row.get("dtype"), str) and _sides(row.get("shape"))
+    ]
+
+
+def _sides(shape: Any) -> bool:
+    return isinstance(shape, list) and all(isinstance(side, int) and side >= 0 for side in shape)

@@ -1,0 +1,110 @@
+"""What a user may call a model: catalog names, hub repositories, files and folders.
+
+Parsing is all that happens here: nothing is opened but a directory entry, nothing is fetched.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from llmcli.catalog.catalog import Entry, builtin_file
+from llmcli.config import Config
+from llmcli.errors import UserError
+
+# What llama.cpp means by the short names (tools/quantize/quantize.cpp).
+SHORT = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
+TYPE = re.compile(r"(I?Q\d_\w+|T?Q\d_\d|B?F16|F32|MXFP4\w*)", re.IGNORECASE)
+REPO = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(:(?P<quant>[\w./-]+))?")
+HUB = ("hf://", "hf.co/", "https://hf.co/", "huggingface.co/", "https://huggingface.co/")
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """One parsed name. `name` is the catalog name, the repository or the absolute path; `quant` is
+    the type asked for, in upper case (or the path of one file of a hub repository)."""
+
+    kind: Literal["catalog", "hub", "path"]
+    name: str
+    quant: str | None = None
+
+    @property
+    def full(self) -> str:
+        """The name with its type: what the store files it under."""
+        return f"{self.name}:{self.quant}" if self.quant else self.name
+
+
+def parse(text: str, entries: Mapping[str, Entry], config: Config) -> Ref:
+    """Tell what `text` names; raises UserError with the nearest names where it names nothing."""
+    text = text.strip()
+    for prefix in HUB:
+        if text.startswith(prefix):
+            return _hub(text.removeprefix(prefix).rstrip("/"), text)
+    if "://" in text:
+        raise UserError(f"{text} is on a host that llmcli does not fetch from", hint="download it, then name the file")
+    if found := _named(text, entries):
+        return found
+    if path := _path(text):
+        return path
+    if REPO.fullmatch(text):
+        return _hub(text, text)
+    raise unknown(text, entries, config)
+
+
+def type_name(text: str) -> str:
+    """The full upper-case name of a type: q4_k -> Q4_K_M."""
+    return SHORT.get(text.upper(), text.upper())
+
+
+def unknown(text: str, entries: Mapping[str, Entry], config: Config) -> UserError:
+    """The error for a name that is nowhere: every place searched, and the nearest names."""
+    near = difflib.get_close_matches(text.lower(), entries, n=3, cutoff=0.5)
+    near += [name for name in entries if name.split(":")[0] == text.lower().split(":")[0] and name not in near]
+    places = f"the catalog ({builtin_file().name}), your own ({config.user_catalog}) and the files here"
+    hint = (
+        f"did you mean {', '.join(near[:5])}?"
+        if near
+        else "`llmcli list --all` shows the names; a hub model is org/repo"
+    )
+    return UserError(f"no model called {text!r}; searched {places}; a hub model is written org/repo", hint=hint)
+
+
+def _named(text: str, entries: Mapping[str, Entry]) -> Ref | None:
+    folded = {name.lower(): name for name in entries}
+    if name := folded.get(text.lower()):
+        return Ref("catalog", name)
+    head, colon, quant = text.rpartition(":")
+    if colon and TYPE.fullmatch(quant) and (name := folded.get(head.lower())):
+        return Ref("catalog", name, type_name(quant))
+    return None
+
+
+def _path(text: str) -> Ref | None:
+    if path := _existing(text):
+        return Ref("path", str(path))
+    head, colon, quant = text.rpartition(":")
+    if colon and TYPE.fullmatch(quant) and (path := _existing(head)):
+        return Ref("path", str(path), type_name(quant))
+    if text.startswith(("./", "../", "/", "~")) or text.endswith("/") or re.fullmatch(r"[^:]*\.gguf", text):
+        raise UserError(f"there is no {text}", hint=f"what is there: ls {Path(text).parent}")
+    return None
+
+
+def _existing(text: str) -> Path | None:
+    try:
+        path = Path(text).expanduser().absolute()
+        return path if text and path.exists() else None
+    except (OSError, RuntimeError):  # a name too long for the file system; ~nobody
+        return None
+
+
+def _hub(text: str, whole: str) -> Ref:
+    match = REPO.fullmatch(text)
+    if not match:
+        raise UserError(f"{whole} is not a hub model", hint="write org/repo or org/repo:Q4_K_M")
+    quant = match["quant"]
+    if quant and not quant.lower().endswith(".gguf"):
+        quant = type_name(quant)
+    return Ref("hub", match["repo"], quant)

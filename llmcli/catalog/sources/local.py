@@ -1,0 +1,74 @@
+"""A file or folder on this disk: used where it is, never copied."""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from llmcli.catalog.catalog import Spec
+from llmcli.catalog.sources.base import Fetched
+from llmcli.catalog.store import measure
+from llmcli.config import Config
+from llmcli.errors import UserError
+from llmcli.types import Watcher
+
+SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+
+
+class Local:
+    """A GGUF (all shards of a split one), or a folder with config.json and safetensors."""
+
+    name, needs = "local", ("path",)
+
+    def fetch(self, spec: Spec, where: Path, config: Config, watcher: Watcher) -> Fetched:
+        path = Path(spec.path).expanduser().absolute()
+        kind, files = contents(path)
+        measured = tuple(measure(file, watcher) for file in files)
+        return Fetched(kind, path if kind == "folder" else files[0], measured, spec.label)
+
+
+def contents(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
+    """What kind of model lies at `path`, and its files; a split GGUF is named by its first shard."""
+    if path.is_dir():
+        return _folder(path)
+    if not path.is_file():
+        raise UserError(f"there is no file {path}", hint=f"what is there: ls {path.parent}")
+    if not (shard := SHARD.fullmatch(path.name)):
+        return "gguf", [path]
+    if int(shard[2]) != 1:
+        first = f"{shard[1]}-00001-of-{shard[3]}.gguf"
+        raise UserError(
+            f"{path.name} is shard {int(shard[2])} of a split model",
+            hint=f"name the first one: {path.with_name(first)}",
+        )
+    names = [path.with_name(f"{shard[1]}-{number:05}-of-{shard[3]}.gguf") for number in range(1, int(shard[3]) + 1)]
+    if missing := [name.name for name in names if not name.is_file()]:
+        raise UserError(f"{path} is split and {', '.join(missing)} is missing", hint=f"put it into {path.parent}")
+    return "gguf", names
+
+
+def _folder(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
+    weights = sorted(path.glob("*.safetensors"))
+    if (path / "config.json").is_file() and weights:
+        return "folder", [*weights, *sorted(path.glob("*.json")), *sorted(path.glob("tokenizer.model"))]
+    ggufs = [
+        file for file in sorted(path.glob("*.gguf")) if not (shard := SHARD.fullmatch(file.name)) or int(shard[2]) == 1
+    ]
+    if len(ggufs) == 1:
+        return contents(ggufs[0])
+    if ggufs:
+        raise UserError(
+            f"{path} holds {len(ggufs)} GGUF files: {', '.join(file.name for file in ggufs)}",
+            hint=f"name one: {ggufs[0]}",
+        )
+    missing = [
+        name
+        for name, there in (("config.json", (path / "config.json").is_file()), ("*.safetensors", weights))
+        if not there
+    ]
+    raise UserError(
+        f"{path} is not a model: no {' and no '.join(missing)}",
+        hint="name a .gguf file, or a folder with config.json and safetensors",
+    )
+
+
+SOURCES = (Local(),)

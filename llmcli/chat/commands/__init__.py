@@ -1,0 +1,37 @@
+"""The REPL's commands: each module of this folder exports COMMANDS."""
+
+import functools
+from difflib import get_close_matches
+
+from llmcli.chat.commands.base import Command
+from llmcli.chat.talk import Talk
+from llmcli.errors import UserError
+from quant.registry import collect
+
+
+@functools.cache
+def commands() -> dict[str, Command]:
+    """Every command by its name."""
+    return collect("llmcli.chat.commands", "COMMANDS")
+
+
+@functools.cache
+def words() -> dict[str, Command]:
+    """Every command by each of its spellings; a spelling used twice is a bug."""
+    table: dict[str, Command] = {}
+    for command in commands().values():
+        for word in command.words:
+            assert word not in table, f"/{word} is two commands"
+            table[word] = command
+    return table
+
+
+def perform(talk: Talk, line: str) -> None:
+    """Do what a line that starts with a slash says; raises UserError with the nearest for an unknown word."""
+    word, _, rest = line.strip().removeprefix("/").partition(" ")
+    command = words().get(word.lower())
+    if command is None:
+        near = get_close_matches(word.lower(), words(), 1)
+        hint = f"did you mean /{near[0]}?" if near else "/help lists the commands."
+        raise UserError(f"no command called /{word}", hint=f"{hint} Two slashes send a text that starts with one.")
+    command.run(talk, rest.strip())

@@ -1,0 +1,94 @@
+"""One line after the other: commands are done, everything else is answered.
+
+It reads from a pipe; the terminal is repl.py's. What lines mean is decided here for both.
+"""
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from llmcli.chat import commands, report
+from llmcli.chat.render import Stream, aside
+from llmcli.chat.talk import Talk
+from llmcli.errors import UserError
+from llmcli.runtime.request import Answer
+from quant.errors import Refusal
+
+FENCE = '"""'
+
+
+def answer(talk: Talk, text: str) -> Answer:
+    """Ask, stream the answer to stdout, then one line of timing on stderr."""
+    made = talk.ask(text, Stream())
+    aside(talk.ui, report.timing_line(talk.runner, made))
+    if made.finish == "context_full":
+        talk.ui.note("the context is full: /clear begins anew, or start with a larger --ctx-size")
+    return made
+
+
+def say(talk: Talk, text: str) -> Answer | None:
+    """Do one line: a command after a slash, else a message. Two slashes, or a fence, make any text a message."""
+    fenced = text.startswith(FENCE)
+    if fenced:
+        text = unfenced(text)
+    elif text.startswith("//"):
+        text = text[1:]
+    elif text.startswith("/"):
+        commands.perform(talk, text)
+        return None
+    return answer(talk, text) if text.strip() else None
+
+
+def pipe(talk: Talk, source: BinaryIO) -> bool:
+    """Answer a message a line until the end of `source`; whether all went well.
+
+    An error in one line is told and the next line goes on; Ctrl-C in an answer ends all.
+    """
+    good = True
+    for raw, offset in _blocks(source):
+        try:
+            made = say(talk, _decoded(raw, offset).strip("\r\n"))
+        except Refusal as error:
+            talk.ui.error(str(error), error.hint)
+            good = False
+            continue
+        if made and made.finish == "cancelled":
+            raise KeyboardInterrupt
+        if talk.leaving:
+            break
+    return good
+
+
+def closed(text: str) -> bool:
+    """Whether a text is complete: not begun with a fence, or ended with one, too."""
+    body = text.strip()
+    return not body.startswith(FENCE) or (len(body) >= 2 * len(FENCE) and body.endswith(FENCE))
+
+
+def unfenced(text: str) -> str:
+    """The text between the fences."""
+    return text.strip().removeprefix(FENCE).removesuffix(FENCE).strip("\n")
+
+
+def _blocks(source: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Lines and their byte offsets; lines between fences come as one."""
+    fence, held, begun, offset = FENCE.encode(), b"", 0, 0
+    while line := source.readline():
+        begun = begun if held else offset
+        offset += len(line)
+        held += line
+        body = held.strip()
+        if not body.startswith(fence) or (len(body) >= 2 * len(fence) and body.endswith(fence)):
+            yield held, begun
+            held = b""
+    if held:
+        yield held, begun
+
+
+def _decoded(raw: bytes, offset: int) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"stdin is not UTF-8 text: byte {offset + error.start} is 0x{raw[error.start]:02x}",
+            hint="that message is left out; convert the text first: iconv -f LATIN1 -t UTF-8",
+        ) from None

@@ -1,0 +1,78 @@
+"""Events -> the terminal: text as it comes, control characters shown and never obeyed.
+
+Plain writes, because they happen once a token (2 µs; a console library takes 50 times that). It knows
+nothing of models and conversations.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from llmcli.types import Event, TokenTime
+from llmcli.ui import UI, put, visible
+
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+WIDTH = 40
+
+
+class Stream:
+    """One answer on stdout. `silent` shows nothing (under --json)."""
+
+    def __init__(self, silent: bool = False) -> None:
+        self.silent = silent
+        self._open_line = False
+
+    def show(self, event: Event) -> None:
+        """Write what became visible with this event."""
+        if event.text and not self.silent:
+            self._open_line = False  # if this fails there is no line to end
+            put(sys.stdout, visible(event.text))
+            self._open_line = not event.text.endswith("\n")
+
+    def close(self) -> None:
+        """End the line, so that what follows begins a new one."""
+        if self._open_line:
+            self._open_line = False
+            put(sys.stdout, "\n")
+
+
+def aside(ui: UI, line: str) -> None:
+    """One line on stderr, dimmed where a person watches in colour."""
+    if ui.color and sys.stderr.isatty():
+        put(sys.stderr, f"{DIM}{visible(line)}{PLAIN}\n")
+    else:
+        ui.note(line)
+
+
+def one_line(text: str) -> str:
+    """A token's text in a table cell: line breaks and tabs as their pictures, too."""
+    return visible(text).replace("\n", "␊").replace("\t", "␉")
+
+
+def bar(parts: Sequence[tuple[str, float]], total: float, width: int = WIDTH) -> str:
+    """`parts` of (character, amount) as a bar of `width` for `total`; a part above 0 gets at least one column."""
+    line = ""
+    for character, amount in parts:
+        columns = max(1, round(amount / total * width)) if amount > 0 and total else 0
+        line += character * min(width - len(line), columns)
+    return line
+
+
+def token_rows(tokens: Sequence[TokenTime]) -> list[tuple[str, ...]]:
+    """Rows of the /timing table: number, text, ms, decode, sample, rest, bar.
+
+    Bars are scaled to the slowest token after the first, whose gap holds the whole prompt.
+    """
+    slowest = max((token.ms for token in tokens[1:]), default=tokens[0].ms if tokens else 1.0)
+    return [
+        (
+            str(number), one_line(token.text), f"{token.ms:.2f}", f"{token.decode_ms:.2f}", f"{token.sample_ms:.2f}",
+            f"{token.rest_ms:.2f}", _token_bar(token, slowest),
+        )
+        for number, token in enumerate(tokens, 1)
+    ]  # fmt: skip
+
+
+def _token_bar(token: TokenTime, slowest: float) -> str:
+    if token.ms > slowest:
+        return "█" * WIDTH + "…"
+    return bar([("█", token.decode_ms), ("▒", token.sample_ms), ("░", token.rest_ms)], slowest)

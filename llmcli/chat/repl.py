@@ -1,0 +1,137 @@
+"""The terminal: prompt, keys, history, completion, Ctrl-C. The only door to prompt_toolkit.
+
+What a line means is loop.py's; what an answer looks like is render.py's.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+try:
+    import termios
+except ImportError:  # Windows
+    termios = None  # type: ignore[assignment]
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+from llmcli.chat import commands
+from llmcli.chat.loop import FENCE, closed, say
+from llmcli.chat.talk import Talk
+from quant.errors import Refusal
+
+PROMPT, CONTINUED = ">>> ", "... "
+
+
+def converse(talk: Talk) -> None:
+    """Read, answer, until Ctrl-D or /exit. A user's mistake is told and the talk goes on."""
+    session = _session(talk)
+    while not talk.leaving:
+        try:
+            text = session.prompt(PROMPT, prompt_continuation=lambda width, number, soft: CONTINUED)
+            with _no_echo():
+                say(talk, _proper(text).strip())
+        except KeyboardInterrupt:
+            talk.ui.note("(Ctrl-D or /exit leaves)")
+        except EOFError:
+            return
+        except Refusal as error:
+            talk.ui.error(str(error), error.hint)
+
+
+def _session(talk: Talk) -> PromptSession[str]:
+    history = _History(talk.config.state / "history", talk)
+    return PromptSession(
+        history=history, completer=_Commands(talk), complete_while_typing=False, multiline=True,
+        key_bindings=_keys(), enable_suspend=True,
+    )  # fmt: skip
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        # Inside a fence Enter is a new line; everywhere else it sends.
+        buffer = event.current_buffer
+        if closed(buffer.text) and buffer.text.strip() != FENCE:
+            buffer.validate_and_handle()
+        else:
+            buffer.newline(copy_margin=False)
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.newline(copy_margin=False)
+
+    return keys
+
+
+@contextmanager
+def _no_echo() -> Iterator[None]:
+    """Keys typed into an answer wait for the next prompt instead of standing in the middle of the text."""
+    if termios is None or not sys.stdin.isatty():
+        yield
+        return
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    quiet = [*before]
+    quiet[3] = before[3] & ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSANOW, before)
+
+
+def _proper(text: str) -> str:
+    """Typed text without the halves of characters that prompt_toolkit makes of bytes that are not UTF-8."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+class _History(FileHistory):
+    """A history file that is the user's alone; a disk that does not take it is told once."""
+
+    def __init__(self, path: Path, talk: Talk) -> None:
+        super().__init__(str(path))
+        self.path, self.talk = path, talk
+
+    def load_history_strings(self) -> Iterable[str]:
+        try:
+            return list(super().load_history_strings())
+        except OSError as error:
+            self.talk.tell_once(f"no history: cannot read {self.path}: {error.strerror}")
+            return []
+
+    def store_string(self, string: str) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.touch(mode=0o600)
+            super().store_string(_proper(string))
+        except OSError as error:
+            self.talk.tell_once(f"no history: cannot write {self.path}: {error.strerror}")
+
+
+class _Commands(Completer):
+    """Command words after a slash, then what each command offers."""
+
+    def __init__(self, talk: Talk) -> None:
+        self.talk = talk
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        line = document.text_before_cursor
+        if not line.startswith("/") or line.startswith("//") or "\n" in line:
+            return
+        word, space, rest = line[1:].partition(" ")
+        if not space:
+            offers: Iterable[str] = commands.words()
+            rest = word
+        else:
+            command = commands.words().get(word.lower())
+            offers = command.completions(self.talk) if command else ()
+        for offer in offers:
+            if offer.startswith(rest) and " " not in rest:
+                yield Completion(offer, start_position=-len(rest))

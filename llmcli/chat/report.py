@@ -1,0 +1,79 @@
+"""An answer's accounts as the contract's JSON document and as one line for people.
+
+`run --json` and the session log share the document. It computes nothing about speed itself: the
+definitions are Answer's.
+"""
+
+from typing import Any
+
+from llmcli.runtime.kv import KVCache
+from llmcli.runtime.request import Answer, percentile
+from llmcli.runtime.runner import Runner
+from llmcli.units import size
+
+PERCENTILES = (0.50, 0.90, 0.95, 0.99)
+
+
+def document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict[str, Any]:
+    """The document of `run --json`; what cannot be known is null, never a guess."""
+    header, kv = runner.header, runner.kv_report()
+    return {
+        "model": {
+            "name": name, "path": str(header.path), "file_bytes": file_bytes, "file_type": header.file_type,
+            "parameters": header.parameters,
+        },
+        "text": answer.text, "finish": answer.finish,
+        "tokens": [
+            {
+                "id": t.id, "text": t.text, "ms": t.ms, "decode_ms": t.decode_ms, "sample_ms": t.sample_ms,
+                "logprob": t.logprob,
+            }
+            for t in answer.tokens
+        ],
+        "timing": _timing(runner.load_ms, answer),
+        "kv": {
+            "type_k": kv.type_k, "type_v": kv.type_v, "bytes_per_token": kv.bytes_per_token, "cells": kv.cells,
+            "used_cells": kv.used_cells, "predicted_bytes": kv.predicted_bytes, "allocated_bytes": kv.allocated_bytes,
+        },
+        "seed": answer.seed,
+    }  # fmt: skip
+
+
+def _timing(load_ms: float, answer: Answer) -> dict[str, Any]:
+    spread = gaps(answer)
+    itl = {f"p{share * 100:.0f}": percentile(spread, share) for share in PERCENTILES}
+    return {
+        "load_ms": load_ms, "prompt_tokens": answer.prompt_tokens, "cached_tokens": answer.cached_tokens,
+        "prompt_ms": answer.prompt_ms, "prompt_per_second": answer.prompt_per_second, "ttft_ms": answer.ttft_ms,
+        "generated_tokens": len(answer.tokens), "generate_ms": answer.generate_ms,
+        "tokens_per_second": answer.tokens_per_second, "tpot_ms": answer.tpot_ms,
+        "itl_ms": {**itl, "max": max(spread, default=0.0)},
+    }  # fmt: skip
+
+
+def gaps(answer: Answer) -> list[float]:
+    """Milliseconds between consecutive tokens."""
+    return [token.ms for token in answer.tokens[1:]]
+
+
+def used_bytes(cache: KVCache, used: int) -> int:
+    """Bytes of the cells in use; a windowed layer never holds more than its window."""
+    return sum(min(used, layer.cells) * (layer.k_bytes + layer.v_bytes) // layer.cells for layer in cache.layers)
+
+
+def timing_line(runner: Runner, answer: Answer) -> str:
+    """`[ttft 41 ms · prefill 12 tok 298 tok/s (+61 reused) · 45 tok 104.2 tok/s · p50 9.4 p99 12.1 ms · KV …]`."""
+    spread, kv = gaps(answer), runner.kv_report()
+    cache = runner.predict(kv.type_k, kv.type_v)
+    fresh = answer.prompt_tokens - answer.cached_tokens
+    parts = [
+        f"ttft {answer.ttft_ms:.0f} ms",
+        f"prefill {fresh} tok {answer.prompt_per_second:.0f} tok/s (+{answer.cached_tokens} reused)",
+        f"{len(answer.tokens)} tok {answer.tokens_per_second:.1f} tok/s",
+        f"p50 {percentile(spread, 0.5):.1f} p99 {percentile(spread, 0.99):.1f} ms",
+        f"KV {kv.used_cells}/{kv.cells} cells",
+    ]
+    if cache:
+        parts[-1] += f" {size(used_bytes(cache, kv.used_cells))} of {size(cache.nbytes)}"
+    notes = {"length": "stopped at the token limit", "cancelled": "cut", "context_full": "the context is full"}
+    return f"[{' · '.join(parts)}]" + (f" ({notes[answer.finish]})" if answer.finish in notes else "")

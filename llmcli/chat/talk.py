@@ -1,0 +1,117 @@
+"""A conversation going on: a session, the model that answers, and one turn of it.
+
+What `chat`, `run` and the REPL's commands share. Where lines come from, and the terminal, are others'.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmcli.chat import report
+from llmcli.chat.render import Stream
+from llmcli.chat.session import Session
+from llmcli.config import Config
+from llmcli.errors import UserError
+from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.runner import Runner
+from llmcli.types import Message
+from llmcli.ui import UI
+
+
+@dataclass(slots=True)
+class Talk:
+    """Everything a command may look at. `file_bytes` was measured when the model was loaded: its file may be
+    replaced while it runs. `unanswered` is a message that an error or Ctrl-C kept from an answer,
+    `record` takes one line per reply, `leaving` ends the loop."""
+
+    name: str
+    runner: Runner
+    session: Session
+    config: Config
+    ui: UI
+    stops: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: bool = False
+    file_bytes: int = 0
+    record: Callable[[dict[str, Any]], None] = lambda record: None
+    last: Answer | None = None
+    unanswered: str | None = None
+    saved_as: str = ""
+    leaving: bool = False
+    _told: set[str] = field(default_factory=set)
+
+    def ask(self, text: str, stream: Stream) -> Answer:
+        """One turn: encode, answer, keep. Raises UserError where the prompt cannot be made or does not fit;
+        then the conversation is as it was, and the message waits in `unanswered`."""
+        started = time.perf_counter()
+        self.unanswered = text
+        request = Request(
+            self.tokens(text), self.session.sampling, self.session.predict, self.stops, self.ignore_eos,
+            self.logprobs, started,
+        )  # fmt: skip
+        reply = self.runner.reply(request)
+        try:
+            for event in reply:
+                stream.show(event)
+        finally:
+            stream.close()
+        answer = self.last = reply.answer
+        self.record({
+            **self.document(answer), "prompt": text, "system": self.session.system,
+            "settings": self.session.sampling.as_dict(), "turn": len(self.session.messages) // 2 + 1,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        })  # fmt: skip
+        if answer.tokens or answer.finish != "cancelled":
+            self.session.add(text, answer.text, answer.finish)
+            self.unanswered = None
+        return answer
+
+    def document(self, answer: Answer) -> dict[str, Any]:
+        """An answer's accounts, as `run --json` prints them."""
+        return report.document(self.runner, self.name, self.file_bytes, answer)
+
+    def tokens(self, text: str) -> tuple[int, ...]:
+        """The ids of the conversation so far with `text` as its next message."""
+        if self.runner.template is None:
+            return self.runner.encode_text(self._plain(text))
+        return self.runner.encode_chat(self._messages(text))
+
+    def prefix(self) -> int:
+        """How many tokens stand before the first message: system text and what the template adds."""
+        if self.runner.template is None:
+            return len(self.runner.encode_text(f"{self.session.system}\n\n")) if self.session.system else 0
+        try:
+            one, other = (self.runner.encode_chat(self._framed([Message("user", probe)])) for probe in ("a", "b"))
+        except UserError:  # a template that wants more than one short message: told when it matters
+            return 0
+        return next((index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), 0)
+
+    def tell_once(self, line: str) -> None:
+        """A warning that need not be repeated in one sitting."""
+        if line not in self._told:
+            self._told.add(line)
+            self.ui.warn(line)
+
+    def _messages(self, text: str) -> list[Message]:
+        return self._framed([*self.session.messages, Message("user", text)])
+
+    def _framed(self, messages: list[Message]) -> list[Message]:
+        """With the system text: as a message of its own, or inside the first one where the template drops it."""
+        assert self.runner.template is not None
+        system = self.session.system
+        if not system:
+            return messages
+        if self.runner.template.accepts_system():
+            return [Message("system", system), *messages]
+        self.tell_once("this model's template has no place for a system text; it goes before the first message")
+        return [Message("user", f"{system}\n\n{messages[0].content}"), *messages[1:]]
+
+    def _plain(self, text: str) -> str:
+        """Without a template: system text, then what was said and continued, then `text`."""
+        if self.session.system:
+            self.tell_once("without a chat template the system text is put before the prompt")
+        head = f"{self.session.system}\n\n" if self.session.system else ""
+        turns = [message.content for message in self.session.messages]
+        pairs = [one + other for one, other in zip(turns[::2], turns[1::2], strict=True)]
+        return head + "\n".join([*pairs, text])

@@ -1,0 +1,166 @@
+"""`llmcli chat` and `llmcli run`: parse, make the model ready, talk, print."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcli.commands import flags
+from llmcli.commands.flags import Flags, RunCommand
+from llmcli.errors import UsageError, UserError
+
+if TYPE_CHECKING:
+    from llmcli.chat.talk import Talk
+    from llmcli.config import Config
+    from llmcli.ui import UI
+
+DEFAULT = "smollm2:135m"
+REF = "A model: catalog name, org/repo[:QUANT], file.gguf or folder."
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    app.command("chat", cls=RunCommand)(chat)
+    app.command("run", cls=RunCommand)(run)
+
+
+def chat(
+    ctx: typer.Context,
+    ref: Annotated[str | None, typer.Argument(metavar="REF", help=f"{REF} Default: {DEFAULT}")] = None,
+) -> None:
+    """Talk with a model. From a pipe: a message a line."""
+    given = flags.read(ctx)
+    if ref and given.model:
+        raise UsageError(f"two models: {ref} and {given.model}", hint="leave one of them out")
+    config, ui = _surroundings(given)
+    with _open(ref or given.model or DEFAULT, given, config, ui) as talk:
+        good = _converse(talk, _written(given))
+    if not good:
+        raise typer.Exit(1)
+
+
+def run(
+    ctx: typer.Context,
+    ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF)] = None,
+    text: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to answer; also from stdin.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document, with every token's time.")] = False,
+) -> None:
+    """Answer one prompt and exit; without one, on a terminal, open the chat."""
+    given = flags.read(ctx)
+    if given.model:
+        if text is not None:
+            raise UsageError(f"two models: {ref} and {given.model}", hint="leave one of them out")
+        ref, text = given.model, ref
+    if ref is None:
+        raise UsageError("no model given", hint=f"llmcli run {DEFAULT} 'Why is the sky blue?'")
+    config, ui = _surroundings(given, json)
+    prompt = _prompt(given, text)
+    if prompt is None and json:
+        raise UserError("there is no prompt", hint="give one as PROMPT, with -p or -f, or through a pipe")
+    if prompt is not None and not prompt.strip():
+        raise UserError("the prompt is empty", hint=f"llmcli run {ref} 'Why is the sky blue?'")
+    with _open(ref, given, config, ui, logprobs=json) as talk:
+        good = _converse(talk, None) if prompt is None else _answer(talk, prompt, json)
+    if not good:
+        raise typer.Exit(1)
+
+
+def _answer(talk: "Talk", text: str, json: bool) -> bool:
+    from llmcli.chat import report
+    from llmcli.chat.render import Stream, aside
+
+    answer = talk.ask(text, Stream(silent=json))
+    if json:
+        talk.ui.result(talk.document(answer))
+    else:
+        aside(talk.ui, report.timing_line(talk.runner, answer))
+    if answer.finish == "cancelled":
+        raise typer.Exit(130)
+    return True
+
+
+def _converse(talk: "Talk", first: str | None) -> bool:
+    """Talk until there is nothing more to read; False where a line from a pipe failed."""
+    from llmcli.chat import loop
+    from llmcli.chat.session import Log
+
+    talk.record = Log(talk.config, talk.ui.warn).append
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    if interactive:
+        context = f"{talk.runner.n_ctx} tokens of context"
+        talk.ui.note(f"{talk.name} · {talk.runner.header.file_type} · {context} · /help, Ctrl-D leaves")
+    if first is not None:
+        loop.answer(talk, first)
+    if not interactive:
+        return loop.pipe(talk, sys.stdin.buffer)
+    from llmcli.chat import repl
+
+    repl.converse(talk)
+    return True
+
+
+@contextmanager
+def _open(ref: str, given: Flags, config: "Config", ui: "UI", logprobs: bool = False) -> Iterator["Talk"]:
+    """Everything from a name to a model that answers. What was typed wins over the alias, and that over defaults."""
+    from llmcli.chat.session import Session
+    from llmcli.chat.talk import Talk
+    from llmcli.commands.ready import ready
+    from llmcli.hardware import fit
+    from llmcli.runtime.runner import open_runner
+    from llmcli.runtime.sampling import defaults
+    from quant import container
+
+    fit.check(given.options)
+    template = flags.template_text(given.chat_template) if given.chat_template else None
+    model = ready(ref, given.quant, config, ui)
+    sampling = defaults().with_values(model.settings).with_values(given.settings)
+    system = model.system if given.system is None else given.system
+    predict = None if given.predict in (None, -1) else given.predict
+    options, gpu_layers = fit.decide(container.read(model.path), given.options, ui.warn)
+    with open_runner(
+        model.path, options, template=template, raw=given.raw, gpu_layers=gpu_layers,
+        native_sampling=config.native_sampling,
+    ) as runner:  # fmt: skip
+        if runner.template is None and not given.raw:
+            ui.note(f"{model.name} is a base model (no chat template): it continues the text")
+        yield Talk(
+            model.name, runner, Session(sampling, system or None, predict), config, ui, given.stops,
+            given.ignore_eos, logprobs, file_bytes=sum(file.stat().st_size for file in runner.header.files),
+        )  # fmt: skip
+
+
+def _surroundings(given: Flags, json: bool = False) -> "tuple[Config, UI]":
+    from llmcli import config
+    from llmcli.ui import UI
+
+    settings = config.load()
+    settings = replace(settings, offline=settings.offline or given.offline)
+    return settings, UI(json=json, color=settings.color)
+
+
+def _prompt(given: Flags, text: str | None) -> str | None:
+    """The one prompt of `run`; None where nobody gave any and a person sits at the terminal.
+
+    As `llm` does, text from a pipe follows a PROMPT after a blank line; -p and -f leave stdin alone.
+    """
+    written = _written(given)
+    flags.proper("PROMPT", text or "")
+    if written is not None and text is not None:
+        raise UsageError("the prompt is given twice", hint="as PROMPT, or with -p or -f")
+    if written is not None:
+        return written
+    if sys.stdin is None or sys.stdin.isatty():
+        return text
+    piped = flags.decoded(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
+    return "\n\n".join(part for part in (text, piped) if part)
+
+
+def _written(given: Flags) -> str | None:
+    """What -p or -f gave."""
+    if given.file is not None:
+        return flags.text_file(Path(given.file).expanduser()).removesuffix("\n")
+    return given.prompt

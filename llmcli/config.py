@@ -1,0 +1,95 @@
+"""The one reader of os.environ: where files live and which switches the environment sets."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+TRUE = {"1", "true", "yes", "on"}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Folders and switches. `data` holds models we made or unpacked, `config` the user's catalog,
+    `state` sessions and history, `cache` what can be fetched again; `hub_cache` is the ordinary
+    Hugging Face cache, shared with other programs."""
+
+    data: Path
+    config: Path
+    state: Path
+    cache: Path
+    offline: bool
+    debug: bool
+    color: bool
+    native_sampling: bool
+    hub_endpoint: str
+    hub_cache: Path
+    hub_token: str | None
+
+    @property
+    def user_catalog(self) -> Path:
+        """The user's own models.toml."""
+        return self.config / "models.toml"
+
+
+def load(environ: Mapping[str, str] | None = None) -> Config:
+    """Read the environment once; `LLMCLI_HOME` puts all four folders under one."""
+    env = os.environ if environ is None else environ
+    if home := env.get("LLMCLI_HOME"):
+        root = Path(home).expanduser().absolute()
+        data, config, state, cache = root / "data", root / "config", root / "state", root / "cache"
+    else:
+        import platformdirs
+
+        dirs = platformdirs.PlatformDirs("llmcli", appauthor=False)
+        data, config = dirs.user_data_path, dirs.user_config_path
+        state, cache = dirs.user_state_path, dirs.user_cache_path
+    hub = (
+        Path(env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+        .expanduser()
+        .absolute()
+    )
+    return Config(
+        data=data,
+        config=config,
+        state=state,
+        cache=cache,
+        offline=_true(env, "HF_HUB_OFFLINE") or _true(env, "LLMCLI_OFFLINE"),
+        debug=_true(env, "LLMCLI_DEBUG"),
+        color=not env.get("NO_COLOR"),
+        native_sampling=env.get("LLMCLI_NATIVE_SAMPLING", "1") not in ("0", "false", "off"),
+        hub_endpoint=(env.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
+        hub_cache=Path(env.get("HF_HUB_CACHE") or hub / "hub").expanduser().absolute(),
+        hub_token=_token(env, hub),
+    )
+
+
+def quiet_library() -> None:
+    """Keep an abort inside llama.cpp from starting a debugger; call before the library is loaded."""
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+
+
+def quiet_hub() -> None:
+    """Keep huggingface_hub from telling anybody anything and from drawing bars; call before it is imported."""
+    for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_UPDATE_CHECK"):
+        os.environ.setdefault(name, "1")
+
+
+def child_environ(**changes: str) -> dict[str, str]:
+    """The environment for a program we start: ours, with `changes`."""
+    return {**os.environ, **changes}
+
+
+def _token(env: Mapping[str, str], hub: Path) -> str | None:
+    """The user's token for the hub: HF_TOKEN, else the file that `hf auth login` writes."""
+    if token := env.get("HF_TOKEN", "").strip():
+        return token
+    file = Path(env.get("HF_TOKEN_PATH") or hub / "token").expanduser()
+    try:
+        return file.read_text(encoding="utf-8").strip() or None
+    except (OSError, ValueError):  # not logged in, not ours to read, or no text: the hub will say if one is needed
+        return None
+
+
+def _true(env: Mapping[str, str], name: str) -> bool:
+    return env.get(name, "").strip().lower() in TRUE

@@ -1,0 +1,105 @@
+"""What was left open in the run options, decided from the machine and the file before anything is loaded."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+from llmcli import units
+from llmcli.errors import UserError
+from llmcli.hardware import host
+from llmcli.runtime import kv
+from llmcli.runtime.binding import devices
+from llmcli.runtime.binding.context import check_cache
+from llmcli.runtime.request import RunOptions
+from quant.container import Header
+
+ROOMY = 8192  # a context nobody asked for stays below this
+SPARE = 256 << 20  # bytes left for compute buffers and everybody else
+
+
+def decide(header: Header, options: RunOptions, warn: Callable[[str], None]) -> tuple[RunOptions, int]:
+    """Fill in context size and threads; the second value is the number of layers for the GPU (-1: all).
+
+    The context is the model's own, capped by 8192 and by the memory that is free. Raises UserError for a
+    wish that no model could be run with; weights larger than the free memory are a warning (they are mapped).
+    """
+    check(options)
+    threads = options.threads or host.cores()
+    gpu = _gpu_layers(header, options)
+    trained = header.context_length or 4096
+    size = options.ctx_size or min(trained, ROOMY, _fitting(header, options, on_gpu=gpu != 0))
+    if size > trained:
+        warn(f"a context of {size} is longer than the {trained} tokens this model was trained on")
+    free = host.available_memory()
+    if gpu == 0 and free is not None and options.ctx_size:
+        _refuse_cache(header, options, size, free)
+    if gpu == 0 and free is not None and header.tensor_bytes > free:
+        weights, room = units.size(header.tensor_bytes), units.size(free)
+        warn(f"the weights ({weights}) do not fit the free memory ({room}): expect the speed of the disk")
+    filled = replace(options, ctx_size=size, threads=threads, threads_batch=options.threads_batch or threads)
+    return filled, gpu
+
+
+def check(options: RunOptions) -> None:
+    """Raise UserError for an option that no model could be run with."""
+    for flag, value, most in (
+        ("--ctx-size", options.ctx_size, 2**31 - 1),
+        ("--threads", options.threads, host.MOST_THREADS),
+        ("--threads-batch", options.threads_batch, host.MOST_THREADS),
+        ("--batch-size", options.batch_size, 2**31 - 1),
+        ("--ubatch-size", options.ubatch_size, 2**31 - 1),
+    ):
+        if value is not None and not 1 <= value <= most:
+            raise UserError(f"{flag} is {value}", hint=f"{flag} takes a whole number from 1 to {most}")
+    check_cache(options.cache_type_k, options.cache_type_v, options.flash_attn)
+
+
+def _fitting(header: Header, options: RunOptions, on_gpu: bool) -> int:
+    """The longest context, a multiple of 256, whose cache fits beside the weights; at least 512 is tried."""
+    free = devices.gpu_free() if on_gpu else host.available_memory()
+    form = kv.shape(header.metadata)
+    if free is None or form is None:
+        return ROOMY
+    left = free - header.tensor_bytes - SPARE
+    size = ROOMY
+
+    def needed(cells: int) -> int:
+        types = options.cache_type_k, options.cache_type_v
+        return kv.predict(form, cells, *types, n_ubatch=options.ubatch_size).nbytes
+
+    while size > 512 and needed(size) > left:
+        size -= kv.CELL_STEP
+    return size
+
+
+def _refuse_cache(header: Header, options: RunOptions, size: int, free: int) -> None:
+    """Refuse a wish for a context whose cache alone is larger than the memory: llama.cpp would try for minutes."""
+    form = kv.shape(header.metadata)
+    if form is None:
+        return
+    types = options.cache_type_k, options.cache_type_v
+    cache = kv.predict(form, size, *types, n_ubatch=options.ubatch_size)
+    if cache.nbytes > free:
+        fits = max(free - SPARE, 0) // cache.bytes_per_token // kv.CELL_STEP * kv.CELL_STEP
+        raise UserError(
+            f"the KV cache of {size} tokens takes {units.size(cache.nbytes)}, {units.size(free)} of memory are free",
+            hint=f"--ctx-size {max(fits, kv.CELL_STEP)} would fit; -ctk q8_0 -ctv q8_0 takes about half",
+        )
+
+
+def _gpu_layers(header: Header, options: RunOptions) -> int:
+    wish = options.gpu_layers.strip().lower()
+    if wish == "all":
+        return -1
+    if wish != "auto":
+        if not re.fullmatch(r"-?[0-9]{1,6}", wish):
+            raise UserError(
+                f"--gpu-layers is {options.gpu_layers!r}", hint="-ngl takes a number of layers, auto or all"
+            )
+        return int(wish)
+    free = devices.gpu_free()
+    if free is None:
+        return 0  # no GPU in this build or machine
+    layers = int(header.number(f"{header.architecture}.block_count") or 1)
+    share = (free - SPARE) * 0.9 / max(1, header.tensor_bytes)
+    return -1 if share >= 1 else max(0, int(layers * share))

@@ -1,0 +1,68 @@
+"""This machine as the operating system tells it: cores, memory. Unknown figures are None, never guessed."""
+
+import os
+import platform
+from pathlib import Path
+
+MOST_THREADS = 512  # ggml's GGML_MAX_N_THREADS; far above it, starting them crashes the process
+
+
+def cores() -> int:
+    """Cores this process may use: physical ones where Linux tells, within affinity and a container's CPU quota."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    pairs = {_core(cpu) for cpu in allowed}
+    return max(1, min(len(pairs), _quota() or len(pairs)))
+
+
+def cpu_name() -> str:
+    """The processor's own name, as llama-bench prints it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def available_memory() -> int | None:
+    """Bytes that could be had without swapping (Linux MemAvailable, within a container's limit)."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return _total_memory()
+    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+    found = int(fields["MemAvailable"].split()[0]) * 1024
+    limit = _number(Path("/sys/fs/cgroup/memory.max"))
+    used = _number(Path("/sys/fs/cgroup/memory.current"))
+    return min(found, limit - used) if limit is not None and used is not None else found
+
+
+def _total_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _core(cpu: int) -> str:
+    """Two hardware threads of one core share this name."""
+    siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    try:
+        return siblings.read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _quota() -> int | None:
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else max(1, -(-int(quota) // int(period)))
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,292 @@
+"""One llama.cpp context: the KV cache and the forward pass.
+
+Every check that keeps llama.cpp from aborting the process stands here, before the call
+(src/llama-context.cpp, src/llama-batch.cpp, src/llama-kv-cache.cpp). It counts positions only
+to check them; which cells hold which tokens is the ledger's.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.library import last_words, lib, listen
+from llmcli.runtime.binding.memory import Allocated, allocated
+from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.softmax import LogSumExp
+
+# enum ggml_type, the types that a KV cache may have (llama.cpp's -ctk/-ctv).
+KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+FLASH = {"auto": -1, "off": 0, "on": 1}
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ContextOptions:
+    """What a context is made with; sizes in tokens."""
+
+    n_ctx: int
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_seq_max: int = 1
+    n_threads: int = 1
+    n_threads_batch: int = 1
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one forward pass: token, position, sequence, and whether its logits are wanted."""
+
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    sequences: Sequence[int]
+    wants: Sequence[bool]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class Aborted(Exception):
+    """The forward pass was interrupted; every sequence of the batch must be cut back to where it was."""
+
+
+class NoSlot(Exception):
+    """The KV cache had no room for the batch; nothing was changed."""
+
+
+class Row:
+    """The logits of one row, valid until the next decode."""
+
+    __slots__ = ("_where", "context", "index")
+
+    def __init__(self, context: "Context", index: int) -> None:
+        self.context, self.index = context, index
+        self._where: tuple[int, Logits] | None = None
+
+    @property
+    def logits(self) -> Logits:
+        """A view, not a copy: float32 [n_vocab]."""
+        return self._found()[1]
+
+    def logprob(self, token: int) -> float:
+        """log-softmax of one token over the whole vocabulary."""
+        address, logits = self._found()
+        logit = float(logits[token])
+        return logit - self.context.log_sum_exp(logits, address, near=logit)
+
+    def _found(self) -> tuple[int, Logits]:
+        if self._where is None:
+            self._where = self.context.row(self.index)
+        return self._where
+
+
+class Context:
+    """An open context. Made by `open_context`; unusable after its `with` block."""
+
+    def __init__(self, pointer: Any, model: Model, flag: Any) -> None:
+        library = lib()
+        self.pointer, self._flag = pointer, flag
+        self.n_ctx: int = library.llama_n_ctx(pointer)
+        self.n_batch: int = library.llama_n_batch(pointer)
+        self.n_ubatch: int = library.llama_n_ubatch(pointer)
+        self.n_seq_max: int = library.llama_n_seq_max(pointer)
+        self.memory = library.llama_get_memory(pointer)
+        self.n_vocab, self.n_swa, self.recurrent = model.n_vocab, model.n_swa, model.recurrent
+        self._batch = _Batch(self.n_batch)
+        self.log_sum_exp = LogSumExp()
+        self._rows: dict[int, Logits] = {}
+        # The plain address: a ctypes pointer object made anew for each token costs 15 µs of cold code.
+        where: Any = ctypes.cast(library.llama_get_logits_ith, ctypes.c_void_p).value
+        self._logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)(where)
+
+    def decode(self, rows: Rows) -> list[Row]:
+        """One forward pass; the rows that wanted logits, in order.
+
+        Raises NoSlot (nothing changed) and Aborted (cut the sequences back). Anything else that
+        llama.cpp refuses is our bug and crashes.
+        """
+        self._check(rows)
+        self._batch.fill(rows)
+        self._forward(self._batch)
+        return [Row(self, index) for index, wanted in enumerate(rows.wants) if wanted]
+
+    def prepare(self, rows: Rows) -> Callable[[], None]:
+        """The same pass checked and laid out beforehand: what is left to call is llama.cpp alone, for measuring it."""
+        self._check(rows)
+        batch = _Batch(len(rows))
+        batch.fill(rows)
+        return partial(self._forward, batch)
+
+    def _forward(self, batch: "_Batch") -> None:
+        library = lib()
+        code = library.llama_decode(self.pointer, batch.struct)
+        self._flag[0] = b"\0"  # not before: Ctrl-C may have come while the batch was filled
+        if code == 0:
+            library.llama_synchronize(self.pointer)  # on a GPU decode returns before it is done
+        elif code == 1:
+            raise NoSlot
+        elif code == 2:
+            raise Aborted
+        else:
+            raise UserError(
+                f"llama.cpp could not compute this batch (code {code}): {last_words() or 'no reason given'}",
+                hint="try a smaller --ctx-size or --ubatch-size",
+            )
+
+    def row(self, index: int) -> tuple[int, Logits]:
+        """Address and view of the logits of batch row `index`, float32 [n_vocab]; views are kept, there are few."""
+        address = self._logits(self.pointer, index)
+        assert address, f"row {index} has no logits"
+        view = self._rows.get(address)
+        if view is None:
+            array: Any = (ctypes.c_float * self.n_vocab).from_address(address)
+            view = self._rows[address] = np.frombuffer(array, np.float32)
+        return address, view
+
+    def interrupt(self) -> None:
+        """Make the running forward pass, or else the next one, raise Aborted within milliseconds.
+
+        Safe from a signal handler.
+        """
+        self._flag[0] = b"\1"
+
+    def _check(self, rows: Rows) -> None:
+        count = len(rows)
+        assert 0 < count <= self.n_batch, (count, self.n_batch)
+        assert len(rows.positions) == len(rows.sequences) == len(rows.wants) == count
+        assert sum(rows.wants) <= self.n_seq_max, "more outputs than the context was made for"
+        assert min(rows.tokens) >= 0 and max(rows.tokens) < self.n_vocab, "token outside the vocabulary"
+        assert min(rows.sequences) >= 0 and max(rows.sequences) < self.n_seq_max, "sequence id out of range"
+
+    # What the ledger asks of a memory. All ids are checked: llama.cpp aborts on one out of range.
+
+    def trim(self, sequence: int, keep: int) -> bool:
+        """Drop positions from `keep` on; False where this kind of memory cannot (then clear and recompute)."""
+        self._known(sequence)
+        return bool(lib().llama_memory_seq_rm(self.memory, sequence, keep, -1))
+
+    def copy(self, source: int, target: int, upto: int) -> None:
+        """Let `target` share the first `upto` cells of `source`."""
+        self._known(source)
+        self._known(target)
+        assert source != target and upto > 0
+        lib().llama_memory_seq_cp(self.memory, source, target, 0, upto)
+
+    def first(self, sequence: int) -> int:
+        """The oldest position still held (above 0 where a sliding window has moved on), −1 when empty."""
+        self._known(sequence)
+        return int(lib().llama_memory_seq_pos_min(self.memory, sequence))
+
+    def last(self, sequence: int) -> int:
+        """The newest position held, −1 when empty."""
+        self._known(sequence)
+        return int(lib().llama_memory_seq_pos_max(self.memory, sequence))
+
+    def clear(self) -> None:
+        """Forget everything; the bytes are not wiped."""
+        lib().llama_memory_clear(self.memory, False)
+
+    def allocated(self) -> Allocated | None:
+        """The bytes llama.cpp really allocated, None where this build cannot be asked."""
+        return allocated(self.pointer)
+
+    def _known(self, sequence: int) -> None:
+        assert 0 <= sequence < self.n_seq_max, (sequence, self.n_seq_max)
+
+
+class _Batch:
+    """A llama_batch over arrays of ours: nothing to free.
+
+    ctypes' arrays, not numpy's: after a forward pass nothing of ours is left in the caches, and what
+    counts is how much code a call touches (four slices filled: 20 µs against 50 then, 1 against 2 when warm).
+    """
+
+    def __init__(self, capacity: int) -> None:
+        ints: Any = ctypes.c_int32 * capacity  # they take any sequence of integers, which the stubs do not know
+        flags: Any = ctypes.c_int8 * capacity
+        self.token, self.position, self.sequence, self.wants = ints(), ints(), ints(), flags()
+        counts = np.ones(capacity, np.int32)  # one sequence id a row
+        rows = np.uint64(ctypes.addressof(self.sequence)) + 4 * np.arange(capacity, dtype=np.uint64)
+        self._kept = counts, rows
+        self.struct = struct = lib().llama_batch()
+        for name, address in (
+            ("token", ctypes.addressof(self.token)),
+            ("pos", ctypes.addressof(self.position)),
+            ("n_seq_id", counts.ctypes.data),
+            ("seq_id", rows.ctypes.data),
+            ("logits", ctypes.addressof(self.wants)),
+        ):
+            setattr(struct, name, ctypes.cast(address, dict(struct._fields_)[name]))
+
+    def fill(self, rows: Rows) -> None:
+        count = len(rows)
+        self.token[:count] = rows.tokens
+        self.position[:count] = rows.positions
+        self.sequence[:count] = rows.sequences
+        self.wants[:count] = rows.wants
+        self.struct.n_tokens = count
+
+
+@contextmanager
+def open_context(model: Model, options: ContextOptions) -> Iterator[Context]:
+    """Make a context for `model`; raises UserError where llama.cpp refuses the settings."""
+    library = lib()
+    _refuse(options)
+    params = library.llama_context_default_params()
+    params.n_ctx = options.n_ctx
+    params.n_batch = max(options.n_batch, options.n_seq_max)
+    params.n_ubatch = options.n_ubatch
+    params.n_seq_max = options.n_seq_max
+    # The default reserves a row of logits for every token of a batch: 107 MB instead of 16 on SmolLM2.
+    params.n_outputs_max = options.n_seq_max
+    params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
+    params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
+    params.flash_attn_type = FLASH[options.flash_attn]
+    params.kv_unified = True
+    params.swa_full = False  # as llama.cpp's own tools
+    params.no_perf = True
+    # libc's strlen as the abort callback: "" runs, "\1" stops, and no Python runs inside the graph.
+    flag = ctypes.create_string_buffer(2)
+    strlen = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p)
+    params.abort_callback = ctypes.cast(strlen, type(params.abort_callback))
+    params.abort_callback_data = ctypes.cast(flag, ctypes.c_void_p)
+    listen()
+    pointer = library.llama_init_from_model(model.pointer, params)
+    if not pointer:
+        raise UserError(
+            f"llama.cpp refuses this context: {last_words() or 'not enough memory?'}",
+            hint="try a smaller --ctx-size, or --cache-type-k f16 --cache-type-v f16",
+        )
+    context = Context(pointer, model, flag)
+    try:
+        yield context
+    finally:
+        library.llama_free(pointer)
+
+
+def check_cache(type_k: str, type_v: str, flash_attn: str) -> None:
+    """Refuse cache types and flash-attention modes that llama.cpp does not have, or not together."""
+    for flag, kind in (("-ctk", type_k), ("-ctv", type_v)):
+        if kind not in KV_TYPES:
+            raise UserError(f"unknown KV cache type {kind!r}", hint=f"{flag} takes one of: {' '.join(KV_TYPES)}")
+    if flash_attn not in FLASH:
+        raise UserError(f"unknown flash-attention mode {flash_attn!r}", hint="-fa takes auto, on or off")
+    if flash_attn == "off" and type_v not in ("f32", "f16", "bf16"):
+        raise UserError("a quantized V cache needs flash attention", hint="leave out -fa off, or use -ctv f16")
+
+
+def _refuse(options: ContextOptions) -> None:
+    check_cache(options.type_k, options.type_v, options.flash_attn)
+    if not 1 <= options.n_seq_max <= MAX_SEQUENCES:
+        raise UserError(f"{options.n_seq_max} sequences at once", hint=f"between 1 and {MAX_SEQUENCES}")

@@ -1,0 +1,109 @@
+"""One model file held by llama.cpp: its vocabulary, and nothing that changes while it generates."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.library import last_words, lib, listen
+
+ALL_LAYERS = -1
+
+
+class Model:
+    """An open model. Made by `open_model`; unusable after its `with` block."""
+
+    def __init__(self, pointer: Any, path: Path) -> None:
+        self.pointer, self.path = pointer, path
+        library = lib()
+        self.vocab = library.llama_model_get_vocab(pointer)
+        self.n_vocab: int = library.llama_vocab_n_tokens(self.vocab)
+        self.n_swa: int = library.llama_model_n_swa(pointer)
+        self.add_bos: bool = library.llama_vocab_get_add_bos(self.vocab)
+        self.bos: int | None = _id(library.llama_vocab_bos(self.vocab))
+        self.eos: int | None = _id(library.llama_vocab_eos(self.vocab))
+        self.n_params: int = library.llama_model_n_params(pointer)
+        self.nbytes: int = library.llama_model_size(pointer)
+        # Recurrent state cannot be cut or shared at a token; see notes in ledger.py.
+        self.recurrent: bool = library.llama_model_is_recurrent(pointer) or library.llama_model_is_hybrid(pointer)
+        self._pieces: dict[int, bytes] = {}
+        self._ends: dict[int, bool] = {}
+
+    @property
+    def description(self) -> str:
+        """llama.cpp's words for the model, as in llama-bench's first column: 'llama 135M Q4_1'."""
+        buffer = ctypes.create_string_buffer(256)
+        lib().llama_model_desc(self.pointer, buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace")
+
+    def tokenize(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:
+        """Text to ids; `special` reads control tokens out of the text, `add_special` adds BOS/EOS as the file says."""
+        raw = text.encode("utf-8", "surrogatepass")
+        room = len(raw) + 8
+        ids = (ctypes.c_int32 * room)()
+        count = lib().llama_tokenize(self.vocab, raw, len(raw), ids, room, add_special, special)
+        if count < 0:
+            ids = (ctypes.c_int32 * -count)()
+            count = lib().llama_tokenize(self.vocab, raw, len(raw), ids, -count, add_special, special)
+        assert count >= 0, (count, len(raw))
+        return ids[:count]
+
+    def control(self, token: int) -> bool:
+        """Whether a token is read out of text only where `special` is set."""
+        return bool(lib().llama_vocab_is_control(self.vocab, token))
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of one token; control tokens are empty unless `special`."""
+        if not special and token in self._pieces:
+            return self._pieces[token]
+        buffer = ctypes.create_string_buffer(64)
+        count = lib().llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, special)
+        if count < 0:
+            buffer = ctypes.create_string_buffer(-count)
+            count = lib().llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, special)
+        raw = buffer.raw[:count]
+        if not special:
+            self._pieces[token] = raw
+        return raw
+
+    def ends(self, token: int) -> bool:
+        """Whether llama.cpp counts this token as an end of generation (EOS, end of turn, …)."""
+        known = self._ends.get(token)
+        if known is None:
+            known = self._ends[token] = bool(lib().llama_vocab_is_eog(self.vocab, token))
+        return known
+
+
+@contextmanager
+def open_model(path: Path, *, gpu_layers: int = ALL_LAYERS, vocab_only: bool = False) -> Iterator[Model]:
+    """Load a GGUF that `quant.container.check` has passed.
+
+    Raises UserError with llama.cpp's own reason where it refuses the file.
+    """
+    library = lib()
+    params = library.llama_model_default_params()
+    params.n_gpu_layers = gpu_layers
+    params.vocab_only = vocab_only
+    listen()
+    pointer = library.llama_model_load_from_file(str(path).encode(), params)
+    if not pointer:
+        reason = last_words() or "no reason given"
+        raise UserError(f"llama.cpp cannot load {path.name}: {reason}", hint=_hint(reason, path))
+    try:
+        yield Model(pointer, path)
+    finally:
+        library.llama_model_free(pointer)
+
+
+def _hint(reason: str, path: Path) -> str:
+    if "unknown model architecture" in reason:
+        return "this build of llama.cpp does not know the architecture; a newer llama-cpp-python may"
+    if "memory" in reason or "alloc" in reason:
+        return "the model does not fit into memory; try a smaller quantization"
+    return f"llmcli show '{path}' tells what is in the file; pull or convert it again if it is damaged"
+
+
+def _id(token: int) -> int | None:
+    return None if token < 0 else int(token)

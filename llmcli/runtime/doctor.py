@@ -1,0 +1,99 @@
+"""Checks of a model's chat template against its vocabulary: the widest class of bugs in shared GGUFs.
+
+Two mistakes are told: a BOS that would come twice, and a turn that ends with a token at which
+generation would not stop ("it never stops").
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.template import Template
+from llmcli.types import Message
+from quant import container
+
+ANSWER = "Blue, I think."
+PROBES: dict[str, tuple[Message, ...]] = {
+    "one question": (Message("user", "What colour is the sky?"),),
+    "with a system prompt": (Message("system", "Answer briefly."), Message("user", "What colour is the sky?")),
+    "a second turn": (
+        Message("user", "What colour is the sky?"),
+        Message("assistant", ANSWER),
+        Message("user", "And the sea?"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateReport:
+    """What each probe conversation becomes, and what is wrong with the template."""
+
+    probes: dict[str, str]
+    warnings: tuple[str, ...]
+
+
+def template_report(path: Path) -> TemplateReport:
+    """Render the probes with the file's own template; only the vocabulary is loaded.
+
+    Raises UserError for a file without a template, and when the template fails on a plain question.
+    """
+    header = container.read(path)
+    container.check(header)
+    source = header.metadata.get("tokenizer.chat_template")
+    if not source:
+        raise UserError(
+            f"{path.name} has no chat template: a base model continues text", hint=f"llmcli run '{path}' -p TEXT"
+        )
+    with open_model(path, vocab_only=True) as model:
+        template = Template(str(source), bos=_word(model, model.bos), eos=_word(model, model.eos))
+        probes, warnings = {}, []
+        for name, messages in PROBES.items():
+            try:
+                probes[name] = template.render(messages)
+            except UserError as error:
+                if name == "one question":
+                    raise
+                warnings.append(f"{name}: {error}")
+        warnings += _doubled_bos(model, template, probes) + _endless(model, template)
+    return TemplateReport(probes, tuple(warnings))
+
+
+def _doubled_bos(model: Model, template: Template, probes: dict[str, str]) -> list[str]:
+    if not (template.bos and model.add_bos) or not any(text.startswith(template.bos) for text in probes.values()):
+        return []
+    return [
+        f"doubled BOS: the template writes {template.bos} and the file asks the tokenizer to add it too; "
+        "llmcli sends one, other programs may send two"
+    ]
+
+
+def turn_end(model: Model, source: str) -> list[str]:
+    """What is wrong with how a chat template ends an assistant's turn: nothing, or one warning."""
+    return _endless(model, Template(source, bos=_word(model, model.bos), eos=_word(model, model.eos)))
+
+
+def _endless(model: Model, template: Template) -> list[str]:
+    """The token after an assistant's answer must be one at which llama.cpp stops."""
+    question, *_ = PROBES["one question"]
+    for turns in ([question, Message("assistant", ANSWER)], PROBES["a second turn"]):  # the next turn may end this one
+        try:
+            text = template.render(turns, add_generation_prompt=False)
+        except UserError:
+            return ["the template refuses a conversation that ends with an answer"]
+        _, found, tail = text.rpartition(ANSWER)
+        if not found:
+            return ["the template does not show the assistant's answer: the model would not see what it said"]
+        ids = model.tokenize(tail.lstrip(), special=True)
+        if any(model.ends(token) for token in ids[:2]):
+            return []
+        if ids:
+            return [
+                f"an answer ends with {_word(model, ids[0])!r}, which is no end-of-generation token of this file: "
+                "generation would not stop there; stop it with -r"
+            ]
+    return ["nothing ends an assistant's turn: the model may never stop"]
+
+
+def _word(model: Model, token: int | None) -> str:
+    return "" if token is None else model.piece(token, special=True).decode("utf-8", "replace")

@@ -1,0 +1,157 @@
+"""Which KV cells hold which tokens: matching prefixes, sharing, cutting, forgetting.
+
+One unified pool of cells; a slot is a llama.cpp sequence id. A finished answer's cells stay under its
+slot until somebody needs the room, so the next turn of a chat finds its prefix here. It asks the memory
+what it can do: a sliding window that has moved on, or recurrent state, cannot be cut back freely.
+"""
+
+from typing import Protocol
+
+
+class Memory(Protocol):
+    """What the ledger asks of a context (llama_memory_* of llama.h)."""
+
+    n_ctx: int
+    n_seq_max: int
+    n_swa: int
+    recurrent: bool
+
+    def trim(self, sequence: int, keep: int) -> bool: ...
+
+    def copy(self, source: int, target: int, upto: int) -> None: ...
+
+    def first(self, sequence: int) -> int: ...
+
+    def last(self, sequence: int) -> int: ...
+
+
+class Ledger:
+    """The map of cells: per slot the tokens held and the cell each one lies in."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        count = memory.n_seq_max
+        self.tokens: list[list[int]] = [[] for _ in range(count)]
+        self._cells: list[list[int]] = [[] for _ in range(count)]
+        self._busy = [False] * count
+        self._used_at = [0] * count
+        self._clock = 0
+        self._next_cell = 0
+
+    @property
+    def size(self) -> int:
+        """Cells in the pool."""
+        return self.memory.n_ctx
+
+    @property
+    def used(self) -> int:
+        """Cells that hold a token; one shared by several slots counts once."""
+        if len(self._cells) == 1:
+            return len(self._cells[0])
+        return len({cell for cells in self._cells for cell in cells})
+
+    def place(self, tokens: tuple[int, ...]) -> tuple[int, int] | None:
+        """Claim a slot for a prompt: (slot, tokens already there), or None while every slot is busy.
+
+        At least the last token is left to compute, for its logits. The slot with the longest common
+        prefix is taken over when it is idle; when another keeps it, its cells are shared.
+        """
+        idle = [slot for slot, busy in enumerate(self._busy) if not busy]
+        if not idle:
+            return None
+        lengths = [min(_common(held, tokens), len(tokens) - 1) for held in self.tokens]
+        best = max(range(len(lengths)), key=lambda slot: (lengths[slot], not self._busy[slot]))
+        empty = [slot for slot in idle if not self.tokens[slot]]
+        # An idle conversation is taken over where it is simply continued, or where there is no other place.
+        take_over = not self._busy[best] and (lengths[best] == len(self.tokens[best]) or not empty or not self._shares)
+        if take_over or not self._shares or not lengths[best]:
+            slot = best if take_over else (empty or sorted(idle, key=self._used_at.__getitem__))[0]
+            reused = self._cut(slot, min(lengths[slot], len(tokens) - 1))
+        else:
+            slot = (empty or sorted(idle, key=self._used_at.__getitem__))[0]
+            self._cut(slot, 0)
+            reused = lengths[best]
+            self.memory.copy(best, slot, reused)
+            self.tokens[slot] = self.tokens[best][:reused]
+            self._cells[slot] = self._cells[best][:reused]
+        self._busy[slot] = True
+        self._touch(slot)
+        return slot, reused
+
+    def append(self, slot: int, tokens: list[int]) -> None:
+        """Record tokens that a forward pass has just put into the cache."""
+        self.tokens[slot] += tokens
+        self._cells[slot] += range(self._next_cell, self._next_cell + len(tokens))
+        self._next_cell += len(tokens)
+        self._touch(slot)
+
+    def trim(self, slot: int, keep: int) -> int:
+        """Cut a slot back to `keep` tokens; returns what is left (0 where the memory cannot be cut there)."""
+        return self._cut(slot, keep)
+
+    def restore(self, slot: int) -> None:
+        """After an interrupted pass: drop cells beyond what is recorded here."""
+        keep = len(self.tokens[slot])
+        if not self.memory.trim(slot, keep) or not self._window_holds(slot, keep):
+            self._cut(slot, 0)
+
+    def release(self, slot: int) -> None:
+        """The answer is over; its cells stay for whoever continues it."""
+        self._busy[slot] = False
+        self._touch(slot)
+
+    def make_room(self, cells: int) -> bool:
+        """Forget idle slots, longest unused first, until `cells` are free; False when that is not enough."""
+        while self.size - self.used < cells:
+            idle = [slot for slot, busy in enumerate(self._busy) if not busy and self.tokens[slot]]
+            if not idle:
+                return False
+            self._cut(min(idle, key=self._used_at.__getitem__), 0)
+        return True
+
+    def forget_idle(self) -> bool:
+        """Drop every idle slot's cells; whether there were any."""
+        idle = [slot for slot, busy in enumerate(self._busy) if not busy and self.tokens[slot]]
+        for slot in idle:
+            self._cut(slot, 0)
+        return bool(idle)
+
+    def check(self) -> None:
+        """Compare this map with llama.cpp's own positions; a difference is a bug and crashes."""
+        for slot, held in enumerate(self.tokens):
+            assert len(held) == len(self._cells[slot])
+            assert self.memory.last(slot) == len(held) - 1, (slot, self.memory.last(slot), len(held))
+        assert self.used <= self.size, (self.used, self.size)
+
+    @property
+    def _shares(self) -> bool:
+        # A shared cell of a window never expires, and recurrent state can only be forked at its end.
+        return not self.memory.recurrent and not self.memory.n_swa
+
+    def _cut(self, slot: int, keep: int) -> int:
+        held = self.tokens[slot]
+        if keep < len(held) and not self._window_holds(slot, keep):
+            keep = 0
+        if keep < len(held) and not self.memory.trim(slot, keep):
+            keep = 0
+            emptied = self.memory.trim(slot, 0)
+            assert emptied, "a memory that cannot even be emptied"
+        del held[keep:]
+        del self._cells[slot][keep:]
+        return len(held)
+
+    def _window_holds(self, slot: int, keep: int) -> bool:
+        """Whether the token at position `keep` would still see its whole window."""
+        first = self.memory.first(slot) if self.memory.n_swa and keep else 0
+        return 0 <= first <= max(0, keep - self.memory.n_swa)
+
+    def _touch(self, slot: int) -> None:
+        self._clock += 1
+        self._used_at[slot] = self._clock
+
+
+def _common(held: list[int], tokens: tuple[int, ...]) -> int:
+    for index, (one, other) in enumerate(zip(held, tokens, strict=False)):
+        if one != other:
+            return index
+    return min(len(held), len(tokens))

@@ -1,0 +1,85 @@
+"""What is asked of the engine, and what came of it: frozen values that travel whole."""
+
+from dataclasses import dataclass
+
+from llmcli.runtime.sampling import Sampling
+from llmcli.types import Finish, TokenTime
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a model is run. None means: decided from the machine and the model."""
+
+    ctx_size: int | None = None
+    threads: int | None = None
+    threads_batch: int | None = None
+    batch_size: int = 2048
+    ubatch_size: int = 512
+    gpu_layers: str = "auto"
+    flash_attn: str = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and how to answer it.
+
+    `max_tokens` None means: until the model stops or the context is full. `started` is the
+    `time.perf_counter()` of the call with the text, from which the time to the first token counts.
+    """
+
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    max_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: bool = False
+    started: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A finished answer and its accounts; times in milliseconds (definitions: the contract's run --json)."""
+
+    text: str
+    tokens: tuple[TokenTime, ...]
+    finish: Finish
+    prompt_tokens: int
+    cached_tokens: int
+    prompt_ms: float
+    seed: int
+
+    @property
+    def ttft_ms(self) -> float:
+        """From the call with the text to the first token's text."""
+        return self.tokens[0].ms if self.tokens else 0.0
+
+    @property
+    def generate_ms(self) -> float:
+        """From the first token to the last."""
+        return sum(token.ms for token in self.tokens[1:])
+
+    @property
+    def tpot_ms(self) -> float:
+        """Milliseconds a token after the first."""
+        return self.generate_ms / (len(self.tokens) - 1) if len(self.tokens) > 1 else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens after the first per second of generating."""
+        return 1000 / self.tpot_ms if self.tpot_ms else 0.0
+
+    @property
+    def prompt_per_second(self) -> float:
+        """Prompt tokens really computed per second; what was reused does not count."""
+        fresh = self.prompt_tokens - self.cached_tokens
+        return fresh / self.prompt_ms * 1000 if self.prompt_ms else 0.0
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Nearest-rank percentile: the smallest value that at least `share` of them do not exceed; 0 for none."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * round(share * 1000) // 1000) - 1)]

@@ -1,0 +1,201 @@
+"""A model file opened and ready to answer: model, context, engine, template, and what they cost.
+
+Chat, run and bench share it. It knows one conversation's needs (encode, reply, accounts) and leaves
+what is said to the caller.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmcli.errors import UserError
+from llmcli.runtime import kv
+from llmcli.runtime.binding.context import Context, ContextOptions, open_context
+from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.binding.sampler import NativeChains
+from llmcli.runtime.engine import Engine, Vocabulary
+from llmcli.runtime.interrupt import on_interrupt
+from llmcli.runtime.request import Answer, Request, RunOptions
+from llmcli.runtime.template import Template
+from llmcli.types import Event, Message
+from quant import container
+
+
+@dataclass(frozen=True, slots=True)
+class KVReport:
+    """The KV cache in numbers. `allocated_bytes` None: this build cannot be asked; `predicted_bytes` None:
+    this architecture's cache follows rules we do not predict."""
+
+    type_k: str
+    type_v: str
+    bytes_per_token: int | None
+    cells: int
+    used_cells: int
+    predicted_bytes: int | None
+    allocated_bytes: int | None
+
+
+class Reply:
+    """One answer being made: iterate for its events, stop() from anywhere, then read `answer`."""
+
+    def __init__(self, engine: Engine, context: Context, request: Request) -> None:
+        self._engine, self._context = engine, context
+        self._id = engine.submit(request)
+        self._answer: Answer | None = None
+
+    def __iter__(self) -> Iterator[Event]:
+        """Events as they happen. Ctrl-C inside ends the answer, not the program.
+
+        Where whoever iterates gives up in the middle (the screen is gone), the answer ends, too.
+        """
+        try:
+            with on_interrupt(self.stop):
+                while self._answer is None:
+                    for event in self._engine.step():
+                        if event.finish is not None:
+                            self._answer = self._engine.answer(self._id)
+                        yield event
+        finally:
+            self._engine.drop(self._id)
+
+    def stop(self) -> None:
+        """End the answer within milliseconds, keeping what is there; callable from another thread."""
+        self._engine.cancel(self._id)
+        self._context.interrupt()
+
+    @property
+    def answer(self) -> Answer:
+        """The finished answer and its accounts."""
+        assert self._answer is not None, "read it after the events"
+        return self._answer
+
+
+class Runner:
+    """Made by `open_runner`; `template` is None for a base model, which continues the text."""
+
+    def __init__(
+        self,
+        header: container.Header,
+        model: Model,
+        context: Context,
+        options: RunOptions,
+        template: Template | None,
+        load_ms: float,
+        native_sampling: bool,
+    ) -> None:
+        self.header, self.model, self.context, self.options = header, model, context, options
+        self.template, self.load_ms = template, load_ms
+        native = NativeChains(model.n_vocab) if native_sampling else None
+        self.engine = Engine(context, Vocabulary(model.piece, model.ends), native)
+        self._shape = kv.shape(header.metadata)
+        # Asked once: the cache never changes its size, and llama.cpp's answer leaves a few words behind each time.
+        allocated = context.allocated()
+        self._kv_bytes = allocated.context if allocated else None
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that fit, prompt and answer together."""
+        return self.context.n_ctx
+
+    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> tuple[int, ...]:
+        """A conversation through the model's template, as ids; one BOS even where template and file both add one."""
+        assert self.template is not None, "a base model has no template"
+        text = self.template.render(messages, add_generation_prompt=add_generation_prompt)
+        doubled = bool(self.template.bos) and text.startswith(self.template.bos)
+        return tuple(self.model.tokenize(text, special=True, add_special=not doubled and self.model.add_bos))
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Plain text as ids, BOS as the file's metadata says, control tokens read as text."""
+        ids = self.model.tokenize(text, special=False, add_special=self.model.add_bos)
+        if not ids and self.model.bos is not None:
+            ids = [self.model.bos]
+        return tuple(ids)
+
+    def reply(self, request: Request) -> Reply:
+        """Start an answer; raises UserError when the prompt does not fit the context."""
+        count = len(request.tokens)
+        if count == 0:
+            raise UserError("the prompt is empty", hint="type a question, or give one with -p")
+        if count >= self.n_ctx:
+            raise UserError(
+                f"the prompt has {count} tokens, the context holds {self.n_ctx} and must leave room for an answer",
+                hint=f"shorten it, or start with --ctx-size {kv.round_up(count + 512)}",
+            )
+        return Reply(self.engine, self.context, request)
+
+    def kv_report(self) -> KVReport:
+        """Predicted and allocated bytes of the KV cache, and how much of it is in use."""
+        cache = self.predict(self.options.cache_type_k, self.options.cache_type_v)
+        return KVReport(
+            self.options.cache_type_k,
+            self.options.cache_type_v,
+            cache.bytes_per_token if cache else None,
+            self.context.n_ctx,
+            self.engine.ledger.used,
+            cache.nbytes if cache else None,
+            self._kv_bytes,
+        )
+
+    def predict(self, type_k: str, type_v: str) -> kv.KVCache | None:
+        """The cache that this context would need with other types."""
+        if self._shape is None:
+            return None
+        flash = self.options.flash_attn != "off"
+        return kv.predict(
+            self._shape,
+            self.context.n_ctx,
+            type_k,
+            type_v,
+            n_ubatch=self.context.n_ubatch,
+            n_seq_max=self.context.n_seq_max,
+            flash=flash,
+        )
+
+
+@contextmanager
+def open_runner(
+    path: Path,
+    options: RunOptions,
+    *,
+    template: str | None = None,
+    raw: bool = False,
+    slots: int = 1,
+    gpu_layers: int = -1,
+    native_sampling: bool = True,
+) -> Iterator[Runner]:
+    """Check and load a GGUF. `options` must have ctx_size and threads decided (hardware/fit.py).
+
+    `template` replaces the file's chat template, `raw` leaves it out. Raises Refusal for a file that
+    is damaged or that llama.cpp does not run.
+    """
+    assert options.ctx_size and options.threads, options
+    begun = time.perf_counter()
+    header = container.read(path)
+    container.check(header)
+    wanted = ContextOptions(
+        options.ctx_size,
+        options.batch_size,
+        min(options.ubatch_size, options.batch_size),
+        slots,
+        options.threads,
+        options.threads_batch or options.threads,
+        options.cache_type_k,
+        options.cache_type_v,
+        options.flash_attn,
+    )
+    with open_model(path, gpu_layers=gpu_layers) as model, open_context(model, wanted) as context:
+        source = None if raw else template or header.metadata.get("tokenizer.chat_template")
+        words = _special_words(model)
+        made = Template(str(source), bos=words[0], eos=words[1]) if source else None
+        load_ms = (time.perf_counter() - begun) * 1e3
+        yield Runner(header, model, context, options, made, load_ms, native_sampling)
+
+
+def _special_words(model: Model) -> tuple[str, str]:
+    bos, eos = (
+        "" if token is None else model.piece(token, special=True).decode("utf-8", "replace")
+        for token in (model.bos, model.eos)
+    )
+    return bos, eos

@@ -1,0 +1,107 @@
+"""Sampling settings as one frozen value, put together from the steps of this folder.
+
+A setting has one spelling everywhere (`min_p`): flag --min-p, `/set min_p`, TOML key, JSON field.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any
+
+from llmcli.errors import UserError
+from llmcli.runtime.sampling.base import Limits, Step
+from quant.registry import collect
+
+RANDOM = -1  # a seed drawn anew for every answer
+SEED = Limits(-1, 2**32 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as people see it. `flags` are further spellings on the command line, `aliases` in /set."""
+
+    name: str
+    kind: type[int] | type[float]
+    default: float
+    help: str
+    limits: Limits
+    flags: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+    def parse(self, value: Any) -> float:
+        """A value typed or written by a user, checked; raises UserError naming the setting."""
+        try:
+            number = self.kind(value)
+            if isinstance(value, bool) or (isinstance(value, float) and number != value and number == number):
+                raise ValueError(value)  # 4.7 is no whole number, and true no number
+        except (TypeError, ValueError, OverflowError):
+            kind = "a whole number" if self.kind is int else "a number"
+            raise UserError(f"{self.name} is {value!r}", hint=f"{self.name} takes {kind} {self.limits}") from None
+        self.limits.check(self.name, number)
+        return number
+
+
+@functools.cache
+def step_types() -> tuple[Any, ...]:
+    """The step classes in the order in which they run."""
+    return tuple(sorted(collect("llmcli.runtime.sampling", "STEPS").values(), key=lambda step: step.order))
+
+
+@functools.cache
+def settings() -> dict[str, Setting]:
+    """Every sampling setting by name, the seed last."""
+    table = {f.name: _setting(f.name, f.default, f.metadata) for step in step_types() for f in fields(step)}
+    table["seed"] = Setting("seed", int, RANDOM, "seed of the random numbers, -1 = another each time", SEED, ("-s",))
+    return table
+
+
+def _setting(name: str, default: Any, metadata: Mapping[str, Any]) -> Setting:
+    return Setting(name, type(default), default, **metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """All sampling settings: one value a step, and the seed."""
+
+    steps: tuple[Step, ...]
+    seed: int = RANDOM
+
+    def __getitem__(self, name: str) -> float:
+        """The value of one setting."""
+        return self.as_dict()[name]
+
+    def as_dict(self) -> dict[str, float]:
+        """Every setting and its value, in chain order."""
+        values = {f.name: getattr(step, f.name) for step in self.steps for f in fields(step)}  # type: ignore[arg-type]
+        return {**values, "seed": self.seed}
+
+    def with_values(self, values: Mapping[str, object]) -> "Sampling":
+        """These settings with some changed; raises UserError for an unknown name or a value out of range."""
+        parsed = {setting.name: setting.parse(value) for setting, value in ((find(n), v) for n, v in values.items())}
+        steps = tuple(
+            replace(step, **{f.name: parsed[f.name] for f in fields(step) if f.name in parsed})  # type: ignore[type-var,arg-type]
+            for step in self.steps
+        )
+        return Sampling(steps, int(parsed.get("seed", self.seed)))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self["temp"] == 0
+
+
+def defaults() -> Sampling:
+    """llama.cpp's defaults."""
+    return Sampling(tuple(step() for step in step_types()))
+
+
+def find(name: str) -> Setting:
+    """The setting of that name or alias; raises UserError naming the nearest."""
+    wanted = name.strip().lower().replace("-", "_")
+    for setting in settings().values():
+        if wanted == setting.name or wanted in setting.aliases:
+            return setting
+    near = get_close_matches(wanted, settings(), 1)
+    known = ", ".join(settings())
+    raise UserError(f"no setting called {name!r}", hint=f"did you mean {near[0]}?" if near else f"there are: {known}")

@@ -1,0 +1,50 @@
+"""Penalties on tokens that were there before (llama.cpp's penalties sampler; CTRL, Keskar et al. 2019)."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from llmcli.runtime.sampling.base import Limits, Logits, Native, setting
+
+SIGNED = Limits(-100, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Make the last `repeat_last_n` tokens (prompt included) less likely."""
+
+    repeat_penalty: float = setting(
+        1.0, "divide the logits of recent tokens by this, 1 = off", Limits(0, 100, open_low=True)
+    )
+    repeat_last_n: int = setting(64, "how many tokens back the penalties look", Limits(0, 1_000_000))
+    presence_penalty: float = setting(0.0, "subtract this from tokens that were there, 0 = off", SIGNED)
+    frequency_penalty: float = setting(0.0, "subtract this once for each time a token was there, 0 = off", SIGNED)
+    name: ClassVar[str] = "penalties"
+    order: ClassVar[int] = 10
+    reorders: ClassVar[bool] = True
+
+    @property
+    def neutral(self) -> bool:
+        off = self.repeat_penalty == 1 and self.presence_penalty == 0 and self.frequency_penalty == 0
+        return off or self.repeat_last_n == 0
+
+    def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
+        counts = Counter(tokens[-self.repeat_last_n :])
+        if not counts or self.neutral:
+            return logits
+        ids = np.fromiter(counts.keys(), np.int64)
+        times = np.fromiter(counts.values(), np.float32)
+        out = logits.copy()
+        rows = out[ids]
+        scale = np.float32(self.repeat_penalty)
+        rows = np.where(rows <= 0, rows * scale, rows / scale)
+        out[ids] = rows - times * np.float32(self.frequency_penalty) - np.float32(self.presence_penalty)
+        return out
+
+    def native(self) -> Native:
+        return "penalties", (self.repeat_last_n, self.repeat_penalty, self.frequency_penalty, self.presence_penalty)
+
+
+STEPS = (Penalties,)

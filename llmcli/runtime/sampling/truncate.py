@@ -1,0 +1,124 @@
+"""Steps that drop unlikely tokens (llama.cpp src/llama-sampler.cpp)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from llmcli.runtime.sampling.base import Limits, Logits, Native, setting
+
+SHARE = Limits(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """Keep the k likeliest tokens; 0 keeps all."""
+
+    top_k: int = setting(40, "keep the k likeliest tokens, 0 = all", Limits(0, 10_000_000))
+    name: ClassVar[str] = "top_k"
+    order: ClassVar[int] = 20
+    reorders: ClassVar[bool] = False
+
+    @property
+    def neutral(self) -> bool:
+        return self.top_k == 0
+
+    def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
+        if not 0 < self.top_k < len(logits):
+            return logits
+        keep = np.argpartition(logits, -self.top_k)[-self.top_k :]
+        return _only(logits, keep)
+
+    def native(self) -> Native:
+        return "top_k", (self.top_k,)
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """Keep the tokens whose surprise is nearest to the entropy (Meister et al. 2022), up to mass `typical`."""
+
+    typical: float = setting(1.0, "locally typical sampling, 1 = off", SHARE, aliases=("typical_p",))
+    name: ClassVar[str] = "typical"
+    order: ClassVar[int] = 30
+    reorders: ClassVar[bool] = False
+
+    @property
+    def neutral(self) -> bool:
+        return self.typical >= 1
+
+    def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
+        if self.neutral:
+            return logits
+        alive = np.flatnonzero(np.isfinite(logits))
+        p = probabilities(logits[alive])
+        surprise = -np.log(np.maximum(p, np.finfo(np.float32).tiny))
+        order = np.argsort(np.abs(surprise - (p * surprise).sum()), kind="stable")
+        last = int(np.searchsorted(np.cumsum(p[order]), self.typical, side="right"))
+        return _only(logits, alive[order[: last + 1]])
+
+    def native(self) -> Native:
+        return "typical", (self.typical, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TopP:
+    """Keep the likeliest tokens that together reach probability p (nucleus sampling, Holtzman et al. 2020)."""
+
+    top_p: float = setting(0.95, "keep the likeliest tokens up to this probability, 1 = all", SHARE)
+    name: ClassVar[str] = "top_p"
+    order: ClassVar[int] = 40
+    reorders: ClassVar[bool] = False
+
+    @property
+    def neutral(self) -> bool:
+        return self.top_p >= 1
+
+    def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
+        if self.neutral:
+            return logits
+        alive = np.flatnonzero(np.isfinite(logits))
+        p = probabilities(logits[alive])
+        order = np.argsort(-p, kind="stable")
+        last = int(np.searchsorted(np.cumsum(p[order]), self.top_p, side="left"))
+        return _only(logits, alive[order[: last + 1]])
+
+    def native(self) -> Native:
+        return "top_p", (self.top_p, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MinP:
+    """Drop tokens less likely than `min_p` times the likeliest."""
+
+    min_p: float = setting(0.05, "drop tokens less likely than this share of the likeliest, 0 = off", SHARE)
+    name: ClassVar[str] = "min_p"
+    order: ClassVar[int] = 50
+    reorders: ClassVar[bool] = False
+
+    @property
+    def neutral(self) -> bool:
+        return self.min_p == 0
+
+    def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
+        if self.neutral:
+            return logits
+        floor = logits.max() + np.float32(np.log(self.min_p))
+        return np.where(logits >= floor, logits, np.float32(-np.inf))
+
+    def native(self) -> Native:
+        return "min_p", (self.min_p, 1)
+
+
+def probabilities(logits: Logits) -> Logits:
+    """Softmax, float32 [n]."""
+    p = np.exp(logits - logits.max())
+    return np.asarray(p / p.sum(), np.float32)
+
+
+def _only(logits: Logits, keep: np.ndarray) -> Logits:
+    out = np.full_like(logits, -np.inf)
+    out[keep] = logits[keep]
+    return out
+
+
+STEPS = (TopK, Typical, TopP, MinP)

@@ -1,0 +1,229 @@
+"""Jinja with bounds: where a model's chat template runs, which came with a file from somewhere.
+
+Jinja's own sandbox keeps a template from the interpreter, not from running for ever or filling the memory.
+Here loops and calls look at the clock, whatever makes text or lists pays from a budget beforehand, and only
+the filters and methods that chat templates use are there. It knows nothing of conversations.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+SECONDS, CHARACTERS = 2.0, 1 << 20
+WORK = 64  # characters made in all for each that may be written: templates build texts bit by bit
+NUMBER = 64  # what a number of a range costs, in characters
+FILTERS = frozenset({
+    "abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "groupby", "indent",
+    "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace",
+    "reverse", "safe", "select", "selectattr", "sort", "string", "title", "tojson", "trim", "truncate", "unique",
+    "upper", "wordcount",
+})  # fmt: skip
+METHODS = frozenset({
+    "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",
+    "isdigit", "islower", "isnumeric", "isspace", "istitle", "isupper", "join", "lower", "lstrip", "partition",
+    "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "split",
+    "splitlines", "startswith", "strip", "swapcase", "title", "upper",
+})  # fmt: skip
+PADDED = re.compile(r"[*]|\d{3}")  # in a % format
+
+
+class Raised(Exception):
+    """raise_exception() was called by the template."""
+
+
+class TooMuch(Exception):
+    """The template takes too long or makes too much."""
+
+
+class Budget:
+    """What one rendering may still use: time, and characters (or list items) made on the way."""
+
+    def begin(self, characters: int) -> None:
+        """A new rendering, of a conversation of so many characters."""
+        self.deadline = time.monotonic() + SECONDS
+        self.left = WORK * (CHARACTERS + characters)
+
+    def tick(self) -> None:
+        """Look at the clock."""
+        if time.monotonic() > self.deadline:
+            raise TooMuch(f"it loops for more than {SECONDS:g} s")
+
+    def spend(self, amount: int) -> None:
+        """Pay for something that is about to be made."""
+        self.left -= amount
+        if self.left < 0:
+            raise TooMuch("a loop, list or text too large")
+        self.tick()
+
+    def weigh(self, *values: Any) -> None:
+        """Pay for the text of `values`, lists within lists and all: their text may be far longer than they."""
+        from jinja2.utils import Namespace
+
+        stack = list(values)
+        while stack:
+            value = stack.pop()
+            if isinstance(value, Namespace):
+                value = object.__getattribute__(value, "_Namespace__attrs")
+            if isinstance(value, str):
+                self.spend(len(value))
+            elif isinstance(value, Mapping):
+                self.spend(len(value))
+                stack += [*value.keys(), *value.values()]
+            elif isinstance(value, (list, tuple)):
+                self.spend(len(value))
+                stack += value
+
+
+def environment(budget: Budget) -> Any:
+    """A Jinja environment as Hugging Face's, within `budget`."""
+    from jinja2 import sandbox
+
+    class Bounded(sandbox.ImmutableSandboxedEnvironment):
+        code_generator_class = _code_generator()
+        intercepted_binops = frozenset(("*", "**", "+", "%"))
+
+        def ticking(self, items: Iterable[Any]) -> Iterator[Any]:
+            for item in items:
+                budget.tick()
+                yield item
+
+        def joined(self, *items: Any) -> str:
+            budget.weigh(*items)
+            return "".join(map(str, items))
+
+        def concat(self, parts: Iterable[str]) -> str:
+            parts = list(parts)
+            budget.spend(sum(map(len, parts)))
+            return "".join(parts)
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            _pay_for(budget, operator, left, right)
+            return super().call_binop(context, operator, left, right)
+
+        def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+            budget.tick()
+            owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+            if isinstance(owner, str) and name == "join" and args:
+                args = (list(args[0]), *args[1:])
+                budget.spend(sum(map(len, args[0])) + len(owner) * len(args[0]))
+            elif isinstance(owner, str) and name == "replace" and len(args) > 1:
+                budget.spend(len(owner) + owner.count(args[0]) * len(args[1]))
+            return super().call(context, function, *args, **kwargs)
+
+        def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+            if isinstance(obj, (int, float, bytes)) or (isinstance(obj, str) and attr not in METHODS):
+                return False
+            return super().is_safe_attribute(obj, attr, value)
+
+    def shown(value: Any) -> Any:
+        budget.weigh(value)
+        return value
+
+    made = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], finalize=shown)
+    made.globals = _globals(budget, made.globals)
+    made.filters = _filters(budget, made.filters)
+    return made
+
+
+def _code_generator() -> Any:
+    """Jinja's own, but that loops and `~` go through the environment's ticking() and joined()."""
+    from jinja2 import nodes
+    from jinja2.compiler import CodeGenerator
+
+    class Bounding(CodeGenerator):
+        def visit_For(self, node: nodes.For, frame: Any) -> None:
+            node.iter = _call("ticking", [node.iter], node)
+            super().visit_For(node, frame)
+
+        def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:
+            self.visit(_call("joined", node.nodes, node), frame)
+
+    def _call(name: str, arguments: list[Any], node: Any) -> Any:
+        call = nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None)
+        return call.set_environment(node.environment).set_lineno(node.lineno)
+
+    return Bounding
+
+
+def _pay_for(budget: Budget, operator: str, left: Any, right: Any) -> None:
+    if operator == "**" and (abs(left) > 1024 or abs(right) > 64):
+        raise TooMuch("a power too large")
+    if operator == "*":
+        budget.spend(max(_length(left) * _count(right), _length(right) * _count(left)))
+    if operator == "+":
+        budget.spend(_length(left) + _length(right))
+    if operator == "%" and isinstance(left, str):
+        if PADDED.search(left):
+            raise TooMuch("a padded format")
+        budget.weigh(left, right)
+
+
+def _globals(budget: Budget, table: Mapping[str, Any]) -> dict[str, Any]:
+    def bounded_range(*bounds: int) -> Iterator[int]:
+        for number in range(*bounds):
+            budget.spend(NUMBER)
+            yield number
+
+    def refuse(message: str) -> None:
+        raise Raised(message)
+
+    return {
+        **{name: table[name] for name in ("namespace", "dict", "cycler", "joiner")},
+        "range": bounded_range,
+        "raise_exception": refuse,
+        "strftime_now": lambda form: datetime.now().astimezone().strftime(form),
+    }
+
+
+def _filters(budget: Budget, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Jinja's filters as far as they are in FILTERS; those that make more than they get pay first."""
+    from jinja2 import filters, pass_eval_context
+    from markupsafe import soft_str
+
+    def indent(text: str, width: int = 4, *rest: Any, **more: Any) -> str:
+        budget.spend(len(text) + 64 * text.count("\n"))
+        return filters.do_indent(text, min(width, 64), *rest, **more)
+
+    @pass_eval_context
+    def join(context: Any, items: Iterable[Any], d: str = "", attribute: Any = None) -> str:
+        items = list(items)
+        budget.weigh(items)
+        budget.spend(len(str(d)) * len(items))
+        return filters.sync_do_join(context, items, d, attribute)
+
+    @pass_eval_context
+    def replace(context: Any, text: str, old: str, new: str, count: int | None = None) -> str:
+        budget.spend(len(text) + str(text).count(old) * len(new))
+        return filters.do_replace(context, text, old, new, count)
+
+    def string(value: Any) -> str:
+        budget.weigh(value)
+        return soft_str(value)
+
+    def tojson(
+        value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:  # fmt: skip
+        # Not Jinja's own filter: that one escapes < > & ' for HTML, which models were not trained on.
+        encoder = json.JSONEncoder(
+            ensure_ascii=ensure_ascii, indent=min(indent or 0, 8) or None, separators=separators, sort_keys=sort_keys
+        )
+        parts = []
+        for part in encoder.iterencode(value):
+            budget.spend(len(part))
+            parts.append(part)
+        return "".join(parts)
+
+    own = {"indent": indent, "join": join, "replace": replace, "string": string, "tojson": tojson}
+    return {name: table[name] for name in FILTERS} | own
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, (str, list, tuple)) else 1
+
+
+def _count(value: Any) -> int:
+    return abs(value) if isinstance(value, int) and not isinstance(value, bool) else 1

@@ -1,0 +1,64 @@
+"""One request on its way: the only thing besides the ledger that changes while tokens are made."""
+
+import time
+from dataclasses import dataclass, field
+
+from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.sampling.chain import Chain
+from llmcli.runtime.text import Decoder
+from llmcli.types import Finish, TokenTime
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A prompt, what has been computed of it, and the answer so far.
+
+    `tokens` holds prompt and answer; the first `computed` of them are in the KV cache (slot `slot`).
+    The last token of an unfinished answer is not: it enters with the next forward pass.
+    """
+
+    id: int
+    request: Request
+    chain: Chain
+    decoder: Decoder
+    seed: int
+    started: float
+    slot: int = -1
+    tokens: list[int] = field(default_factory=list)
+    computed: int = 0
+    reused: int = 0
+    prompt_seconds: float = 0.0
+    last: float = 0.0
+    cancelled: bool = False
+    finish: Finish | None = None
+    text: list[str] = field(default_factory=list)
+    times: list[TokenTime] = field(default_factory=list)
+
+    @property
+    def prompting(self) -> bool:
+        """Whether prompt tokens are still to be computed."""
+        return self.computed < len(self.request.tokens)
+
+    def time(self, token: int, text: str, decode: float, sample: float, logprob: float | None) -> TokenTime:
+        """Account for one token: the gap since the one before, and its parts (seconds in, milliseconds out)."""
+        now = time.perf_counter()
+        if not self.times:
+            decode = self.prompt_seconds
+        row = TokenTime(token, text, (now - self.last) * 1e3, decode * 1e3, sample * 1e3, logprob)
+        self.last = now
+        self.times.append(row)
+        self.text.append(text)
+        return row
+
+    def answer(self) -> Answer:
+        """The accounts, once finished."""
+        assert self.finish is not None
+        return Answer(
+            "".join(self.text),
+            tuple(self.times),
+            self.finish,
+            len(self.request.tokens),
+            self.reused,
+            self.prompt_seconds * 1e3,
+            self.seed,
+        )

@@ -1,0 +1,72 @@
+"""The model's own chat template, rendered in a sandbox: a template is untrusted input.
+
+What a template may do, and how much of it, is sandbox.py's; here is what a conversation becomes.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llmcli.errors import UserError
+from llmcli.runtime.sandbox import CHARACTERS, Budget, Raised, TooMuch, environment
+from llmcli.types import Message
+
+if TYPE_CHECKING:
+    import jinja2
+
+HINT = "use --raw for no template, or --chat-template FILE for another one"
+
+
+class Template:
+    """One compiled chat template; render() is the only way in."""
+
+    def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
+        self.source, self.bos, self.eos = source, bos, eos
+        self._compiled: jinja2.Template | None = None
+        self._budget = Budget()
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The prompt text for `messages`; raises UserError when the template fails or refuses them."""
+        import jinja2
+
+        said = sum(len(message.content) for message in messages)
+        self._budget.begin(said)
+        try:
+            parts: list[str] = []
+            length = 0
+            for part in self._template().generate(
+                messages=[{"role": message.role, "content": message.content} for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                bos_token=self.bos,
+                eos_token=self.eos,
+                tools=None,
+            ):
+                length += len(part)
+                if length > CHARACTERS + said:
+                    raise TooMuch("it writes without end")
+                parts.append(part)
+            return "".join(parts)
+        except Raised as error:
+            raise UserError(f"the chat template refuses this conversation: {error}", hint=HINT) from None
+        except jinja2.TemplateSyntaxError as error:
+            raise UserError(f"the chat template is broken: line {error.lineno}: {error.message}", hint=HINT) from None
+        except TooMuch as error:
+            raise UserError(f"the chat template asks for too much: {error}", hint=HINT) from None
+        except (
+            jinja2.TemplateError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError,
+            MemoryError, AssertionError, SyntaxError,
+        ) as error:  # fmt: skip
+            # Whatever Python raises inside the template is the template's mistake, not ours.
+            raise UserError(f"the chat template fails: {type(error).__name__}: {error}", hint=HINT) from None
+
+    def accepts_system(self) -> bool:
+        """Whether a system message reaches the prompt (some templates refuse or drop it)."""
+        probe = "system-probe-5b1f"
+        try:
+            return probe in self.render([Message("system", probe), Message("user", "hello")])
+        except UserError:
+            return False
+
+    def _template(self) -> "jinja2.Template":
+        if self._compiled is None:
+            self._compiled = environment(self._budget).from_string(self.source)
+        return self._compiled

@@ -1,0 +1,50 @@
+"""From pieces of bytes to text that may be shown: half characters and half stop strings are held back.
+
+Knows nothing of models; a model gives it bytes, one token at a time.
+"""
+
+import codecs
+
+
+class Decoder:
+    """One answer's bytes becoming text. `stopped` is set once a stop string was met."""
+
+    def __init__(self, stops: tuple[str, ...] = ()) -> None:
+        self.stops = tuple(stop for stop in stops if stop)
+        self.stopped = False
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+
+    def feed(self, piece: bytes) -> str:
+        """The text that is certain after this piece; empty while a character or a stop string may be unfinished."""
+        text = self._utf8.decode(piece)
+        return self._release(text) if self.stops else text
+
+    def finish(self) -> str:
+        """What was still held back, now that nothing follows; half a character becomes U+FFFD."""
+        rest = self._release(self._utf8.decode(b"", final=True))
+        if not self.stopped:
+            rest, self._held = rest + self._held, ""
+        return rest
+
+    def _release(self, text: str) -> str:
+        if self.stopped:
+            return ""
+        self._held += text
+        cut = min((at for at in (self._held.find(stop) for stop in self.stops) if at >= 0), default=-1)
+        if cut >= 0:
+            self.stopped = True
+            shown, self._held = self._held[:cut], ""
+        else:
+            keep = max((_overlap(self._held, stop) for stop in self.stops), default=0)
+            shown = self._held[: len(self._held) - keep]
+            self._held = self._held[len(shown) :]
+        return shown
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`, never all of it."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,72 @@
+"""The nouns that several rooms share: frozen values without behaviour, and two small protocols."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Finish = Literal["stop", "length", "cancelled", "context_full"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation; `role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTime:
+    """One generated token and where its time went, in milliseconds.
+
+    `ms` is the whole gap since the token before (for the first one: since the call),
+    `decode_ms` and `sample_ms` are parts of it, the rest is ours. `logprob` is the log-softmax
+    over the whole vocabulary, None where nobody asked for it.
+    """
+
+    id: int
+    text: str
+    ms: float
+    decode_ms: float
+    sample_ms: float
+    logprob: float | None = None
+
+    @property
+    def rest_ms(self) -> float:
+        """What is neither decode nor sampling: detokenizing, stop strings, the screen."""
+        return max(0.0, self.ms - self.decode_ms - self.sample_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one step gave one sequence: a token and the text that became visible with it.
+
+    `text` may be empty (half a character, or the beginning of what may be a stop string).
+    The last event of a sequence carries `finish`; it has no token where the end came without one.
+    """
+
+    sequence: int
+    token: TokenTime | None
+    text: str
+    finish: Finish | None = None
+
+
+class Bar(Protocol):
+    """A running progress display."""
+
+    def advance(self, amount: int) -> None: ...
+
+    def describe(self, text: str) -> None: ...
+
+
+class Watcher(Protocol):
+    """Someone who is told how long work goes: the terminal, or nobody."""
+
+    def bar(
+        self, label: str, total: int | None, unit: Literal["bytes", "tensors", "tests"] = "bytes", done: int = 0
+    ) -> AbstractContextManager[Bar]: ...
+
+    def note(self, text: str) -> None:
+        """Say one line that is neither a result nor an error."""
+        ...
+

@@ -1,0 +1,312 @@
+"""What most families share: head counts, rotary settings, the ordinary keys and the shapes of a gated block.
+
+Follows TextModel.set_gguf_parameters of llama.cpp (conversion/base.py). A family takes what fits and adds its own.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from quant import views
+from quant.archs.base import MAX_LAYERS, Config, Key, Op, Shapes, rope_rows
+from quant.errors import Refusal
+
+if TYPE_CHECKING:
+    from quant.native import F32
+
+ORIGINAL = "original_max_position_embeddings"
+ROPES = ("default", "linear", "yarn")
+FACTORED = (*ROPES, "llama3")  # where llama.cpp's graph takes rope_freqs.weight, too
+
+
+def layers(config: Config) -> int:
+    """Blocks of the model."""
+    return config.number("num_hidden_layers")
+
+
+def heads(config: Config) -> tuple[int, int, int]:
+    """Query heads, key-value heads, values a head."""
+    count = config.number("num_attention_heads")
+    return (
+        count,
+        config.number("num_key_value_heads", default=count),
+        config.number("head_dim", default=max(1, config.number("hidden_size") // count)),
+    )
+
+
+def rope(config: Config, kind: str = "full_attention") -> Config:
+    """The rotary settings in one place, whatever the spelling: rope_type, rope_theta, factor, …
+
+    `kind` picks one of the parts that newer configs may give per type of layer. As in
+    transformers, the length that was trained first is the model's own unless it is said, at the root before all.
+    """
+    settings: dict[str, Any] = {"rope_theta": 10000.0, ORIGINAL: config.values.get("max_position_embeddings")}
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if (value := config.values.get(key)) is not None:
+            settings[key] = value
+    for key in ("rope_scaling", "rope_parameters"):
+        value = config.values.get(key)
+        if isinstance(value, dict) and kind in value:
+            value = value[kind]
+        if isinstance(value, dict):
+            settings |= {name: item for name, item in value.items() if item is not None}
+    if (value := config.values.get(ORIGINAL)) is not None:
+        settings[ORIGINAL] = value
+    settings["rope_type"] = settings.get("rope_type", settings.get("type", "default"))
+    return Config(settings, config.where)
+
+
+def rotary(config: Config) -> int:
+    """Values of a head that turn with the position: partial_rotary_factor of them, in pairs."""
+    head_dim, factor = heads(config)[2], rope(config).real("partial_rotary_factor", 1.0)
+    count = int(head_dim * factor)
+    if factor > 1 or count < 2 or count % 2:
+        raise Refusal(f"{config.where}: {factor} of {head_dim} values cannot be rotary", hint="fetch it again")
+    return count
+
+
+def sliding(config: Config, period: int) -> list[bool]:
+    """Which layers attend to a window only: what layer_types says, else all but every `period`-th."""
+    types = config.values.get("layer_types")
+    if types is None:
+        return [bool((layer + 1) % period) for layer in range(layers(config))]
+    known = ("sliding_attention", "full_attention")
+    if not isinstance(types, list) or len(types) != layers(config) or any(kind not in known for kind in types):
+        raise Refusal(f"{config.where}: layer_types should be {layers(config)} of {known}", hint="fetch it again")
+    return [kind == "sliding_attention" for kind in types]
+
+
+def window(config: Config, layers: list[bool], period: int) -> list[Key]:
+    """Keys of a sliding window on some layers; `period` is that which llama.cpp takes for the family."""
+    found = [Key("attention.sliding_window", "uint32", config.number("sliding_window"))]
+    if layers != [bool((layer + 1) % period) for layer in range(len(layers))]:
+        found.append(Key("attention.sliding_window_pattern", "array:bool", layers))
+    return found
+
+
+def refuse(config: Config, problems: Sequence[tuple[object, str]]) -> None:
+    """Raise one Refusal with the text of every problem whose condition holds."""
+    told = [text for wrong, text in problems if wrong]
+    if told:
+        raise Refusal(f"{config.where} cannot be converted: {'; '.join(told)}", hint="use a GGUF of this model")
+
+
+def problems(
+    config: Config,
+    *,
+    ropes: Sequence[str] = ROPES,
+    acts: Sequence[str] = ("silu",),
+    act: str = "hidden_act",
+    partial: bool = False,
+    rough: bool = False,
+) -> list[tuple[object, str]]:
+    """What no family with rotary heads and a gated feed-forward can have; `acts` are the activations it computes,
+    `act` is the setting that names one; `partial` says that a part of a head may be rotary, `rough` that a yarn's
+    ramp may be rounded (see `rounded`)."""
+    count, kv_heads, head_dim = heads(config)
+    settings, named = rope(config), config.values.get(act, acts[0])
+    kind, whole = settings.values["rope_type"], settings.values.get("partial_rotary_factor") in (None, 1)
+    return [
+        (layers(config) > MAX_LAYERS, f"it has {layers(config)} layers, llama.cpp allows {MAX_LAYERS}"),
+        (count % kv_heads, f"{count} heads cannot share {kv_heads} key-value heads"),
+        (head_dim % 2, f"its heads have {head_dim} values: rotary halves need an even number"),
+        (kind not in ropes, f"its rope type is {kind!r}; {', '.join(ropes)} are converted"),
+        (not partial and not whole, "only a part of each head is rotary"),
+        ("mrope_section" in settings.values, "its rotary positions have sections (mrope)"),
+        (kind == "yarn" and _bends_otherwise(settings, rough), "its yarn has another beta_fast, beta_slow or truncate"),
+        (config.values.get("is_causal") is False, "it attends to later positions, too"),
+        (named not in acts, f"its activation is {named}"),
+    ]  # fmt: skip
+
+
+def keys(config: Config) -> list[Key]:
+    """The keys that every family with rotary heads and a gated feed-forward has, in upstream's order."""
+    (count, kv_heads, head_dim), settings = heads(config), rope(config)
+    found = [
+        Key("block_count", "uint32", layers(config)),
+        Key("context_length", "uint32", config.number("max_position_embeddings")),
+        Key("embedding_length", "uint32", config.number("hidden_size")),
+        Key("feed_forward_length", "uint32", config.number("intermediate_size")),
+        Key("attention.head_count", "uint32", count),
+        Key("attention.head_count_kv", "uint32", kv_heads),
+        Key("rope.freq_base", "float32", settings.real("rope_theta")),
+        Key("attention.layer_norm_rms_epsilon", "float32", config.real("rms_norm_eps", 1e-6)),
+        Key("vocab_size", "uint32", config.number("vocab_size")),
+    ]
+    if config.values.get("head_dim") is not None:
+        found += [Key("attention.key_length", "uint32", head_dim), Key("attention.value_length", "uint32", head_dim)]
+    return [*found, *scaling(settings)]
+
+
+def scaling(settings: Config) -> list[Key]:
+    """Keys of stretched rotary positions, linear and yarn; nothing for the other types."""
+    if settings.values["rope_type"] == "linear":
+        factor = settings.real("factor")
+        return [Key("rope.scaling.type", "string", "linear"), Key("rope.scaling.factor", "float32", factor)]
+    if settings.values["rope_type"] == "yarn":
+        return _yarn(settings)
+    return []
+
+
+def _yarn(settings: Config) -> list[Key]:
+    """llama.cpp multiplies sines and cosines by 1 + ln(factor) / 10 itself (rope_yarn in ggml-cpu): what is left
+    of the checkpoint's own factor stands in attn_factor."""
+    return [
+        Key("rope.scaling.type", "string", "yarn"),
+        Key("rope.scaling.factor", "float32", settings.real("factor")),
+        Key("rope.scaling.original_context_length", "uint32", settings.number(ORIGINAL)),
+        Key("rope.scaling.attn_factor", "float32", loudness(settings) / stretch(settings)),
+    ]
+
+
+def stretch(settings: Config, weight: float = 1.0) -> float:
+    """1 + weight ln(factor) / 10 of a yarn."""
+    return 0.1 * weight * math.log(max(1.0, settings.real("factor"))) + 1
+
+
+def loudness(settings: Config) -> float:
+    """What a yarn multiplies sines and cosines by in transformers (modeling_rope_utils)."""
+    if "attention_factor" in settings.values:
+        return settings.real("attention_factor")
+    if settings.values.get("mscale") and settings.values.get("mscale_all_dim"):
+        return stretch(settings, settings.real("mscale")) / stretch(settings, settings.real("mscale_all_dim"))
+    return stretch(settings)
+
+
+def _bends_otherwise(settings: Config, rough: bool) -> bool:
+    """Whether a yarn's ramp is not the one that llama.cpp computes where no family reads its bounds from the file."""
+    values = settings.values
+    whole = rough or values.get("truncate", True)
+    return (values.get("beta_fast") or 32, values.get("beta_slow") or 1, whole) != (32, 1, True)
+
+
+def rounded(config: Config) -> list[str]:
+    """A note where a yarn's ramp should not begin and end at whole dimensions: llama.cpp's always does."""
+    settings = rope(config).values
+    if settings["rope_type"] != "yarn" or settings.get("truncate", True):
+        return []
+    return ["llama.cpp rounds the ends of this model's yarn ramp, and transformers does not: answers differ a little"]
+
+
+def windowed(config: Config, slides: Callable[[int, int], bool]) -> bool:
+    """Whether some layer attends to a window only: by layer_types or else by `slides`.
+
+    It is given the layer and the config's max_window_layers, which families count from either end.
+    """
+    if not config.flag("use_sliding_window") or config.values.get("sliding_window") in (None, 0):
+        return False
+    if config.number("sliding_window") >= config.number("max_position_embeddings"):
+        return False
+    if isinstance(types := config.values.get("layer_types"), list):
+        return "sliding_attention" in types
+    bound = 0 if config.values.get("max_window_layers") == 0 else config.number("max_window_layers", default=28)
+    return any(slides(layer, bound) for layer in range(min(layers(config), MAX_LAYERS)))
+
+
+def square(config: Config) -> tuple[object, str]:
+    """The problem of heads that together are not as wide as the model."""
+    count, _, head_dim = heads(config)
+    wide = count * head_dim != config.number("hidden_size")
+    return wide, f"its heads have {head_dim} values, not hidden_size / heads"
+
+
+def biased(config: Config, *settings: str) -> tuple[object, str]:
+    """The problem of biases that llama.cpp's graph does not add."""
+    told = [name for name in settings if config.flag(name)]
+    return told, f"{' and '.join(told)} would add biases that llama.cpp does not"
+
+
+def ends(config: Config) -> Shapes:
+    """Embedding, last norm, and the head unless it is tied to the embedding."""
+    hidden, vocab = config.number("hidden_size"), config.number("vocab_size")
+    shapes: Shapes = {"token_embd.weight": (vocab, hidden), "output_norm.weight": (hidden,)}
+    if not config.flag("tie_word_embeddings"):
+        shapes["output.weight"] = (vocab, hidden)
+    return shapes
+
+
+def attention(config: Config) -> Shapes:
+    """One block's grouped-query attention and the norm before it, by role."""
+    hidden, (count, kv_heads, head_dim) = config.number("hidden_size"), heads(config)
+    wide, narrow = count * head_dim, kv_heads * head_dim
+    return {
+        "attn_norm.weight": (hidden,), "attn_q.weight": (wide, hidden), "attn_k.weight": (narrow, hidden),
+        "attn_v.weight": (narrow, hidden), "attn_output.weight": (hidden, wide),
+    }  # fmt: skip
+
+
+def biases(config: Config) -> Shapes:
+    """One block's biases of query, key and value, by role."""
+    count, kv_heads, head_dim = heads(config)
+    wide, narrow = count * head_dim, kv_heads * head_dim
+    return {"attn_q.bias": (wide,), "attn_k.bias": (narrow,), "attn_v.bias": (narrow,)}
+
+
+def head_norms(config: Config) -> Shapes:
+    """One block's norms of every query and key head, by role."""
+    head_dim = heads(config)[2]
+    return {"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
+
+
+def gated(config: Config) -> Shapes:
+    """One block's gated feed-forward and the norm before it, by role."""
+    hidden, ff = config.number("hidden_size"), config.number("intermediate_size")
+    return {
+        "ffn_norm.weight": (hidden,), "ffn_gate.weight": (ff, hidden), "ffn_up.weight": (ff, hidden),
+        "ffn_down.weight": (hidden, ff),
+    }  # fmt: skip
+
+
+def fused(config: Config) -> Shapes:
+    """One block's gated feed-forward with gate and up in one matrix, and the norm before it, by role."""
+    hidden, ff = config.number("hidden_size"), config.number("intermediate_size")
+    return {"ffn_norm.weight": (hidden,), "ffn_up.weight": (2 * ff, hidden), "ffn_down.weight": (hidden, ff)}
+
+
+def post_norms(config: Config) -> Shapes:
+    """One block's norms behind attention and feed-forward, by role."""
+    hidden = config.number("hidden_size")
+    return {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
+
+
+def blocks(config: Config, *parts: Shapes) -> Shapes:
+    """The shapes of one block's roles, for every block."""
+    roles = {role: shape for part in parts for role, shape in part.items()}
+    return {f"blk.{i}.{role}": shape for i in range(layers(config)) for role, shape in roles.items()}
+
+
+def rope_factors(config: Config) -> "dict[str, F32]":
+    """Llama 3's stretched frequencies as factors [head_dim / 2]; nothing for other rope types."""
+    import numpy as np
+
+    settings = rope(config)
+    if settings.values["rope_type"] != "llama3":
+        return {}
+    head_dim = heads(config)[2]
+    factor, low, high = (
+        settings.real("factor", 8.0),
+        settings.real("low_freq_factor", 1.0),
+        settings.real("high_freq_factor", 4.0),
+    )
+    original = settings.real(ORIGINAL)
+    if low >= high:
+        raise Refusal(f"{config.where}: low_freq_factor must be below high_freq_factor", hint="fetch it again")
+    factors = []
+    for pair in range(head_dim // 2):
+        wavelength = 2 * math.pi * settings.real("rope_theta") ** (2 * pair / head_dim)
+        smooth = (original / wavelength - low) / (high - low)
+        if wavelength < original / high:
+            factors.append(1.0)
+        elif wavelength > original / low:
+            factors.append(factor)
+        else:
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return {"rope_freqs.weight": np.array(factors, np.float32)}
+
+
+# Families that llama.cpp turns in interleaved pairs while their checkpoints are split in halves (notes of
+# llama_model_rope_type, src/llama-model.cpp); the same for the biases.
+INTERLEAVED: dict[str, Op] = {
+    "attn_q": lambda config, tensor: views.pick(tensor, rope_rows(heads(config)[0], heads(config)[2])),
+    "attn_k": lambda config, tensor: views.pick(tensor, rope_rows(heads(config)[1], heads(config)[2])),
+}

@@ -1,0 +1,44 @@
+"""GLM 4 (0414): interleaved rotary pairs in a part of each head, norms around both parts, gate and up in one matrix.
+
+Follows conversion/glm.py and src/models/glm4.cpp of llama.cpp. The checkpoint's pairs are interleaved already,
+so queries and keys keep their rows.
+"""
+
+from quant.archs import common
+from quant.archs.base import Arch, Config, Key, Shapes
+
+DEFAULTS = {  # of transformers' Glm4Config
+    "num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": True,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1.5625e-7,
+}  # fmt: skip
+
+
+def check(config: Config) -> list[str]:
+    """Refuse what llama.cpp's glm4 would not compute alike."""
+    common.refuse(
+        config,
+        [
+            *common.problems(config, ropes=("default", "linear", "yarn"), partial=True),
+            (config.values.get("num_nextn_predict_layers"), "it predicts several tokens at once"),
+        ],
+    )
+    return []
+
+
+def keys(config: Config) -> list[Key]:
+    """The ordinary keys, and how much of a head is rotary."""
+    return [*common.keys(config), Key("rope.dimension_count", "uint32", common.rotary(config))]
+
+
+def expected(config: Config) -> Shapes:
+    """The tensors that must be there, with their shapes, rows first."""
+    biases = common.biases(config) if config.flag("attention_bias") else {}
+    parts = common.attention(config), biases, common.fused(config), common.post_norms(config)
+    return common.ends(config) | common.blocks(config, *parts)
+
+
+GLM4 = Arch(
+    name="glm4", kind="GLM4", hf=("Glm4ForCausalLM",), keys=keys, expected=expected, check=check, defaults=DEFAULTS
+)
+
+ARCHS = (GLM4,)

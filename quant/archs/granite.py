@@ -1,0 +1,34 @@
+"""Granite (dense): llama with multipliers of embedding, attention, residual and logits.
+
+Follows GraniteModel of llama.cpp (conversion/granite.py, src/models/granite.cpp). A head_dim in the config counts
+here as it does in transformers, where upstream leaves it out.
+"""
+
+from dataclasses import replace
+
+from quant.archs import common, llama
+from quant.archs.base import Config, Key
+
+
+def check(config: Config) -> list[str]:
+    """Refuse what llama.cpp's granite would not compute alike."""
+    common.refuse(config, common.problems(config, ropes=common.FACTORED))
+    return []
+
+
+def keys(config: Config) -> list[Key]:
+    """Llama's keys and the multipliers; llama.cpp takes an attention scale that is not said for 1 / sqrt(head_dim)."""
+    return [
+        *llama.keys(config),
+        Key("attention.scale", "float32", config.real("attention_multiplier", 1.0)),
+        Key("embedding_scale", "float32", config.real("embedding_multiplier", 1.0)),
+        Key("residual_scale", "float32", config.real("residual_multiplier", 1.0)),
+        Key("logit_scale", "float32", config.real("logits_scaling", 1.0)),
+    ]
+
+
+GRANITE = replace(
+    llama.LLAMA, name="granite", kind="GRANITE", hf=("GraniteForCausalLM",), keys=keys, check=check, defaults={}
+)
+
+ARCHS = (GRANITE,)

@@ -1,0 +1,47 @@
+"""Mixtral: Mistral with experts for a feed-forward; llama.cpp runs it as llama with experts.
+
+Follows MixtralModel of llama.cpp (conversion/llama.py, src/models/llama.cpp).
+"""
+
+from dataclasses import replace
+
+from quant.archs import common, experts, llama
+from quant.archs.base import Config, Key, Shapes
+
+
+def check(config: Config) -> list[str]:
+    """Refuse what llama.cpp's llama would not compute alike; returns what the user should know."""
+    common.refuse(config, [*common.problems(config, ropes=common.FACTORED), *experts.problems(config)])
+    return llama.window(config)
+
+
+def keys(config: Config) -> list[Key]:
+    """Llama's keys and the experts'."""
+    return [*llama.keys(config), *experts.keys(config)]
+
+
+def expected(config: Config) -> Shapes:
+    """The tensors that must be there, with their shapes, rows first."""
+    return common.ends(config) | common.blocks(
+        config,
+        common.attention(config),
+        {"ffn_norm.weight": (config.number("hidden_size"),)},
+        experts.shapes(config, config.number("intermediate_size")),
+    )
+
+
+MIXTRAL = replace(
+    llama.LLAMA,
+    hf=("MixtralForCausalLM",),
+    keys=keys,
+    expected=expected,
+    optional=lambda config: {},
+    check=check,
+    prepare=experts.gather,
+    defaults={
+        "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_key_value_heads": 8, "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+)  # fmt: skip
+
+ARCHS = (MIXTRAL,)

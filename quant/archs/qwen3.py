@@ -1,0 +1,37 @@
+"""Qwen3: Qwen2 without its biases, with a norm of every query and key head, and heads of any width.
+
+Follows Qwen3Model of llama.cpp (conversion/qwen.py, src/models/qwen3.cpp). A reranker with a head of its own has
+another class, and is refused by it.
+"""
+
+from dataclasses import replace
+
+from quant.archs import common
+from quant.archs.base import Config, Shapes
+from quant.archs.qwen2 import QWEN2, window
+
+
+def check(config: Config) -> list[str]:
+    """Refuse what llama.cpp's qwen3 would not compute alike: it has no bias of the attention's output."""
+    common.refuse(config, [*common.problems(config), window(config), common.biased(config, "attention_bias")])
+    return []
+
+
+def expected(config: Config) -> Shapes:
+    """The tensors that must be there, with their shapes, rows first."""
+    return common.ends(config) | common.blocks(
+        config, common.attention(config), common.head_norms(config), common.gated(config)
+    )
+
+
+QWEN3 = replace(
+    QWEN2,
+    name="qwen3",
+    kind="QWEN3",
+    hf=("Qwen3ForCausalLM",),
+    expected=expected,
+    check=check,
+    defaults={"sliding_window": 4096, "head_dim": 128},
+)
+
+ARCHS = (QWEN3,)

@@ -1,0 +1,50 @@
+"""Qwen3-MoE: Qwen3's attention, experts in every block, none shared.
+
+Follows Qwen3MoeModel of llama.cpp (conversion/qwen.py, src/models/qwen3moe.cpp).
+"""
+
+from quant.archs import common, experts
+from quant.archs.base import Arch, Config, Key, Shapes
+from quant.archs.qwen2moe import dense
+
+
+def check(config: Config) -> list[str]:
+    """Refuse what llama.cpp's qwen3moe would not compute alike: it always normalises the experts' weights."""
+    common.refuse(config, [
+        *common.problems(config), *experts.problems(config), *dense(config),
+        common.biased(config, "attention_bias"),
+        (not config.flag("norm_topk_prob"), "norm_topk_prob is false"),
+        (common.windowed(config, lambda *_: True), "its layers attend to a window only"),
+    ])  # fmt: skip
+    return []
+
+
+def keys(config: Config) -> list[Key]:
+    """The ordinary keys and the experts'."""
+    width = config.number("moe_intermediate_size")
+    return [*common.keys(config), *experts.keys(config), Key("expert_feed_forward_length", "uint32", width)]
+
+
+def expected(config: Config) -> Shapes:
+    """The tensors that must be there, with their shapes, rows first."""
+    return common.ends(config) | common.blocks(
+        config,
+        common.attention(config),
+        common.head_norms(config),
+        {"ffn_norm.weight": (config.number("hidden_size"),)},
+        experts.shapes(config, config.number("moe_intermediate_size")),
+    )
+
+
+QWEN3MOE = Arch(
+    name="qwen3moe",
+    kind="QWEN3MOE",
+    hf=("Qwen3MoeForCausalLM",),
+    keys=keys,
+    expected=expected,
+    check=check,
+    prepare=experts.gather,
+    defaults={"sliding_window": 4096, "num_experts_per_tok": 8, "num_experts": 128},
+)
+
+ARCHS = (QWEN3MOE,)

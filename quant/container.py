@@ -1,0 +1,186 @@
+"""A GGUF model as others see it: its header over all shards, its general keys, its table of tensors.
+
+Parsing is header.py's, writing writer.py's, and what llama.cpp would abort on soundness.py's subject.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from quant.errors import Refusal
+from quant.file_types import FILE_TYPES
+from quant.header import ALIGNMENT, Array, Field, Part, TensorInfo, Value, parse
+from quant.soundness import check
+
+__all__ = [
+    "ALIGNMENT",
+    "FILE_TYPE_LABELS",
+    "Array",
+    "Field",
+    "Header",
+    "TensorInfo",
+    "Value",
+    "check",
+    "read",
+    "role",
+]
+
+SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
+GUESSED = 1024  # llama.h, LLAMA_FTYPE_GUESSED
+
+FILE_TYPE_LABELS: dict[int, str] = {kind.number: kind.name for kind in FILE_TYPES.values()} | {39: "NVFP4"}
+
+
+def role(name: str) -> str:
+    """What a GGUF tensor is for, without its block and ending: "attn_q", "output_norm"."""
+    parts = name.split(".")
+    return parts[2] if parts[0] == "blk" and len(parts) > 2 else parts[0]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a GGUF model says about itself: keys, and the table of its tensors, over all shards."""
+
+    path: Path
+    files: tuple[Path, ...]
+    version: int
+    fields: tuple[Field, ...]
+    tensors: tuple[TensorInfo, ...]
+    alignment: int
+
+    @cached_property
+    def metadata(self) -> Mapping[str, Value]:
+        """Key -> value; arrays are read when asked."""
+        return {field.key: field.value for field in self.fields}
+
+    @property
+    def architecture(self) -> str:
+        """`general.architecture`, "unknown" where it is missing."""
+        return self._text("general.architecture") or "unknown"
+
+    @property
+    def name(self) -> str:
+        """`general.name`, or the file's stem."""
+        return self._text("general.name") or self.path.stem
+
+    @property
+    def parameters(self) -> int:
+        """Number of values in all tensors."""
+        return sum(tensor.elements for tensor in self.tensors)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of all tensors, without padding."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits for each value; 0 for a file without tensors."""
+        return self.tensor_bytes * 8 / self.parameters if self.tensors else 0.0
+
+    @property
+    def file_type(self) -> str:
+        """Label of `general.file_type` ("Q4_K_M"), "unknown" where it is missing or new."""
+        value = self.metadata.get("general.file_type")
+        return FILE_TYPE_LABELS.get(value & ~GUESSED, "unknown") if isinstance(value, int) else "unknown"
+
+    @property
+    def context_length(self) -> int:
+        """Positions the model was trained for; 0 where the file does not say."""
+        return self.number("context_length") or 0
+
+    @property
+    def tokenizer(self) -> str:
+        """`tokenizer.ggml.model`: llama (SentencePiece), gpt2 (byte-level BPE), … or "none"."""
+        return self._text("tokenizer.ggml.model") or "none"
+
+    @property
+    def has_template(self) -> bool:
+        """Whether a chat template is inside: without one it is a base model."""
+        return bool(self._text("tokenizer.chat_template"))
+
+    @property
+    def types(self) -> dict[str, tuple[int, int]]:
+        """Tensor type -> (tensors, bytes), in the order of first appearance."""
+        table: dict[str, tuple[int, int]] = {}
+        for tensor in self.tensors:
+            count, nbytes = table.get(tensor.type, (0, 0))
+            table[tensor.type] = (count + 1, nbytes + tensor.nbytes)
+        return table
+
+    @property
+    def roles(self) -> dict[str, list[TensorInfo]]:
+        """Role -> its tensors over all blocks ("attn_q", "token_embd"), in the order of first appearance."""
+        table: dict[str, list[TensorInfo]] = {}
+        for tensor in self.tensors:
+            table.setdefault(role(tensor.name), []).append(tensor)
+        return table
+
+    def number(self, key: str) -> int | None:
+        """An integer of the architecture's own keys ("block_count"); of a list per layer, the first."""
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        if isinstance(value, Array) and value.kind not in ("string", "float32", "float64") and value.count:
+            value = value.values()[0]
+        return value if isinstance(value, int) else None
+
+    def _text(self, key: str) -> str:
+        value = self.metadata.get(key)
+        return value if isinstance(value, str) else ""
+
+
+def read(path: Path) -> Header:
+    """Read a GGUF header; the first shard of a split opens all of them, and a missing one is a Refusal."""
+    first = parse(path)
+    count = next((f.value for f in first.fields if f.key == "split.count"), 0)
+    parts = [first]
+    if isinstance(count, int) and count > 1:
+        parts += [parse(file) for file in _shards(path, count)]
+    tensors = tuple(tensor for part in parts for tensor in part.tensors)
+    if double := _doubled(tensors):
+        raise Refusal(f"{path} is not a sound GGUF file: tensor {double} is there twice", hint="fetch the shards again")
+    _complete(path, first, tensors)
+    return Header(path, tuple(part.file for part in parts), first.version, first.fields, tensors, first.alignment)
+
+
+def _shards(path: Path, count: int) -> list[Path]:
+    """The files behind the first; the name says which one `path` is."""
+    match = SHARD.match(path.name)
+    if not match or int(match["count"]) != count:
+        raise Refusal(
+            f"{path} is the first of {count} parts, but its name is not NAME-00001-of-{count:05}.gguf",
+            hint="give the parts their original names",
+        )
+    names = [f"{match['stem']}-{index:05}-of-{count:05}.gguf" for index in range(1, count + 1)]
+    if int(match["number"]) != 1:
+        raise Refusal(
+            f"{path} is part {int(match['number'])} of {count}",
+            hint=f"name the first part: {path.with_name(names[0])}",
+        )
+    missing = [name for name in names[1:] if not path.with_name(name).is_file()]
+    if missing:
+        some = ", ".join(missing[:3]) + " …" * (len(missing) > 3)
+        raise Refusal(
+            f"{path} lacks {len(missing)} of its {count} parts: {some}",
+            hint="fetch all parts into one folder",
+        )
+    return [path.with_name(name) for name in names[1:]]
+
+
+def _doubled(tensors: tuple[TensorInfo, ...]) -> str | None:
+    seen: set[str] = set()
+    for tensor in tensors:
+        if tensor.name in seen:
+            return tensor.name
+        seen.add(tensor.name)
+    return None
+
+
+def _complete(path: Path, first: Part, tensors: tuple[TensorInfo, ...]) -> None:
+    total = next((f.value for f in first.fields if f.key == "split.tensors.count"), None)
+    if isinstance(total, int) and total != len(tensors):
+        raise Refusal(
+            f"{path} should hold {total} tensors with its parts, they hold {len(tensors)}",
+            hint="fetch the shards again",
+        )

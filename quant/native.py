@@ -1,0 +1,226 @@
+"""The one door to libggml: block sizes, encoding rows, decoding rows, through ctypes.
+
+The library is the `libggml-base` that llama-cpp-python installs, found without importing llama_cpp, so that
+no backend is initialised and the bytes are llama.cpp's own. It knows types and rows, no files and no models.
+"""
+
+import ctypes
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quant.errors import Damaged, Refusal
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    F32 = NDArray[np.float32]
+    U8 = NDArray[np.uint8]
+
+# ggml.h, enum ggml_type. The gguf package lags the runtime here, and the library aborts when it is asked
+# about a number it does not know, so the table is ours; a test holds it against ggml_type_name().
+TYPE_IDS: dict[int, str] = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K",
+    11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
+    18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16",
+    26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
+}  # fmt: skip
+TYPE_NUMBERS = {name: number for number, name in TYPE_IDS.items()}
+INTEGERS = frozenset({"I8", "I16", "I32", "I64"})
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One type's block: `values` of a row are stored in `nbytes`."""
+
+    values: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """How much each column counts in the rounding: `vectors` [matrices, columns], one for every `every` rows.
+
+    Row 0 of the rows to encode is row `first` of those that the first vector is for.
+    """
+
+    vectors: "F32"
+    every: int
+    first: int = 0
+
+    def behind(self, rows: int) -> "Importance":
+        """The same for what comes behind the first `rows` rows."""
+        return replace(self, first=self.first + rows)
+
+    def spans(self, first: int, last: int) -> "Iterator[tuple[int, int, F32]]":
+        """The rows first .. last in pieces that share a vector."""
+        while first < last:
+            number, within = divmod(self.first + first, self.every)
+            end = min(last, first + self.every - within)
+            yield first, end, self.vectors[number]
+            first = end
+
+
+class _Traits(ctypes.Structure):
+    """The head of `struct ggml_type_traits` (ggml.h), as far as to_float."""
+
+    _fields_ = [
+        ("type_name", ctypes.c_char_p),
+        ("blck_size", ctypes.c_int64),
+        ("blck_size_interleave", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.c_void_p),
+    ]
+
+
+_ToFloat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Open libggml-base; refuses, with the places searched, where llama-cpp-python is not installed."""
+    spec = importlib.util.find_spec("llama_cpp")
+    folders = [Path(place) / "lib" for place in (spec.submodule_search_locations or [])] if spec else []
+    names = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll", "libggml-base.dll")
+    for folder in folders:
+        for name in names:
+            if (folder / name).exists():
+                return _declare(ctypes.CDLL(str(folder / name)))
+    places = ", ".join(map(str, folders)) or "llama_cpp is not installed"
+    raise Refusal(f"libggml-base was not found ({places})", hint="run scripts/setup")
+
+
+def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
+    i64, size, ptr = ctypes.c_int64, ctypes.c_size_t, ctypes.c_void_p
+    lib.ggml_quantize_chunk.argtypes = [ctypes.c_int, ptr, ptr, i64, i64, i64, ptr]
+    lib.ggml_quantize_chunk.restype = size
+    lib.ggml_quantize_requires_imatrix.argtypes = [ctypes.c_int]
+    lib.ggml_quantize_requires_imatrix.restype = ctypes.c_bool
+    lib.ggml_validate_row_data.argtypes = [ctypes.c_int, ptr, size]
+    lib.ggml_validate_row_data.restype = ctypes.c_bool
+    for name in ("ggml_fp16_to_fp32_row", "ggml_bf16_to_fp32_row"):
+        getattr(lib, name).argtypes = [ptr, ptr, i64]
+        getattr(lib, name).restype = None
+    lib.ggml_get_type_traits.argtypes = [ctypes.c_int]
+    lib.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
+    probe = lib.ggml_get_type_traits(TYPE_NUMBERS["Q4_K"])[0]
+    if (probe.type_name, probe.blck_size, probe.type_size, probe.is_quantized) != (b"q4_K", 256, 144, True):
+        raise Refusal(
+            "this llama-cpp-python keeps its type table in a form this program does not know",
+            hint="run scripts/setup: it installs the version that fits",
+        )
+    return lib
+
+
+@cache
+def block(name: str) -> Block:
+    """The block of a type: Q4_K is 256 values in 144 bytes."""
+    traits = library().ggml_get_type_traits(TYPE_NUMBERS[name])[0]
+    return Block(traits.blck_size, traits.type_size)
+
+
+def row_bytes(name: str, columns: int) -> int:
+    """Bytes of one row; `columns` must fill whole blocks."""
+    shape = block(name)
+    assert columns % shape.values == 0, (name, columns)
+    return columns // shape.values * shape.nbytes
+
+
+def quantized(name: str) -> bool:
+    """Whether a type stores codes and scales rather than plain numbers."""
+    return name not in FLOATS and name not in INTEGERS
+
+
+def encode(rows: "F32", name: str, *, label: str, importance: Importance | None = None) -> "U8":
+    """Encode float rows [rows, columns] into `name` -> bytes [rows, row_bytes].
+
+    Rows are independent, and ctypes gives the interpreter lock back while ggml works: many threads may encode parts
+    of a tensor at once. NaN and infinity are refused by `label`: ggml would write garbage for them, or abort.
+    Follows llama_tensor_quantize_impl.
+    """
+    import numpy as np
+
+    rows = np.ascontiguousarray(rows, dtype=np.float32)
+    count, columns = rows.shape
+    out = np.empty((count, row_bytes(name, columns)), np.uint8)
+    number, lib = TYPE_NUMBERS[name], library()
+    assert importance or not lib.ggml_quantize_requires_imatrix(number), (label, name)  # ggml would abort
+    if not np.isfinite(rows).all():
+        raise _not_finite(label)
+    if importance is None:
+        lib.ggml_quantize_chunk(number, rows.ctypes.data, out.ctypes.data, 0, count, columns, None)
+    else:
+        for first, last, vector in importance.spans(0, count):
+            assert vector.shape == (columns,) and vector.dtype == np.float32, (label, vector.shape)
+            places = rows[first:last].ctypes.data, out[first:last].ctypes.data
+            lib.ggml_quantize_chunk(number, *places, 0, last - first, columns, vector.ctypes.data)
+    if not lib.ggml_validate_row_data(number, out.ctypes.data, out.nbytes):
+        raise Damaged(
+            f"tensor {label} does not fit into {name}: a value is out of its range",
+            hint="choose BF16 or F32 instead",
+        )
+    return out
+
+
+def check(data: "U8", name: str, *, label: str) -> None:
+    """Refuse NaN and infinity, by `label`, in rows [rows, row_bytes] that are copied as they are.
+
+    Of quantized types it looks at what ggml's own check does: their scales.
+    """
+    import numpy as np
+
+    data = np.ascontiguousarray(data)
+    if name in ("F32", "F64"):
+        sound = bool(np.isfinite(data.view(np.float32 if name == "F32" else np.float64)).all())
+    elif name in ("F16", "BF16"):
+        exponent = np.uint16(0x7C00 if name == "F16" else 0x7F80)
+        sound = not bool(((data.view(np.uint16) & exponent) == exponent).any())
+    else:
+        sound = library().ggml_validate_row_data(TYPE_NUMBERS[name], data.ctypes.data, data.nbytes)
+    if not sound:
+        raise _not_finite(label)
+
+
+def decode(data: "U8", name: str, columns: int, *, label: str) -> "F32":
+    """Decode bytes [rows, row_bytes] of type `name` -> floats [rows, columns], by ggml's own routines."""
+    import numpy as np
+
+    if name == "F32":
+        return data.view(np.float32).reshape(-1, columns)
+    if name == "F64":
+        return data.view(np.float64).reshape(-1, columns).astype(np.float32)
+    data = np.ascontiguousarray(data).reshape(-1, row_bytes(name, columns))
+    out = np.empty((len(data), columns), np.float32)
+    _to_float(name, label)(data.ctypes.data, out.ctypes.data, out.size)
+    return out
+
+
+def decodable(name: str) -> bool:
+    """Whether decode() can turn a type into numbers: not whole numbers, nor what ggml only computes with."""
+    if name in FLOATS:
+        return True
+    return name not in INTEGERS and bool(library().ggml_get_type_traits(TYPE_NUMBERS[name])[0].to_float)
+
+
+def _not_finite(label: str) -> Damaged:
+    return Damaged(f"tensor {label} holds NaN or infinite values", hint="the source is damaged: fetch it again")
+
+
+def _to_float(name: str, label: str) -> Callable[[int, int, int], None]:
+    lib = library()
+    if name in ("F16", "BF16"):
+        return {"F16": lib.ggml_fp16_to_fp32_row, "BF16": lib.ggml_bf16_to_fp32_row}[name]
+    pointer = lib.ggml_get_type_traits(TYPE_NUMBERS[name])[0].to_float
+    if not pointer:
+        raise Refusal(
+            f"tensor {label} is stored as {name}, which cannot be turned into numbers again",
+            hint="use a file of another type",
+        )
+    return _ToFloat(pointer)

@@ -1,0 +1,228 @@
+"""What becomes of a source: every tensor's type, every file's layout, known before the first weight is read.
+
+It knows sources, recipes and layouts; writing is quantize.py's.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from quant import native, recipe
+from quant.errors import Refusal
+from quant.header import ALIGNMENT
+from quant.imatrix import Entry, Imatrix
+from quant.recipe import STOCK, FileType, Wishes
+from quant.source import Source, Weight
+from quant.writer import Layout, entry, layout
+
+SOURCE_KEY, SETTINGS_KEY = "llmcli.quantize.source", "llmcli.quantize.settings"
+DROPPED = frozenset({"split.no", "split.count", "split.tensors.count", SOURCE_KEY, SETTINGS_KEY})
+MAX_SHARDS = 65535  # split.count is a uint16
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of a split model: `number` (from 0) of `count`, `tensors` in all of them."""
+
+    number: int
+    count: int
+    tensors: int
+
+    @property
+    def keys(self) -> dict[str, bytes]:
+        """What llama.cpp asks of every shard."""
+        return {
+            "split.no": entry("uint16", self.number),
+            "split.count": entry("uint16", self.count),
+            "split.tensors.count": entry("int32", self.tensors),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What becomes of one tensor; `wanted` is the recipe's type where the row length did not allow it.
+
+    `importance` is what an imatrix says of it.
+    """
+
+    weight: Weight
+    type: str
+    wanted: str | None
+    nbytes: int
+    importance: Entry | None = None
+
+    def weigh(self, first: int, last: int) -> native.Importance | None:
+        """What the imatrix says of the rows first .. last, None where it is silent."""
+        shape = self.weight.shape
+        return self.importance.over(first, last, shape[1], shape[0]) if self.importance else None
+
+    @property
+    def requantized(self) -> bool:
+        """Whether codes are made from codes: the losses add up."""
+        return native.quantized(self.weight.type) and self.type != self.weight.type
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that will be written, known before the first weight is read."""
+
+    source: Source
+    file_type: FileType
+    settings: str
+    steps: tuple[Step, ...]
+    imatrix: Imatrix | None = None
+    most: int = 0  # bytes of tensors in a file, where it is to be split
+    shard: Shard | None = None
+
+    @property
+    def unweighed(self) -> tuple[str, ...]:
+        """Tensors that get new codes and of which the imatrix does not speak."""
+        if self.imatrix is None:
+            return ()
+        changed = [step for step in self.steps if native.quantized(step.type) and step.type != step.weight.type]
+        return tuple(step.weight.name for step in changed if step.importance is None)
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of all tensors as the source stores them."""
+        return sum(step.weight.nbytes for step in self.steps)
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of all tensors in their new types."""
+        return sum(step.nbytes for step in self.steps)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits a value will take on average."""
+        return self.bytes_after * 8 / sum(step.weight.elements for step in self.steps)
+
+    @property
+    def fallbacks(self) -> tuple[Step, ...]:
+        """Tensors whose rows do not fill the blocks of the type the recipe wanted."""
+        return tuple(step for step in self.steps if step.wanted)
+
+    @property
+    def requantized(self) -> tuple[str, ...]:
+        """The quantized types that would be quantized again, those with most tensors first."""
+        types = [step.weight.type for step in self.steps if step.requantized]
+        return tuple(sorted(set(types), key=lambda name: (-types.count(name), name)))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader should be told about the source and what becomes of it."""
+        kept = [step.type for step in self.steps if step.type == step.weight.type and step.type in recipe.NATIVE]
+        told = [
+            f"{kept.count(name)} tensors stay {name}, the type the model was trained in; --tensor-type changes that"
+            for name in sorted(set(kept))
+        ]
+        return (*self.source.notes, *told)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The new file's header and the place of every tensor."""
+        tensors = [(step.weight.name, step.weight.shape, step.type) for step in self.steps]
+        own = {SOURCE_KEY: entry("string", self.source.fingerprint), SETTINGS_KEY: entry("string", self.settings)}
+        if self.shard:
+            own |= self.shard.keys
+            if self.shard.number:  # the model's own keys, its alignment too, are in the first shard alone
+                return layout([*own.items()], tensors, ALIGNMENT)
+        new = {
+            "general.quantization_version": entry("uint32", 2),
+            "general.file_type": entry("uint32", self.file_type.number),
+            **own,
+            **(self.imatrix.keys if self.imatrix else {}),
+        }
+        kept = [(key, new.pop(key, blob)) for key, blob in self.source.entries if key not in DROPPED]
+        return layout([*kept, *new.items()], tensors, self.source.alignment)
+
+    @cached_property
+    def parts(self) -> tuple["Plan", ...]:
+        """A plan for each file: this one alone, or shards of at most `most` bytes of tensors, as llama-gguf-split's."""
+        if not self.most:
+            return (self,)
+        groups: list[list[Step]] = [[]]
+        filled = 0
+        for step in self.steps:
+            size = -(-step.nbytes // ALIGNMENT) * ALIGNMENT
+            if size > self.most:
+                raise Refusal(f"{step.weight.name} alone takes {size:,} bytes, more than --split-max-size",
+                              hint=f"give it at least {-(-size // 1_000_000)}M")  # fmt: skip
+            if filled + size > self.most:
+                groups.append([])
+                filled = 0
+            groups[-1].append(step)
+            filled += size
+        if len(groups) > MAX_SHARDS:
+            raise Refusal(f"that makes {len(groups)} shards; {MAX_SHARDS} are possible", hint="let them be larger")
+        count, total = len(groups), len(self.steps)
+        return tuple(
+            replace(self, steps=tuple(group), most=0, shard=Shard(number, count, total))
+            for number, group in enumerate(groups)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files that will be written."""
+        return sum(part.layout.nbytes for part in self.parts)
+
+    def files(self, out: Path) -> tuple[Path, ...]:
+        """Where the parts go: `out` itself, or NAME-00001-of-0000N.gguf beside it."""
+        if not self.most:
+            return (out,)
+        count, stem = len(self.parts), out.name.removesuffix(".gguf")
+        return tuple(out.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1))
+
+    def reached(self, position: int) -> tuple[int, int]:
+        """How much is written when the file has `position` bytes: whole tensors, and rows of the next."""
+        for index, slot in enumerate(self.layout.slots):
+            if position < slot.offset + slot.nbytes:
+                width = native.row_bytes(slot.type, slot.shape[0])
+                return index, max(0, position - slot.offset) // width
+        return len(self.layout.slots), 0
+
+
+def plan(
+    source: Source, file_type: str, wishes: Wishes = STOCK, imatrix: Imatrix | None = None, most: int = 0
+) -> Plan:
+    """Decide every tensor's type and what steers its rounding; refuses what cannot be made, before any byte.
+
+    `most` splits the file: so many bytes of tensors in each shard.
+    """
+    kind = recipe.parse(file_type)
+    present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
+    entries = imatrix.fitting([(name, shape) for name, shape, _ in present]) if imatrix else {}
+    chosen = recipe.choose(present, kind, source.facts, wishes, weighed=entries.keys() if imatrix else None)
+    steps = tuple(
+        Step(
+            weight,
+            chosen[weight.name].type,
+            chosen[weight.name].wanted,
+            weight.rows * native.row_bytes(chosen[weight.name].type, weight.columns),
+            entries.get(weight.name),
+        )
+        for weight in source.weights
+    )
+    made = Plan(source, kind, _settings(kind, wishes, imatrix, most), steps, imatrix, most)
+    assert made.parts  # a tensor too large for a shard is refused here
+    return made
+
+
+def _settings(kind: FileType, wishes: Wishes, imatrix: Imatrix | None, most: int) -> str:
+    """All that decides the file's content beside the source, as it is written into it."""
+    said: dict[str, object] = {"type": kind.name, "pure": wishes.pure, "tensor_types": list(wishes.tensor_types)}
+    types = {"head": wishes.head, "embedding": wishes.embedding}
+    said |= {part: recipe.tensor_type(text) for part, text in types.items() if text}
+    said |= {"keep_head": True} if wishes.keep_head else {}
+    said |= {"imatrix": imatrix.digest} if imatrix else {}
+    said |= {"split": most} if most else {}
+    return json.dumps(said, sort_keys=True)
+
+
+def shard_size(text: str) -> int:
+    """Bytes of "500M" or "2G", in thousands as llama-gguf-split counts."""
+    number, unit = text.strip()[:-1], text.strip()[-1:].upper()
+    if not (number.isascii() and number.isdigit() and unit in ("M", "G") and 0 < int(number) < 10**6):
+        raise Refusal(f"{text!r} is no size of a shard", hint="for example --split-max-size 500M, or 2G")
+    return int(number) * (10**6 if unit == "M" else 10**9)

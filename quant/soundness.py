@@ -1,0 +1,149 @@
+"""What llama.cpp would abort or crash on, instead of saying no, as far as a header shows it.
+
+check() stands between a file and the library: an abort there ends the process with the conversation in it.
+Found by mutating headers (scripts/fuzz_header.py) and by reading the assertions in llama-model.cpp,
+llama-vocab.cpp and models/*.cpp. It judges metadata and shapes only; weights are not read.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from quant import native
+from quant.errors import Refusal
+from quant.header import Array, Value
+
+if TYPE_CHECKING:
+    from quant.container import Header
+
+MAX_LAYERS, MAX_EXPERTS = 512, 1024  # llama-hparams.h
+MAX_WINDOW = 1 << 24
+STRANGE = native.INTEGERS | {"F64", "Q8_1", "Q8_K"}  # no graph multiplies by these
+TABLES = ("tid2eid", "d2t", "t2d")  # integers by nature
+ALIGNMENT = 32  # the CPU backend asserts that mapped weights begin at a multiple of it
+SCALINGS = ("none", "linear", "yarn", "longrope")
+EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.group_norm_epsilon")
+# Architectures whose graph asserts one size for keys, values and the rotary part of a head.
+ONE_HEAD_SIZE = frozenset({
+    "llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "mistral3", "granite", "granitemoe", "olmo", "olmo2", "olmoe",
+    "falcon", "baichuan", "internlm2", "orion", "starcoder2", "xverse", "deci", "arcee", "smollm3",
+})  # fmt: skip
+# Others whose graph turns every head: nothing to turn is a loop without an end.
+ROTARY = ONE_HEAD_SIZE | {
+    "gemma", "gemma2", "gemma3", "phi2", "phi3", "stablelm", "command-r", "cohere2", "glm4", "chatglm", "deepseek2",
+    "exaone", "exaone4", "gptneox", "gpt-oss", "seed_oss", "gemma3n", "qwen2vl", "ernie4_5", "hunyuan-dense",
+}  # fmt: skip
+# Tokenizer kinds that have no bos (eos) unless the file names one: adding it would be an assertion.
+NO_BOS, NO_EOS = frozenset({"t5", "rwkv", "gemma4"}), frozenset({"bert", "rwkv", "gemma4"})
+NO_BOS_PRE = frozenset({"chatglm-bpe", "glm4", "glm5"})
+
+
+def check(header: "Header") -> None:
+    """Refuse a model that would take the process down when it is loaded; lists every reason."""
+    problems = [*_layout(header), *_layers(header), *_heads(header), *_window(header), *_experts(header)]
+    problems += [*_numbers(header), *_types(header), *_vocabulary(header)]
+    if problems:
+        told = "; ".join(problems[:3]) + f"; and {len(problems) - 3} more" * (len(problems) > 3)
+        raise Refusal(f"{header.path} would crash llama.cpp: {told}", hint="fetch or convert the file again")
+
+
+def _layout(header: "Header") -> Iterator[str]:
+    if header.tensors and header.alignment % ALIGNMENT:
+        yield f"its weights are aligned to {header.alignment} bytes, not to {ALIGNMENT}"
+
+
+def _layers(header: "Header") -> Iterator[str]:
+    layers = header.number("block_count")
+    if layers is None:
+        return  # said by llama.cpp itself
+    if not 0 < layers <= MAX_LAYERS:
+        yield f"block_count is {layers}, allowed are 1 to {MAX_LAYERS}"
+    for key in ("nextn_predict_layers", "posnet.block_count", "convnext.block_count"):
+        if (header.number(key) or 0) > layers:
+            yield f"{key} is larger than block_count"
+
+
+def _heads(header: "Header") -> Iterator[str]:
+    heads, width = header.number("attention.head_count"), header.number("embedding_length")
+    if not heads or not width:
+        return
+    size = width // heads
+    found = {
+        "attention.key_length": header.number("attention.key_length"),
+        "attention.value_length": header.number("attention.value_length"),
+        "rope.dimension_count": header.number("rope.dimension_count"),
+    }
+    sizes = {size if value is None else value for key, value in found.items() if key != "rope.dimension_count"}
+    key_size = found["attention.key_length"] or size
+    if header.architecture in ONE_HEAD_SIZE and len(sizes | {found["rope.dimension_count"] or key_size}) > 1:
+        told = ", ".join(f"{key} {value}" for key, value in found.items() if value is not None)
+        yield f"its heads have several sizes ({told or size})"
+    rotary = found["rope.dimension_count"] or 0
+    if rotary % 2 or rotary > key_size:
+        yield f"{rotary} values of each head are rotary, a head has {key_size}"
+    if header.architecture in ROTARY and 0 in found.values():
+        yield "its heads have a size of 0"
+
+
+def _window(header: "Header") -> Iterator[str]:
+    window = header.number("attention.sliding_window") or 0
+    if window > MAX_WINDOW and header.architecture not in ONE_HEAD_SIZE:
+        yield f"its sliding window is {window} positions"
+
+
+def _types(header: "Header") -> Iterator[str]:
+    for tensor in header.tensors:
+        vector = tensor.elements == tensor.columns
+        strange = tensor.type in STRANGE or (vector and tensor.type not in native.FLOATS)
+        if strange and not any(part in tensor.name for part in TABLES):
+            yield f"tensor {tensor.name} is stored as {tensor.type}"
+
+
+def _experts(header: "Header") -> Iterator[str]:
+    count, groups = header.number("expert_count") or 0, header.number("expert_group_count") or 0
+    used = max(_numbers_of(header.metadata.get(f"{header.architecture}.expert_used_count")), default=0)
+    if count > MAX_EXPERTS or used > count or (count and not used):
+        yield f"it uses {used} of {count} experts (at most {MAX_EXPERTS})"
+    if groups and groups >= count:
+        yield f"it has {groups} groups of {count} experts"
+    elif groups > 1:
+        picked = header.number("expert_group_used_count") or 0
+        if count % groups or not 0 < picked < groups:
+            yield f"it picks {picked} of {groups} groups of {count} experts"
+
+
+def _numbers(header: "Header") -> Iterator[str]:
+    for key in EPSILONS:
+        value = header.metadata.get(f"{header.architecture}.{key}")
+        if isinstance(value, float) and not 0 <= value < math.inf:
+            yield f"{key} is {value}"
+    scaling = header.metadata.get(f"{header.architecture}.rope.scaling.type")
+    if isinstance(scaling, str) and scaling not in SCALINGS:
+        yield f"its rope scaling {scaling!r} is unknown"
+
+
+def _numbers_of(value: Value | None) -> list[int]:
+    """A number, or one for each layer."""
+    if isinstance(value, Array):
+        return [item for item in value.values() if isinstance(item, int)]
+    return [value] if isinstance(value, int) else []
+
+
+def _vocabulary(header: "Header") -> Iterator[str]:
+    kind, tokens = header.tokenizer, header.metadata.get("tokenizer.ggml.tokens")
+    if kind in ("none", "no_vocab") or not isinstance(tokens, Array) or tokens.kind != "string":
+        return
+    words = [word or b"[EMPTY_%d]" % index for index, word in enumerate(tokens.blobs())]
+    known = set(words)
+    if len(known) != len(words):
+        yield f"its vocabulary has {len(words) - len(known)} tokens twice"
+    if kind == "llama":
+        missing = [byte for byte in range(256) if b"<0x%02X>" % byte not in known and bytes([byte]) not in known]
+        if missing:
+            yield f"its vocabulary lacks {len(missing)} of the 256 bytes"
+    pre = header.metadata.get("tokenizer.ggml.pre")
+    for slot, lacking in (("bos", kind in NO_BOS or pre in NO_BOS_PRE), ("eos", kind in NO_EOS)):
+        named = header.metadata.get(f"tokenizer.ggml.{slot}_token_id")
+        absent = not isinstance(named, int) or named >= len(words)
+        if header.metadata.get(f"tokenizer.ggml.add_{slot}_token") is True and lacking and absent:
+            yield f"it adds a {slot} token and has none"

@@ -1,0 +1,175 @@
+"""The weights of a checkpoint folder: safetensors, one file or shards, as lazy tensors without torch.
+
+Every length and offset of a header is held against the file before it is used. It knows names, shapes and
+dtypes, not what the tensors mean.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quant.blob import Blob, LocalFile, rows_of
+from quant.errors import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from quant.native import U8
+
+FLOATS = ("F32", "F16", "BF16")
+DTYPES = {  # bytes a value; what is no float is there for the formats of quant/inputs
+    "F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I64": 8, "I32": 4,
+    "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+MAX_HEADER = 100_000_000  # bytes, as in the safetensors library
+AGAIN = "fetch the file again"
+
+
+@dataclass(frozen=True, slots=True)
+class LazyTensor:
+    """A tensor that stays in its file: `shape` as torch has it (rows first; (1,) for a single number).
+
+    `dtype` is one of DTYPES, or a type of ggml where a view has made one.
+
+    `read(first, last)` gives rows, all axes but the last counted together, as bytes [rows, row_bytes].
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    file: Path
+    read: "Callable[[int, int], U8]" = field(repr=False)
+
+
+def files(folder: Path) -> dict[str, Blob]:
+    """The safetensors files of a folder by name."""
+    return {path.name: LocalFile(path) for path in sorted(folder.glob("*.safetensors")) if path.is_file()}
+
+
+def load(folder: Path, blobs: Mapping[str, Blob] | None = None) -> dict[str, LazyTensor]:
+    """All tensors of a folder by name; the index names the shards where there are several.
+
+    `blobs` are the safetensors files where they lie elsewhere; the index is always in the folder.
+    """
+    blobs = files(folder) if blobs is None else blobs
+    index, single = folder / "model.safetensors.index.json", "model.safetensors"
+    if index.is_file():
+        return sharded(index, lambda file: parse(blobs[file.name]), blobs)
+    if single in blobs:
+        return {tensor.name: tensor for tensor in parse(blobs[single])}
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".safetensors"))
+    pickles = [name for name in others if not name.endswith(".safetensors")]
+    held = f"; it holds {', '.join(others[:3])}" if others else ""
+    raise Refusal(
+        f"{folder} has neither {single} nor {index.name}{held}",
+        hint="add --allow-pickle: pickled weights are then read with torch, and nothing in them is run"
+        if pickles
+        else "fetch the safetensors of this model",
+    )
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object, or a Refusal that names the file."""
+    try:
+        data = file.read_bytes()
+        value = json.loads(data)
+        if b"\\ud" in data.lower():  # half a surrogate pair is no text: it cannot be written anywhere
+            json.dumps(value, ensure_ascii=False).encode()
+    except (OSError, ValueError, RecursionError) as error:
+        raise Refusal(f"{file} cannot be read as JSON: {error}", hint=AGAIN) from None
+    if not isinstance(value, dict):
+        raise Refusal(f"{file} should hold a JSON object", hint=AGAIN)
+    return value
+
+
+def parse(source: Path | Blob) -> Iterator[LazyTensor]:
+    """The tensors of one safetensors file."""
+    blob = LocalFile(source) if isinstance(source, Path) else source
+    file, size = blob.path, blob.size
+    length = int.from_bytes(blob.read(0, 8).tobytes(), "little") if size >= 10 else 0
+    if not 2 <= length <= min(size - 8, MAX_HEADER):
+        raise _bad(file, f"its header claims {length} bytes, the file has {size}")
+    text = blob.read(8, length).tobytes()
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _bad(file, "its header is not JSON") from None
+    if not isinstance(header, dict):
+        raise _bad(file, "its header is not an object")
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    found = [_tensor(blob, name, entry, start=8 + length) for name, entry in entries.items()]
+    _covered(file, [entry["data_offsets"] for entry in entries.values()], size - 8 - length)
+    yield from found
+
+
+def _covered(file: Path, spans: list[list[int]], nbytes: int) -> None:
+    """Refuse tensors that overlap or leave bytes between: a wrong header length shifts all of them."""
+    at = 0
+    for first, last in sorted(spans):
+        if first != at:
+            raise _bad(file, f"its tensors do not follow one another: one begins at byte {first}, not {at}")
+        at = last
+    if at != nbytes:
+        raise _bad(file, f"its tensors end at byte {at} of {nbytes}")
+
+
+def _tensor(blob: Blob, name: str, entry: Any, start: int) -> LazyTensor:
+    file = blob.path
+    if not isinstance(entry, dict):
+        raise _bad(file, f"tensor {name} is not described")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not (_naturals(shape) and _naturals(offsets)) or shape is None or offsets is None or len(offsets) != 2:
+        raise _bad(file, f"tensor {name} has no sound shape and offsets")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise Refusal(
+            f"tensor {name} of {file.name} is stored as {dtype}; what is read are {', '.join(DTYPES)}",
+            hint="name the folder of the model this one was made from",
+        )
+    first, last = offsets
+    elements = 1
+    for axis in shape:
+        elements *= axis
+    if not elements:
+        raise _bad(file, f"tensor {name} is empty: {shape}")
+    shape = shape or [1]
+    if start + last > blob.size:
+        raise Refusal(
+            f"{file} is truncated: tensor {name} ends at byte {start + last}, the file has {blob.size}",
+            hint=AGAIN,
+        )
+    if last - first != elements * DTYPES[dtype]:
+        raise _bad(file, f"tensor {name} has {last - first} bytes for {elements} values of {dtype}")
+    width = shape[-1] * DTYPES[dtype]
+    return LazyTensor(name, tuple(shape), dtype, file, rows_of(blob, start + first, width))
+
+
+def _naturals(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def sharded(
+    file: Path, read: "Callable[[Path], Iterable[LazyTensor]]", blobs: Mapping[str, Blob] | None = None
+) -> dict[str, LazyTensor]:
+    """The tensors of all the files that an index names; `read` opens one of them, `blobs` are those that are there."""
+    folder, places = file.parent, read_json(file).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(shard, str) for shard in places.values()):
+        raise Refusal(f"{file} has no weight_map", hint=AGAIN)
+    shards = sorted(set(places.values()))
+    if strange := [shard for shard in shards if Path(shard).name != shard]:
+        raise Refusal(f"the index of {folder} names a file outside of it: {strange[0]}", hint=AGAIN)
+    if missing := [shard for shard in shards if not _there(folder / shard, blobs)]:
+        raise Refusal(f"{folder} lacks {', '.join(missing[:3])}", hint="fetch the whole model")
+    tensors = {tensor.name: tensor for shard in shards for tensor in read(folder / shard)}
+    if lost := sorted(places.keys() - tensors.keys()):
+        raise Refusal(f"{folder} lacks tensors its index names: {', '.join(lost[:3])}", hint="fetch the whole model")
+    return tensors
+
+
+def _there(file: Path, blobs: Mapping[str, Blob] | None) -> bool:
+    return file.is_file() if blobs is None else file.name in blobs
+
+
+def _bad(file: Path, why: str) -> Refusal:
+    return Refusal(f"{file} is not a sound safetensors file: {why}", hint=AGAIN)

@@ -1,0 +1,145 @@
+"""Lazy tensors made of lazy tensors: rows in another order, parts, stacks, norms shifted by one.
+
+Nothing is read before its rows are wanted, and little more than them, so a family may rearrange a checkpoint
+of any size. Shapes are torch's, rows first; `read` counts all axes but the last together as rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from math import prod
+from typing import TYPE_CHECKING
+
+from quant import native
+from quant.errors import Refusal
+from quant.source import gathered
+from quant.tensors import LazyTensor
+
+if TYPE_CHECKING:
+    from quant.native import F32, U8
+
+
+def rows(tensor: LazyTensor) -> int:
+    """Number of rows, all axes but the last counted together; a vector is one row."""
+    return prod(tensor.shape[:-1])
+
+
+def floats(tensor: LazyTensor, first: int = 0, last: int | None = None) -> "F32":
+    """Rows as float32 [rows, columns]; all of them unless told."""
+    last = rows(tensor) if last is None else last
+    if tensor.dtype not in native.TYPE_NUMBERS:
+        raise Refusal(f"tensor {tensor.name} is stored as {tensor.dtype}", hint="use the model it was made from")
+    return native.decode(tensor.read(first, last), tensor.dtype, tensor.shape[-1], label=tensor.name)
+
+
+def mapped(tensor: LazyTensor, function: "Callable[[F32], F32]") -> LazyTensor:
+    """`function` of the values, rows [rows, columns] at a time, as F32; it keeps the shape."""
+    return replace(tensor, dtype="F32", read=lambda first, last: _bytes(function(floats(tensor, first, last))))
+
+
+def plus_one(tensor: LazyTensor) -> LazyTensor:
+    """Every value plus one: Gemma stores its norms as the difference from it."""
+    return mapped(tensor, lambda values: values + 1)
+
+
+def pick(tensor: LazyTensor, order: Sequence[int]) -> LazyTensor:
+    """Rows of a matrix, or values of a vector, in another order: entry i of the result is entry order[i]."""
+    if len(tensor.shape) == 1:
+        return replace(mapped(tensor, lambda values: values[:, list(order)]), shape=(len(order),))
+    return replace(tensor, shape=(len(order), tensor.shape[-1]), read=gathered(tensor.read, order))
+
+
+def part(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTensor:
+    """Rows start, start + step, … before `stop` of every matrix of a stack [..., rows, columns]; values of a vector."""
+    chosen = range(start, stop, step)
+    if len(tensor.shape) == 1:
+        return pick(tensor, chosen)
+    height, count = tensor.shape[-2], len(chosen)
+
+    def read(first: int, last: int) -> "U8":
+        wanted = [row // count * height + chosen[row % count] for row in range(first, last)]
+        return _spans(tensor, wanted)
+
+    return replace(tensor, shape=(*tensor.shape[:-2], count, tensor.shape[-1]), read=read)
+
+
+def columns(tensor: LazyTensor, start: int, step: int) -> LazyTensor:
+    """Values start, start + step, … of every row, as F32."""
+    width = len(range(start, tensor.shape[-1], step))
+    return replace(
+        tensor,
+        shape=(*tensor.shape[:-1], width),
+        dtype="F32",
+        read=lambda first, last: _bytes(floats(tensor, first, last)[:, start::step]),
+    )
+
+
+def stack(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
+    """Tensors of one shape one after another along a new first axis: experts become one tensor."""
+    assert tensors
+    joined = concatenated(name, tensors)
+    return replace(joined, shape=(len(tensors), *tensors[0].shape))
+
+
+def concatenated(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
+    """Matrices with rows of one length, one below the other; vectors become rows, different dtypes F32."""
+    assert len({tensor.shape[-1] for tensor in tensors}) == 1
+    if len({tensor.dtype for tensor in tensors}) > 1:
+        tensors = [mapped(tensor, lambda values: values) for tensor in tensors]
+    bounds = list(accumulate((rows(tensor) for tensor in tensors), initial=0))
+
+    def read(first: int, last: int) -> "U8":
+        import numpy as np
+
+        pieces = [
+            tensor.read(max(first, start) - start, min(last, stop) - start)
+            for tensor, (start, stop) in zip(tensors, pairwise(bounds), strict=True)
+            if start < last and first < stop
+        ]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    return replace(tensors[0], name=name, shape=(bounds[-1], tensors[0].shape[-1]), read=read)
+
+
+def reshaped(tensor: LazyTensor, *shape: int) -> LazyTensor:
+    """The same rows under another shape; the last axis stays."""
+    assert prod(shape) == prod(tensor.shape), (tensor.shape, shape)
+    assert shape[-1] == tensor.shape[-1], (tensor.shape, shape)
+    return replace(tensor, shape=shape)
+
+
+def transposed(tensor: LazyTensor) -> LazyTensor:
+    """The last two axes exchanged; reads the whole of each matrix it is asked rows of."""
+    height, width = tensor.shape[-2:]
+
+    def read(first: int, last: int) -> "U8":
+        import numpy as np
+
+        pieces = []
+        for matrix in range(first // width, -(-last // width)):
+            stored = tensor.read(matrix * height, (matrix + 1) * height)
+            turned = np.swapaxes(stored.reshape(height, width, -1), 0, 1).reshape(width, -1)
+            pieces.append(turned[max(first - matrix * width, 0) : last - matrix * width])
+        return np.ascontiguousarray(np.concatenate(pieces))
+
+    return replace(tensor, shape=(*tensor.shape[:-2], width, height), read=read)
+
+
+def _spans(tensor: LazyTensor, wanted: list[int]) -> "U8":
+    """The wanted rows, neighbours read together; a stride of a few rows is read whole and thinned."""
+    import numpy as np
+
+    pieces, start = [], 0
+    for at in range(1, len(wanted) + 1):
+        if at == len(wanted) or not 0 < wanted[at] - wanted[at - 1] <= 4:
+            span = wanted[start:at]
+            data = tensor.read(span[0], span[-1] + 1)
+            pieces.append(data if len(data) == len(span) else data[[row - span[0] for row in span]])
+            start = at
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _bytes(values: "F32") -> "U8":
+    import numpy as np
+
+    return np.ascontiguousarray(values, np.float32).view(np.uint8)

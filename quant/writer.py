@@ -1,0 +1,86 @@
+"""Lays a GGUF file out: its header's bytes, and the place of every tensor, before the first one is read.
+
+Emits the container itself instead of through gguf.GGUFWriter: values copied from another file must stay as
+they are to the byte (the package decodes and encodes half a million strings, and cannot write an empty or an
+invalid one), and the header's size must be known before the first tensor. It knows bytes, not models.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from quant import native
+from quant.header import ARRAY, KINDS, MAGIC, SCALARS, STRING
+
+NUMBERS = {name: number for number, name in KINDS.items()}
+Plain = int | float | bool | str | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor's place in the new file: `shape` in ggml's order, `offset` from the file's start."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A whole file before its first weight: the header's bytes, the place of every tensor, the final size."""
+
+    header: bytes
+    slots: tuple[Slot, ...]
+    nbytes: int
+
+
+def entry(kind: str, value: Plain | Sequence[Plain]) -> bytes:
+    """A value as a GGUF file stores it, type word first; "array:int32" is an array of int32."""
+    if kind.startswith("array:"):
+        kind = kind.removeprefix("array:")
+        assert isinstance(value, list | tuple), value
+        return struct.pack("<IIQ", ARRAY, NUMBERS[kind], len(value)) + b"".join(_plain(kind, item) for item in value)
+    assert not isinstance(value, list | tuple), value
+    return struct.pack("<I", NUMBERS[kind]) + _plain(kind, value)  # type: ignore[arg-type]
+
+
+def _plain(kind: str, value: Plain) -> bytes:
+    if NUMBERS[kind] == STRING:
+        blob = value.encode() if isinstance(value, str) else value
+        assert isinstance(blob, bytes), value
+        return struct.pack("<Q", len(blob)) + blob
+    return struct.pack("<" + SCALARS[NUMBERS[kind]], value)
+
+
+def layout(
+    entries: Sequence[tuple[str, bytes]], tensors: Iterable[tuple[str, tuple[int, ...], str]], alignment: int
+) -> Layout:
+    """Lay a file out: every size follows from shapes and types, so nothing has to be read yet."""
+    tensors = list(tensors)
+    head = [MAGIC, struct.pack("<IQQ", 3, len(tensors), len(entries))]
+    head += [_plain("string", key) + blob for key, blob in entries]
+    relative, slots = 0, []
+    for name, shape, kind in tensors:
+        head.append(_plain("string", name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
+        head.append(struct.pack("<IQ", native.TYPE_NUMBERS[kind], relative))
+        nbytes = _nbytes(shape, kind)
+        slots.append((name, shape, kind, relative, nbytes))
+        relative += _padded(nbytes, alignment)
+    header = b"".join(head)
+    header += bytes(_padded(len(header), alignment) - len(header))
+    start = len(header)
+    placed = tuple(Slot(name, shape, kind, start + offset, size) for name, shape, kind, offset, size in slots)
+    return Layout(header, placed, start + relative)
+
+
+def _nbytes(shape: tuple[int, ...], kind: str) -> int:
+    rows = 1
+    for size in shape[1:]:
+        rows *= size
+    return rows * native.row_bytes(kind, shape[0])
+
+
+def _padded(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment

@@ -1,0 +1,193 @@
+from collections.abc import Callable
+
+import pytest
+
+from llmcli.chat.commands import commands, perform, words
+from llmcli.chat.loop import say
+from llmcli.chat.render import Stream
+from llmcli.chat.talk import Talk
+from llmcli.errors import UserError
+
+Make = Callable[..., Talk]
+NAMES = sorted(commands())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_command_has_a_name_and_a_sentence(name: str) -> None:
+    command = commands()[name]
+    assert command.name == name == name.lower()
+    assert command.help.endswith(".")
+    assert 10 < len(command.help) <= 80
+    assert all(words()[word] is command for word in command.words)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_command_is_in_help_alone_and_with_its_name(
+    name: str, talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = talk()
+    perform(one, "/help")
+    whole = capsys.readouterr().out
+    perform(one, f"/help {name}")
+    alone = capsys.readouterr().out
+    for out in (whole, alone):
+        assert f"/{name}" in out
+        assert commands()[name].help in out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_command_offers_words_and_survives_any_argument(name: str, talk: Make) -> None:
+    one = talk(b"yes")
+    one.ask("a?", Stream(silent=True))
+    assert all(isinstance(word, str) for word in commands()[name].completions(one))
+    for rest in ("", " \x1b[2J ü", " a b c"):
+        try:
+            perform(one, f"/{name}{rest}")
+        except UserError as error:
+            assert error.hint  # noqa: PT017 - some refuse, and then say what to type
+
+
+def test_all_that_was_promised_is_there() -> None:
+    promised = "help ? set show system kv timing clear regen retry save load exit bye quit"
+    assert set(promised.split()) <= set(words())
+
+
+def test_an_unknown_word_names_the_nearest_and_is_not_sent(talk: Make) -> None:
+    one = talk()
+    with pytest.raises(UserError, match="no command called /tming") as error:
+        say(one, "/tming")
+    assert "/timing" in error.value.hint
+    assert one.session.messages == []
+
+
+def test_two_slashes_send_a_text_that_starts_with_one(talk: Make) -> None:
+    one = talk()
+    say(one, "//usr/bin")
+    assert one.session.messages[0].content == "/usr/bin"
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("/set temp 0.2", "temp", 0.2), ("/set parameter temperature 0.2", "temp", 0.2), ("/set top-k 3", "top_k", 3),
+        ("/SET seed 4294967295", "seed", 4294967295),
+    ],
+)  # fmt: skip
+def test_set_changes_a_setting(
+    line: str, name: str, value: float, talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = talk()
+    perform(one, line)
+    assert one.session.sampling[name] == value
+    assert capsys.readouterr().out == f"{name} = {value:.10g}\n"
+
+
+@pytest.mark.parametrize("line", ["temp -1", "temp hot", "temperatur 1", "num_ctx 99", "predict x", "stop END"])
+def test_set_refuses_and_changes_nothing(line: str, talk: Make) -> None:
+    one = talk()
+    before = one.session.sampling
+    with pytest.raises(UserError) as error:
+        perform(one, f"/set {line}")
+    assert error.value.hint
+    assert one.session.sampling == before
+
+
+def test_set_limits_the_answer(talk: Make) -> None:
+    one = talk(b"hello")
+    perform(one, "/set num_predict 2")
+    assert one.ask("x", Stream(silent=True)).text == "he"
+    perform(one, "/set predict -1")
+    assert one.ask("x", Stream(silent=True)).text == "hello"
+
+
+def test_set_alone_lists_every_setting_with_its_value(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    one = talk()
+    perform(one, "/set")
+    rows = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert rows == {**{n: f"{v:.10g}" for n, v in one.session.sampling.as_dict().items()}, "predict": "-1"}
+
+
+def test_the_system_text_is_set_shown_and_removed(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    one = talk()
+    perform(one, "/set system Be brief.")
+    perform(one, "/system")
+    assert capsys.readouterr().out.splitlines()[-1] == "Be brief."
+    perform(one, '/system ""')
+    assert one.session.system is None
+
+
+def test_kv_accounts_for_every_cell(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    one = talk(b"yes")
+    one.ask("a?", Stream(silent=True))
+    perform(one, "/kv")
+    out = capsys.readouterr().out
+    used = one.runner.kv_report().used_cells
+    assert f"256: system 7, turns {used - 7}, free {256 - used}" in out
+    assert "131,072 (128.0 KiB)" in out
+    # Two layers, K and V of 64 values: 512 bytes in f16, 34 for every 32 values in q8_0, 18 in q4_0.
+    table = {line.split()[0]: line.split()[1] for line in out.splitlines() if line.startswith(("f16", "q8_0", "q4_0"))}
+    assert table == {"f16": "512", "q8_0": "272", "q4_0": "144"}
+
+
+def test_timing_shows_each_token_of_the_last_answer(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    one = talk(b"a\nb")
+    with pytest.raises(UserError, match="no answer yet"):
+        perform(one, "/timing")
+    one.ask("x", Stream(silent=True))
+    perform(one, "/timing")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:4]] == [["1", "a"], ["2", "␊"], ["3", "b"]]
+    assert "p99" in lines[4]
+
+
+def test_clear_empties_conversation_and_cache(talk: Make) -> None:
+    one = talk()
+    one.session.system = "Be brief."
+    one.ask("x", Stream(silent=True))
+    perform(one, "/clear")
+    assert (one.session.messages, one.session.system) == ([], "Be brief.")
+    assert one.runner.engine.ledger.used == 0
+
+
+def test_regen_answers_the_last_message_again(talk: Make) -> None:
+    one = talk(b"yes")
+    one.ask("a?", Stream(silent=True))
+    one.ask("b?", Stream(silent=True))
+    perform(one, "/regen")
+    assert [m.content for m in one.session.messages] == ["a?", "yes", "b?", "yes"]
+    perform(one, "/clear")
+    with pytest.raises(UserError, match="nothing to answer again"):
+        perform(one, "/regen")
+
+
+def test_a_regen_that_comes_to_nothing_keeps_the_answer_there_was(talk: Make) -> None:
+    one = talk(b"yes", n_ctx=64)
+    one.ask("a?", Stream(silent=True))
+    context = one.runner.context
+    context.before = lambda number: one.runner.engine.cancel(2)  # type: ignore[attr-defined]
+    context.abort_at = len(context.batches)  # type: ignore[attr-defined]
+    perform(one, "/regen")  # stopped before its first token
+    assert [m.content for m in one.session.messages] == ["a?", "yes"]
+    context.before = lambda number: None  # type: ignore[attr-defined]
+    one.session.system = "x" * 64
+    with pytest.raises(UserError, match="the context holds"):
+        perform(one, "/regen")
+    one.session.system = None
+    perform(one, "/regen")
+    assert [m.content for m in one.session.messages] == ["a?", "yes"]
+
+
+def test_save_and_load_bring_a_conversation_back(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    one = talk(b"yes")
+    one.ask("a?", Stream(silent=True))
+    perform(one, "/save trip")
+    perform(one, "/save")
+    assert "in place of the chat of that name" in capsys.readouterr().out
+    other = talk(b"yes")
+    other.name = "another"
+    perform(other, "/load trip")
+    assert other.session.messages == one.session.messages
+    assert "was held with fake" in capsys.readouterr().err
+    perform(other, "/load")
+    assert capsys.readouterr().out == "saved chats: trip\n"
+    assert list(commands()["load"].completions(other)) == ["trip"]

@@ -1,0 +1,48 @@
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmcli.commands.flags import RUN, table
+from llmcli.runtime.sampling import settings
+from tests.commands.conftest import Done
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("command", ["chat", "run"])
+def test_every_option_of_the_table_is_explained(command: str, llmcli: Callable[..., Done]) -> None:
+    out = llmcli(command, "--help").out
+    for flag in table():
+        assert all(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", out) for word in flag.spellings), flag
+
+
+def test_every_sampling_setting_is_an_option_of_its_name() -> None:
+    words = {word for flag in table() for word in flag.spellings}
+    assert {"--" + name.replace("_", "-") for name in settings()} <= words
+
+
+def test_no_spelling_means_two_things() -> None:
+    words = [word for flag in table() for word in flag.spellings]
+    assert len(words) == len(set(words))
+
+
+def test_help_of_chat_loads_no_engine() -> None:
+    program = "import sys; sys.argv = ['llmcli', 'chat', '--help']; from llmcli.app import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    assert "typer" in loaded
+    assert not loaded & {"torch", "llama_cpp", "transformers", "gguf", "prompt_toolkit", "huggingface_hub"}
+
+
+def test_the_options_named_as_fields_are_the_run_options() -> None:
+    from dataclasses import fields
+
+    from llmcli.runtime.request import RunOptions
+
+    assert {flag.name for flag in RUN} == {field.name for field in fields(RunOptions)}

@@ -1,0 +1,189 @@
+"""A model without llama.cpp: every byte is a token, and what it answers is known beforehand.
+
+FakeContext keeps the promises of the real context (positions, cells, slots) and checks its callers,
+so the engine, the chat and the commands can be tested in microseconds.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcli.runtime.binding.context import Aborted, NoSlot, Rows
+from llmcli.runtime.binding.memory import Allocated
+from llmcli.runtime.request import RunOptions
+from llmcli.runtime.runner import Runner
+from llmcli.runtime.template import Template
+from quant.container import Field, Header, TensorInfo
+
+BOS, EOS, N_VOCAB = 256, 257, 260
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+Speak = Callable[[list[int]], int]  # tokens so far -> the next one
+
+
+@dataclass(frozen=True)
+class FakeRow:
+    """The logits of one row."""
+
+    logits: NDArray[np.float32]
+
+    def logprob(self, token: int) -> float:
+        """log-softmax of one token."""
+        return float(self.logits[token] - np.logaddexp.reduce(self.logits))
+
+
+def saying(reply: bytes) -> Speak:
+    """Say `reply`, then end: the next byte is told from how much of it the tokens end with."""
+
+    def speak(tokens: list[int]) -> int:
+        raw = bytes(token for token in tokens if token < 256)
+        done = next(n for n in range(len(reply), -1, -1) if raw.endswith(reply[:n]))
+        return reply[done] if done < len(reply) else EOS
+
+    return speak
+
+
+@dataclass
+class FakeContext:
+    """A context of `n_ctx` cells shared by `n_seq_max` sequences. `batches` counts passes and rows.
+
+    `abort_at` is the number of the pass that raises Aborted half way; `before` is called at every pass
+    with its number, to do from outside what a user or a signal would do in the middle.
+    """
+
+    n_ctx: int = 256
+    n_seq_max: int = 1
+    n_batch: int = 64
+    reply: bytes | Speak = b"hello"
+    n_swa: int = 0
+    recurrent: bool = False
+    abort_at: int = -1
+    before: Callable[[int], None] = lambda number: None
+    batches: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.n_ubatch = self.n_batch
+        self.speak = saying(self.reply) if isinstance(self.reply, bytes) else self.reply
+        # Per sequence: (cell, token) in order of position. Cells of one number are shared.
+        self.cells: list[list[tuple[int, int]]] = [[] for _ in range(self.n_seq_max)]
+        # A window's older cells are overwritten as it moves on: the first position that is still there.
+        self._oldest = [0] * self.n_seq_max
+        self._next = 0
+        self._stop = False
+
+    @property
+    def used(self) -> int:
+        """Cells in use over all sequences."""
+        return len({cell for held in self.cells for cell, _ in held})
+
+    def decode(self, rows: Rows) -> list[FakeRow]:
+        """One pass: as the real one, positions must follow on, and NoSlot changes nothing."""
+        assert 0 < len(rows) <= self.n_batch
+        self.before(len(self.batches))
+        if self.used + len(rows) > self.n_ctx:
+            raise NoSlot
+        self.batches.append(len(rows))
+        aborts, self._stop = self._stop or len(self.batches) - 1 == self.abort_at, False
+        out = []
+        for number, (token, position, sequence, wanted) in enumerate(
+            zip(rows.tokens, rows.positions, rows.sequences, rows.wants, strict=True)
+        ):
+            if aborts and number >= len(rows) // 2:
+                raise Aborted
+            held = self.cells[sequence]
+            assert position == len(held), (sequence, position, len(held))
+            self.put(sequence, token)
+            if wanted:
+                out.append(FakeRow(self._logits([t for _, t in held])))
+        if aborts:
+            raise Aborted
+        return out
+
+    def put(self, sequence: int, token: int) -> None:
+        """One more token in a sequence, in a cell of its own."""
+        held = self.cells[sequence]
+        held.append((self._next, token))
+        self._next += 1
+        if self.n_swa:
+            self._oldest[sequence] = max(self._oldest[sequence], len(held) - self.n_swa)
+
+    def _logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        noise = np.random.default_rng(sum(tokens) + len(tokens)).random(N_VOCAB, np.float32)
+        noise[self.speak(list(tokens))] += 20
+        return noise
+
+    def interrupt(self) -> None:
+        """The next pass aborts."""
+        self._stop = True
+
+    def trim(self, sequence: int, keep: int) -> bool:
+        """As llama_memory_seq_rm: recurrent state can be dropped whole only."""
+        if self.recurrent and 0 < keep < len(self.cells[sequence]):
+            return False
+        del self.cells[sequence][keep:]
+        if not keep:
+            self._oldest[sequence] = 0
+        return True
+
+    def copy(self, source: int, target: int, upto: int) -> None:
+        assert source != target
+        assert 0 < upto <= len(self.cells[source])
+        self.cells[target] = self.cells[source][:upto]
+
+    def first(self, sequence: int) -> int:
+        oldest = self._oldest[sequence]
+        return oldest if oldest < len(self.cells[sequence]) else -1
+
+    def last(self, sequence: int) -> int:
+        return len(self.cells[sequence]) - 1
+
+    def allocated(self) -> Allocated | None:
+        return None
+
+
+class FakeModel:
+    """Bytes as tokens; 256 begins, 257 ends. "\\x00EOS" in a text is read as the end token where special."""
+
+    n_vocab, n_params, n_swa, recurrent = N_VOCAB, 42, 0, False
+    add_bos, bos, eos = True, BOS, EOS
+    description = "fake 42 F32"
+
+    def tokenize(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:
+        return [BOS] * add_special + list(text.encode("utf-8", "surrogatepass"))
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        if token < 256:
+            return bytes([token])
+        return {BOS: b"<s>", EOS: b"</s>"}.get(token, b"") if special else b""
+
+    def ends(self, token: int) -> bool:
+        return token == EOS
+
+
+def fake_header(path: Path = Path("fake.gguf")) -> Header:
+    """The header of a llama with two layers of two heads of 32: its KV cache is 512 bytes a token in f16."""
+    arch: dict[str, int | str] = {
+        "general.architecture": "llama", "general.file_type": 0, "llama.block_count": 2, "llama.context_length": 256,
+        "llama.embedding_length": 64, "llama.attention.head_count": 2,
+    }  # fmt: skip
+    fields = tuple(Field(k, "string" if isinstance(v, str) else "uint32", v, path, (0, 0)) for k, v in arch.items())
+    tensors = (TensorInfo("token_embd.weight", (64, N_VOCAB), "F32", 0, 64 * N_VOCAB * 4, path),)
+    return Header(path, (path,), 3, fields, tensors, 32)
+
+
+def fake_runner(reply: bytes | Speak = b"hello", *, template: str | None = TEMPLATE, path: Path = Path("fake.gguf"),
+                context: FakeContext | None = None, **settings: int) -> Runner:
+    """A Runner over the fakes; `settings` go to FakeContext, `template` None makes it a base model."""
+    made = context or FakeContext(reply=reply, **settings)
+    options = RunOptions(
+        ctx_size=made.n_ctx, threads=1, threads_batch=1, batch_size=made.n_batch, ubatch_size=made.n_ubatch
+    )  # fmt: skip
+    return Runner(
+        fake_header(path), FakeModel(), made, options,  # type: ignore[arg-type]
+        Template(template) if template else None, 1.0, native_sampling=False,
+    )

@@ -1,0 +1,70 @@
+"""What the machine decides where the user did not."""
+
+import pytest
+
+from llmcli.errors import UserError
+from llmcli.hardware import fit, host
+from llmcli.runtime.request import RunOptions
+from tests.fakes import fake_header
+
+
+def decide(monkeypatch, memory: int | None, **options):
+    monkeypatch.setattr(host, "available_memory", lambda: memory)
+    monkeypatch.setattr(fit.devices, "gpu_free", lambda: None)
+    warnings: list[str] = []
+    return (*fit.decide(fake_header(), RunOptions(**options), warnings.append), warnings)
+
+
+def test_the_context_is_the_model_s_own_where_it_fits(monkeypatch):
+    options, layers, warnings = decide(monkeypatch, 1 << 34)
+    assert (options.ctx_size, layers, warnings) == (256, 0, [])
+    assert options.threads == options.threads_batch == host.cores()
+
+
+def test_too_little_memory_shortens_it_to_what_fits(monkeypatch):
+    monkeypatch.setattr(fit.Header, "context_length", property(lambda _: 8192))
+    # 512 bytes a cell: beside the weights (66,560 bytes) and the spare there is room for 1100 cells
+    options, _, _ = decide(monkeypatch, fit.SPARE + 66_560 + 512 * 1100)
+    assert options.ctx_size == 1024
+
+
+def test_a_wish_longer_than_the_training_is_granted_with_a_warning(monkeypatch):
+    options, _, warnings = decide(monkeypatch, 1 << 34, ctx_size=4096)
+    assert options.ctx_size == 4096
+    assert "256" in warnings[0]
+
+
+def test_a_wish_for_more_cache_than_memory_is_refused_with_what_would_fit(monkeypatch):
+    free = fit.SPARE + 512 * 1100
+    with pytest.raises(UserError, match=r"the KV cache of 2000000000 tokens takes 953\.7 GiB, 256\.5 MiB"):
+        decide(monkeypatch, free, ctx_size=2_000_000_000)
+    with pytest.raises(UserError) as caught:
+        decide(monkeypatch, free, ctx_size=1_000_000)
+    assert caught.value.hint.startswith("--ctx-size 1024 would fit")
+    assert decide(monkeypatch, free, ctx_size=1024)[0].ctx_size == 1024
+    assert decide(monkeypatch, None, ctx_size=1_000_000)[0].ctx_size == 1_000_000
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ctx_size": 0},
+        {"threads": -1},
+        {"batch_size": 0},
+        {"cache_type_k": "f17"},
+        {"gpu_layers": "many"},
+        {"gpu_layers": "--5"},
+        {"gpu_layers": "²"},
+        {"threads": 513},
+    ],
+)
+def test_a_senseless_wish_is_one_clear_error(monkeypatch, wrong):
+    with pytest.raises(UserError) as caught:
+        decide(monkeypatch, 1 << 34, **wrong)
+    assert caught.value.hint
+
+
+def test_this_machine_has_cores_and_memory():
+    assert host.cores() >= 1
+    assert (host.available_memory() or 1) > 0
+    assert host.cpu_name()

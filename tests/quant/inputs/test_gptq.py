@@ -1,0 +1,171 @@
+"""GPTQ checkpoints, packed code by code from known numbers: the floats come back, or the folder is refused."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quant import container, convert, quantize
+from quant.errors import Refusal
+from tests.quant import checkpoint
+from tests.quant.inputs import opened, write
+
+torch = pytest.importorskip("torch", reason="torch is not installed: safetensors has no int32 writer here")
+NAMES = ("model.layers.0.mlp.up_proj", "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.gate_proj")
+GROUP = 16
+
+
+def words(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes [n, m] into int32 words [n / codes a word, m], the first code in the lowest bits."""
+    count = 32 // bits
+    packed = np.zeros((codes.shape[0] // count, codes.shape[1]), np.uint32)
+    for i in range(codes.shape[0]):
+        for j in range(codes.shape[1]):
+            packed[i // count, j] |= np.uint32(int(codes[i, j]) << (bits * (i % count)))
+    return packed.view(np.int32)
+
+
+def matrix(
+    shape: tuple[int, int], bits: int, form: str, order: bool, sym: bool, random: np.random.Generator
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """A random quantized matrix: its stored tensors, and the floats [outputs, inputs] they stand for."""
+    outputs, inputs = shape
+    groups = inputs // GROUP
+    codes = random.integers(0, 2**bits, (inputs, outputs))
+    zeros = np.full((groups, outputs), 2 ** (bits - 1)) if sym else random.integers(1, 2**bits, (groups, outputs))
+    scales = random.uniform(0.01, 0.02, (groups, outputs)).astype(np.float16)
+    g_idx = np.arange(inputs) // GROUP
+    if order:
+        g_idx = random.permutation(g_idx)
+    values = np.zeros((outputs, inputs), np.float32)
+    for i in range(inputs):
+        for j in range(outputs):
+            group = g_idx[i]
+            values[j, i] = np.float32(scales[group, j]) * np.float32(codes[i, j] - zeros[group, j])
+    stored = {
+        "qweight": words(codes, bits),
+        "qzeros": words((zeros - (form == "gptq")).T, bits).T,
+        "scales": scales,
+        "g_idx": g_idx.astype(np.int32),
+    }
+    return stored, values
+
+
+def folder(
+    stories: Path, target: Path, *, bits: int = 4, form: str = "gptq", order: bool = False, sym: bool = True,
+    settings: dict[str, Any] | None = None, change: dict[str, np.ndarray | None] | None = None,
+) -> tuple[Path, dict[str, np.ndarray]]:  # fmt: skip
+    """The stories with some matrices as GPTQ, and their floats; `change` is for the first one's tensors."""
+    random = np.random.default_rng(bits)
+    tensors = checkpoint.read(stories / "model.safetensors")
+    expected = {}
+    for name in NAMES:
+        shape = tensors.pop(f"{name}.weight").shape
+        shape = (shape[0] // 16 * 16, shape[1])  # 172 outputs fill no whole words
+        stored, expected[f"{name}.weight"] = matrix(shape, bits, form, order, sym, random)
+        stored |= (change or {}) if name == NAMES[0] else {}
+        tensors |= {f"{name}.{part}": array for part, array in stored.items() if array is not None}
+    told = {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "desc_act": order, "sym": sym}
+    told |= {"checkpoint_format": form} if form != "gptq" else {}
+    ready = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
+    return write(stories, target, ready, told | (settings or {})), expected
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(
+    ("form", "order", "sym"), [("gptq", False, True), ("gptq", True, False), ("gptq_v2", True, False)]
+)
+def test_the_floats_come_back(bits: int, form: str, order: bool, sym: bool, stories: Path, tmp_path: Path) -> None:
+    path, expected = folder(stories, tmp_path / "gptq", bits=bits, form=form, order=order, sym=sym)
+    for slab in (7, 1000):
+        found = opened(path, slab)
+        assert not any(name.endswith(("qweight", "qzeros", "scales", "g_idx")) for name in found)
+        for name, values in expected.items():
+            assert np.array_equal(found[name], values), name
+
+
+def test_without_g_idx_groups_follow_one_another(stories: Path, tmp_path: Path) -> None:
+    path, expected = folder(stories, tmp_path / "gptq", change={"g_idx": None})
+    found = opened(path)
+    assert all(np.array_equal(found[name], values) for name, values in expected.items())
+
+
+def test_bands_of_inputs_do_not_show(stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, expected = folder(stories, tmp_path / "gptq", order=True)
+    monkeypatch.setattr("quant.inputs.gptq.BAND", 16)
+    found = opened(path)
+    assert all(np.array_equal(found[name], values) for name, values in expected.items())
+
+
+def test_a_whole_folder_becomes_a_gguf_with_the_method_in_it(stories: Path, tmp_path: Path) -> None:
+    tensors = checkpoint.read(stories / "model.safetensors")
+    stored, values = matrix((64, 64), 4, "gptq", True, False, np.random.default_rng(0))
+    del tensors["model.layers.2.self_attn.o_proj.weight"]
+    tensors |= {f"model.layers.2.self_attn.o_proj.{part}": array for part, array in stored.items()}
+    ready = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
+    path = write(stories, tmp_path / "gptq", ready, {"quant_method": "gptq", "bits": 4, "group_size": GROUP})
+    source = convert.open_folder(path)
+    assert any("(GPTQ)" in note and "rounding them again adds that error" in note for note in source.notes)
+    quantize.run(quantize.plan(source, "F32"), tmp_path / "x.gguf")
+    header = container.read(tmp_path / "x.gguf")
+    assert header.metadata["llmcli.convert.source_method"] == "gptq"
+    made = quantize.open_gguf(tmp_path / "x.gguf")
+    weight = next(weight for weight in made.weights if weight.name == "blk.2.attn_output.weight")
+    assert np.array_equal(weight.read(0, 64).view(np.float32), values)
+
+
+@pytest.mark.parametrize(
+    ("settings", "change", "said"),
+    [
+        ({"bits": 3}, {}, "GPTQ with 3 bits is not undone here; 2, 4 and 8 are"),
+        ({"bits": "4"}, {}, "GPTQ with 4 bits"),
+        ({"bits": 8}, {}, "these are no codes of 8 bits"),
+        ({"checkpoint_format": "marlin"}, {}, "the GPTQ format 'marlin' is not undone here"),
+        ({"checkpoint_format": ["x"]}, {}, "is not undone here"),
+        ({"is_marlin_format": True}, {}, "GPTQ with is_marlin_format"),
+        ({"group_size": None}, {"g_idx": None}, "group_size is None, and .*up_proj.qweight has no g_idx"),
+        ({"group_size": 8}, {"g_idx": None}, "names groups that its 4 scales do not have"),
+        ({}, {"g_idx": np.full(64, 4, np.int32)}, "names groups that its 4 scales do not have"),
+        ({}, {"g_idx": np.full(64, -1, np.int32)}, "names groups"),
+        ({}, {"g_idx": np.zeros(63, np.int32)}, "not a group for each of 64 inputs"),
+        ({}, {"qzeros": None}, "up_proj.qweight has no model.layers.0.mlp.up_proj.qzeros"),
+        ({}, {"scales": np.ones((4, 8), np.float16)}, "these are no codes of 4 bits"),
+        ({}, {"weight": np.ones((160, 64), np.float32)}, "is there as floats and as codes"),
+        ({}, {"channel_scale": np.ones(64, np.float32)}, "up_proj.channel_scale is unknown"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_told(
+    settings: dict[str, Any], change: dict[str, Any], said: str, stories: Path, tmp_path: Path
+) -> None:
+    path, _ = folder(stories, tmp_path / "odd", settings=settings, change=change)
+    with pytest.raises(Refusal) as caught:
+        convert.open_folder(path)
+    assert re.search(said, str(caught.value)), caught.value
+
+
+def test_settings_may_stand_in_a_file_of_their_own(stories: Path, tmp_path: Path) -> None:
+    path, expected = folder(stories, tmp_path / "gptq")
+    config = json.loads((path / "config.json").read_text())
+    settings = config.pop("quantization_config")
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Refusal, match=r"up_proj\.qweight is unknown"):
+        convert.open_folder(path)
+    del settings["quant_method"]
+    (path / "quantize_config.json").write_text(json.dumps(settings))
+    assert all(np.array_equal(opened(path)[name], values) for name, values in expected.items())
+    (path / "quantize_config.json").rename(path / "quant_config.json")
+    with pytest.raises(Refusal, match=r"quantized already \(AWQ\)"):
+        convert.open_folder(path)
+
+
+def test_settings_left_beside_floats_change_nothing(stories: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(stories, tmp_path / "floats")
+    (path / "quant_config.json").write_text('{"zero_point": true}')
+    before = convert.open_folder(path)
+    checkpoint.edit(path / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+    after = convert.open_folder(path)
+    assert (after.entries, after.notes) == (before.entries, before.notes)

@@ -1,0 +1,168 @@
+"""Reading GGUF headers: equal to the gguf package on sound files, one clear line on all others."""
+
+import shutil
+import struct
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from quant import container
+from quant.errors import Refusal
+from tests.quant import tiny
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+import fuzz_header
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.llama(tmp_path_factory.mktemp("header") / "tiny.gguf", hidden=32, ff=64, layers=2)
+
+
+def test_every_key_and_tensor_is_what_the_gguf_package_reads(model: Path) -> None:
+    header, reader = container.read(model), gguf.GGUFReader(model)
+    for key, value in header.metadata.items():
+        expected = reader.fields[key].contents()
+        assert (value.values() if isinstance(value, container.Array) else value) == expected
+    assert [(t.name, t.shape, t.type, t.nbytes, t.offset) for t in header.tensors] == [
+        (t.name, tuple(int(n) for n in t.shape), t.tensor_type.name, t.n_bytes, t.data_offset) for t in reader.tensors
+    ]
+
+
+def test_a_header_says_what_the_model_is(model: Path) -> None:
+    header = container.read(model)
+    assert (header.architecture, header.context_length, header.tokenizer) == ("llama", 64, "llama")
+    assert not header.has_template
+    assert (header.file_type, header.bits_per_weight) == ("F32", 32.0)
+    assert sum(count for count, _ in header.types.values()) == len(header.tensors)
+
+
+@pytest.mark.model
+def test_a_real_models_header_is_described(smollm2: Path) -> None:
+    header = container.read(smollm2)
+    container.check(header)
+    assert (header.parameters, header.file_type, header.tokenizer) == (134515008, "Q4_1", "gpt2")
+    assert header.has_template
+    assert header.types == {"Q8_0": (1, 30081024), "F32": (61, 140544), "Q4_1": (210, 66355200)}
+
+
+def test_a_file_cut_anywhere_is_refused(model: Path, tmp_path: Path) -> None:
+    data, cut = model.read_bytes(), tmp_path / "cut.gguf"
+    end = container.read(model).tensors[0].offset
+    for length in [*range(0, end, 7), end, len(data) - 1]:
+        cut.write_bytes(data[:length])
+        with pytest.raises(Refusal):
+            container.read(cut)
+
+
+def test_a_truncated_file_is_told_by_tensor_and_bytes(model: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(model.read_bytes()[:-1000])
+    with pytest.raises(Refusal, match=r"truncated: tensor \S+ ends at byte \d+, the file has \d+"):
+        container.read(cut)
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (b"PK\x03\x04" + bytes(40), "is not a GGUF file"),
+        (b"GGUF" + struct.pack(">I", 3) + bytes(40), "byte order is reversed"),
+        (b"GGUF" + struct.pack("<IQQ", 9, 0, 0), "version is 9"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), "claims 1152921504606846976 tensors"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60), "claims 1152921504606846976 keys"),
+        (b"", "has 0 bytes"),
+    ],
+)
+def test_what_is_no_gguf_is_told_in_one_line(first: bytes, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(first)
+    with pytest.raises(Refusal, match=said) as caught:
+        container.read(file)
+    assert "\n" not in str(caught.value)
+    assert caught.value.hint
+
+
+def test_a_huge_array_costs_nothing_until_it_is_asked_for(tmp_path: Path) -> None:
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 5, 2**61)
+    file = tmp_path / "x.gguf"
+    file.write_bytes(head + bytes(64))
+    with pytest.raises(Refusal, match="claims 2305843009213693952 elements"):
+        container.read(file)
+
+
+def split(model: Path, folder: Path, parts: int) -> list[Path]:
+    """The model in several files, written with the gguf package."""
+    reader, files = gguf.GGUFReader(model), []
+    for part in range(parts):
+        files.append(folder / f"m-{part + 1:05}-of-{parts:05}.gguf")
+        writer = gguf.GGUFWriter(files[-1], "llama")
+        for name, value in (("no", part), ("count", parts)):
+            writer.add_uint16(f"split.{name}", value)
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in reader.tensors[part::parts]:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return files
+
+
+def test_the_first_shard_opens_all(model: Path, tmp_path: Path) -> None:
+    first, *others = split(model, tmp_path, 3)
+    header = container.read(first)
+    assert header.files == (first, *others)
+    assert sorted(t.name for t in header.tensors) == sorted(t.name for t in container.read(model).tensors)
+
+
+def test_a_missing_or_wrong_shard_is_refused(model: Path, tmp_path: Path) -> None:
+    first, second, third = split(model, tmp_path, 3)
+    with pytest.raises(Refusal, match="part 2 of 3") as caught:
+        container.read(second)
+    assert str(first) in caught.value.hint
+    third.unlink()
+    with pytest.raises(Refusal, match=r"lacks 1 of its 3 parts: m-00003-of-00003\.gguf"):
+        container.read(first)
+    shutil.copy(second, third)
+    with pytest.raises(Refusal, match="is there twice"):
+        container.read(first)
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "value", "said"),
+    [
+        ("llama.block_count", "uint32", 4096, "block_count is 4096"),
+        ("llama.attention.layer_norm_rms_epsilon", "float32", -1.0, "layer_norm_rms_epsilon is -1.0"),
+        ("llama.expert_used_count", "uint32", 3, "uses 3 of 0 experts"),
+        ("llama.rope.scaling.type", "string", "spiral", "rope scaling 'spiral' is unknown"),
+    ],
+)
+def test_numbers_that_would_abort_llama_cpp_are_refused(
+    key: str, kind: str, value: float | str, said: str, model: Path, tmp_path: Path
+) -> None:
+    from quant import quantize
+    from quant.writer import entry, layout
+
+    source, file = quantize.open_gguf(model), tmp_path / "bad.gguf"
+    entries = [(name, blob) for name, blob in source.entries if name != key] + [(key, entry(kind, value))]
+    plan = layout(entries, [(w.name, w.shape, w.type) for w in source.weights], 32)
+    file.write_bytes(plan.header.ljust(plan.nbytes, b"\0"))
+    with pytest.raises(Refusal, match=f"would crash llama.cpp: .*{said}"):
+        container.check(container.read(file))
+
+
+@pytest.mark.parametrize("kind", ["spm", "bpe", "experts", "gemma3"])
+def test_what_our_checks_let_pass_does_not_kill_llama_cpp(kind: str, tmp_path: Path) -> None:
+    small = {"hidden": 32, "ff": 64, "layers": 2}
+    make = {
+        "spm": lambda path: tiny.llama(path, **small),
+        "bpe": lambda path: tiny.llama(path, **small, vocab=-300),
+        "experts": lambda path: tiny.llama(path, **small, experts=4),
+        "gemma3": tiny.gemma3,
+    }[kind]
+    outcomes = fuzz_header.run(make(tmp_path / "tiny.gguf"), count=60, seed=5)
+    assert [outcome for outcome in outcomes if outcome.verdict.startswith("died")] == []
+    assert len({outcome.verdict for outcome in outcomes}) == 2  # some are refused, some survive

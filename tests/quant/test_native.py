@@ -1,0 +1,85 @@
+"""libggml through ctypes, held against its own names and against the gguf package's dequantizer."""
+
+import ctypes
+
+import gguf
+import numpy as np
+import pytest
+
+from quant import native, recipe
+from quant.errors import Refusal
+from quant.file_types import FATAL
+
+QUANTIZED = [name for name in recipe.TENSOR_TYPES if native.quantized(name)]
+
+
+def rows(count: int = 24, columns: int = 512) -> np.ndarray:
+    return np.random.default_rng(1).normal(0, 0.3, (count, columns)).astype(np.float32)
+
+
+def test_our_table_of_types_is_the_librarys() -> None:
+    lib = native.library()
+    lib.ggml_type_name.restype = ctypes.c_char_p
+    assert {n: lib.ggml_type_name(n).decode().upper() for n in native.TYPE_IDS} == native.TYPE_IDS
+
+
+@pytest.mark.parametrize("name", sorted(set(QUANTIZED) - {"Q1_0", "Q2_0"}))
+def test_decoding_gives_what_the_gguf_package_reads(name: str) -> None:
+    codes = native.encode(rows(), name, label="t", importance=native.Importance(np.ones((1, 512), np.float32), 24))
+    ours = native.decode(codes, name, 512, label="t")
+    theirs = gguf.dequantize(codes, gguf.GGMLQuantizationType[name])
+    assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
+def test_encoding_gives_what_the_gguf_package_writes(name: str) -> None:
+    ours = native.encode(rows(), name, label="t")
+    theirs = gguf.quantize(rows(), gguf.GGMLQuantizationType[name])
+    assert np.array_equal(ours.reshape(-1), np.ascontiguousarray(theirs).view(np.uint8).reshape(-1))
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_1", "IQ4_NL"])
+def test_every_matrix_of_a_stack_is_weighed_by_its_own_vector(name: str) -> None:
+    vectors = np.random.default_rng(2).exponential(1, (3, 512)).astype(np.float32)
+    whole = native.encode(rows(), name, label="t", importance=native.Importance(vectors, 8))
+    each = [
+        native.encode(rows()[8 * i : 8 * i + 8], name, label="t", importance=native.Importance(vectors[i : i + 1], 8))
+        for i in range(3)
+    ]
+    assert np.array_equal(whole, np.concatenate(each))
+    within = native.Importance(vectors, 8).behind(5)
+    assert np.array_equal(whole[5:], native.encode(rows()[5:], name, label="t", importance=within))
+    assert not np.array_equal(whole, native.encode(rows(), name, label="t"))
+
+
+def test_the_types_ggml_aborts_on_without_an_imatrix_are_known() -> None:
+    lib = native.library()
+    found = {name for name in QUANTIZED if lib.ggml_quantize_requires_imatrix(native.TYPE_NUMBERS[name])}
+    assert found == FATAL
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_tensor_that_is_not_finite_is_refused_by_name(bad: float) -> None:
+    broken = rows()
+    broken[7, 300] = bad
+    with pytest.raises(Refusal, match=r"blk\.3\.ffn_up\.weight holds NaN or infinite"):
+        native.encode(broken, "Q4_K", label="blk.3.ffn_up.weight")
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q8_0", "Q4_K"])
+def test_what_is_copied_is_looked_at_too(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    codes = native.encode(rows(), name, label="t")
+    native.check(codes, name, label="t")
+    end = {"F32": b"\0\0\xc0\x7f", "F16": b"\0\x7c", "BF16": b"\x80\xff"}.get(name, b"\0\x7e")
+    codes[7, : len(end)] = np.frombuffer(end, np.uint8)  # NaN, infinity, -infinity, a NaN for a block's scale
+    with pytest.raises(Refusal, match=r"blk\.3\.ffn_up\.weight holds NaN or infinite"):
+        native.check(codes, name, label="blk.3.ffn_up.weight")
+
+
+def test_a_value_outside_of_f16_is_refused_and_fits_bf16(capfd: pytest.CaptureFixture[str]) -> None:
+    large = rows()
+    large[0, 0] = 1e6
+    with pytest.raises(Refusal, match="does not fit into F16"):
+        native.encode(large, "F16", label="t")
+    codes = native.encode(large, "BF16", label="t")
+    assert native.decode(codes, "BF16", 512, label="t")[0, 0] == pytest.approx(1e6, rel=0.01)

@@ -1,0 +1,31 @@
+"""What ends an answer: the file's three slots, and the texts that llama.cpp knows by itself."""
+
+import pytest
+
+from quant import special
+from quant.errors import Refusal
+
+
+def slots(texts: list[str], ends: list[int]) -> dict[str, int]:
+    return special.ids(texts, {"eos_token": "</s>"}, {"eos_token_id": ends}, {}, "here")
+
+
+@pytest.mark.parametrize(
+    ("texts", "ends", "expected"),
+    [
+        (["</s>", "<|im_end|>", "<x>"], [0, 1], {"eos": 0}),
+        (["</s>", "<|im_end|>", "<x>"], [2, 1, 0], {"eos": 0, "eot": 2}),
+        (["</s>", "<|end|>", "<|return|>", "<|call|>"], [2, 1, 3], {"eos": 2, "eot": 1}),
+        (["</s>", "<|end|>", "<|call|>"], [2, 1], {"eos": 2}),
+        (["</s>", "<|tool_response>", "<turn|>"], [1, 0, 2], {"eos": 0}),
+        (["</s>", "<|tool_response>", "<turn|>"], [1, 2], {"eos": 1}),
+        (["</s>", "<a>", "<b>"], [1, 1, 2, 99, True], {"eos": 1, "eot": 2}),
+    ],
+)
+def test_each_end_has_a_slot_or_is_known_by_its_text(texts, ends, expected) -> None:
+    assert slots(texts, ends) == expected
+
+
+def test_more_ends_than_slots_are_refused_by_name() -> None:
+    with pytest.raises(Refusal, match=r"'<a>', '<b>', '<c>'"):
+        slots(["</s>", "<a>", "<b>", "<c>"], [0, 1, 2, 3])

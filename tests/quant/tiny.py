@@ -1,0 +1,116 @@
+"""Tiny model files for tests: random weights of any shape, written with the gguf package."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+
+def llama(
+    path: Path, *, hidden: int = 256, ff: int = 256, layers: int = 8, heads: int = 4, kv_heads: int = 2,
+    tied: bool = False, experts: int = 0, arch: str = "llama", vocab: int = 300, seed: int = 0, dtype: Any = np.float32,
+    extra: dict[str, tuple[int, ...]] | None = None,
+) -> Path:  # fmt: skip
+    """A random model of the Llama family, loadable by llama.cpp where arch is llama; `extra` adds tensors."""
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_context_length(64)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(ff)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_rope_dimension_count(hidden // heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_file_type(0)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(2)
+    (byte_level if vocab < 0 else vocabulary)(writer, abs(vocab))
+    vocab = abs(vocab)
+    if arch == "gemma3":
+        writer.add_sliding_window(16)
+        writer.add_key_length(hidden // heads)
+        writer.add_value_length(hidden // heads)
+    random = np.random.default_rng(seed)
+    for name, shape in {**_shapes(hidden, ff, layers, heads, kv_heads, tied, experts, vocab), **(extra or {})}.items():
+        norm = name.endswith("_norm.weight")
+        values = random.normal(1.0 if norm else 0.0, 0.2 if norm else 0.1, shape).astype(np.float32)
+        writer.add_tensor(name, values if len(shape) == 1 else values.astype(dtype))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+    """A SentencePiece vocabulary: three specials, all bytes, and made-up words."""
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{i:02X}>" for i in range(256)),
+        *(f"\u2581w{i}" for i in range(size - 259)),
+    ]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(i) for i in range(size)])
+    writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * (size - 259)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+
+
+def byte_level(writer: gguf.GGUFWriter, size: int) -> None:
+    """A byte-level BPE vocabulary: all bytes, two specials, and made-up pairs with their merges."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = [chr(b) for b in printable] + [chr(256 + i) for i in range(256 - len(printable))]
+    pairs = [(letters[i], letters[i + 1]) for i in range(size - 258)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*letters, "<|im_start|>", "<|im_end|>", *(a + b for a, b in pairs)])
+    writer.add_token_merges([f"{a} {b}" for a, b in pairs])
+    writer.add_token_types([*[1] * 256, 3, 3, *[1] * (size - 258)])
+    writer.add_bos_token_id(256)
+    writer.add_eos_token_id(257)
+
+
+def gemma3(path: Path, hidden: int = 32, layers: int = 2) -> Path:
+    """A random Gemma 3: sliding window, norms before and behind, norms of queries and keys."""
+    head = hidden // 4
+    extra = {
+        f"blk.{i}.{role}.weight": (size,)
+        for i in range(layers)
+        for role, size in (
+            ("post_attention_norm", hidden),
+            ("post_ffw_norm", hidden),
+            ("attn_q_norm", head),
+            ("attn_k_norm", head),
+        )
+    }
+    return llama(path, arch="gemma3", hidden=hidden, ff=64, layers=layers, tied=True, extra=extra)
+
+
+def _shapes(
+    hidden: int, ff: int, layers: int, heads: int, kv_heads: int, tied: bool, experts: int, vocab: int
+) -> dict[str, tuple[int, ...]]:
+    kv, many = hidden // heads * kv_heads, (experts,) if experts else ()
+    suffix = "_exps" if experts else ""
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab, hidden), "output_norm.weight": (hidden,)}
+    for i in range(layers):
+        shapes |= {
+            f"blk.{i}.attn_norm.weight": (hidden,),
+            f"blk.{i}.attn_q.weight": (hidden, hidden),
+            f"blk.{i}.attn_k.weight": (kv, hidden),
+            f"blk.{i}.attn_v.weight": (kv, hidden),
+            f"blk.{i}.attn_output.weight": (hidden, hidden),
+            f"blk.{i}.ffn_norm.weight": (hidden,),
+            f"blk.{i}.ffn_gate{suffix}.weight": (*many, ff, hidden),
+            f"blk.{i}.ffn_up{suffix}.weight": (*many, ff, hidden),
+            f"blk.{i}.ffn_down{suffix}.weight": (*many, hidden, ff),
+        }
+        if experts:
+            shapes[f"blk.{i}.ffn_gate_inp.weight"] = (experts, hidden)
+    return shapes if tied else shapes | {"output.weight": (vocab, hidden)}

@@ -1,0 +1,103 @@
+"""Folders rebuilt from vocabulary-only GGUFs, whose expected ids lie beside them: what their models were made from."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from quant import container, pretokenizer
+from quant.pretokenizer import CJK, DEEPSEEK, LLAMA3, QWEN2, QWEN35
+
+HERE = Path(__file__).parents[3] / "shared" / "assets" / "vocab"
+SEPARATOR = "\n__ggml_vocab_test__\n"
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+# The steps of each model's published tokenizer.json, and whether it puts whole words before merges.
+STEPS: dict[str, tuple[tuple[str, ...], bool]] = {
+    "gpt-2": (("gpt2",), False),
+    "mpt": (("gpt2",), False),
+    "starcoder": (("digits", "gpt2"), False),
+    "refact": (("digits", "gpt2"), False),
+    "command-r": (("digits", "gpt2"), False),
+    "llama-bpe": ((LLAMA3,), True),
+    "qwen2": ((QWEN2,), False),
+    "qwen35": ((QWEN35,), False),
+    "deepseek-llm": ((*DEEPSEEK, "digits"), False),
+    "deepseek-coder": (("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK, "digits"), False),
+    "falcon": (("punctuation", "gpt2", "numbers", "[0-9][0-9][0-9]"), False),
+}
+PIECES = ("llama-spm", "phi-3")
+
+
+def files() -> list[Path]:
+    """Every vocabulary with expected ids: the shared ones, and those of llama.cpp's source distribution if here."""
+    found = {path.name: path for folder in (_sources(), HERE) if folder for path in folder.glob("ggml-vocab-*.gguf")}
+    return [path for _, path in sorted(found.items()) if path.with_name(f"{path.name}.out").is_file()]
+
+
+def _sources() -> Path | None:
+    for folder in (Path(__file__).parents[3], Path(__file__).parents[4]):
+        for found in folder.glob("llama_cpp_python-*/vendor/llama.cpp/models"):
+            return found
+    return None
+
+
+def expected(path: Path) -> list[tuple[str, list[int]]]:
+    """The strings and ids that llama.cpp's own tests compare."""
+    texts = path.with_name(f"{path.name}.inp").read_bytes().decode().split(SEPARATOR)
+    lines = path.with_name(f"{path.name}.out").read_text().split("\n")
+    return [(text, [int(number) for number in line.split()]) for text, line in zip(texts, lines, strict=False)]
+
+
+def rebuild(path: Path, folder: Path) -> int:
+    """Write the checkpoint's tokenizer files; returns the size of the vocabulary."""
+    name, metadata = path.name.removeprefix("ggml-vocab-").removesuffix(".gguf"), container.read(path).metadata
+    tokens, types = (metadata[f"tokenizer.ggml.{key}"].values() for key in ("tokens", "token_type"))
+    folder.mkdir()
+    if name in PIECES:
+        scores = metadata["tokenizer.ggml.scores"].values()
+        (folder / "tokenizer.model").write_bytes(sentencepiece(list(zip(tokens, scores, types, strict=True))))
+        return len(tokens)
+    steps, whole = STEPS[name]
+    added = [
+        {"id": index, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": kind == CONTROL}
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind in (CONTROL, USER_DEFINED)
+    ]  # fmt: skip
+    words = {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != UNUSED}
+    merges = metadata["tokenizer.ggml.merges"].values()
+    (folder / "tokenizer.json").write_text(json.dumps(bytewise(words, merges, steps, added, whole)))
+    return len(tokens)
+
+
+def bytewise(
+    words: dict[str, int], merges: list[Any], steps: tuple[str, ...], added: list[dict[str, Any]], whole: bool
+) -> dict[str, Any]:
+    """A tokenizer.json of byte-level BPE."""
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
+        "pre_tokenizer": pretokenizer.node(steps), "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": whole,
+            "vocab": words, "merges": merges,
+        },
+    }  # fmt: skip
+
+
+def sentencepiece(pieces: list[tuple[str, float, int]], kind: int = 2) -> bytes:
+    """A tokenizer.model with these pieces (text, score, type); `kind` 2 is BPE, 1 unigram."""
+    data = b""
+    for text, score, piece in pieces:
+        word = text.encode()
+        body = b"\x0a" + _varint(len(word)) + word + b"\x15" + struct.pack("<f", score) + b"\x18" + _varint(piece)
+        data += b"\x0a" + _varint(len(body)) + body
+    return data + b"\x12\x02\x18" + bytes([kind])
+
+
+def _varint(value: int) -> bytes:
+    found = b""
+    while value > 127:
+        found += bytes([value & 127 | 128])
+        value >>= 7
+    return found + bytes([value])

@@ -1,0 +1,176 @@
+"""The door to llama.cpp on the real model: same tokens as its high-level API, and no way to an abort."""
+
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.context import Aborted, ContextOptions, NoSlot, Rows, open_context
+from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.request import Request, RunOptions
+from llmcli.runtime.runner import open_runner
+from llmcli.runtime.sampling import defaults
+from llmcli.types import Message
+
+pytestmark = pytest.mark.model
+GREEDY = defaults().with_values({"temp": 0})
+QUESTION = [Message("user", "What is the capital of France?")]
+
+
+def options(**more) -> RunOptions:
+    return RunOptions(**{"ctx_size": 1024, "threads": 1, "batch_size": 512, **more})
+
+
+def ids_of(runner, request: Request) -> list[int]:
+    reply = runner.reply(request)
+    for _ in reply:
+        pass
+    return [token.id for token in reply.answer.tokens]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_greedy_text_equals_the_high_level_api(smollm2, kind):
+    from llama_cpp import Llama
+
+    with open_runner(smollm2, options(flash_attn="on", cache_type_k=kind, cache_type_v=kind)) as runner:
+        prompt = runner.encode_chat(QUESTION)
+        ours = ids_of(runner, Request(prompt, GREEDY, max_tokens=64))
+    number = {"f16": 1, "q8_0": 8}[kind]
+    high = Llama(str(smollm2), n_ctx=1024, n_batch=512, n_ubatch=512, n_threads=1, n_threads_batch=1, flash_attn=True,
+                 type_k=number, type_v=number, verbose=False)  # fmt: skip
+    theirs = []
+    for token in high.generate(list(prompt), temp=0.0, top_k=1):
+        if token == high.token_eos() or len(theirs) == 64:
+            break
+        theirs.append(token)
+    high.close()
+    assert ours == theirs
+    assert len(ours) == 64
+
+
+def test_a_resumed_turn_says_what_a_fresh_one_says_with_q8_0_kv(smollm2):
+    wanted = options(cache_type_k="q8_0", cache_type_v="q8_0", flash_attn="on")
+    with open_runner(smollm2, wanted) as runner:
+        first = runner.reply(Request(runner.encode_chat(QUESTION), GREEDY, max_tokens=12))
+        for _ in first:
+            pass
+        turns = [*QUESTION, Message("assistant", first.answer.text), Message("user", "And of Italy?")]
+        second = runner.reply(Request(runner.encode_chat(turns), GREEDY, max_tokens=12))
+        for _ in second:
+            pass
+        runner.engine.ledger.check()
+        assert second.answer.cached_tokens > len(runner.encode_chat(QUESTION)) - 4
+    with open_runner(smollm2, wanted) as fresh:
+        assert ids_of(fresh, Request(fresh.encode_chat(turns), GREEDY, max_tokens=12)) == [
+            token.id for token in second.answer.tokens
+        ]
+
+
+def test_the_same_seed_gives_the_same_text_and_the_native_chain_ends_it(smollm2):
+    seeded = defaults().with_values({"seed": 7, "repeat_penalty": 1.1})
+    with open_runner(smollm2, options()) as runner:
+        prompt = runner.encode_chat(QUESTION)
+        one, other = (ids_of(runner, Request(prompt, seeded, max_tokens=12)) for _ in range(2))
+    assert one == other
+
+
+def test_ctrl_c_stops_a_long_prompt_at_once_and_the_cells_stay_in_order(smollm2):
+    with open_runner(smollm2, options(ctx_size=4096, batch_size=2048)) as runner:
+        prompt = tuple(runner.model.tokenize("one two three four five " * 300, special=False))[:1900]
+        reply = runner.reply(Request(prompt, GREEDY))
+        threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+        started = time.monotonic()
+        assert [event.finish for event in reply][-1] == "cancelled"
+        # The whole prompt takes ten seconds and more on one thread; a pass is cut within milliseconds.
+        assert time.monotonic() - started < 4
+        runner.engine.ledger.check()
+        assert ids_of(runner, Request(prompt[:20], GREEDY, max_tokens=2))
+
+
+def test_many_sequences_in_one_batch_say_what_each_says_alone(smollm2):
+    from llmcli.runtime.binding.sampler import NativeChains
+    from llmcli.runtime.engine import Engine, Vocabulary
+
+    questions = ["Name a colour.", "Name a country.", "Count to five."]
+    kind = ContextOptions(2048, 512, 512, 3, 1, 1, "q8_0", "q8_0", "on")
+    with open_model(smollm2) as model:
+        prompts = [
+            tuple(model.tokenize(f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n", special=True))
+            for q in questions
+        ]
+        texts = []
+        for together in (True, False):
+            with open_context(model, kind) as context:
+                engine = Engine(context, Vocabulary(model.piece, model.ends), NativeChains(model.n_vocab))
+                answers = []
+                for group in [prompts] if together else [[prompt] for prompt in prompts]:
+                    numbers = [engine.submit(Request(prompt, GREEDY, max_tokens=10)) for prompt in group]
+                    while engine.busy:
+                        engine.step()
+                    answers += [engine.answer(number) for number in numbers]
+                engine.ledger.check()
+                texts.append([answer.text for answer in answers])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_batch_reaches_an_abort(stories_gguf, seed):
+    """Random rows, most of them wrong: each is refused in Python or computed, and the process lives."""
+    rng = random.Random(seed)
+    with open_model(stories_gguf) as model, open_context(model, ContextOptions(256, 32, 32, 2)) as context:
+        done = 0
+        for _ in range(300):
+            count = rng.choice([0, 1, 2, 5, 32, 33])
+            rows = Rows(
+                [
+                    rng.choice([-1, 0, 5, 511, 512, 9999]) if rng.random() < 0.2 else rng.randrange(512)
+                    for _ in range(count)
+                ],
+                [rng.randrange(-1, 40) if rng.random() < 0.1 else context.last(0) + 1 + i for i in range(count)],
+                [rng.choice([0, 0, 0, 1, 2, -1]) if rng.random() < 0.2 else 0 for _ in range(count)],
+                [rng.random() < 0.3 or i == count - 1 for i in range(count)],
+            )
+            try:
+                context.decode(rows)
+                done += 1
+            except (AssertionError, UserError, NoSlot):
+                if rng.random() < 0.2 or context.last(0) > 200:
+                    context.clear()
+        assert done > 5
+
+
+def test_settings_that_llama_cpp_would_refuse_are_told_in_words(smollm2):
+    with open_model(smollm2) as model:
+        for wrong in (
+            {"type_k": "q9"},
+            {"flash_attn": "perhaps"},
+            {"type_v": "q8_0", "flash_attn": "off"},
+            {"n_seq_max": 999},
+        ):
+            with pytest.raises(UserError) as caught, open_context(model, ContextOptions(512, **wrong)):
+                pass
+            assert caught.value.hint
+
+
+def test_an_unknown_architecture_is_told_in_llama_cpp_s_words(tmp_path, stories_gguf):
+    raw = stories_gguf.read_bytes()
+    strange = tmp_path / "strange.gguf"
+    key = b"general.architecture" + (8).to_bytes(4, "little") + (5).to_bytes(8, "little")
+    assert key + b"llama" in raw
+    strange.write_bytes(raw.replace(key + b"llama", key + b"lamma", 1))
+    with pytest.raises(UserError, match="lamma"), open_model(strange):
+        pass
+
+
+def test_an_interrupt_that_comes_just_before_a_pass_stops_it(stories_gguf):
+    rows = Rows(range(1, 33), range(32), [0] * 32, [False] * 31 + [True])
+    with open_model(stories_gguf) as model, open_context(model, ContextOptions(256, 32, 32)) as context:
+        context.interrupt()
+        with pytest.raises(Aborted):
+            context.decode(rows)
+        context.trim(0, 0)
+        assert len(context.decode(rows)) == 1

@@ -1,0 +1,152 @@
+"""The engine: many sequences, each with the text it would have alone."""
+
+import pytest
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.context import Rows
+from llmcli.runtime.engine import Engine, Vocabulary
+from llmcli.runtime.request import Answer, Request, percentile
+from llmcli.runtime.sampling import defaults
+from tests.fakes import EOS, FakeContext, FakeModel
+
+GREEDY = defaults().with_values({"temp": 0})
+
+
+def engine(context: FakeContext) -> Engine:
+    model = FakeModel()
+    return Engine(context, Vocabulary(model.piece, model.ends), None)
+
+
+def finish(machine: Engine, *ids: int) -> list[Answer]:
+    for _ in range(2000):
+        if not machine.busy:
+            return [machine.answer(one) for one in ids]
+        machine.step()
+    raise AssertionError("it never ended")
+
+
+def request(text: str, **more) -> Request:
+    return Request(tuple(text.encode()), GREEDY, **more)
+
+
+def test_it_says_what_the_model_says_and_stops_at_the_end_token():
+    machine = engine(FakeContext(reply=b"hello"))
+    (answer,) = finish(machine, machine.submit(request("ask")))
+    assert (answer.text, answer.finish, len(answer.tokens), answer.prompt_tokens) == ("hello", "stop", 5, 3)
+
+
+def test_max_tokens_stop_strings_and_ignored_ends_are_obeyed():
+    machine = engine(FakeContext(reply=b"hello world"))
+    (short,) = finish(machine, machine.submit(request("a", max_tokens=3)))
+    (cut,) = finish(machine, machine.submit(request("b", stops=(" wo",))))
+    (long,) = finish(machine, machine.submit(request("c", ignore_eos=True, max_tokens=20)))
+    assert (short.text, short.finish) == ("hel", "length")
+    assert (cut.text, cut.finish) == ("hello", "stop")
+    assert (len(long.tokens), long.finish) == (20, "length")
+    assert EOS not in {token.id for token in long.tokens}
+
+
+def test_many_sequences_share_passes_and_each_gets_its_own_text():
+    context = FakeContext(n_ctx=512, n_seq_max=3, reply=b"the same answer")
+    machine = engine(context)
+    ids = [machine.submit(request(prompt)) for prompt in ("one", "another", "third one", "waits for its place")]
+    assert [answer.text for answer in finish(machine, *ids)] == ["the same answer"] * 4
+    assert max(context.batches[1:]) >= 3  # three tokens in one pass
+    machine.ledger.check()
+
+
+def test_a_long_prompt_is_cut_into_passes_of_the_batch_size():
+    context = FakeContext(n_batch=16)
+    machine = engine(context)
+    (answer,) = finish(machine, machine.submit(request("x" * 50)))
+    assert context.batches[:4] == [16, 16, 16, 2]
+    assert answer.text == "hello"
+
+
+def test_a_second_turn_reuses_the_first():
+    machine = engine(FakeContext())
+    (first,) = finish(machine, machine.submit(request("tell me")))
+    (second,) = finish(machine, machine.submit(request("tell me" + first.text + " and more?")))
+    assert second.cached_tokens == len("tell me" + first.text)
+
+
+def test_a_full_context_ends_the_answer_and_says_so():
+    machine = engine(FakeContext(n_ctx=10, reply=b"a very long answer"))
+    (answer,) = finish(machine, machine.submit(request("12345")))
+    assert answer.finish == "context_full"
+    assert answer.text == "a very"[: 10 - 5 + 1]
+
+
+def test_when_the_pool_is_full_the_newest_gives_way_and_the_others_end_well():
+    machine = engine(FakeContext(n_ctx=24, n_seq_max=2, reply=b"0123456789"))
+    old, new = machine.submit(request("aaaa")), machine.submit(request("bbbbbbbb"))
+    first, second = finish(machine, old, new)
+    assert (first.text, first.finish) == ("0123456789", "stop")
+    assert second.finish == "context_full"
+    machine.ledger.check()
+
+
+def test_a_cancelled_answer_keeps_its_text_and_its_cells():
+    machine = engine(FakeContext(reply=b"hello world"))
+    one = machine.submit(request("q"))
+    for _ in range(4):
+        machine.step()
+    machine.cancel(one)
+    (answer,) = finish(machine, one)
+    assert (answer.text, answer.finish) == ("hell", "cancelled")
+    machine.ledger.check()
+    (again,) = finish(machine, machine.submit(request("q" + "hell")))
+    assert again.cached_tokens > 0
+
+
+def test_an_interrupted_pass_loses_only_itself():
+    context = FakeContext(n_batch=16, abort_at=1)
+    machine = engine(context)
+    one = machine.submit(request("y" * 40))
+    machine.step()
+    machine.step()  # the second pass is interrupted half way
+    machine.ledger.check()
+    (answer,) = finish(machine, one)
+    assert answer.text == "hello"
+
+
+def test_the_accounts_of_an_answer_add_up():
+    machine = engine(FakeContext())
+    (answer,) = finish(machine, machine.submit(request("q", logprobs=True)))
+    assert answer.generate_ms == pytest.approx(sum(token.ms for token in answer.tokens[1:]))
+    assert answer.tpot_ms == pytest.approx(answer.generate_ms / 4)
+    for token in answer.tokens:
+        assert token.decode_ms + token.sample_ms <= token.ms * 1.001
+        assert token.logprob is not None and token.logprob <= 0
+
+
+def test_percentiles_are_nearest_rank():
+    values = [float(n) for n in range(1, 101)]
+    assert [percentile(values, share) for share in (0.5, 0.9, 0.99)] == [50, 90, 99]
+    assert percentile([5.0], 0.99) == 5
+    assert percentile([], 0.5) == 0
+
+
+def test_the_fake_keeps_the_real_one_s_promises():
+    context = FakeContext()
+    context.decode(Rows((1, 2), (0, 1), (0, 0), (False, True)))
+    with pytest.raises(AssertionError):
+        context.decode(Rows((3,), (5,), (0,), (True,)))
+
+
+def test_a_pass_that_fails_is_told_and_the_map_still_agrees_with_the_memory():
+    class Failing(FakeContext):
+        def decode(self, rows: Rows):
+            if len(self.batches) == 1:
+                self.put(0, 1)  # a part of the batch was computed
+                self.batches.append(0)
+                raise UserError("no memory")
+            return super().decode(rows)
+
+    machine = engine(Failing(n_batch=16))
+    one = machine.submit(request("z" * 30))
+    machine.step()
+    with pytest.raises(UserError, match="no memory"):
+        machine.step()
+    machine.ledger.check()
+    assert finish(machine, one)[0].text == "hello"

@@ -1,0 +1,112 @@
+"""The map of cells agrees with the memory after anything that may happen to it."""
+
+import random
+
+import pytest
+
+from llmcli.runtime.ledger import Ledger
+from tests.fakes import FakeContext
+
+
+def fill(ledger: Ledger, memory: FakeContext, tokens: tuple[int, ...]) -> tuple[int, int]:
+    """Place a prompt and compute what is missing, as the engine does."""
+    placed = ledger.place(tokens)
+    assert placed is not None
+    slot, reused = placed
+    rest = list(tokens[reused:])
+    for token in rest:
+        memory.put(slot, token)
+    ledger.append(slot, rest)
+    return slot, reused
+
+
+def test_the_next_turn_finds_its_prefix():
+    memory = FakeContext()
+    ledger = Ledger(memory)
+    slot, _ = fill(ledger, memory, (1, 2, 3))
+    ledger.release(slot)
+    assert ledger.place((1, 2, 3, 4, 5)) == (slot, 3)
+
+
+def test_the_last_token_of_a_prompt_is_always_computed_again():
+    memory = FakeContext()
+    ledger = Ledger(memory)
+    ledger.release(fill(ledger, memory, (1, 2, 3))[0])
+    assert ledger.place((1, 2, 3)) == (0, 2)
+
+
+def test_a_prefix_that_another_sequence_is_using_is_shared_and_counted_once():
+    memory = FakeContext(n_seq_max=2)
+    ledger = Ledger(memory)
+    fill(ledger, memory, (1, 2, 3, 4))
+    assert fill(ledger, memory, (1, 2, 3, 9)) == (1, 3)
+    assert ledger.used == memory.used == 5
+    ledger.check()
+
+
+def test_a_window_that_has_moved_on_is_computed_again():
+    memory = FakeContext(n_swa=4)
+    ledger = Ledger(memory)
+    ledger.release(fill(ledger, memory, tuple(range(10)))[0])
+    assert ledger.place((0, 1, 2, 3, 99)) == (0, 0)
+
+
+def test_an_interrupted_pass_that_moved_the_window_on_leaves_nothing_to_reuse():
+    memory = FakeContext(n_swa=4)
+    ledger = Ledger(memory)
+    slot, _ = fill(ledger, memory, tuple(range(10)))
+    for token in range(6):  # what the pass had computed when it was interrupted
+        memory.put(slot, token)
+    ledger.restore(slot)
+    ledger.release(slot)
+    ledger.check()
+    assert ledger.place((*range(10), 99)) == (slot, 0)
+
+
+def test_recurrent_state_is_reused_only_whole():
+    memory = FakeContext(recurrent=True)
+    ledger = Ledger(memory)
+    ledger.release(fill(ledger, memory, (1, 2, 3))[0])
+    assert ledger.place((1, 2, 3, 4)) == (0, 3)
+    ledger.release(0)
+    assert ledger.place((1, 2, 9)) == (0, 0)
+
+
+def test_room_is_made_by_forgetting_the_longest_unused():
+    memory = FakeContext(n_ctx=8, n_seq_max=3)
+    ledger = Ledger(memory)
+    slots = [fill(ledger, memory, (n, n, n))[0] for n in (1, 2)]
+    for slot in slots:
+        ledger.release(slot)
+    assert ledger.make_room(4)
+    assert [len(held) for held in ledger.tokens] == [0, 3, 0]
+    ledger.check()
+
+
+def test_there_is_no_place_while_every_slot_is_busy():
+    memory = FakeContext()
+    ledger = Ledger(memory)
+    fill(ledger, memory, (1, 2))
+    assert ledger.place((3, 4)) is None
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_mix_of_requests_leaves_map_and_memory_in_agreement(seed):
+    rng = random.Random(seed)
+    memory = FakeContext(n_ctx=64, n_seq_max=4)
+    ledger = Ledger(memory)
+    busy: list[int] = []
+    for _ in range(80):
+        if busy and rng.random() < 0.5:
+            slot = busy.pop(rng.randrange(len(busy)))
+            if rng.random() < 0.3:
+                ledger.trim(slot, rng.randint(0, len(ledger.tokens[slot])))
+            ledger.release(slot)
+        elif len(busy) < 4:
+            prompt = tuple(rng.choice(((1, 2, 3, 4), (1, 2, 7), (9,)))) + tuple(
+                rng.choices(range(3), k=rng.randint(1, 6))
+            )
+            if ledger.make_room(len(prompt)):
+                busy.append(fill(ledger, memory, prompt)[0])
+        ledger.check()
+        assert ledger.used == memory.used

@@ -1,0 +1,85 @@
+"""Standard streams as users have them: closed, full, or read by somebody who leaves early."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = f"{sys.executable} -m llmcli.app"
+FULL = Path("/dev/full")
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    """One line for the shell, `llmcli` in it being ours."""
+    line = f"set -o pipefail; {line.replace('llmcli', PROGRAM)}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    return done
+
+
+@pytest.mark.parametrize("command", ["list --all", "list --all --json", "show smollm2:135m"])
+def test_a_reader_who_leaves_early_is_nobodys_error(command: str) -> None:
+    done = shell(f"llmcli {command} | true")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_who_leaves_early_ends_an_answer(stories_gguf: Path) -> None:
+    done = shell(f"llmcli run {stories_gguf} 'Once upon a time' -t 1 | head -c 4")
+    assert done.returncode == 0
+    assert len(done.stdout) == 4
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("command", ["list --all", "list --all --json", "show smollm2:135m", "--version", "--help"])
+def test_a_full_disk_behind_any_command_is_one_error(command: str) -> None:
+    done = shell(f"llmcli {command} > {FULL}")
+    first, second = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert first == "error: cannot write the output: No space left on device"
+    assert second.startswith("hint: ")
+
+
+def test_with_stdin_closed_there_is_nothing_to_answer(stories_gguf: Path) -> None:
+    chat = shell(f"llmcli chat {stories_gguf} -t 1 <&-")
+    assert (chat.returncode, chat.stdout) == (0, "")
+    run = shell(f"llmcli run {stories_gguf} -t 1 <&-")
+    assert run.returncode == 1
+    assert run.stderr.startswith("error: the prompt is empty\n")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_swallows_what_was_for_it(stories_gguf: Path, closed: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    assert shell(f"llmcli run {stories_gguf} Once -n 3 -t 1 {closed}").returncode == 0
+    done = shell(f"llmcli quantize {stories_gguf} -o {out} {closed}")
+    assert done.returncode == 0
+    assert shell(f"llmcli show {out} --json").returncode == 0  # nothing of what was said landed in the file
+
+
+@pytest.mark.parametrize(
+    "command", ["pull {}", "pull {} --q4_0", "run {} x --quant q8_0", "alias a smollm2:135m", "pull smollm2:135m"]
+)
+def test_a_home_that_cannot_be_written_is_one_error(
+    command: str, stories_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("LLMCLI_HOME", str(tmp_path / "file" / "home"))
+    done = shell("llmcli " + command.format(stories_gguf))
+    first, second = [line for line in done.stderr.splitlines() if not line.startswith("checking")]
+    assert done.returncode == 1
+    assert first.startswith(f"error: cannot write {tmp_path}/file/home/")
+    assert second.startswith("hint: ")
+
+
+def test_a_name_is_never_cut_off_in_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from llmcli.ui import UI
+
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True, raising=False)
+    UI(color=False).table(("name", "source"), [("a-name/of-thirty-characters:Q4_0", "somewhere " * 5)])
+    lines = capsys.readouterr().out.splitlines()
+    assert "".join(line.split()[0] for line in lines[1:]).startswith("a-name/of-thirty-characters:Q4_0")

@@ -1,0 +1,46 @@
+"""What a person waits for before the first word: `llmcli --help` loads nothing heavy."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEAVY = {
+    "torch", "llama_cpp", "transformers", "numpy", "gguf", "tokenizers", "prompt_toolkit", "rich",
+    "huggingface_hub", "jinja2",
+}  # fmt: skip
+COMPLETION = {"_LLMCLI_COMPLETE": "complete_bash", "COMP_WORDS": "llmcli ", "COMP_CWORD": "1"}
+
+
+def start(*arguments: str, **environment: str) -> tuple[str, set[str]]:
+    """Run llmcli as the installed command does; what it printed, and the top-level modules it imported."""
+    program = "import sys; sys.argv[0] = 'llmcli'; from llmcli.app import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", program, *arguments],
+        capture_output=True, text=True, cwd=ROOT, env=os.environ | environment, check=True,
+    )  # fmt: skip
+    names = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "|" in line}
+    return done.stdout, {name.split(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_asking_for_words_about_the_program_loads_nothing_heavy(argument: str) -> None:
+    out, modules = start(argument)
+    assert "llmcli" in out
+    assert "typer" in modules  # the dump is real
+    assert modules & HEAVY == set()
+
+
+def test_shell_completion_loads_nothing_heavy() -> None:
+    _, modules = start(**COMPLETION)
+    assert "typer" in modules
+    assert modules & HEAVY == set()
+
+
+def test_a_heavy_import_would_be_noticed() -> None:
+    command = [sys.executable, "-X", "importtime", "-c", "import numpy"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert any(line.endswith(" numpy") for line in done.stderr.splitlines())
