@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-CORE_ONLY = ROOT / "scripts" / "core-only.cmake"
+OPTIONS = ROOT / "scripts" / "llama.cmake"
+TILE_CONFIG = ROOT / "scripts" / "tile-config.h"  # which it includes
 CPU_SECONDS = 285  # of one core-only build, measured on a Zen 3 core
 NEEDED_BYTES = 1_000_000_000  # the unpacked source, the object files and some air
 SAY_EVERY = 15.0  # seconds between lines where no terminal is watching
@@ -38,7 +39,7 @@ class Build:
 
     version: str
     extra: str  # the user's own CMAKE_ARGS
-    core: str  # the text of core-only.cmake, whose path differs between checkouts
+    options: str  # the text of our own options for CMake, whose path differs between checkouts
     cpu: str
     platform: str
 
@@ -50,8 +51,8 @@ class Build:
     @property
     def cmake_args(self) -> str:
         """The options for CMake: ours, then the user's, which win."""
-        core = shlex.quote(f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={CORE_ONLY}")
-        return f"-DGGML_RPC=on -DLLAVA_BUILD=OFF {core} {self.extra}".strip()
+        ours = shlex.quote(f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={OPTIONS}")
+        return f"-DGGML_RPC=on -DLLAVA_BUILD=OFF {ours} {self.extra}".strip()
 
 
 def main() -> None:
@@ -81,7 +82,7 @@ def this_build() -> Build:
     return Build(
         version=pinned[1],
         extra=" ".join(os.environ.get("CMAKE_ARGS", "").split()),
-        core=CORE_ONLY.read_text(),
+        options=OPTIONS.read_text() + TILE_CONFIG.read_text(),
         cpu=cpu_features(),
         platform=sysconfig.get_platform(),
     )

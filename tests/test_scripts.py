@@ -180,7 +180,7 @@ def test_a_terminal_sees_which_step_the_build_is_at(tmp_path: Path) -> None:
 
 def test_a_wheel_belongs_to_one_version_one_set_of_options_and_one_cpu() -> None:
     module = builder()
-    base = {"version": "1", "extra": "", "core": "", "cpu": "avx2", "platform": "linux-x86_64"}
+    base = {"version": "1", "extra": "", "options": "", "cpu": "avx2", "platform": "linux-x86_64"}
     keys = {module.Build(**base).key} | {module.Build(**base | {field: "other"}).key for field in base}
     assert len(keys) == 1 + len(base)
 
