@@ -250,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
         if breakable and self.hub.gate:
             self.wfile.write(body[: len(body) // 2])
             self.hub.reached.set()
-            self.hub.gate.wait(30)
+            self.hub.gate.wait(120)
             body = body[len(body) // 2 :]
         if breakable and self.hub.cuts:
             body = body[: self.hub.cuts.pop(0)]

@@ -252,7 +252,7 @@ def test_ctrl_c_leaves_with_130_and_the_next_pull_resumes(published, gguf, llmcl
         [sys.executable, "-m", "llmcli.app", "pull", REPO], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
-    assert published.reached.wait(30)
+    assert published.reached.wait(120)
     blobs = load().hub_cache / "models--someone--Tiny-GGUF" / "blobs"
     arrived, pause = threading.Event(), threading.Event()
 
@@ -262,9 +262,9 @@ def test_ctrl_c_leaves_with_130_and_the_next_pull_resumes(published, gguf, llmcl
         arrived.set()
 
     threading.Thread(target=watch, daemon=True).start()
-    assert arrived.wait(30)
+    assert arrived.wait(120)
     child.send_signal(signal.SIGINT)
-    _, errors = child.communicate(timeout=30)
+    _, errors = child.communicate(timeout=120)
     assert child.returncode == 130
     assert "Traceback" not in errors
     published.gate.set()

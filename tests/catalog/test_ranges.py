@@ -21,7 +21,6 @@ DATA = bytes(range(256)) * 2000
 @pytest.fixture
 def remote(hub: Hub, notes: Notes, monkeypatch: pytest.MonkeyPatch) -> Callable[[], RemoteFile]:
     """The file as the configuration of now sees it."""
-    monkeypatch.setattr(ranges, "TIMEOUT_SECONDS", 0.5)
     repo = hub.add(REPO, {NAME: DATA})
     blob = Blob(NAME, len(DATA), sha256(DATA))
     return lambda: RemoteFile(Spec("hub", repo=REPO), repo.commit, blob, load(), notes)
@@ -57,7 +56,8 @@ def test_a_broken_answer_is_gone_on_with_where_it_ended(hub, remote, notes) -> N
     assert notes.lines == [f"a connection broke in {NAME}; taking it up again, as often as it takes"]
 
 
-def test_half_of_all_answers_may_go_wrong(hub, remote) -> None:
+def test_half_of_all_answers_may_go_wrong(hub, remote, monkeypatch) -> None:
+    monkeypatch.setattr(ranges, "TIMEOUT_SECONDS", 0.5)  # one that is too short for a busy machine is tried again
     hub.faults = Faults(3, share=0.5)
     hub.faults.random.choice = lambda kinds: "cut" if len(hub.faults.happened) % 4 else "stall"
     file = remote()

@@ -202,14 +202,14 @@ def test_two_at_once_fetch_it_once(hub, gguf, notes):
     models = []
     threads = [threading.Thread(target=lambda: models.append(fetch.obtain(REPO, load(), notes))) for _ in range(2)]
     threads[0].start()
-    assert hub.reached.wait(30)
+    assert hub.reached.wait(120)
     waiting = threading.Event()
     notes.note = lambda text: (notes.lines.append(text), waiting.set())
     threads[1].start()
-    assert waiting.wait(30)
+    assert waiting.wait(120)
     hub.gate.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert notes.lines == [f"another llmcli is at work on {REPO}; waiting for it"]
     assert [model.path.read_bytes() for model in models] == [gguf, gguf]
     assert hub.gets("tiny-Q4_K_M.gguf") == [None]

@@ -23,7 +23,7 @@ class Terminal:
         words = ["-m", "llmcli.app", command, str(model), "-t", "1", "-n", "16", "-c", "2048", "--temp", "0"]
         environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "PYTHONPATH": str(ROOT)}
         self.child = pexpect.spawn(
-            sys.executable, words, env=environment, dimensions=(40, 120), timeout=20, encoding="utf-8"
+            sys.executable, words, env=environment, dimensions=(40, 120), timeout=120, encoding="utf-8"
         )
 
     def type(self, text: str, key: str = "\r") -> None:

@@ -28,13 +28,10 @@ def folder(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub that has it; no waiting between tries, and little for an answer."""
+    """A hub that has it; no waiting between tries."""
     from llmcli.catalog.hub import ranges
-    from llmcli.catalog.sources import hub as source
 
     monkeypatch.setattr(ranges.time, "sleep", lambda _: None)
-    monkeypatch.setattr(ranges, "TIMEOUT_SECONDS", 0.5)
-    monkeypatch.setattr(source, "TIMEOUT_SECONDS", 0.5)
     monkeypatch.setattr(pipeline, "SLAB", 1 << 18)
     with Hub() as server:
         server.add(REF, folder)
@@ -89,6 +86,9 @@ def taken(home: Path) -> int:
 def test_with_faults_in_every_twentieth_answer_the_file_is_the_one_from_disk_and_little_lies_here(
     seed: int, hub: Hub, expected: bytes, llmcli: Llmcli, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from llmcli.catalog.hub import ranges
+    from llmcli.catalog.sources import hub as source
+
     peak, advance = [0], _Lines.advance
 
     def sample(bar: _Lines, amount: int) -> None:
@@ -96,6 +96,8 @@ def test_with_faults_in_every_twentieth_answer_the_file_is_the_one_from_disk_and
         advance(bar, amount)
 
     monkeypatch.setattr(_Lines, "advance", sample)
+    for module in (ranges, source):  # one that is too short for a busy machine is tried again
+        monkeypatch.setattr(module, "TIMEOUT_SECONDS", 0.5)
     hub.faults = Faults(seed)
     made = pulled(llmcli("pull", REF, "--q4_k_m", "--json"))
     assert len(hub.faults.happened) >= 5
