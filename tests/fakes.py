@@ -32,9 +32,9 @@ class FakeRow:
 
     logits: NDArray[np.float32]
 
-    def logprob(self, token: int) -> float:
-        """log-softmax of one token."""
-        return float(self.logits[token] - np.logaddexp.reduce(self.logits))
+    def log_sum(self, near: float) -> float:
+        """log Σ exp."""
+        return float(np.logaddexp.reduce(self.logits))
 
 
 def saying(reply: bytes) -> Speak:

@@ -83,7 +83,6 @@ class Ledger:
         self.tokens[slot] += tokens
         self._cells[slot] += range(self._next_cell, self._next_cell + len(tokens))
         self._next_cell += len(tokens)
-        self._touch(slot)
 
     def trim(self, slot: int, keep: int) -> int:
         """Cut a slot back to `keep` tokens; returns what is left (0 where the memory cannot be cut there)."""

@@ -1,5 +1,6 @@
 """One request on its way: the only thing besides the ledger that changes while tokens are made."""
 
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ class Sequence:
     reused: int = 0
     prompt_seconds: float = 0.0
     last: float = 0.0
+    near: float = math.nan  # the logit of the last token drawn: about the largest of the next row
     cancelled: bool = False
     finish: Finish | None = None
     text: list[str] = field(default_factory=list)

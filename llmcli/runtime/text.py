@@ -12,17 +12,20 @@ class Decoder:
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
         self.stops = tuple(stop for stop in stops if stop)
         self.stopped = False
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._half = b""  # of a character
         self._held = ""
 
     def feed(self, piece: bytes) -> str:
         """The text that is certain after this piece; empty while a character or a stop string may be unfinished."""
-        text = self._utf8.decode(piece)
+        raw = self._half + piece
+        text, used = codecs.utf_8_decode(raw, "replace")
+        self._half = raw[used:]
         return self._release(text) if self.stops else text
 
     def finish(self) -> str:
         """What was still held back, now that nothing follows; half a character becomes U+FFFD."""
-        rest = self._release(self._utf8.decode(b"", final=True))
+        rest = self._release(self._half.decode("utf-8", "replace"))
+        self._half = b""
         if not self.stopped:
             rest, self._held = rest + self._held, ""
         return rest

@@ -66,29 +66,18 @@ class NoSlot(Exception):
 
 
 class Row:
-    """The logits of one row, valid until the next decode."""
+    """The logits of one row, a view float32 [n_vocab]; it and its view are valid until the next decode."""
 
-    __slots__ = ("_where", "context", "index")
+    __slots__ = ("address", "context", "index", "logits")
 
-    def __init__(self, context: "Context", index: int) -> None:
-        self.context, self.index = context, index
-        self._where: tuple[int, Logits] | None = None
+    def __init__(self, context: "Context", address: int) -> None:
+        array: Any = (ctypes.c_float * context.n_vocab).from_address(address)
+        self.context, self.address, self.index = context, address, 0
+        self.logits: Logits = np.frombuffer(array, np.float32)
 
-    @property
-    def logits(self) -> Logits:
-        """A view, not a copy: float32 [n_vocab]."""
-        return self._found()[1]
-
-    def logprob(self, token: int) -> float:
-        """log-softmax of one token over the whole vocabulary."""
-        address, logits = self._found()
-        logit = float(logits[token])
-        return logit - self.context.log_sum_exp(logits, address, near=logit)
-
-    def _found(self) -> tuple[int, Logits]:
-        if self._where is None:
-            self._where = self.context.row(self.index)
-        return self._where
+    def log_sum(self, near: float) -> float:
+        """log Σ exp over the whole vocabulary; quickest where `near` is about the largest logit."""
+        return self.context.log_sum_exp(self.logits, self.address, near)
 
 
 class Context:
@@ -105,7 +94,7 @@ class Context:
         self.n_vocab, self.n_swa, self.recurrent = model.n_vocab, model.n_swa, model.recurrent
         self._batch = _Batch(self.n_batch)
         self.log_sum_exp = LogSumExp()
-        self._rows: dict[int, Logits] = {}
+        self._rows: dict[int, Row] = {}  # by address, of which there are few
         # The plain address: a ctypes pointer object made anew for each token costs 15 µs of cold code.
         where: Any = ctypes.cast(library.llama_get_logits_ith, ctypes.c_void_p).value
         self._logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)(where)
@@ -119,40 +108,45 @@ class Context:
         self._check(rows)
         self._batch.fill(rows)
         self._forward(self._batch)
-        return [Row(self, index) for index, wanted in enumerate(rows.wants) if wanted]
+        found = [self.row(index) for index, wanted in enumerate(rows.wants) if wanted]
+        if not found:
+            lib().llama_synchronize(self.pointer)  # on a GPU decode returns before it is done; asking for a row waits
+        return found
 
     def prepare(self, rows: Rows) -> Callable[[], None]:
         """The same pass checked and laid out beforehand: what is left to call is llama.cpp alone, for measuring it."""
         self._check(rows)
         batch = _Batch(len(rows))
         batch.fill(rows)
-        return partial(self._forward, batch)
+        return partial(self._measured, batch)
+
+    def _measured(self, batch: "_Batch") -> None:
+        self._forward(batch)
+        lib().llama_synchronize(self.pointer)
 
     def _forward(self, batch: "_Batch") -> None:
-        library = lib()
-        code = library.llama_decode(self.pointer, batch.struct)
+        code = lib().llama_decode(self.pointer, batch.struct)
         self._flag[0] = b"\0"  # not before: Ctrl-C may have come while the batch was filled
         if code == 0:
-            library.llama_synchronize(self.pointer)  # on a GPU decode returns before it is done
-        elif code == 1:
+            return
+        if code == 1:
             raise NoSlot
-        elif code == 2:
+        if code == 2:
             raise Aborted
-        else:
-            raise UserError(
-                f"llama.cpp could not compute this batch (code {code}): {last_words() or 'no reason given'}",
-                hint="try a smaller --ctx-size or --ubatch-size",
-            )
+        raise UserError(
+            f"llama.cpp could not compute this batch (code {code}): {last_words() or 'no reason given'}",
+            hint="try a smaller --ctx-size or --ubatch-size",
+        )
 
-    def row(self, index: int) -> tuple[int, Logits]:
-        """Address and view of the logits of batch row `index`, float32 [n_vocab]; views are kept, there are few."""
+    def row(self, index: int) -> Row:
+        """The logits of row `index` of the last batch."""
         address = self._logits(self.pointer, index)
         assert address, f"row {index} has no logits"
-        view = self._rows.get(address)
-        if view is None:
-            array: Any = (ctypes.c_float * self.n_vocab).from_address(address)
-            view = self._rows[address] = np.frombuffer(array, np.float32)
-        return address, view
+        row = self._rows.get(address)
+        if row is None:
+            row = self._rows[address] = Row(self, address)
+        row.index = index
+        return row
 
     def interrupt(self) -> None:
         """Make the running forward pass, or else the next one, raise Aborted within milliseconds.

@@ -20,8 +20,8 @@ class Row(Protocol):
     @property
     def logits(self) -> Logits: ...
 
-    def logprob(self, token: int) -> float:
-        """log-softmax of one token over the whole vocabulary."""
+    def log_sum(self, near: float) -> float:
+        """log Σ exp over the whole vocabulary; quickest where `near` is about the largest logit."""
         ...
 
 
