@@ -19,8 +19,8 @@ TIMING = r"\[ttft [^\]]*\]"
 class Terminal:
     """A person at a terminal: types, and waits for what must appear."""
 
-    def __init__(self, model: Path, command: str = "chat") -> None:
-        words = ["-m", "llmcli.app", command, str(model), "-t", "1", "-n", "16", "-c", "2048", "--temp", "0"]
+    def __init__(self, model: Path, command: str = "chat", *flags: str) -> None:
+        words = ["-m", "llmcli.app", command, str(model), "-t", "1", "-n", "16", "-c", "2048", "--temp", "0", *flags]
         environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "PYTHONPATH": str(ROOT)}
         self.child = pexpect.spawn(
             sys.executable, words, env=environment, dimensions=(40, 120), timeout=120, encoding="utf-8"
@@ -72,7 +72,8 @@ def test_a_conversation_from_the_first_question_to_ctrl_d(terminal: Terminal, ho
 
 
 @pytest.mark.model
-def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(terminal: Terminal) -> None:
+def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(smollm2: Path, home: Path) -> None:
+    terminal = Terminal(smollm2, "chat", "--ignore-eos")  # an answer that only Ctrl-C ends
     terminal.type("/set predict -1")
     terminal.type("Count from one to a thousand, and on, and on.")
     terminal.child.expect("one to a thousand")

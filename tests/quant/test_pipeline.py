@@ -27,7 +27,12 @@ from quant import pipeline, quantize
 
 pipeline.SLAB, pipeline.PIECE = 16384, 2048
 plan = quantize.plan(quantize.open_gguf(Path(sys.argv[1])), "Q4_K_M")
-report = quantize.run(plan, Path(sys.argv[2]), threads=2, watch=lambda progress: print(progress.index, flush=True))
+
+def watch(progress):
+    print(progress.index, flush=True)
+    sys.stdin.readline()  # goes on when it is told to
+
+report = quantize.run(plan, Path(sys.argv[2]), threads=2, watch=watch)
 print(report.sha256)
 """
 
@@ -257,15 +262,22 @@ def test_a_run_killed_again_and_again_ends_with_the_same_sha256(model: Path, tmp
     out, killed, chance = tmp_path / "out.gguf", 0, random.Random(7)
     command = [sys.executable, "-c", CHILD, str(model), str(out)]
     while True:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        )
+        assert child.stdin is not None
         assert child.stdout is not None
         with child.stdout as stdout:
             for said in stdout:
                 last = said.strip()
-                if chance.random() < 0.1 and killed < 4:
+                if killed < 4 and chance.random() < 0.1:
                     child.kill()
-            if child.wait() == 0:
-                break
+                    break
+                if last.isdigit():
+                    child.stdin.write("\n")
+                    child.stdin.flush()
+        if child.wait() == 0:
+            break
         assert child.returncode == -signal.SIGKILL
         killed += 1
     assert last == unbroken
