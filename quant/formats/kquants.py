@@ -6,37 +6,29 @@ blocks, nothing of how scales are found.
 
 from typing import TYPE_CHECKING
 
-from quant.formats.base import Fields, Format, halves, joined, merged, planes, stored_halves
+from quant.formats.base import Fields, Linear
+from quant.formats.bits import halves, joined, merged, planes, stored_halves, stored_twos, twos
 
 if TYPE_CHECKING:
-    from quant.formats.base import I16
-    from quant.native import F32, U8
+    from quant.formats.base import Ints
+    from quant.native import U8
 
 
-def _twos(stored: "U8") -> "I16":
-    """Two-bit fields: byte l of each 32 holds values l, l + 32, l + 64 and l + 96."""
-    return planes(stored.reshape(len(stored), -1, 32), 2).reshape(-1, 256)
-
-
-def _stored_twos(codes: "I16") -> "U8":
-    return merged(codes.reshape(-1, 2, 4, 32), 2)
-
-
-def _tops(stored: "U8") -> "I16":
+def _tops(stored: "U8") -> "Ints":
     """One-bit fields: bit j // 32 of byte j % 32 belongs to value j."""
     return planes(stored, 1).reshape(-1, 256)
 
 
-class Q2K(Format):
+class Q2K(Linear):
     """Sixteen bytes of scales (low nibble) and minimums (high), two-bit codes, d, the scale of the minimums."""
 
-    name = "Q2_K"
+    name, high = "Q2_K", 3
 
     def unpack(self, blocks: "U8") -> Fields:
         """Take blocks [blocks, 84] apart; scales and mins are 0 to 15."""
         pairs = planes(blocks[:, :16], 4)
         d, m = halves(blocks[:, 80:82]), halves(blocks[:, 82:84])
-        return Fields(_twos(blocks[:, 16:80]), d, m, pairs[:, 0], pairs[:, 1])
+        return Fields(twos(blocks[:, 16:80]), d, m, pairs[:, 0], pairs[:, 1])
 
     def pack(self, fields: Fields) -> "U8":
         """Put blocks together."""
@@ -44,17 +36,17 @@ class Q2K(Format):
 
         assert fields.scales is not None and fields.mins is not None
         pairs = merged(np.stack([fields.scales, fields.mins], 1), 4)
-        return joined(pairs, _stored_twos(fields.codes), stored_halves(fields.d), stored_halves(fields.m))
+        return joined(pairs, stored_twos(fields.codes), stored_halves(fields.d), stored_halves(fields.m))
 
 
-class Q3K(Format):
+class Q3K(Linear):
     """The third bits of the codes, the others, sixteen scales of six bits, d."""
 
-    name = "Q3_K"
+    name, high, zero = "Q3_K", 7, 4
 
     def unpack(self, blocks: "U8") -> Fields:
-        """Take blocks [blocks, 110] apart; scales are -32 to 31, code 4 is zero."""
-        codes = _twos(blocks[:, 32:96]) | _tops(blocks[:, :32]) << 2
+        """Take blocks [blocks, 110] apart; scales are -32 to 31."""
+        codes = twos(blocks[:, 32:96]) | _tops(blocks[:, :32]) << 2
         low = planes(blocks[:, 96:104], 4).reshape(-1, 16)
         top = planes(blocks[:, 104:108], 2).reshape(-1, 16)
         return Fields(codes, halves(blocks[:, 108:]), scales=(low | top << 4) - 32)
@@ -63,22 +55,16 @@ class Q3K(Format):
         """Put blocks together."""
         assert fields.scales is not None
         scales = fields.scales + 32
-        tops, twos = merged((fields.codes >> 2).reshape(-1, 8, 32), 1), _stored_twos(fields.codes & 3)
+        tops, low_bits = merged((fields.codes >> 2).reshape(-1, 8, 32), 1), stored_twos(fields.codes & 3)
         low, top = merged((scales & 15).reshape(-1, 2, 8), 4), merged((scales >> 4).reshape(-1, 4, 4), 2)
-        return joined(tops, twos, low, top, stored_halves(fields.d))
-
-    def levels(self, codes: "I16") -> "F32":
-        """Code 4 is zero."""
-        import numpy as np
-
-        return (codes - 4).astype(np.float32)
+        return joined(tops, low_bits, low, top, stored_halves(fields.d))
 
 
-class Q45K(Format):
+class Q45K(Linear):
     """d, the scale of the minimums, eight scales and minimums of six bits; in Q5_K the fifth bits; nibbles."""
 
     def __init__(self, name: str, *, fifth: bool) -> None:
-        self.name, self.fifth = name, fifth
+        self.name, self.fifth, self.high = name, fifth, 31 if fifth else 15
 
     def unpack(self, blocks: "U8") -> Fields:
         """Take blocks [blocks, 144 or 176] apart; scales and mins are 0 to 63."""
@@ -106,32 +92,26 @@ class Q45K(Format):
         return joined(*parts, merged((fields.codes & 15).reshape(-1, 4, 2, 32), 4))
 
 
-class Q6K(Format):
+class Q6K(Linear):
     """Low nibbles, two-bit tops, sixteen signed scales, d."""
 
-    name = "Q6_K"
+    name, high, zero = "Q6_K", 63, 32
 
     def unpack(self, blocks: "U8") -> Fields:
-        """Take blocks [blocks, 210] apart; scales are signed bytes, code 32 is zero."""
+        """Take blocks [blocks, 210] apart; scales are signed bytes."""
         import numpy as np
 
         low = planes(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 256)
         scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8).astype(np.int16)
-        return Fields(low | _twos(blocks[:, 128:192]) << 4, halves(blocks[:, 208:]), scales=scales)
+        return Fields(low | twos(blocks[:, 128:192]) << 4, halves(blocks[:, 208:]), scales=scales)
 
     def pack(self, fields: Fields) -> "U8":
         """Put blocks together."""
         import numpy as np
 
         assert fields.scales is not None
-        low, tops = merged((fields.codes & 15).reshape(-1, 2, 2, 64), 4), _stored_twos(fields.codes >> 4)
+        low, tops = merged((fields.codes & 15).reshape(-1, 2, 2, 64), 4), stored_twos(fields.codes >> 4)
         return joined(low, tops, fields.scales.astype(np.int8).view(np.uint8), stored_halves(fields.d))
-
-    def levels(self, codes: "I16") -> "F32":
-        """Code 32 is zero."""
-        import numpy as np
-
-        return (codes - 32).astype(np.float32)
 
 
 FORMATS = (Q2K(), Q3K(), Q45K("Q4_K", fifth=False), Q45K("Q5_K", fifth=True), Q6K())

@@ -1,29 +1,67 @@
 """The formats with blocks of 32 and one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 
-Layouts of ggml/src/ggml-common.h. It knows bytes of blocks, nothing of how scales are found.
+Layouts of ggml/src/ggml-common.h; scales without importance as in the quantize_row_…_ref functions of
+ggml/src/ggml-quants.c: one look at the largest values, no search.
 """
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from quant.formats.base import Fields, Format, halves, joined, merged, planes, stored_halves
+from quant.formats.base import Fields, Linear
+from quant.formats.bits import halves, in_turn, joined, merged, planes, stored_halves, stored_in_turn
 
 if TYPE_CHECKING:
-    from quant.formats.base import I16
+    import numpy as np
+    from numpy.typing import NDArray
+
     from quant.native import F32, U8
 
 
-class Blocks32(Format):
+class Largest(Linear):
+    """A format whose scale follows from a block's largest values where nothing weighs them."""
+
+    def fit(self, values: "F32", importance: "F32 | None" = None) -> Fields:
+        """ggml's choice, as everywhere; without importance it is made here.
+
+        Codes are rounded with the scale as it was found, before it becomes an F16. What has no F16 is left to ggml to
+        refuse, and a search by importance is left to it, too.
+        """
+        import numpy as np
+
+        if importance is not None:
+            return super().fit(values, importance)
+        values = np.asarray(values, np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            d, m = self.range(values)
+            numbers = values if m is None else values - m[:, None]
+            numbers = numbers * np.divide(1, d, out=np.zeros_like(d), where=d != 0)[:, None]
+            stored, least = d.astype(np.float16), None if m is None else m.astype(np.float16)
+        if not all(np.isfinite(part).all() for part in (stored, least, numbers) if part is not None):
+            return super().fit(values)
+        return Fields(self.rounded(numbers).astype(np.int16), stored, least)
+
+    @abstractmethod
+    def range(self, values: "F32") -> "tuple[F32, F32 | None]":
+        """The scale [blocks] and the minimum [blocks] of values [blocks, 32]."""
+
+    @abstractmethod
+    def rounded(self, numbers: "F32") -> "F32":
+        """The codes of numbers of steps, rounded as ggml's encoder does it."""
+
+
+class Nibbles(Largest):
     """d, m in the _1 types, the fifth bits in the Q5 types, sixteen bytes of low and high nibbles."""
 
     def __init__(self, name: str, *, least: bool, fifth: bool) -> None:
         self.name, self.least, self.fifth = name, least, fifth
+        self.high = 31 if fifth else 15
+        self.zero = 0 if least else (self.high + 1) // 2  # without a minimum the middle code stands for zero
 
     def unpack(self, blocks: "U8") -> Fields:
         """Take blocks [blocks, 18 to 24] apart; the minimum of the _1 types is `m` itself."""
         codes = planes(blocks[:, -16:], 4).reshape(-1, 32)
         if self.fifth:
-            # Bit j of the four bytes belongs to value j.
-            codes = codes | planes(blocks[:, -20:-16, None], 1).reshape(-1, 32) << 4
+            codes = codes | in_turn(blocks[:, -20:-16], 1) << 4
         return Fields(codes, halves(blocks[:, :2]), halves(blocks[:, 2:4]) if self.least else None)
 
     def pack(self, fields: Fields) -> "U8":
@@ -32,20 +70,39 @@ class Blocks32(Format):
         if self.least:
             parts.append(stored_halves(fields.m))
         if self.fifth:
-            parts.append(merged((fields.codes >> 4).reshape(-1, 4, 8, 1), 1))
+            parts.append(stored_in_turn(fields.codes >> 4, 1))
         return joined(*parts, merged((fields.codes & 15).reshape(-1, 2, 16), 4))
 
-    def levels(self, codes: "I16") -> "F32":
-        """Without a minimum the middle code stands for zero."""
+    def range(self, values: "F32") -> "tuple[F32, F32 | None]":
+        """The _1 types span smallest to largest; in the others code 0 is for what is farthest from zero."""
         import numpy as np
 
-        return (codes if self.least else codes - (16 if self.fifth else 8)).astype(np.float32)
+        if self.least:
+            lowest, most = _first(values, values.argmin(axis=1)), _first(values, values.argmax(axis=1))
+            return (most - lowest) / np.float32(self.high), lowest
+        farthest = _first(values, np.abs(values).argmax(axis=1)) + np.float32(0)  # ggml begins with 0, never with -0
+        return farthest / np.float32(-self.zero), None
+
+    def rounded(self, numbers: "F32") -> "F32":
+        """Halves go up."""
+        import numpy as np
+
+        codes: F32 = np.trunc(numbers + np.float32(self.zero + 0.5)).clip(self.low, self.high)
+        return codes
 
 
-class Q8(Format):
+def _first(values: "F32", places: "NDArray[np.intp]") -> "F32":
+    """One value of each block: the first of several equal ones, so that 0 and -0 are told apart as ggml does."""
+    import numpy as np
+
+    chosen: F32 = np.take_along_axis(values, places[:, None], 1)[:, 0]
+    return chosen
+
+
+class Bytes(Largest):
     """d and 32 signed bytes."""
 
-    name = "Q8_0"
+    name, low, high = "Q8_0", -128, 127
 
     def unpack(self, blocks: "U8") -> Fields:
         """Take blocks [blocks, 34] apart; codes are signed."""
@@ -59,11 +116,25 @@ class Q8(Format):
 
         return joined(stored_halves(fields.d), fields.codes.astype(np.int8).view(np.uint8))
 
+    def range(self, values: "F32") -> "tuple[F32, F32 | None]":
+        """What is farthest from zero gets 127 or -127."""
+        import numpy as np
+
+        return np.abs(values).max(axis=1) / np.float32(127), None
+
+    def rounded(self, numbers: "F32") -> "F32":
+        """Halves go away from zero."""
+        import numpy as np
+
+        below = np.trunc(numbers)
+        codes: F32 = below + np.trunc(2 * (numbers - below))
+        return codes
+
 
 FORMATS = (
-    Blocks32("Q4_0", least=False, fifth=False),
-    Blocks32("Q4_1", least=True, fifth=False),
-    Blocks32("Q5_0", least=False, fifth=True),
-    Blocks32("Q5_1", least=True, fifth=True),
-    Q8(),
+    Nibbles("Q4_0", least=False, fifth=False),
+    Nibbles("Q4_1", least=True, fifth=False),
+    Nibbles("Q5_0", least=False, fifth=True),
+    Nibbles("Q5_1", least=True, fifth=True),
+    Bytes(),
 )
