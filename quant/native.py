@@ -6,6 +6,7 @@ no backend is initialised and the bytes are llama.cpp's own. It knows types and 
 
 import ctypes
 import importlib.util
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,6 +34,10 @@ TYPE_IDS: dict[int, str] = {
 TYPE_NUMBERS = {name: number for number, name in TYPE_IDS.items()}
 INTEGERS = frozenset({"I8", "I16", "I32", "I64"})
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+# What ggml's searches can add up: beyond these they meet infinity and NaN, on which some abort the process.
+MOST = 2.0**30  # a value: more than any format with an F16 for a scale can hold (Q6_K: 65504 * 127 * 32)
+MOST_WEIGHED = 1e30  # the square of a value times its importance
+FP4 = frozenset({"MXFP4", "NVFP4"})  # no F16 and no search
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +147,8 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
     """Encode float rows [rows, columns] into `name` -> bytes [rows, row_bytes].
 
     Rows are independent, and ctypes gives the interpreter lock back while ggml works: many threads may encode parts
-    of a tensor at once. NaN and infinity are refused by `label`: ggml would write garbage for them, or abort.
-    Follows llama_tensor_quantize_impl.
+    of a tensor at once. NaN, infinity and what is too large are refused by `label`, as ggml would write garbage for
+    them, or abort. Follows llama_tensor_quantize_impl.
     """
     import numpy as np
 
@@ -152,8 +157,11 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
     out = np.empty((count, row_bytes(name, columns)), np.uint8)
     number, lib = TYPE_NUMBERS[name], library()
     assert importance or not lib.ggml_quantize_requires_imatrix(number), (label, name)  # ggml would abort
-    if not np.isfinite(rows).all():
+    largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)))
+    if not math.isfinite(largest):
         raise _not_finite(label)
+    if quantized(name) and name not in FP4:
+        _check_sums(largest, importance, name, label)
     if importance is None:
         lib.ggml_quantize_chunk(number, rows.ctypes.data, out.ctypes.data, 0, count, columns, None)
     else:
@@ -162,10 +170,7 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
             places = rows[first:last].ctypes.data, out[first:last].ctypes.data
             lib.ggml_quantize_chunk(number, *places, 0, last - first, columns, vector.ctypes.data)
     if not lib.ggml_validate_row_data(number, out.ctypes.data, out.nbytes):
-        raise Damaged(
-            f"tensor {label} does not fit into {name}: a value is out of its range",
-            hint="choose BF16 or F32 instead",
-        )
+        raise _too_large(label, name)
     return out
 
 
@@ -207,6 +212,20 @@ def decodable(name: str) -> bool:
     if name in FLOATS:
         return True
     return name not in INTEGERS and bool(library().ggml_get_type_traits(TYPE_NUMBERS[name])[0].to_float)
+
+
+def _check_sums(largest: float, importance: Importance | None, name: str, label: str) -> None:
+    if largest > MOST:
+        raise _too_large(label, name)
+    weight = float(importance.vectors.max(initial=0)) if importance else 0
+    if not weight * largest**2 < MOST_WEIGHED:
+        raise Refusal(f"the importance of {label} reaches {weight:.3g}: no mean squares", hint="make the imatrix again")
+
+
+def _too_large(label: str, name: str) -> Damaged:
+    return Damaged(
+        f"tensor {label} does not fit into {name}: a value is out of its range", hint="choose BF16 or F32 instead"
+    )
 
 
 def _not_finite(label: str) -> Damaged:

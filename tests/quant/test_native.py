@@ -83,3 +83,26 @@ def test_a_value_outside_of_f16_is_refused_and_fits_bf16(capfd: pytest.CaptureFi
         native.encode(large, "F16", label="t")
     codes = native.encode(large, "BF16", label="t")
     assert native.decode(codes, "BF16", 512, label="t")[0, 0] == pytest.approx(1e6, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["IQ3_S", "IQ3_XXS", "IQ2_S", "Q2_K", "Q4_0"])
+def test_values_too_large_for_a_search_are_refused_before_it_could_abort(name: str) -> None:
+    large = rows()
+    large[3, 7] = -1e30
+    with pytest.raises(Refusal, match=f"blk.3.x does not fit into {name}"):
+        native.encode(large, name, label="blk.3.x")
+
+
+@pytest.mark.parametrize("name", ["IQ2_XXS", "IQ1_S", "IQ3_S", "Q4_K", "Q5_1"])
+def test_an_importance_too_large_for_a_search_is_refused_before_it_could_abort(name: str) -> None:
+    vectors = np.ones((3, 512), np.float32)
+    vectors[2, 5] = 3e38
+    with pytest.raises(Refusal, match=r"the importance of blk.3.x reaches 3e\+38"):
+        native.encode(rows(), name, label="blk.3.x", importance=native.Importance(vectors, 8))
+
+
+def test_what_needs_no_search_may_be_large() -> None:
+    for name in ("MXFP4", "BF16", "F32"):
+        large = rows() * np.float32(1e30)
+        codes = native.encode(large, name, label="t", importance=native.Importance(np.ones((1, 512), np.float32), 24))
+        assert np.allclose(native.decode(codes, name, 512, label="t"), large, rtol=0.3, atol=1e29)
