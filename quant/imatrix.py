@@ -6,6 +6,8 @@ It knows names and vectors, no recipes.
 """
 
 import hashlib
+import math
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ SUMS, COUNTS = ".in_sum2", ".counts"
 DATASETS, CHUNKS, CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
 MAX_NAME = 255  # bytes of a name in the .dat form
 MAX_TEXT = 127  # bytes of a text that upstream writes into the quantized file
+MAX_MATRICES = 1 << 16  # in one tensor: experts, or heads
 STEP = 1 << 20  # values checked at a time
 AGAIN = "make it again with llama-imatrix"
 
@@ -72,9 +75,9 @@ class Imatrix:
     @property
     def keys(self) -> dict[str, bytes]:
         """What llama-quantize writes about it into the new file."""
-        told = {"quantize.imatrix.file": entry("string", str(self.path).encode()[:MAX_TEXT])}
+        told = {"quantize.imatrix.file": _text(os.fsencode(self.path))}
         if self.dataset:
-            told["quantize.imatrix.dataset"] = entry("string", self.dataset.encode()[:MAX_TEXT])
+            told["quantize.imatrix.dataset"] = _text(self.dataset.encode())
         told["quantize.imatrix.entries_count"] = entry("uint32", len(self.entries))
         if self.chunks > 0:
             told["quantize.imatrix.chunks_count"] = entry("uint32", self.chunks)
@@ -90,7 +93,7 @@ class Imatrix:
             known = self.entries.get(name)
             if known is None:
                 continue
-            size = shape[0] * (shape[2] if len(shape) > 2 else 1)
+            size = shape[0] * math.prod(shape[2:])
             if known.count == size:
                 found[name] = known
             elif name not in ("token_embd.weight", "per_layer_token_embd.weight"):
@@ -99,6 +102,11 @@ class Imatrix:
             some = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
             raise Refusal(f"{self.path} is the imatrix of another model: {some}", hint="name this model's --imatrix")
         return found
+
+
+def _text(blob: bytes) -> bytes:
+    """A text as long as upstream writes it, without what is no UTF-8: a character that is cut, a file's odd name."""
+    return entry("string", blob[:MAX_TEXT].decode("utf-8", "ignore"))
 
 
 def load(path: Path) -> Imatrix:
@@ -132,7 +140,7 @@ def _check(path: Path, name: str, known: Entry) -> None:
 
 def _gguf(path: Path) -> tuple[dict[str, Entry], str, int]:
     part = header.parse(path)
-    keys = {item.key: item.value for item in part.fields}
+    keys = {item.key: item for item in part.fields}
     if missing := [key for key in (DATASETS, CHUNKS, CHUNK_SIZE) if key not in keys]:
         raise Refusal(f"{path} is a GGUF file but no imatrix: it lacks {', '.join(missing)}", hint=AGAIN)
     tensors = {tensor.name: tensor for tensor in part.tensors}
@@ -140,22 +148,28 @@ def _gguf(path: Path) -> tuple[dict[str, Entry], str, int]:
     entries = {name: _entry(path, name, tensors.get(name + SUMS), tensors.get(name + COUNTS)) for name in sorted(names)}
     if not entries:
         raise Refusal(f"{path} holds no sums", hint=AGAIN)
-    datasets, chunks = keys[DATASETS], keys[CHUNKS]
+    datasets, chunks = keys[DATASETS].value, keys[CHUNKS]
     texts = datasets.blobs() if isinstance(datasets, header.Array) and datasets.kind == "string" else []
     dataset = texts[0].decode("utf-8", "replace") if texts else ""
-    return entries, dataset, chunks if isinstance(chunks, int) else 0
+    if chunks.kind != "uint32" or not isinstance(chunks.value, int):  # llama.cpp would abort
+        raise Refusal(f"{path}: {CHUNKS} is no uint32 but {chunks.kind}", hint=AGAIN)
+    return entries, dataset, chunks.value
 
 
 def _entry(path: Path, name: str, sums: header.TensorInfo | None, counts: header.TensorInfo | None) -> Entry:
     import numpy as np
 
-    if sums is None or counts is None or {sums.type, counts.type} != {"F32"} or sums.elements % counts.elements:
+    if sums is None or counts is None or {sums.type, counts.type} != {"F32"} or not _belong(sums, counts):
         raise Refusal(f"{path}: the sums and counts of {name} do not belong together", hint=AGAIN)
     stored = np.fromfile(path, "<f4", counts.elements, offset=counts.offset).astype("f8")
     if not np.isfinite(stored).all():
         raise Refusal(f"{path}: the counts of {name} are no numbers", hint=AGAIN)
     divisors = np.maximum(np.floor(stored + 0.5), 0)  # as lround, for what is not negative
     return Entry(path, sums.offset, sums.elements, tuple(divisors.tolist()))
+
+
+def _belong(sums: header.TensorInfo, counts: header.TensorInfo) -> bool:
+    return counts.elements <= MAX_MATRICES and not sums.elements % counts.elements
 
 
 class _Legacy:

@@ -1,5 +1,6 @@
 """Importance matrices: read as llama.cpp reads them, and used so that the bytes are llama.cpp's own."""
 
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -191,6 +192,41 @@ def test_a_damaged_file_is_one_clear_refusal(models, tmp_path: Path) -> None:
         imatrix.load(tmp_path / "none.gguf")
     with pytest.raises(Refusal, match="cannot be read"):
         imatrix.load(tmp_path)
+
+
+def test_texts_in_the_new_file_are_whole_characters_whatever_the_names(models, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"odd \xff name")
+    folder.mkdir()
+    for name in ("\u00fc" * 99, "x" + "\u00fc" * 99):  # of two bytes each: one of both is cut in the middle of one
+        path = write_gguf(folder / "a.gguf", collected(models("one"))).rename(folder / f"{name}.gguf")
+        out = tmp_path / "out.gguf"
+        plan = quantize.plan(quantize.open_gguf(models("one")), "Q4_0", imatrix=imatrix.load(path))
+        quantize.run(plan, out, force=True)
+        told = gguf.GGUFReader(out).fields["quantize.imatrix.file"].contents()
+        assert str(path).encode("utf-8", "ignore").startswith(told.encode())
+        assert 120 < len(told.encode()) <= 127
+
+
+@pytest.mark.parametrize("value", ["tensor", "matrices", "chunks"])
+def test_numbers_that_no_imatrix_has_are_refused(value: str, tmp_path: Path, models) -> None:
+    path = tmp_path / "a.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("imatrix.datasets", ["a"])
+    (writer.add_uint64 if value == "chunks" else writer.add_uint32)("imatrix.chunk_count", 7)
+    writer.add_uint32("imatrix.chunk_size", 512)
+    many = 1 << 17 if value == "matrices" else 1
+    writer.add_tensor("a.in_sum2", np.ones((many, 4), np.float32))
+    writer.add_tensor("a.counts", np.ones((many, 1), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    if value == "tensor":
+        with pytest.raises(Refusal, match="imatrix of another model: a has 4 values, the tensor needs 8"):
+            imatrix.load(path).fitting([("a", (4, 9, 1, 2))])
+    else:
+        with pytest.raises(Refusal, match=r"a\.gguf: .*(counts|chunk_count)"):
+            imatrix.load(path)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in recipe.TENSOR_TYPES if kind not in ("F32", "F16", "BF16")])
