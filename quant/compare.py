@@ -6,7 +6,7 @@ the difference does to an answer: that is for an evaluation.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import sqrt
+from math import isfinite, sqrt
 from typing import TYPE_CHECKING
 
 from quant import native
@@ -34,8 +34,9 @@ class KeyDifference:
 class TensorDifference:
     """One tensor that both models have.
 
-    `error` is the relative RMS of right against left (0: the same values), None where the shapes differ or a
-    type cannot be turned into numbers; `same_bytes` says that not even a bit differs.
+    `error` is the relative RMS of right against left (0: the same values), None where the shapes differ, where a
+    type cannot be turned into numbers, and where a side holds NaN or infinity; `same_bytes` says that not even a bit
+    differs.
     """
 
     name: str
@@ -86,6 +87,8 @@ def tensors(left: Header, right: Header) -> Iterator[TensorDifference]:
 
 
 def _compared(name: str, left: TensorInfo, right: TensorInfo) -> TensorDifference:
+    import numpy as np
+
     if left.shape != right.shape:
         return TensorDifference(name, left, right, same_bytes=False, error=None)
     read_left, read_right = _reader(left), _reader(right)
@@ -104,16 +107,23 @@ def _compared(name: str, left: TensorInfo, right: TensorInfo) -> TensorDifferenc
         ours = native.decode(one, left.type, left.columns, label=name)
         theirs = native.decode(other, right.type, right.columns, label=name)
         signal += _squares(ours)
-        noise += _squares(ours - theirs)
-    error = None if not (numbers or same) else sqrt(noise / signal) if signal else (0.0 if not noise else None)
+        with np.errstate(invalid="ignore"):  # infinity less infinity
+            noise += _squares(np.subtract(ours, theirs, dtype=np.float64))
+    error = 0.0 if same else _relative(noise, signal) if numbers else None
     return TensorDifference(name, left, right, same, error)
+
+
+def _relative(noise: float, signal: float) -> float | None:
+    if not noise:
+        return 0.0
+    return sqrt(noise / signal) if signal and isfinite(noise) and isfinite(signal) else None
 
 
 def _reader(tensor: TensorInfo) -> "Callable[[int, int], NDArray[np.uint8]]":
     return stored_rows(tensor.file, tensor.offset, native.row_bytes(tensor.type, tensor.columns), tensor.name)
 
 
-def _squares(values: "NDArray[np.float32]") -> float:
+def _squares(values: "NDArray[np.floating]") -> float:
     import numpy as np
 
     return float(np.square(values, dtype=np.float64).sum())

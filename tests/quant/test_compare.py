@@ -80,3 +80,14 @@ def test_large_tensors_are_compared_in_slabs(tmp_path: Path, monkeypatch: pytest
     left, right = write(tmp_path / "a.gguf", {"t": rows}), write(tmp_path / "b.gguf", {"t": other})
     found = compare.tensors(container.read(left), container.read(right))
     assert next(found).error == pytest.approx(1 / np.sqrt((rows.astype("f8") ** 2).sum()), rel=1e-5)
+
+
+def test_a_tensor_with_nan_is_the_same_as_itself_and_has_no_error_against_another(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(2, 32)).astype(np.float32)
+    broken = {"nan": rows.copy(), "infinite": rows.copy(), "large": rows * np.float32(1e38)}
+    broken["nan"][1, 3], broken["infinite"][1, 3] = np.nan, np.inf
+    left = container.read(write(tmp_path / "a.gguf", broken))
+    right = container.read(write(tmp_path / "b.gguf", {"nan": rows, "infinite": rows, "large": -broken["large"]}))
+    assert [(d.error, d.same_bytes) for d in compare.tensors(left, left)] == [(0.0, True)] * 3
+    assert [d.error for d in compare.tensors(left, right)] == [None] * 2 + [pytest.approx(2)]
+    assert [d.error for d in compare.tensors(right, left)] == [None] * 2 + [pytest.approx(2)]
