@@ -121,7 +121,7 @@ def overrides(texts: Sequence[str]) -> tuple[tuple[re.Pattern[str], str], ...]:
             raise Refusal(f"{text!r} is not REGEX=TYPE", hint="for example --tensor-type 'attn_v=q8_0'")
         try:
             found.append((re.compile(pattern), tensor_type(kind)))
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise Refusal(f"{pattern!r} is not a regular expression: {error}", hint="quote dots and brackets") from None
     return tuple(found)
 

@@ -125,7 +125,10 @@ def test_a_pattern_goes_before_the_recipe_and_pure_has_no_mixture(models) -> Non
     assert pure == {"Q4_K", "F32"}
 
 
-@pytest.mark.parametrize("text", ["attn_v", "=q8_0", "attn(=q8_0", "attn_v=q9"])
+HARD = ["a{99999999999}=q8_0", "(" * 5000 + ")" * 5000 + "=q8_0"]
+
+
+@pytest.mark.parametrize("text", ["attn_v", "=q8_0", "attn(=q8_0", "attn_v=q9", *HARD], ids=lambda text: text[:12])
 def test_a_pattern_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(Refusal):
         recipe.overrides([text])
