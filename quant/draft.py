@@ -45,6 +45,7 @@ class Draft:
 
         Whatever ends it early leaves the part to be gone on with, unless the source itself is Damaged.
         """
+        _ordinary(self.part, self.journal)
         with _told(self.out), self.journal.open("a+b") as journal:
             _lock(journal, self.out)
             self.log = journal
@@ -112,9 +113,11 @@ class Draft:
             if data.seek(0, 2) != self.plan.nbytes:
                 return
             data.seek(0)
-            sha = hashlib.sha256()
+            if data.read(len(self.plan.header)) != self.plan.header:
+                return
+            sha = hashlib.sha256(self.plan.header)
             for after, line in lines:
-                if not _reached(data, sha, line):
+                if not _reached(data, sha, line) or not self.plan.whole_rows(data.tell()):
                     break
                 end, self.position, self.sha = after, data.tell(), sha.copy()
         self.log.truncate(end)
@@ -142,7 +145,7 @@ def _lines(journal: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
     for line in journal.readlines():
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
         if not isinstance(value, dict) or not line.endswith(b"\n"):
             return
@@ -153,7 +156,7 @@ def _lines(journal: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
 def _reached(data: BinaryIO, sha: "hashlib._Hash", line: Mapping[str, Any]) -> bool:
     """Read on to where a note was made; whether the file is there what it was then."""
     there = line.get("bytes")
-    if not isinstance(there, int) or there < data.tell():
+    if type(there) is not int or there < data.tell():
         return False
     while block := data.read(min(there - data.tell(), BLOCK)):
         sha.update(block)
@@ -176,6 +179,13 @@ def _told(out: Path) -> Iterator[None]:
         ) from None
 
 
+def _ordinary(*files: Path) -> None:
+    """Refuse to write through a link or into a device that stands where the part or its journal goes."""
+    for file in files:
+        if file.is_symlink() or (file.exists() and not file.is_file()):
+            raise Refusal(f"{file} is no ordinary file", hint="remove it, or choose another place with -o")
+
+
 def _lock(journal: BinaryIO, out: Path) -> None:
     try:
         import fcntl
@@ -185,6 +195,8 @@ def _lock(journal: BinaryIO, out: Path) -> None:
         fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise Refusal(f"another process is writing {out}", hint="wait for it, or choose another name with -o") from None
+    if not os.fstat(journal.fileno()).st_nlink:  # it was finished, and its journal removed, before the lock was ours
+        raise Refusal(f"another process has just written {out}", hint="give the same command again")
 
 
 def _sync_folder(folder: Path) -> None:

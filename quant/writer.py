@@ -35,6 +35,13 @@ class Layout:
     slots: tuple[Slot, ...]
     nbytes: int
 
+    def whole_rows(self, position: int) -> bool:
+        """Whether the first `position` bytes hold the header, and no part of a row without the rest of it."""
+        if not len(self.header) <= position <= self.nbytes:
+            return False
+        slot = next((slot for slot in self.slots if slot.offset < position < slot.offset + slot.nbytes), None)
+        return slot is None or (position - slot.offset) % native.row_bytes(slot.type, slot.shape[0]) == 0
+
 
 def entry(kind: str, value: Plain | Sequence[Plain]) -> bytes:
     """A value as a GGUF file stores it, type word first; "array:int32" is an array of int32."""
