@@ -122,7 +122,7 @@ class Header:
         """An integer of the architecture's own keys ("block_count"); of a list per layer, the first."""
         value = self.metadata.get(f"{self.architecture}.{key}")
         if isinstance(value, Array) and value.kind not in ("string", "float32", "float64") and value.count:
-            value = value.values()[0]
+            value = value.head(1).values()[0]
         return value if isinstance(value, int) else None
 
     def _text(self, key: str) -> str:

@@ -9,13 +9,14 @@ refuses, and says why. It knows the container, not what the keys mean.
 import mmap
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quant import native
 from quant.errors import Refusal
 
 MAGIC, ALIGNMENT, MAX_DIMS, MAX_NAME = b"GGUF", 32, 4, 63
+MAX_KEYS, MAX_TENSORS = 1 << 16, 1 << 20  # far beyond any model: each becomes some hundred bytes here
 STRING, ARRAY, BOOL = 8, 9, 7
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 SIZES = {number: struct.calcsize("<" + code) for number, code in SCALARS.items()}
@@ -35,6 +36,12 @@ class Array:
     count: int
     offset: int
     nbytes: int
+
+    def head(self, count: int) -> "Array":
+        """The first `count` of its numbers: what a strange file calls a number may fill it."""
+        assert self.kind != "string"
+        count = min(count, self.count)
+        return replace(self, count=count, nbytes=self.nbytes // self.count * count if count else 0)
 
     def raw(self) -> bytes:
         """The stored bytes of the elements."""
@@ -169,9 +176,9 @@ class _Reader:
             raise self._bad(f"its GGUF version is {version}; versions 2 and 3 are read", "convert the model again")
         tensors, keys = self._unpack("<QQ", "the counts")
         left = self.size - self.at
-        if keys > left // 13:
+        if keys > min(left // 13, MAX_KEYS):
             raise self._bad(f"it claims {keys} keys in {left} bytes")
-        if tensors > left // 28:
+        if tensors > min(left // 28, MAX_TENSORS):
             raise self._bad(f"it claims {tensors} tensors in {left} bytes")
         return version, tensors, keys
 

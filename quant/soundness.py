@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quant.container import Header
 
 MAX_LAYERS, MAX_EXPERTS = 512, 1024  # llama-hparams.h
-MAX_WINDOW = 1 << 24
+MAX_WINDOW, MAX_TOKENS = 1 << 24, 1 << 22
 STRANGE = native.INTEGERS | {"F64", "Q8_1", "Q8_K"}  # no graph multiplies by these
 TABLES = ("tid2eid", "d2t", "t2d")  # integers by nature
 ALIGNMENT = 32  # the CPU backend asserts that mapped weights begin at a multiple of it
@@ -124,14 +124,17 @@ def _numbers(header: "Header") -> Iterator[str]:
 
 def _numbers_of(value: Value | None) -> list[int]:
     """A number, or one for each layer."""
-    if isinstance(value, Array):
-        return [item for item in value.values() if isinstance(item, int)]
+    if isinstance(value, Array) and value.kind != "string":
+        return [item for item in value.head(MAX_LAYERS).values() if isinstance(item, int)]
     return [value] if isinstance(value, int) else []
 
 
 def _vocabulary(header: "Header") -> Iterator[str]:
     kind, tokens = header.tokenizer, header.metadata.get("tokenizer.ggml.tokens")
     if kind in ("none", "no_vocab") or not isinstance(tokens, Array) or tokens.kind != "string":
+        return
+    if tokens.count > MAX_TOKENS:
+        yield f"its vocabulary has {tokens.count} tokens"
         return
     words = [word or b"[EMPTY_%d]" % index for index, word in enumerate(tokens.blobs())]
     known = set(words)

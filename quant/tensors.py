@@ -23,7 +23,8 @@ DTYPES = {  # bytes a value; what is no float is there for the formats of quant/
     "F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I64": 8, "I32": 4,
     "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-MAX_HEADER = 100_000_000  # bytes, as in the safetensors library
+MAX_HEADER = 1 << 25  # bytes: fifty thousand experts' tensors take 7 MB, and JSON grows thirtyfold when it is read
+MAX_AXES = 8
 AGAIN = "fetch the file again"
 
 
@@ -122,6 +123,8 @@ def _tensor(blob: Blob, name: str, entry: Any, start: int) -> LazyTensor:
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not (_naturals(shape) and _naturals(offsets)) or shape is None or offsets is None or len(offsets) != 2:
         raise _bad(file, f"tensor {name} has no sound shape and offsets")
+    if len(shape) > MAX_AXES:
+        raise _bad(file, f"tensor {name} has {len(shape)} axes; {MAX_AXES} are the most that are read")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise Refusal(
             f"tensor {name} of {file.name} is stored as {dtype}; what is read are {', '.join(DTYPES)}",
@@ -159,16 +162,13 @@ def sharded(
     shards = sorted(set(places.values()))
     if strange := [shard for shard in shards if Path(shard).name != shard]:
         raise Refusal(f"the index of {folder} names a file outside of it: {strange[0]}", hint=AGAIN)
-    if missing := [shard for shard in shards if not _there(folder / shard, blobs)]:
+    there = {path.name for path in folder.iterdir() if path.is_file()} if blobs is None else blobs.keys()
+    if missing := [shard for shard in shards if shard not in there]:
         raise Refusal(f"{folder} lacks {', '.join(missing[:3])}", hint="fetch the whole model")
     tensors = {tensor.name: tensor for shard in shards for tensor in read(folder / shard)}
     if lost := sorted(places.keys() - tensors.keys()):
         raise Refusal(f"{folder} lacks tensors its index names: {', '.join(lost[:3])}", hint="fetch the whole model")
     return tensors
-
-
-def _there(file: Path, blobs: Mapping[str, Blob] | None) -> bool:
-    return file.is_file() if blobs is None else file.name in blobs
 
 
 def _bad(file: Path, why: str) -> Refusal:

@@ -1,8 +1,11 @@
 """Reading GGUF headers: equal to the gguf package on sound files, one clear line on all others."""
 
+import contextlib
+import os
 import shutil
 import struct
 import sys
+import tracemalloc
 from pathlib import Path
 
 import gguf
@@ -90,6 +93,55 @@ def test_a_huge_array_costs_nothing_until_it_is_asked_for(tmp_path: Path) -> Non
     file = tmp_path / "x.gguf"
     file.write_bytes(head + bytes(64))
     with pytest.raises(Refusal, match="claims 2305843009213693952 elements"):
+        container.read(file)
+
+
+def holding(file: Path, *entries: tuple[str, bytes], more: int = 0) -> Path:
+    """A GGUF with these keys and no tensors, and so many zeros behind them."""
+    from quant.writer import layout
+
+    file.write_bytes(layout(entries, [], 32).header)
+    os.truncate(file, file.stat().st_size + more)
+    return file
+
+
+@pytest.mark.parametrize("key", ["block_count", "expert_used_count", "attention.head_count"])
+def test_a_list_that_fills_the_file_is_not_read_for_a_number(key: str, tmp_path: Path) -> None:
+    count = 1 << 26
+    llama = ("general.architecture", struct.pack("<IQ", 8, 5) + b"llama")
+    numbers = (f"llama.{key}", struct.pack("<IIQ", 9, 0, count) + b"\7")
+    header = container.read(holding(tmp_path / "x.gguf", llama, numbers, more=count))
+    tracemalloc.start()
+    assert header.number(key) == 7
+    with contextlib.suppress(Refusal):
+        container.check(header)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+def test_words_are_no_numbers(tmp_path: Path) -> None:
+    llama = ("general.architecture", struct.pack("<IQ", 8, 5) + b"llama")
+    words = ("llama.expert_used_count", struct.pack("<IIQQ", 9, 8, 1, 1) + b"x")
+    header = container.read(holding(tmp_path / "x.gguf", llama, words))
+    assert header.number("expert_used_count") is None
+    container.check(header)
+
+
+def test_more_words_than_any_model_has_are_not_looked_at_one_by_one(tmp_path: Path) -> None:
+    count = (1 << 22) + 1
+    kind = ("tokenizer.ggml.model", struct.pack("<IQ", 8, 4) + b"gpt2")
+    words = ("tokenizer.ggml.tokens", struct.pack("<IIQ", 9, 8, count))
+    header = container.read(holding(tmp_path / "x.gguf", kind, words, more=8 * count))
+    with pytest.raises(Refusal, match=f"its vocabulary has {count} tokens"):
+        container.check(header)
+
+
+@pytest.mark.parametrize(("tensors", "keys"), [(0, 1 << 17), (1 << 21, 0)])
+def test_more_keys_and_tensors_than_any_model_has_are_not_believed(tensors: int, keys: int, tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, tensors, keys))
+    os.truncate(file, 1 << 27)
+    with pytest.raises(Refusal, match=f"it claims {tensors or keys} "):
         container.read(file)
 
 

@@ -37,6 +37,7 @@ def write(file: Path, header: object, body: bytes = bytes(64)) -> None:
         ({"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}, "no sound shape"),
         ({"dtype": "F32", "shape": [0, 4], "data_offsets": [0, 0]}, "is empty"),
         ({"dtype": "F32", "shape": [4], "data_offsets": [16, 0]}, "has -16 bytes"),
+        ({"dtype": "F32", "shape": [2**60] * 20_000, "data_offsets": [0, 4]}, "has 20000 axes"),
         ({"dtype": ["F32"], "shape": [4], "data_offsets": [0, 16]}, "stored as"),
         ("nothing", "is not described"),
     ],
@@ -77,6 +78,8 @@ def test_an_index_may_not_name_files_elsewhere_nor_missing_ones(stories: Path, t
     for places, said in (
         ({"w": "../x.safetensors"}, "outside of it"),
         ({"w": "no.safetensors"}, "lacks no.safetensors"),
+        ({"w": ".."}, "lacks"),
+        ({"w": "x" * 5000}, "lacks x"),
         ({}, "no weight_map"),
     ):
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
