@@ -15,6 +15,7 @@ ENDS = frozenset({
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
     "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
 })  # fmt: skip
+LLAMAS = ("LlamaTokenizer", "LlamaTokenizerFast")
 SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask"}
 
 Json = Mapping[str, Any]
@@ -70,12 +71,16 @@ def around(tokenizer: Json, settings: Json, pieces: bool) -> tuple[bool, bool, l
     """Whether text gets a BOS in front and an EOS behind, and what the user should know.
 
     transformers takes it from tokenizer.json alone where there is one; without, the settings say it, and pieces
-    of SentencePiece get a BOS unless they say no.
+    of SentencePiece get a BOS unless they say no. Where tokenizer.json is silent, the settings count for Llama's
+    classes, as in transformers 4: DeepSeek's models were made and are served that way.
     """
     said = [settings.get(f"add_{name}_token") for name in ("bos", "eos")]
     if not tokenizer:
         return (pieces if said[0] is None else bool(said[0])), bool(said[1]), []
     first, last = _around(tokenizer.get("post_processor"))
+    if settings.get("tokenizer_class") in LLAMAS and _silent(tokenizer.get("post_processor")) and True in said:
+        note = "tokenizer_config.json says what is put around a text, as in transformers 4; transformers 5 puts nothing"
+        return said[0] is True, said[1] is True, [note]
     told = zip(("bos", "eos"), said, (first, last), strict=True)
     notes = [
         f"tokenizer_config.json has add_{name}_token {str(says).lower()}; tokenizer.json, and with it transformers, "
@@ -84,6 +89,16 @@ def around(tokenizer: Json, settings: Json, pieces: bool) -> tuple[bool, bool, l
         if says not in (None, does)
     ]
     return first, last, notes
+
+
+def _silent(part: Any) -> bool:
+    """Whether a post-processor says nothing of special tokens."""
+    match part:
+        case None | {"type": "ByteLevel"}:
+            return True
+        case {"type": "Sequence", "processors": [*parts]}:
+            return all(_silent(item) for item in parts)
+    return False
 
 
 def _around(part: Any) -> tuple[bool, bool]:
