@@ -8,7 +8,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quant import card, dequantize, language, metadata, native, pickled, recipe, tensors, views, vocab
 from quant.archs import ARCHS
@@ -44,9 +44,7 @@ def open_folder(
     `allow_pickle` reads pickled weights where there are no safetensors; `blobs` are the safetensors by name
     where they lie elsewhere.
     """
-    config = _config(path)
-    arch = _arch(path, config)
-    config = Config({**arch.defaults, **config.values}, config.where)
+    arch, config = family(path)
     notes = arch.check(config)
     blobs = tensors.files(path) if blobs is None else blobs
     stored = _stored(path, blobs, allow_pickle)
@@ -118,6 +116,13 @@ def _facts(arch: Arch, keys: list[Key]) -> Facts:
     )
 
 
+def family(path: Path) -> tuple[Arch, Config]:
+    """A folder's family, and its config: the text part at the root, what it does not say as the class has it."""
+    config = _config(path)
+    arch = _arch(path, config)
+    return arch, Config({**arch.defaults, **config.values}, config.where)
+
+
 def _config(path: Path) -> Config:
     if not path.is_dir():
         raise Refusal(f"there is no folder {path}", hint="check the path")
@@ -125,14 +130,27 @@ def _config(path: Path) -> Config:
     if not file.is_file():
         raise Refusal(f"{path} has no config.json", hint="name a checkpoint folder, or a .gguf file")
     values = tensors.read_json(file)
-    if isinstance(values.get("text_config"), dict):
-        values = values | values["text_config"]
+    if isinstance(text := values.get("text_config"), dict):
+        classes = [*_classes(values), *_classes(text)]  # the whole model's first, if it is known
+        classes.sort(key=lambda name: name not in ARCHS)
+        values = values | text | {"architectures": classes, "model_type": values.get("model_type")}
     return Config(values, str(file))
 
 
+def _classes(values: Mapping[str, Any]) -> list[str]:
+    named = values.get("architectures")
+    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+
+
+def _of_type(kind: object) -> list[str]:
+    """The class that transformers takes for a model_type where none is named: "qwen2_moe" -> Qwen2MoeForCausalLM."""
+    plain = str(kind).removesuffix("_text").replace("_", "")
+    return [name for name in ARCHS if name.lower() == f"{plain}forcausallm"]
+
+
 def _arch(path: Path, config: Config) -> Arch:
-    named = config.values.get("architectures")
-    name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else "unknown"
+    named = _classes(config.values) or _of_type(config.values.get("model_type"))
+    name = named[0] if named else "unknown"
     if name not in ARCHS:
         near = difflib.get_close_matches(name, ARCHS, n=1)
         like = f"; the nearest is {near[0]}" if near else ""

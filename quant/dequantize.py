@@ -21,6 +21,9 @@ TITLES = {
     "eetq": "EETQ", "fp_quant": "FP-Quant", "higgs": "HIGGS", "hqq": "HQQ", "mxfp4": "MXFP4", "quanto": "Quanto",
     "quark": "Quark", "quip": "QuIP#", "spqr": "SpQR", "torchao": "torchao", "vptq": "VPTQ",
 }  # fmt: skip
+# These round a model's floats when they load it: where the floats are here, nothing is rounded yet. Finetunes made on
+# top of such a model and merged into its floats keep the settings.
+LATE = ("bitsandbytes", "eetq", "hqq", "quanto", "torchao")
 # Where older tools wrote what config.json says today, and whose settings they are.
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 
@@ -37,7 +40,7 @@ class Restored:
 def restore(folder: Path, config: Config, tensors: Tensors) -> Restored:
     """The tensors with everything quantized computed when it is read; refuses an unknown format by name."""
     settings = _settings(config) or _beside(folder, tensors)
-    if settings is None:
+    if settings is None or (settings.get("quant_method") in LATE and _floats(tensors)):
         return Restored(tensors, "", ())
     kind = _input(folder, config, settings)
     found = kind.restore(Config(settings, f"{config.where}: quantization_config"), tensors)
@@ -61,9 +64,13 @@ def _settings(config: Config) -> Mapping[str, Any] | None:
     return None
 
 
+def _floats(tensors: Tensors) -> bool:
+    return all(tensor.dtype in FLOATS for tensor in tensors.values())
+
+
 def _beside(folder: Path, tensors: Tensors) -> Mapping[str, Any] | None:
     """The settings in a file of their own; none where all weights are floats, whatever was left beside them."""
-    if all(tensor.dtype in FLOATS for tensor in tensors.values()):
+    if _floats(tensors):
         return None
     for name, method in BESIDE.items():
         if (folder / name).is_file():

@@ -242,7 +242,7 @@ def test_everything_that_does_not_fit_is_told_at_once(stories: Path, tmp_path: P
     ("changes", "said"),
     [
         ({"architectures": ["LlamaForCausalLn"]}, "the nearest is LlamaForCausalLM"),
-        ({"architectures": None}, "is a unknown"),
+        ({"architectures": None, "model_type": None}, "is a unknown"),
         ({"rope_scaling": {"rope_type": "spiral"}}, "rope type is 'spiral'"),
         ({"partial_rotary_factor": 0.5}, "only a part of each head is rotary"),
         ({"hidden_act": "gelu"}, "its activation is gelu"),

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +149,11 @@ def test_the_method_is_told_and_stands_in_the_file(stories: Path, tmp_path: Path
 def test_other_methods_are_refused_by_name_with_the_parent(
     method: object, title: str, stories: Path, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(stories, tmp_path / "odd")
-    settings = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": method}}
-    (folder / "config.json").write_text(json.dumps(settings | {"_name_or_path": "org/Whole-7B"}))
+    tensors = {name: torch.from_numpy(a.copy()) for name, a in checkpoint.read(stories / "model.safetensors").items()}
+    codes = torch.zeros((172, 32), dtype=torch.uint8)
+    tensors |= {"model.layers.0.mlp.up_proj.weight": codes}
+    folder = write(stories, tmp_path / "odd", tensors, {"quant_method": method})
+    checkpoint.edit(folder / "config.json", _name_or_path="org/Whole-7B")
     with pytest.raises(Refusal, match=re.escape(f"is quantized already ({title})")) as caught:
         convert.open_folder(folder)
     assert caught.value.hint == "use the model it was made from: org/Whole-7B"
@@ -160,6 +161,16 @@ def test_other_methods_are_refused_by_name_with_the_parent(
     with pytest.raises(Refusal) as caught:
         convert.open_folder(folder)
     assert caught.value.hint == "use the model it was made from: other/Parent-7B"
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "eetq", "hqq", "quanto", "torchao"])
+def test_settings_of_what_rounds_at_loading_do_not_count_where_the_floats_are_here(
+    method: str, stories: Path, tmp_path: Path
+) -> None:
+    settings = {"quant_method": method, "load_in_4bit": True}
+    source = convert.open_folder(checkpoint.copy(stories, tmp_path / "merged", quantization_config=settings))
+    assert not any("quantized" in note for note in source.notes)
+    assert "llmcli.convert.source_method" not in dict(source.entries)
 
 
 def test_modelopts_own_file_is_read(stories: Path, tmp_path: Path) -> None:
