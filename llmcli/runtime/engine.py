@@ -1,24 +1,24 @@
 """The engine: many sequences, one forward pass a step, one thread.
 
 submit() and cancel() change what is wanted, step() advances every sequence once and returns what
-happened. It knows logits and tokens; templates, terminals and files are others' business.
+happened. It computes; what is read from the logits is each request's strategy's. Templates, terminals and
+files are others' business.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
-
-import numpy as np
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.context import Aborted, NoSlot, Rows
 from llmcli.runtime.ledger import Ledger, Memory
 from llmcli.runtime.request import Answer, Request
-from llmcli.runtime.sampling.chain import NativeChains, Row, concrete_seed, make_chain
+from llmcli.runtime.sampling.chain import NativeChains, Row, concrete_seed
 from llmcli.runtime.sequence import Sequence
-from llmcli.runtime.text import Decoder
+from llmcli.runtime.strategies import strategies
+from llmcli.runtime.strategies.base import Means, Vocabulary
 from llmcli.types import Event, Finish
 
 
@@ -28,14 +28,6 @@ class Forward(Memory, Protocol):
     n_batch: int
 
     def decode(self, rows: Rows) -> Iterable[Row]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What the engine asks of a model: a token's bytes, and whether it ends the answer."""
-
-    piece: Callable[[int], bytes]
-    ends: Callable[[int], bool]
 
 
 @dataclass(slots=True)
@@ -57,13 +49,23 @@ class _Plan:
         self.wants += [False] * (count - 1) + [last]
         self.shares.append((sequence, count))
 
+    def branch(self, sequence: Sequence, ledger: Ledger) -> None:
+        """A row for each branch of a sequence, behind what its slot holds."""
+        pending = sequence.strategy.pending()
+        self.slots += [slot for slot, _ in pending]
+        self.tokens += [token for _, token in pending]
+        self.positions += [len(ledger.tokens[slot]) for slot, _ in pending]
+        self.wants += [True] * len(pending)
+        self.shares.append((sequence, len(pending)))
+
 
 class Engine:
     """Owns the context while it lives; all calls come from one thread (except interrupting the context)."""
 
     def __init__(self, context: Forward, vocabulary: Vocabulary, native: NativeChains | None) -> None:
-        self.context, self.vocabulary, self.native = context, vocabulary, native
+        self.context = context
         self.ledger = Ledger(context)
+        self.means = Means(vocabulary, native, self.ledger)
         self._live: dict[int, Sequence] = {}
         self._answers: dict[int, Answer] = {}
         self._waiting: deque[Sequence] = deque()
@@ -79,17 +81,12 @@ class Engine:
         assert 0 < len(request.tokens) <= self.context.n_ctx, (len(request.tokens), self.context.n_ctx)
         self._count += 1
         seed = concrete_seed(request.sampling.seed)
+        strategy = strategies()[request.strategy](request, seed, self.means)
+        assert strategy.slots <= self.context.n_seq_max, (strategy.slots, self.context.n_seq_max)
         started = time.perf_counter() if request.started is None else request.started
         sequence = self._live[self._count] = Sequence(
-            self._count,
-            request,
-            make_chain(request.sampling, seed, self.native),
-            Decoder(request.stops),
-            seed,
-            started,
-            tokens=list(request.tokens),
-            last=started,
-        )
+            self._count, request, strategy, seed, started, tokens=list(request.tokens), last=started
+        )  # fmt: skip
         self._waiting.append(sequence)
         return self._count
 
@@ -137,8 +134,9 @@ class Engine:
     def _restore(self, plan: _Plan) -> None:
         """Back to before a pass that was not finished: parts of it may be in the cache."""
         for sequence, _ in plan.shares:
-            self.ledger.restore(sequence.slot)
-            sequence.computed = len(self.ledger.tokens[sequence.slot])
+            for slot in (sequence.slot, *sequence.spare):
+                self.ledger.restore(slot)
+            sequence.computed = min(len(self.ledger.tokens[sequence.slot]), len(sequence.tokens))
             sequence.reused = min(sequence.reused, sequence.computed)
 
     def _next_token(self) -> _Plan | None:
@@ -159,19 +157,31 @@ class Engine:
 
     def _plan(self, events: list[Event]) -> _Plan:
         """Single tokens first, then as much prompt as the batch still holds."""
-        while self._waiting and (place := self.ledger.place(self._waiting[0].request.tokens)):
-            sequence = self._waiting.popleft()
-            sequence.slot, sequence.reused = place
-            sequence.computed = sequence.reused
+        while self._waiting and self._place(self._waiting[0]):
+            self._waiting.popleft()
         plan = _Plan()
         placed = [sequence for sequence in self._live.values() if sequence.slot >= 0]
         if len(placed) > 1:
             placed.sort(key=lambda one: one.prompting)
         for sequence in placed:
-            count = min(len(sequence.tokens) - sequence.computed, self.context.n_batch - len(plan.tokens))
+            left, room = len(sequence.tokens) - sequence.computed, self.context.n_batch - len(plan.tokens)
+            count = min(left, room) if left else len(sequence.strategy.pending())
             if count > 0 and sequence.finish is None and self._has_room(sequence, plan, count, events):
-                plan.add(sequence, count)
+                if left:
+                    plan.add(sequence, count)
+                else:
+                    plan.branch(sequence, self.ledger)
         return plan
+
+    def _place(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence its slots, where there are as many."""
+        slots = sequence.strategy.slots
+        if self.ledger.idle < slots or not (place := self.ledger.place(sequence.request.tokens)):
+            return False
+        sequence.slot, sequence.reused = place
+        sequence.computed = sequence.reused
+        sequence.spare = [self.ledger.claim() for _ in range(slots - 1)]
+        return True
 
     def _has_room(self, sequence: Sequence, plan: _Plan, count: int, events: list[Event]) -> bool:
         """Whether the pass may grow by this sequence; where cells are short the newest answer gives way."""
@@ -197,48 +207,24 @@ class Engine:
 
     def _advance(self, sequence: Sequence, count: int, rows: Iterator[Row], spent: float) -> list[Event]:
         start = sequence.computed
-        self.ledger.append(sequence.slot, sequence.tokens[start : start + count])
-        if sequence.prompting:
-            sequence.prompt_seconds += spent
-        sequence.computed += count
-        if sequence.computed < len(sequence.tokens):
-            return []
-        row = next(rows)
-        if not sequence.times and np.isnan(row.logits).any():  # once an answer: a damaged file shows at once
-            raise UserError(
-                "the model computes no numbers (NaN): its weights are damaged",
-                hint="fetch the file again, or make it anew",
-            )
-        if sequence.request.max_tokens == 0:
-            return [self._close(sequence, "length")]
-        # Before the draw: whoever reads the row first waits for the memory, and this one computes meanwhile.
-        log_sum = row.log_sum(sequence.near) if sequence.request.logprobs else None
-        begun = time.perf_counter()
-        token = sequence.chain.draw(row, sequence.tokens)
-        while self.vocabulary.ends(token):
-            if not sequence.request.ignore_eos:
-                return [self._close(sequence, "stop")]
-            row.logits[token] = -np.inf  # as llama.cpp: an ignored end is never drawn
-            token = sequence.chain.draw(row, sequence.tokens)
-        sample = time.perf_counter() - begun
-        logprob = None
-        if log_sum is not None:
-            sequence.near = float(row.logits[token])
-            logprob = sequence.near - log_sum
-        sequence.tokens.append(token)
-        text = sequence.decoder.feed(self.vocabulary.piece(token))
-        event = Event(sequence.id, sequence.time(token, text, spent, sample, logprob), text)
-        if sequence.decoder.stopped:
-            return [event, self._close(sequence, "stop")]
-        if len(sequence.times) == sequence.request.max_tokens:
-            return [event, self._close(sequence, "length")]
-        return [event]
+        if start < len(sequence.tokens):
+            self.ledger.append(sequence.slot, sequence.tokens[start : start + count])
+            if sequence.prompting:
+                sequence.prompt_seconds += spent
+            sequence.computed += count
+            if sequence.computed < len(sequence.tokens):
+                return []
+        else:
+            for slot, token in sequence.strategy.pending():
+                self.ledger.append(slot, [token])
+        event, finish = sequence.strategy.accept(sequence, rows, spent)
+        events = [event] if event else []
+        return [*events, self._close(sequence, finish)] if finish else events
 
     def _close(self, sequence: Sequence, finish: Finish) -> Event:
-        rest = sequence.decoder.finish()
+        rest = sequence.strategy.finish(sequence, finish)
         sequence.text.append(rest)
         sequence.finish = finish
-        sequence.chain.close()
         if sequence.slot >= 0:
             self.ledger.release(sequence.slot)
         else:

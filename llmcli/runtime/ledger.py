@@ -78,6 +78,20 @@ class Ledger:
         self._touch(slot)
         return slot, reused
 
+    @property
+    def idle(self) -> int:
+        """How many slots nobody is using."""
+        return self._busy.count(False)
+
+    def claim(self) -> int:
+        """Take an idle slot and empty it: one that holds nothing, else the longest unused."""
+        idle = [slot for slot, busy in enumerate(self._busy) if not busy]
+        slot = min(idle, key=lambda slot: (bool(self.tokens[slot]), self._used_at[slot]))
+        self._cut(slot, 0)
+        self._busy[slot] = True
+        self._touch(slot)
+        return slot
+
     def append(self, slot: int, tokens: list[int]) -> None:
         """Record tokens that a forward pass has just put into the cache."""
         self.tokens[slot] += tokens

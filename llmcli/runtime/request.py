@@ -27,6 +27,7 @@ class Request:
 
     `max_tokens` None means: until the model stops or the context is full. `started` is the
     `time.perf_counter()` of the call with the text, from which the time to the first token counts.
+    `strategy` is a name of runtime/strategies/.
     """
 
     tokens: tuple[int, ...]
@@ -36,6 +37,7 @@ class Request:
     ignore_eos: bool = False
     logprobs: bool = False
     started: float | None = None
+    strategy: str = "plain"
 
 
 @dataclass(frozen=True, slots=True)

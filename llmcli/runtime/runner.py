@@ -15,9 +15,10 @@ from llmcli.runtime import kv
 from llmcli.runtime.binding.context import Context, ContextOptions, open_context
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.sampler import NativeChains
-from llmcli.runtime.engine import Engine, Vocabulary
+from llmcli.runtime.engine import Engine
 from llmcli.runtime.interrupt import on_interrupt
 from llmcli.runtime.request import Answer, Request, RunOptions
+from llmcli.runtime.strategies.base import Vocabulary
 from llmcli.runtime.template import Template
 from llmcli.types import Event, Message
 from quant import container

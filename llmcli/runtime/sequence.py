@@ -1,13 +1,14 @@
 """One request on its way: the only thing besides the ledger that changes while tokens are made."""
 
-import math
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from llmcli.runtime.request import Answer, Request
-from llmcli.runtime.sampling.chain import Chain
-from llmcli.runtime.text import Decoder
 from llmcli.types import Finish, TokenTime
+
+if TYPE_CHECKING:  # strategies work on sequences
+    from llmcli.runtime.strategies.base import Strategy
 
 
 @dataclass(slots=True, eq=False)
@@ -15,22 +16,22 @@ class Sequence:
     """A prompt, what has been computed of it, and the answer so far.
 
     `tokens` holds prompt and answer; the first `computed` of them are in the KV cache (slot `slot`).
-    The last token of an unfinished answer is not: it enters with the next forward pass.
+    The last token of an unfinished answer is not: it enters with the next forward pass. `spare` are
+    further slots that the strategy branches into.
     """
 
     id: int
     request: Request
-    chain: Chain
-    decoder: Decoder
+    strategy: "Strategy"
     seed: int
     started: float
     slot: int = -1
+    spare: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
     reused: int = 0
     prompt_seconds: float = 0.0
     last: float = 0.0
-    near: float = math.nan  # the logit of the last token drawn: about the largest of the next row
     cancelled: bool = False
     finish: Finish | None = None
     text: list[str] = field(default_factory=list)

@@ -4,9 +4,10 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.context import Rows
-from llmcli.runtime.engine import Engine, Vocabulary
+from llmcli.runtime.engine import Engine
 from llmcli.runtime.request import Answer, Request, percentile
 from llmcli.runtime.sampling import defaults
+from llmcli.runtime.strategies.base import Vocabulary
 from tests.fakes import EOS, FakeContext, FakeModel
 
 GREEDY = defaults().with_values({"temp": 0})

@@ -1,0 +1,64 @@
+"""What a strategy is: it reads rows of logits and says what the next pass computes.
+
+The engine computes the prompt, in chunks, in the request's own slot; from the prompt's last row on the
+strategy decides. It owns no cells: the ledger, which is asked for every change, does.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from llmcli.errors import UserError
+from llmcli.runtime.ledger import Ledger
+from llmcli.runtime.request import Request
+from llmcli.runtime.sampling.chain import NativeChains, Row
+from llmcli.runtime.sequence import Sequence
+from llmcli.types import Event, Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What is asked of a model: a token's bytes, and whether it ends the answer."""
+
+    piece: Callable[[int], bytes]
+    ends: Callable[[int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a strategy works with; `native` None keeps its sampling to numpy."""
+
+    vocabulary: Vocabulary
+    native: NativeChains | None
+    ledger: Ledger
+
+
+class Strategy(Protocol):
+    """How one request is answered; made when it is submitted, alive until it is finished."""
+
+    name: ClassVar[str]
+    slots: int  # llama.cpp sequence ids it needs: the prompt's own and `Sequence.spare`
+
+    def __init__(self, request: Request, seed: int, means: Means) -> None: ...
+
+    def pending(self) -> list[tuple[int, int]]:
+        """(slot, token) of each row of the next pass, where every token of the sequence is computed."""
+        ...
+
+    def accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[Event | None, Finish | None]:
+        """Read the rows of a pass that took `spent` seconds: what became visible, and whether the answer ends."""
+        ...
+
+    def finish(self, sequence: Sequence, finish: Finish) -> str:
+        """The answer ends, for whatever reason: what is still to be shown. Only `sequence.slot` stays claimed."""
+        ...
+
+
+def refuse_nan(row: Row) -> None:
+    """Raise UserError where a damaged file makes no numbers; asked once an answer, it shows at once."""
+    logits = row.logits
+    if (logits != logits).any():
+        raise UserError(
+            "the model computes no numbers (NaN): its weights are damaged",
+            hint="fetch the file again, or make it anew",
+        )

@@ -1,0 +1,68 @@
+"""One token after the other, each drawn by the sampler chain."""
+
+import math
+import time
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+
+from llmcli.runtime.request import Request
+from llmcli.runtime.sampling.chain import Row, make_chain
+from llmcli.runtime.sequence import Sequence
+from llmcli.runtime.strategies.base import Means, refuse_nan
+from llmcli.runtime.text import Decoder
+from llmcli.types import Event, Finish
+
+
+class Plain:
+    """Draws a token and shows its text."""
+
+    name: ClassVar[str] = "plain"
+    slots = 1
+
+    def __init__(self, request: Request, seed: int, means: Means) -> None:
+        self.vocabulary = means.vocabulary
+        self.chain = make_chain(request.sampling, seed, means.native)
+        self.decoder = Decoder(request.stops)
+        self.near = math.nan  # the logit of the last token drawn: about the largest of the next row
+
+    def pending(self) -> list[tuple[int, int]]:
+        """Nothing: the token drawn last stands in the sequence, to be computed."""
+        return []
+
+    def accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[Event | None, Finish | None]:
+        """Draw from the one row."""
+        row, request = next(rows), sequence.request
+        if not sequence.times:
+            refuse_nan(row)
+        if request.max_tokens == 0:
+            return None, "length"
+        # Before the draw: whoever reads the row first waits for the memory, and this one computes meanwhile.
+        log_sum = row.log_sum(self.near) if request.logprobs else None
+        begun = time.perf_counter()
+        token = self.chain.draw(row, sequence.tokens)
+        while self.vocabulary.ends(token):
+            if not request.ignore_eos:
+                return None, "stop"
+            row.logits[token] = -np.inf  # as llama.cpp: an ignored end is never drawn
+            token = self.chain.draw(row, sequence.tokens)
+        sample = time.perf_counter() - begun
+        logprob = None
+        if log_sum is not None:
+            self.near = float(row.logits[token])
+            logprob = self.near - log_sum
+        sequence.tokens.append(token)
+        text = self.decoder.feed(self.vocabulary.piece(token))
+        event = Event(sequence.id, sequence.time(token, text, spent, sample, logprob), text)
+        if self.decoder.stopped:
+            return event, "stop"
+        return event, "length" if len(sequence.times) == request.max_tokens else None
+
+    def finish(self, sequence: Sequence, finish: Finish) -> str:
+        """Half a character, or what looked like the beginning of a stop string."""
+        self.chain.close()
+        return self.decoder.finish()
+
+
+STRATEGIES = (Plain,)
