@@ -71,6 +71,16 @@ def unpacked(words: "NDArray[Any]", bits: int) -> "U8":
     return codes
 
 
+def streamed(words: "NDArray[Any]", bits: int) -> "U8":
+    """Codes of `bits` (up to 8) out of rows of int32 words that hold them without a gap, the lowest bits first."""
+    import numpy as np
+
+    flags = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
+    count = flags.shape[1] // bits
+    codes: U8 = np.packbits(flags[:, : count * bits].reshape(len(words), count, bits), axis=2, bitorder="little")
+    return codes[..., 0]
+
+
 def whole(tensor: LazyTensor) -> "NDArray[Any]":
     """All values of a small tensor under its own shape: integers as they are, floats as float32."""
     return numbers(tensor.read(0, views.rows(tensor)), tensor.dtype).reshape(tensor.shape)

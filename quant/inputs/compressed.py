@@ -1,8 +1,9 @@
 """compressed-tensors checkpoints: packed integers, plain eight-bit integers and FP8, as the library stores them.
 
 Follows dequant_model of llama.cpp (conversion/base.py), and the library's own packing where that goes further
-(actorder, zeros that are not packed, several groups of settings). What a tensor is follows from how it is
-stored; the settings must not contradict it.
+(actorder, zeros that are not packed, several groups of settings; codes of 3, 5, 6 or 7 bits, which once stood in one
+word each and now follow one another without a gap). What a tensor is follows from how it is stored; the settings
+must not contradict it.
 """
 
 from dataclasses import dataclass
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from quant.archs.base import Config, Tensors
 from quant.inputs import fp8
-from quant.inputs.base import Input, computed, numbers, refuse, unpacked, whole
+from quant.inputs.base import Input, computed, numbers, refuse, streamed, unpacked, whole
 from quant.tensors import LazyTensor
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from quant.native import F32
+    from quant.native import F32, U8
 
 FORMATS = ("dense", "pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
 ACTIVATIONS = (*fp8.ACTIVATIONS, ".input_zero_point", ".output_zero_point")
@@ -27,7 +28,10 @@ AGAIN = "fetch the whole model again"
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """One packed matrix: `groups` is the group of each column, `zero` its stored zeros or None."""
+    """One packed matrix: `groups` is the group of each column, `zero` its stored zeros or None.
+
+    `dense` says that a code may lie in two words.
+    """
 
     words: LazyTensor
     scale: LazyTensor
@@ -35,13 +39,14 @@ class Packed:
     groups: "NDArray[np.int64]"
     shape: tuple[int, int]
     bits: int
+    dense: bool
 
     def rows(self, first: int, last: int) -> "F32":
         """Rows as float32 [rows, columns]."""
         import numpy as np
 
         words = numbers(self.words.read(first, last), self.words.dtype).view(np.uint32)
-        codes = unpacked(words, self.bits).reshape(last - first, -1)[:, : self.shape[1]]
+        codes = self._codes(words)[:, : self.shape[1]]
         scales = self._of_rows(whole(self.scale), first, last).astype(np.float32)
         values: F32 = (codes - self._zeros(first, last)) * scales[:, self.groups]
         return values
@@ -55,11 +60,14 @@ class Packed:
             return np.float32(middle)
         stored = whole(self.zero)
         if self.zero.dtype == "I32":  # packed along the rows
-            codes = unpacked(stored.view(np.uint32), self.bits)  # [words, groups, codes a word]
-            zeros = codes.swapaxes(1, 2).reshape(-1, stored.shape[1])[first:last].astype(np.float32)
+            zeros = self._codes(stored.view(np.uint32).T).T[first:last].astype(np.float32)
         else:
             zeros = self._of_rows(stored, first, last).astype(np.float32) + middle
         return zeros[:, self.groups]
+
+    def _codes(self, words: "NDArray[np.uint32]") -> "U8":
+        """All codes of rows of words [rows, words], those of bits that were left over among them."""
+        return streamed(words, self.bits) if self.dense else unpacked(words, self.bits).reshape(len(words), -1)
 
     def _of_rows(self, values: "NDArray[Any]", first: int, last: int) -> "NDArray[Any]":
         """Values of these rows [rows, groups]; a single number is every row's."""
@@ -126,7 +134,8 @@ def _packed(settings: Config, found: Tensors, own: str, weights: list[dict[str, 
         raise refuse(settings, f"{words.name} is {words.dtype} {list(words.shape)}, not words of codes", hint=AGAIN)
     rows, columns = (int(size) for size in whole(shape))
     bits = _numbers(weights, "num_bits")
-    fitting = [n for n in bits if n <= 8 and words.shape == (rows, -(-columns // (32 // n)))]
+    layouts = [(n, dense) for n in bits if n <= 8 for dense in ((False,) if 32 % n == 0 else (False, True))]
+    fitting = [layout for layout in layouts if words.shape == (rows, _words(columns, *layout))]
     if len(fitting) != 1 or columns < 1:
         told = ", ".join(map(str, bits)) or "no number of"
         raise refuse(
@@ -134,8 +143,13 @@ def _packed(settings: Config, found: Tensors, own: str, weights: list[dict[str, 
             hint=AGAIN,
         )  # fmt: skip
     groups = _groups(settings, scale, g_idx, (rows, columns), weights)
-    _same_shape(settings, scale, zero, rows=-(-rows // (32 // fitting[0])))
-    return Packed(words, scale, zero, groups, (rows, columns), fitting[0])
+    _same_shape(settings, scale, zero, rows=_words(rows, *fitting[0]))
+    return Packed(words, scale, zero, groups, (rows, columns), *fitting[0])
+
+
+def _words(codes: int, bits: int, dense: bool) -> int:
+    """How many words so many codes take."""
+    return -(-codes * bits // 32) if dense else -(-codes // (32 // bits))
 
 
 def _groups(

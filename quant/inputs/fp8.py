@@ -80,7 +80,8 @@ def _block(settings: Config, tensor: LazyTensor, scale: LazyTensor, block: objec
     options = {(1,): (rows, columns), before: (rows, columns), (*before, 1, 1): (rows, columns)}
     options |= {(*before, rows): (1, columns), (*before, rows, 1): (1, columns)}
     if isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block):
-        options[(*before, -(-rows // block[0]), -(-columns // block[1]))] = (block[0], block[1])
+        height, width = min(block[0], rows), min(block[1], columns)
+        options[(*before, -(-rows // height), -(-columns // width))] = (height, width)
     if scale.shape not in options:
         raise refuse(
             settings,

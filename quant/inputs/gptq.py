@@ -2,7 +2,8 @@
 
 Follows dequant_gptq of llama.cpp (conversion/base.py). qweight is [inputs / codes a word, outputs], scales
 [groups, outputs], qzeros [groups, outputs / codes a word]; g_idx names the group of each input. The older form of
-the checkpoint (gptq) stores zeros less one, the newer (gptq_v2) as they are.
+the checkpoint (gptq) stores zeros less one, the newer (gptq_v2) as they are. GPTQModel takes the one from whole
+words (convert_gptq_v2_to_v1_format), so that a zero of 0 borrows from the next: its words are added to.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,10 @@ AGAIN = "fetch the whole model again"
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One quantized matrix's tensors, and what all of them share; `groups` is the group of each input."""
+    """One quantized matrix's tensors, and what all of them share.
+
+    `groups` is the group of each input; `offset` is added to the zeros, `carried` to the words that they are in.
+    """
 
     qweight: LazyTensor
     qzeros: LazyTensor
@@ -35,6 +39,7 @@ class Matrix:
     groups: "NDArray[np.int64]"
     bits: int
     offset: int
+    carried: int
     recent: Recent
 
     def rows(self, first: int, last: int) -> "F32":
@@ -59,7 +64,7 @@ class Matrix:
         """The zeros of outputs [groups, outputs]."""
         import numpy as np
 
-        codes = unpacked(whole(self.qzeros).view(np.uint32), self.bits)
+        codes = unpacked(whole(self.qzeros).view(np.uint32) + np.uint32(self.carried), self.bits)
         zeros: F32 = codes.reshape(len(codes), -1)[:, first:last].astype(np.float32) + self.offset
         return zeros
 
@@ -67,17 +72,20 @@ class Matrix:
 def restore(settings: Config, tensors: Tensors) -> Tensors:
     """Every qweight with its companions as one float matrix `.weight`."""
     bits, form = settings.values.get("bits"), settings.values.get("checkpoint_format") or "gptq"
-    if bits not in BITS:
-        raise refuse(settings, f"GPTQ with {bits} bits is not undone here; 2, 4 and 8 are")
+    if type(bits) is not int or bits not in BITS:
+        raise refuse(settings, f"GPTQ with {bits!r} bits is not undone here; 2, 4 and 8 are")
     if not isinstance(form, str) or form not in ZERO_OFFSET:
         raise refuse(settings, f"the GPTQ format {form!r} is not undone here; gptq and gptq_v2 are")
     if strange := [key for key in STRANGE if settings.values.get(key)]:
         raise refuse(settings, f"GPTQ with {' and '.join(strange)} is not undone here")
-    found, recent = dict(tensors), Recent()
+    found, recent, less = dict(tensors), Recent(), ZERO_OFFSET[form]
+    offset, carried = (0, less * sum(1 << at for at in range(0, 32, bits))) if _by_words(settings) else (less, 0)
     for name in tensors:
         if name.endswith(".qweight"):
-            matrix = _matrix(settings, found, name.removesuffix("qweight"), bits, ZERO_OFFSET[form], recent)
-            own = name.removesuffix("qweight") + "weight"
+            base = name.removesuffix("qweight")
+            parts, groups = _matrix(settings, found, base, bits)
+            matrix = Matrix(*parts, groups, bits, offset, carried, recent)
+            own = base + "weight"
             if own in found:
                 raise refuse(settings, f"{own} is there as floats and as codes", hint=AGAIN)
             shape = (matrix.qweight.shape[1], len(matrix.groups))
@@ -85,8 +93,19 @@ def restore(settings: Config, tensors: Tensors) -> Tensors:
     return found
 
 
-def _matrix(settings: Config, found: Tensors, base: str, bits: int, offset: int, recent: Recent) -> Matrix:
-    """One matrix's tensors taken out of `found`; their shapes must agree with one another and with the bits."""
+def _by_words(settings: Config) -> bool:
+    """Whether GPTQModel made it: `meta` names the program and its version."""
+    meta = settings.values.get("meta")
+    return isinstance(meta, dict) and "gptqmodel:" in str(meta.get("quantizer")).lower()
+
+
+def _matrix(
+    settings: Config, found: Tensors, base: str, bits: int
+) -> "tuple[tuple[LazyTensor, LazyTensor, LazyTensor], NDArray[np.int64]]":
+    """qweight, qzeros and scales taken out of `found`, and the group of each input.
+
+    Their shapes must agree with one another and with the bits.
+    """
     missing = [base + part for part in ("qzeros", "scales") if base + part not in found]
     if missing:
         raise refuse(settings, f"{base}qweight has no {' and no '.join(missing)}", hint=AGAIN)
@@ -105,7 +124,7 @@ def _matrix(settings: Config, found: Tensors, base: str, bits: int, offset: int,
         told = ", ".join(f"{t.name} {t.dtype} {list(t.shape)}" for t in (qweight, qzeros, scales))
         raise refuse(settings, f"these are no codes of {bits} bits with their zeros and scales: {told}", hint=AGAIN)
     index = _groups(settings, found.pop(base + "g_idx", None), base, qweight.shape[0] * count, groups)
-    return Matrix(qweight, qzeros, scales, index, bits, offset, recent)
+    return (qweight, qzeros, scales), index
 
 
 def _groups(settings: Config, g_idx: LazyTensor | None, base: str, inputs: int, groups: int) -> "NDArray[np.int64]":
@@ -116,7 +135,7 @@ def _groups(settings: Config, g_idx: LazyTensor | None, base: str, inputs: int, 
         size = settings.values.get("group_size")
         if type(size) is not int or not (size == -1 or size > 0):
             raise refuse(settings, f"group_size is {size!r}, and {base}qweight has no g_idx", hint=AGAIN)
-        index = np.arange(inputs) // (inputs if size == -1 else size)
+        index = np.arange(inputs) // (inputs if size == -1 else min(size, inputs))
     elif g_idx.dtype not in ("I32", "I64") or g_idx.shape != (inputs,):
         raise refuse(
             settings, f"{g_idx.name} is {g_idx.dtype} {list(g_idx.shape)}, not a group for each of {inputs} inputs",

@@ -22,14 +22,16 @@ BLOCKS, SCALES = "_blocks", "_scales"
 def restore(settings: Config, tensors: Tensors) -> Tensors:
     """The tensors with every NAME_blocks and NAME_scales replaced by one MXFP4 tensor NAME.
 
-    Pairs that are none (one is missing, shapes or dtypes do not fit) are left for the error that lists strangers.
+    Pairs that are none (one is missing, shapes or dtypes do not fit, NAME is there) are left for the error that lists
+    strangers.
     """
     found = dict(tensors)
     for name, codes in tensors.items():
-        scales = tensors.get(name.removesuffix(BLOCKS) + SCALES)
-        if name.endswith(BLOCKS) and scales is not None and _fit(codes, scales):
+        own = name.removesuffix(BLOCKS)
+        scales = tensors.get(own + SCALES)
+        if own not in tensors and scales is not None and _fit(codes, scales):
             del found[codes.name], found[scales.name]
-            found[name.removesuffix(BLOCKS)] = blocks(name.removesuffix(BLOCKS), codes, scales)
+            found[own] = blocks(own, codes, scales)
     return found
 
 

@@ -82,6 +82,31 @@ def test_packed_floats_come_back(
     assert not any(name.startswith(NAME) and name != NAME for name in found)
 
 
+def stream(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes [n, m] into int32 words [n, m bits / 32] without a gap: a code may lie in two words."""
+    packed = np.zeros((codes.shape[0], -(-codes.shape[1] * bits // 32)), np.int32)
+    for i, row in enumerate(codes):
+        whole = sum(int(code) << (bits * j) for j, code in enumerate(row))
+        packed[i] = np.frombuffer(whole.to_bytes(packed.shape[1] * 4, "little"), np.int32)
+    return packed
+
+
+@pytest.mark.parametrize("bits", [3, 5, 6, 7])
+def test_codes_that_follow_one_another_without_a_gap_come_back(bits: int, stories: Path, tmp_path: Path) -> None:
+    """As the library packs since pack_to_int32 leaves no bits empty; before, a code never lay in two words."""
+    random, middle = np.random.default_rng(bits), 2 ** (bits - 1)
+    codes, zeros = random.integers(0, 2**bits, SHAPE), random.integers(0, 2**bits, (64, 4))
+    scale = random.uniform(0.01, 0.02, (64, 4)).astype(np.float16)
+    stored = {"_packed": stream(codes, bits), "_scale": scale, "_shape": np.array(SHAPE, np.int64)}
+    told = settings("pack-quantized", num_bits=bits, group_size=43)
+    wide = np.repeat(scale.astype(np.float32), 43, axis=1)
+    found = opened(folder(stories, tmp_path / "even", told, stored))
+    assert np.array_equal(found[NAME], (codes - middle).astype(np.float32) * wide)
+    stored["_zero_point"] = stream(zeros.T, bits).T
+    found = opened(folder(stories, tmp_path / "zeros", told, stored))
+    assert np.array_equal(found[NAME], (codes - np.repeat(zeros, 43, axis=1)).astype(np.float32) * wide)
+
+
 def test_one_scale_for_a_whole_tensor_and_groups_in_their_own_order(stories: Path, tmp_path: Path) -> None:
     stored, values = packed(4, 1)
     values = values / stored["_scale"].astype(np.float32) * np.float32(0.5)

@@ -65,6 +65,15 @@ def test_values_are_codes_times_scales(
         assert np.array_equal(found[name], values.numpy()), name
 
 
+def test_a_block_may_be_said_to_be_larger_than_any_matrix(stories: Path, tmp_path: Path) -> None:
+    one = torch.full((1, 1), 0.5)
+    near, far = ({"quant_method": "fp8", "weight_block_size": [size, size]} for size in (512, 10**30))
+    found = [
+        opened(fp8(stories, tmp_path / str(len(str(told))), told, weight_scale_inv=one)) for told in (near, far)
+    ]
+    assert all(np.array_equal(found[0][name], values) for name, values in found[1].items())
+
+
 def test_stacked_experts_have_a_scale_a_block_each(tmp_path: Path) -> None:
     from quant import dequantize
     from quant.archs.base import Config

@@ -101,6 +101,33 @@ def test_bands_of_inputs_do_not_show(stories: Path, tmp_path: Path, monkeypatch:
     assert all(np.array_equal(found[name], values) for name, values in expected.items())
 
 
+def test_one_group_may_be_said_to_be_larger_than_the_matrix(stories: Path, tmp_path: Path) -> None:
+    one: dict[str, np.ndarray | None] = {"g_idx": None, "scales": np.full((1, 160), 0.5, np.float16)}
+    one["qzeros"] = np.full((1, 20), 0x77777777, np.int32)
+    paths = [folder(stories, tmp_path / str(n), settings={"group_size": n}, change=one)[0] for n in (-1, 64, 10**30)]
+    found = [opened(path)[f"{NAMES[0]}.weight"] for path in paths]
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_zeros_that_gptqmodel_took_one_from_word_by_word_come_back(bits: int, stories: Path, tmp_path: Path) -> None:
+    """A zero of 0 borrows from the next code of its word (convert_gptq_v2_to_v1_format), and adding pays it back."""
+    random, shape = np.random.default_rng(bits), (160, 64)
+    stored, _ = matrix(shape, bits, "gptq_v2", True, False, random)
+    zeros = random.integers(0, 2**bits, (64 // GROUP, 160))
+    zeros[:, ::3] = 0
+    ones = np.uint32(sum(1 << at for at in range(0, 32, bits)))
+    words_v2 = words(zeros.T, bits).T.copy().view(np.uint32)
+    change = {**stored, "qzeros": (words_v2 - ones).view(np.int32)}
+    by = {"bits": bits, "checkpoint_format": "gptq", "sym": False, "meta": {"quantizer": ["gptqmodel:5.6.0"]}}
+    path, _ = folder(stories, tmp_path / "v1", bits=bits, settings=by, change=change)
+    v2 = {**change, "qzeros": words_v2.view(np.int32)}
+    other, _ = folder(stories, tmp_path / "v2", bits=bits, settings={"checkpoint_format": "gptq_v2"}, change=v2)
+    name = f"{NAMES[0]}.weight"
+    assert np.array_equal(opened(path)[name], opened(other)[name])
+
+
 def test_a_whole_folder_becomes_a_gguf_with_the_method_in_it(stories: Path, tmp_path: Path) -> None:
     tensors = checkpoint.read(stories / "model.safetensors")
     stored, values = matrix((64, 64), 4, "gptq", True, False, np.random.default_rng(0))
@@ -122,7 +149,8 @@ def test_a_whole_folder_becomes_a_gguf_with_the_method_in_it(stories: Path, tmp_
     ("settings", "change", "said"),
     [
         ({"bits": 3}, {}, "GPTQ with 3 bits is not undone here; 2, 4 and 8 are"),
-        ({"bits": "4"}, {}, "GPTQ with 4 bits"),
+        ({"bits": "4"}, {}, "GPTQ with '4' bits"),
+        ({"bits": 4.0}, {}, "GPTQ with 4.0 bits"),
         ({"bits": 8}, {}, "these are no codes of 8 bits"),
         ({"checkpoint_format": "marlin"}, {}, "the GPTQ format 'marlin' is not undone here"),
         ({"checkpoint_format": ["x"]}, {}, "is not undone here"),

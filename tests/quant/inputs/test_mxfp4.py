@@ -86,6 +86,15 @@ def test_what_is_no_pair_is_left_alone(shape: tuple[int, ...]) -> None:
     assert mxfp4.restore(Config({}, "config.json"), strangers) == strangers
 
 
+def test_codes_beside_a_tensor_of_the_same_name_are_left_alone() -> None:
+    both = {
+        "x": lazy("x", np.zeros((2, 64), np.uint8)),
+        "x_blocks": lazy("x_blocks", np.zeros((2, 2, 16), np.uint8)),
+        "x_scales": lazy("x_scales", np.zeros((2, 2), np.uint8)),
+    }
+    assert mxfp4.restore(Config({}, "config.json"), both) == both
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A checkpoint in floats, as transformers has it, and one with the same experts in MXFP4."""
