@@ -1,7 +1,7 @@
 """A checkpoint's model card: the YAML at the head of README.md, as plain strings, and the parents it names.
 
-The card is written by strangers: its size is bounded, aliases are not followed, nothing but strings and lists
-of strings comes out. It knows no tensors.
+The card is written by strangers: its size and depth are bounded, aliases are not followed, nothing but strings and
+lists of strings comes out. It knows no tensors.
 """
 
 import re
@@ -11,6 +11,7 @@ from typing import Any
 
 MAX_HEAD = 1 << 18  # bytes; cards with tables of results are the largest
 MAX_TEXT, MAX_ITEMS = 1000, 100
+MAX_DEPTH = 32  # libyaml builds what is nested by recursion in C, and scans it in squared time
 REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 NOTHING = ("", "~", "null", "none")
 PARENTS = ("base_model", "base_models", "base_model_sources")
@@ -32,12 +33,22 @@ def load(folder: Path) -> Card:
     text = "\n".join(lines[1 : lines.index("---", 1)]).replace("\t", "  ")
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # every scalar is a string: "no" stays a language
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, loader)):
-            return {}
-        values = yaml.load(text, loader)
+        values = yaml.load(text, loader) if _harmless(text, loader) else None
     except (yaml.YAMLError, RecursionError, ValueError):
         return {}
     return {key: value for key, value in map(_plain, _items(values)) if value} if isinstance(values, dict) else {}
+
+
+def _harmless(text: str, loader: Any) -> bool:
+    """Whether it is nested little and repeats nothing; looking stops at the first event that is too much."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH or isinstance(event, yaml.AliasEvent):
+            return False
+    return True
 
 
 def _items(values: Mapping[Any, Any]) -> list[tuple[str, Any]]:

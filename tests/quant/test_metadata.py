@@ -113,6 +113,8 @@ def test_settings_for_sampling_are_checked(folder: Path, tmp_path: Path) -> None
     [
         "", "# no head\n", "---\nlicense: mit\n", "---\n- a\n- b\n---\n", "---\nlicense: [\n---\n",
         "---\na: &a [x, x]\nb: [*a, *a]\nlicense: mit\n---\n", "---\n" + "[" * 5000 + "\n---\n",
+        "---\na: " + "[" * 100_000 + "]" * 100_000 + "\nlicense: mit\n---\n", "---\n" + "- " * 100_000 + "x\n---\n",
+        "---\nlicense: mit\na: " + "{a: " * 40_000 + "}" * 40_000 + "\n---\n",
         "---\nlicense: " + "x" * 5000 + "\n---\n", "---\nlicense: ~\nname: null\n---\n",
         "---\nlicense: mit\n" + "x: y\n" * 100_000 + "---\n", '---\nlicense: "\\ud800"\n---\n',
         "---\n!!python/object/apply:os.system ['false']\n---\n", "---\nlicense: {a: b}\nname: [x]\nversion: 1\n---\n",
