@@ -132,3 +132,44 @@ def test_an_etag_that_changes_between_two_parts_is_noticed(hub, remote, monkeypa
     file.read(20, 10)
     with pytest.raises(UserError, match="another file now"):
         file.read(30, 10)
+
+
+@pytest.mark.parametrize(
+    "part", [f"bytes {'1' * 5000}-19/{len(DATA)}", f"bytes 10-19/{'9' * 5000}", "bytes ١٠-19/512000", "bytes */512000"]
+)
+def test_a_part_that_is_described_in_no_sensible_numbers_is_not_taken(hub, remote, monkeypatch, part) -> None:
+    answer(monkeypatch, lambda handler, headers, body: headers.update({"Content-Range": part}))
+    monkeypatch.setattr(_Handler, "send_header", _bytes_header)
+    with pytest.raises(UserError, match=r"another (part|file)"):
+        remote().read(10, 10)
+
+
+def _bytes_header(handler: _Handler, name: str, value: str) -> None:
+    """A header in UTF-8, which the standard library's server cannot send."""
+    handler._headers_buffer.append(f"{name}: {value}\r\n".encode())
+
+
+@pytest.mark.parametrize("asked", ["²", "-1", "9" * 5000, "1e999", "soon"])
+def test_a_strange_wait_is_not_obeyed(hub, remote, monkeypatch, asked) -> None:
+    waited: list[float] = []
+
+    def patient(seconds: float) -> None:
+        waited.append(seconds)
+        hub.status = None
+
+    monkeypatch.setattr(ranges.time, "sleep", patient)
+    monkeypatch.setattr(_Handler, "fail", lambda self, *_: self.reply(429, b"", {"Retry-After": asked}))
+    hub.status = 429
+    assert remote().read(0, 10).tobytes() == DATA[:10]
+    assert max(waited) <= 300
+
+
+def test_parts_come_through_connections_that_are_there(hub, remote, monkeypatch) -> None:
+    opened: list[object] = []
+    setup = _Handler.setup
+    monkeypatch.setattr(_Handler, "setup", lambda self: (opened.append(self.client_address), setup(self)))
+    file = remote()
+    for at in range(20):
+        file.read(at * 5000, 5000)
+    assert len(hub.gets(NAME)) == 20
+    assert len(opened) <= 2

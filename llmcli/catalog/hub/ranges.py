@@ -27,7 +27,7 @@ TRIES = 6  # in vain, one after another
 AGAIN = (408, 429, 500, 502, 503, 504)
 EXPIRED = (400, 401, 403, 404, 410)  # what an address that was good for a while may answer later
 HEAD = 1 << 16  # bytes of each file that are fetched at once: its table of tensors, mostly
-CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-[0-9]{1,19}/([0-9]{1,19}|\*)")
 
 
 class NoRanges(UserError):
@@ -89,7 +89,10 @@ class RemoteFile:
             time.sleep(pause or (min(2 ** (vain - 1), 8) if vain else 0))
 
     def _ask(self, start: int, nbytes: int, hub: bool = False) -> Iterator[bytes]:
-        """One request for `nbytes` from `start` on; may end early. The token goes to the hub alone."""
+        """One request for `nbytes` from `start` on; may end early. The token goes to the hub alone.
+
+        It reads to the end of the answer, and no further than it must: only then is the connection used again.
+        """
         from huggingface_hub import get_session
         from huggingface_hub.utils._http import hf_raise_for_status
 
@@ -107,7 +110,7 @@ class RemoteFile:
                 for chunk in response.iter_raw():
                     yield chunk[:nbytes]
                     nbytes -= len(chunk)
-                    if nbytes <= 0:
+                    if nbytes < 0:
                         return
         if expired:
             self.direct = None
@@ -128,7 +131,7 @@ class RemoteFile:
         with self.lock:
             same = tag == (self.tags.setdefault(host, tag) if tag else tag)
         if (
-            found[3] not in (str(self.size), "*")
+            found[2] not in (str(self.size), "*")
             or not {*linked} <= {self.digest, ""}
             or not {*commits} <= {self.commit, None}
             or not same
@@ -166,7 +169,7 @@ def first_bytes(files: Sequence[RemoteFile]) -> None:
 def _patience(response: Any) -> float:
     """Seconds that the server asks us to wait, within reason; 0 where it does not say."""
     text = response.headers.get("retry-after", "")
-    return min(float(text), 300.0) if text.isdigit() else 0.0
+    return min(float(text), 300.0) if re.fullmatch("[0-9]+", text) else 0.0
 
 
 def _tag(value: str | None) -> str:
