@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quant import container
+from quant import container, pickled
 
 FACTS = (
     "architecture", "parameters", "file_type", "bits_per_weight", "context_length", "tokenizer", "has_template",
@@ -69,7 +69,10 @@ def nothing() -> dict[str, Any]:
 
 
 def checkpoint(path: Path) -> dict[str, Any]:
-    """The facts of a folder with safetensors, from their headers; what cannot be read counts as absent."""
+    """The facts of a folder with safetensors, from their headers; what cannot be read counts as absent.
+
+    Pickles are not opened: of those it says no more than what they are.
+    """
     config = _json(path / "config.json")
     types: dict[str, dict[str, int]] = {}
     bits = parameters = 0
@@ -83,25 +86,30 @@ def checkpoint(path: Path) -> dict[str, Any]:
             row["bytes"] += count * DTYPES.get(tensor["dtype"], 8) // 8
             parameters += count
             bits += count * DTYPES.get(tensor["dtype"], 8)
-    architectures = config.get("architectures")
+    architectures, context = config.get("architectures"), config.get("max_position_embeddings")
     tokenizer = _json(path / "tokenizer_config.json")
+    unread = "pickled" if pickled.files(path) else "unknown"
     return {
-        "architecture": architectures[0] if isinstance(architectures, list) and architectures else "unknown",
+        "architecture": _word(architectures[0] if isinstance(architectures, list) and architectures else None),
         "parameters": parameters,
-        "file_type": max(types, key=lambda name: types[name]["bytes"], default="unknown"),
+        "file_type": max(types, key=lambda name: types[name]["bytes"], default=unread),
         "bits_per_weight": round(bits / parameters, 3) if parameters else 0.0,
-        "context_length": config.get("max_position_embeddings") or 0,
-        "tokenizer": tokenizer.get("tokenizer_class") or "unknown",
+        "context_length": context if isinstance(context, int) else 0,
+        "tokenizer": _word(tokenizer.get("tokenizer_class")),
         "has_template": "chat_template" in tokenizer or (path / "chat_template.jinja").is_file(),
         "types": types,
         "roles": {},
     }
 
 
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) and value else "unknown"
+
+
 def _json(path: Path) -> Mapping[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -114,7 +122,7 @@ def _tensors(file: Path) -> list[dict[str, Any]]:
             if length > min(file.stat().st_size, 100_000_000):
                 return []
             table = json.loads(stream.read(length))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     rows = [value for key, value in table.items() if key != "__metadata__"] if isinstance(table, dict) else []
     return [
@@ -123,4 +131,6 @@ def _tensors(file: Path) -> list[dict[str, Any]]:
 
 
 def _sides(shape: Any) -> bool:
-    return isinstance(shape, list) and all(isinstance(side, int) and side >= 0 for side in shape)
+    if not isinstance(shape, list) or len(shape) > 8:
+        return False
+    return all(type(side) is int and 0 <= side < 1 << 32 for side in shape)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +106,26 @@ def test_show_of_a_checkpoint_counts_its_tensors(stories, llmcli):
     assert (shown["architecture"], shown["file_type"], shown["bits_per_weight"]) == ("LlamaForCausalLM", "F32", 32.0)
     assert shown["parameters"] * 4 == sum(kind["bytes"] for kind in shown["types"].values())
     assert 250_000 < shown["parameters"] < 300_000
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", "[" * 100_000), ("config.json", '{"architectures": [["x"]]}'),
+        ("config.json", '{"architectures": ["\\ud800"]}'), ("config.json", '{"max_position_embeddings": NaN}'),
+        ("config.json", '{"max_position_embeddings": {"a": 1}}'), ("tokenizer_config.json", '{"tokenizer_class": [1]}'),
+        ("tokenizer_config.json", '{"tokenizer_class": "\\udfff"}'),
+        ("model.safetensors", "[" * 100_000), ("model.safetensors", '{"a": {"dtype": "\\ud800", "shape": [2]}}'),
+        ("model.safetensors", '{"a": {"dtype": "F32", "shape": [' + "999999999999999999," * 5000 + "1]}}"),
+    ],
+)  # fmt: skip
+def test_what_a_checkpoint_says_of_itself_may_be_nonsense(stories, tmp_path, llmcli, file, text):
+    place = shutil.copytree(stories, tmp_path / "odd")
+    head = len(text).to_bytes(8, "little") if file.endswith(".safetensors") else b""
+    (place / file).write_bytes(head + text.encode())
+    assert llmcli("pull", str(place)).code == 0
+    for words in (("list",), ("list", "--json"), ("show", str(place)), ("show", str(place), "--json")):
+        assert llmcli(*words).code == 0
 
 
 def test_an_empty_list_says_how_to_begin(llmcli):
