@@ -12,7 +12,8 @@ TRUE = {"1", "true", "yes", "on"}
 class Config:
     """Folders and switches. `data` holds models we made or unpacked, `config` the user's catalog,
     `state` sessions and history, `cache` what can be fetched again; `hub_cache` is the ordinary
-    Hugging Face cache, shared with other programs."""
+    Hugging Face cache, shared with other programs. `allow_pickle` is what the
+    command was told, never the environment."""
 
     data: Path
     config: Path
@@ -25,6 +26,7 @@ class Config:
     hub_endpoint: str
     hub_cache: Path
     hub_token: str | None
+    allow_pickle: bool = False
 
     @property
     def user_catalog(self) -> Path:

@@ -77,10 +77,12 @@ def open_folder(
 
 
 def _stored(path: Path, blobs: Mapping[str, Blob], allow_pickle: bool) -> Tensors:
-    """The checkpoint's tensors as they are stored; safetensors go before pickles."""
-    if allow_pickle and not any(name.startswith("model") for name in blobs) and pickled.files(path):
-        return pickled.load(path)
-    return tensors.load(path, blobs)
+    """The checkpoint's tensors as they are stored; safetensors go before pickles, which must be allowed."""
+    if any(name.startswith("model") for name in blobs) or not (pickles := pickled.files(path)):
+        return tensors.load(path, blobs)
+    if not allow_pickle:
+        raise pickled.unasked(path, [file.name for file in pickles])
+    return pickled.load(path)
 
 
 def _tokenizer(path: Path, other: Path | None, config: Config) -> Path:

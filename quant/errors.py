@@ -14,3 +14,7 @@ class Refusal(Exception):
 
 class Damaged(Refusal):
     """The source's own content is at fault: what was begun is not worth going on with."""
+
+
+class Pickled(Refusal):
+    """Weights are there as pickles only, and nobody has allowed to read those."""

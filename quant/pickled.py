@@ -4,24 +4,27 @@ The only place where torch opens a file. Nothing but tensors and plain container
 is refused; and only torch's zip format is read, because the older one cannot be mapped. It knows no names.
 """
 
+import importlib.util
 import pickle
 import struct
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quant import tensors
-from quant.errors import Refusal
+from quant.errors import Pickled, Refusal
 from quant.tensors import AGAIN, DTYPES, LazyTensor
 
 if TYPE_CHECKING:
     from quant.native import U8
 
 MAX_PICKLE = 64_000_000  # bytes of the pickle itself: it holds names and shapes, the values lie beside it
+INDEX, SINGLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
 ENDINGS = (".bin", ".pt", ".pth")
 OTHERS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")  # what trainers leave beside
+FOREIGN = ("ggml", "openvino")  # in the names of .bin files that are no pickles at all
 SAFE = "use the safetensors of this model"
 # What a file made to deceive can raise in the unpickler; the first is its word for "not allowed".
 BROKEN = (
@@ -30,21 +33,52 @@ BROKEN = (
 )  # fmt: skip
 
 
+def chosen(names: Collection[str]) -> list[str]:
+    """Of the names of a folder's files those that hold its pickled weights, an index before its shards.
+
+    Where nothing is called as transformers calls it, all that may hold weights; trainers' own files never do.
+    """
+    held = sorted(
+        name
+        for name in names
+        if name.endswith(ENDINGS) and not name.startswith(OTHERS) and not any(word in name.lower() for word in FOREIGN)
+    )
+    if INDEX in names:
+        return [INDEX, *(name for name in held if name.startswith("pytorch_model") and name != SINGLE)]
+    return [SINGLE] if SINGLE in held else held
+
+
 def files(folder: Path) -> list[Path]:
-    """The pickled weights of a folder, by name; trainers' own files do not count."""
-    return sorted(path for path in folder.iterdir() if path.suffix in ENDINGS and not path.name.startswith(OTHERS))
+    """The files of a folder that hold its pickled weights, and their index."""
+    return [folder / name for name in chosen([path.name for path in folder.iterdir() if path.is_file()])]
+
+
+def unasked(where: object, names: Collection[str]) -> Pickled:
+    """The error for pickled weights (`names`) that nobody has allowed to read."""
+    some = ", ".join(sorted(names)[:3]) + (" …" if len(names) > 3 else "")
+    return Pickled(
+        f"{where} has pickled weights only ({some}), which are read when you allow it; nothing in them is run",
+        hint="add --allow-pickle",
+    )
+
+
+def need_torch() -> None:
+    """Refuse where torch is not installed, without importing it."""
+    if importlib.util.find_spec("torch") is None:
+        raise Refusal(
+            "pickled weights are read with torch, which is not installed", hint="pip install 'llmcli[torch]'"
+        )
 
 
 def load(folder: Path) -> dict[str, LazyTensor]:
-    """All tensors by name: of pytorch_model.bin, of the shards its index names, or of the one file there is."""
-    index, single = folder / "pytorch_model.bin.index.json", folder / "pytorch_model.bin"
-    if index.is_file():
-        return tensors.sharded(index, parse)
-    held = [single] if single.is_file() else files(folder)
+    """All tensors by name: of the shards an index names, of pytorch_model.bin, or of the one file there is."""
+    if (folder / INDEX).is_file():
+        return tensors.sharded(folder / INDEX, parse)
+    held = files(folder)
     if len(held) != 1:
         raise Refusal(
-            f"{folder} has {len(held)} pickled files and no pytorch_model.bin: {', '.join(f.name for f in held[:3])}",
-            hint="leave one in the folder, or call the right one pytorch_model.bin",
+            f"{folder} has {len(held)} pickled files and no {SINGLE}: {', '.join(file.name for file in held[:3])}",
+            hint=f"leave one in the folder, or call the right one {SINGLE}",
         )
     return {tensor.name: tensor for tensor in parse(held[0])}
 
@@ -61,12 +95,9 @@ def parse(file: Path) -> Iterator[LazyTensor]:
 
 def _unpickled(file: Path) -> Any:
     """What torch's weights-only unpickler makes of the file, its values mapped."""
-    try:
-        import torch
-    except ImportError:
-        raise Refusal(
-            "pickled weights are read with torch, which is not installed", hint="pip install 'llmcli[torch]'"
-        ) from None
+    need_torch()
+    import torch
+
     _zipped(file)
     try:
         with warnings.catch_warnings():
@@ -100,7 +131,7 @@ def _plain(name: Any, value: Any) -> bool:
     return (
         isinstance(name, str) and name.isprintable()
         and isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"
-        and value.is_contiguous() and value.numel() > 0 and _dtype(value) in DTYPES
+        and value.is_contiguous() and not value.is_neg() and value.numel() > 0 and _dtype(value) in DTYPES
     )  # fmt: skip
 
 
@@ -118,11 +149,12 @@ def _lazy(file: Path, name: str, value: Any) -> LazyTensor:
     import torch
 
     shape = tuple(value.shape) or (1,)
-    flat = value.detach().reshape(-1, shape[-1])
+    width = shape[-1]
+    flat = value.detach().as_strided((value.numel(),), (1,))  # one of a single column may keep any stride
 
     def read(first: int, last: int) -> "U8":
-        rows: U8 = flat[first:last].view(torch.uint8).numpy()
-        return rows
+        rows: U8 = flat[first * width : last * width].view(torch.uint8).numpy()
+        return rows.reshape(last - first, -1)
 
     return LazyTensor(name, shape, _dtype(value), file, read)
 

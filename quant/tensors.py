@@ -61,13 +61,9 @@ def load(folder: Path, blobs: Mapping[str, Blob] | None = None) -> dict[str, Laz
     if single in blobs:
         return {tensor.name: tensor for tensor in parse(blobs[single])}
     others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".safetensors"))
-    pickles = [name for name in others if not name.endswith(".safetensors")]
     held = f"; it holds {', '.join(others[:3])}" if others else ""
     raise Refusal(
-        f"{folder} has neither {single} nor {index.name}{held}",
-        hint="add --allow-pickle: pickled weights are then read with torch, and nothing in them is run"
-        if pickles
-        else "fetch the safetensors of this model",
+        f"{folder} has neither {single} nor {index.name}{held}", hint="fetch the safetensors of this model"
     )
 
 

@@ -24,7 +24,8 @@ DOORS = {
     "platformdirs": ("llmcli/config.py",),
     "subprocess": ("llmcli/catalog/sources/wheel.py", "llmcli/hardware/"),
 }
-OPEN = {"registry", "errors", "native", "container", "blob"}  # the modules of quant that all of llmcli may import
+# The modules of quant that all of llmcli may import.
+OPEN = {"registry", "errors", "native", "container", "blob", "pickled"}
 
 
 def imports(path: Path) -> Iterator[str]:

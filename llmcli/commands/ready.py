@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llmcli.catalog import fetch, store, straight
 from llmcli.catalog.fetch import Model
+from llmcli.commands import pickles
 from llmcli.config import Config
 from llmcli.ui import UI
 
@@ -19,13 +20,22 @@ def ready(ref: str, quant: str | None, config: Config, ui: UI) -> Model:
     """The model called `ref` as a GGUF that can be loaded: `path` of what is returned.
 
     A float checkpoint becomes its catalog type; a file already quantized is used as it is unless
-    `quant` (or the name itself, NAME:TYPE) asks for another type. Raises Refusal.
+    `quant` (or the name itself, NAME:TYPE) asks for another type. Raises Refusal: for pickles it names the pull
+    that reads them.
     """
     if quant:
         quant = checked(quant)
-    model = fetched(ref, quant, config, ui)
-    wanted = quant or model.quant or _promised(model)
-    return derive(model, wanted, config, ui) if wanted else model
+    with pickles.offered(lambda: _pull(ref, quant, config)):
+        model = fetched(ref, quant, config, ui)
+        wanted = quant or model.quant or _promised(model)
+        return derive(model, wanted, config, ui) if wanted else model
+
+
+def _pull(ref: str, quant: str | None, config: Config) -> list[str]:
+    """The command that would leave here what is wanted, of pickles too."""
+    wanted = fetch.resolve(ref, config)
+    kind = quant or wanted.ref.quant or (wanted.entry.quant if wanted.entry else "Q4_K_M")
+    return ["llmcli", "pull", ref, "--quant", kind, "--allow-pickle"]
 
 
 def fetched(
@@ -77,7 +87,8 @@ def derive(model: Model, file_type: str, config: Config, ui: UI) -> Model:
     with store.locked(store.lock_file(config, model.name), ui, model.name):
         made = store.load_derived(config, model, file_type)
         if made is None:
-            quantize_to(model.path, file_type, out, ui, blobs=model.blobs)
+            allowed = config.allow_pickle and model.kind == "folder"
+            quantize_to(model.path, file_type, out, ui, blobs=model.blobs, allow_pickle=allowed)
             made = store.record_derived(config, model, file_type, model.record)
     return replace(
         model, name=made.name, path=Path(made.path), kind="gguf", bytes=made.bytes, sha256=made.sha256,

@@ -22,13 +22,14 @@ def register(app: typer.Typer) -> None:
     app.command("show")(show)
 
 
-def start(json: bool = False, offline: bool = False) -> "tuple[Config, UI]":
+def start(json: bool = False, offline: bool = False, allow_pickle: bool = False) -> "tuple[Config, UI]":
     """The configuration and the sink of one command."""
     from llmcli import config
     from llmcli.ui import UI
 
     loaded = config.load()
-    return replace(loaded, offline=loaded.offline or offline), UI(json=json, color=loaded.color)
+    loaded = replace(loaded, offline=loaded.offline or offline, allow_pickle=allow_pickle)
+    return loaded, UI(json=json, color=loaded.color)
 
 
 def show(

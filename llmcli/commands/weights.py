@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.commands.file_types import with_types
+from llmcli.commands.pickles import AllowPickle, offered
 from llmcli.commands.show import start
 from llmcli.ui import UI, size
 
@@ -28,10 +29,6 @@ Tokenizer = Annotated[
 Pre = Annotated[
     str | None,
     typer.Option("--pre", metavar="NAME", help="llama.cpp's name of the pre-tokenizer, where it is not known."),
-]
-AllowPickle = Annotated[
-    bool,
-    typer.Option("--allow-pickle", help="Read pickled weights (.bin, .pt) too, without running what is in them."),
 ]
 KeepSource = Annotated[
     bool, typer.Option("--keep-source", help="Download a checkpoint whole and keep it, instead of reading it once.")
@@ -59,6 +56,7 @@ def register(app: typer.Typer) -> None:
     app.command("quantize")(with_types(quantize))
 
 
+@offered()
 def quantize(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A GGUF file, a checkpoint folder, or a model's name.")],
     quant: Annotated[
@@ -91,7 +89,7 @@ def quantize(
     from quant import recipe
     from quant.planning import shard_size
 
-    config, ui = start(json, offline)
+    config, ui = start(json, offline, allow_pickle)
     model = find_model(source, config, ui, keep_source)
     kind = recipe.parse(quant or (model.quant if model else None) or DEFAULT)
     if quant and quant.upper() in recipe.ALIASES:
@@ -110,13 +108,16 @@ def quantize(
     close(plan, target, report, ui)
 
 
-def quantize_to(source: Path, file_type: str, out: Path, ui: UI, *, blobs: "Mapping[str, Blob] | None" = None) -> Path:
+def quantize_to(
+    source: Path, file_type: str, out: Path, ui: UI, *, blobs: "Mapping[str, Blob] | None" = None,
+    allow_pickle: bool = False,
+) -> Path:  # fmt: skip
     """Quantize a file or folder to `out` for another command: progress and notes go to stderr only."""
     from llmcli.catalog.partial import make_folder
     from quant import quantize as road
 
     make_folder(out.parent)
-    plan = road.plan(open_source(source, blobs=blobs), file_type)
+    plan = road.plan(open_source(source, allow_pickle=allow_pickle, blobs=blobs), file_type)
     tell(plan, ui)
     report = write(plan, out, ui)
     if not report.present:

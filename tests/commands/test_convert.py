@@ -148,6 +148,6 @@ def test_pickled_weights_need_a_word(llmcli: Any, folder: Path, tmp_path: Path) 
     torch.save(weights, folder / "pytorch_model.bin")
     done = llmcli("convert", str(folder))
     assert done.code == 1
-    assert "hint: add --allow-pickle" in done.err
+    assert f"hint: llmcli convert {folder} --allow-pickle\n" in done.err
     done = llmcli("convert", str(folder), "--allow-pickle", "-o", str(tmp_path / "x.gguf"))
     assert done.code == 0, done.err

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quant import convert, pickled, quantize, tensors, views
-from quant.errors import Refusal
+from quant.errors import Pickled, Refusal
 from tests.quant import checkpoint
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pickles have no writer")
@@ -65,9 +65,21 @@ def test_shards_and_every_dtype_are_read(tmp_path: Path) -> None:
     assert np.array_equal(views.floats(found["g"]), kept["g"].numpy())
 
 
+def test_a_column_of_any_stride_is_read(tmp_path: Path) -> None:
+    """A transposed row is contiguous to torch whatever the stride of its one column."""
+    row = torch.arange(1.0, 5.0).reshape(1, 4)
+    torch.save({"a": row.T, "b": row[:, :1], "c": torch.zeros(3, 4, 1, 1).as_strided((3, 4, 1, 1), (4, 1, 7, 9))},
+               tmp_path / "pytorch_model.bin")  # fmt: skip
+    found = pickled.load(tmp_path)
+    assert views.floats(found["a"]).tolist() == [[1], [2], [3], [4]]
+    assert views.floats(found["a"], 1, 3).tolist() == [[2], [3]]
+    assert views.floats(found["b"]).tolist() == [[1]]
+    assert views.floats(found["c"]).shape == (12, 1)
+
+
 def test_pickles_are_refused_unless_they_are_allowed(folder: Path, weights: dict[str, Any]) -> None:
     torch.save(weights, folder / "pytorch_model.bin")
-    with pytest.raises(Refusal, match=r"neither model\.safetensors nor .*pytorch_model\.bin") as caught:
+    with pytest.raises(Pickled, match=r"has pickled weights only \(pytorch_model\.bin\)") as caught:
         convert.open_folder(folder)
     assert "--allow-pickle" in caught.value.hint
 
@@ -104,6 +116,13 @@ def compressed(file: Path, values: Any) -> None:
             new.writestr(member.filename, old.read(member))
 
 
+def negated() -> Any:
+    """A tensor whose stored values have the other sign: a bit of it says so."""
+    value = torch.ones(2, 2)
+    torch._C._set_tensor_metadata(value, {"neg": True})
+    return value
+
+
 def bare(file: Path, values: Any) -> None:
     file.write_bytes(pickle.dumps(values))
 
@@ -119,6 +138,7 @@ def bare(file: Path, values: Any) -> None:
         (lambda file, values: torch.save(values, file), {"w": torch.ones(2, 2), "epoch": 3}, "more than tensors"),
         (lambda file, values: torch.save(values, file), {"w": torch.ones(4, 2).T}, "in memory order: 'w'"),
         (lambda file, values: torch.save(values, file), {"w": torch.ones(2, 2).to_sparse()}, "in memory order: 'w'"),
+        (lambda file, values: torch.save(values, file), {"w": negated()}, "in memory order: 'w'"),
         (lambda file, values: torch.save(values, file), {"w": torch.ones(2, 2, dtype=torch.complex64)}, "order: 'w'"),
         (lambda file, values: torch.save(values, file), {3: torch.ones(2, 2)}, "in memory order: 3"),
     ],

@@ -1,7 +1,7 @@
 """Which files of a hub repository make the model: one GGUF with its shards, or a float checkpoint.
 
 The rules for GGUFs are llama.cpp's (common/download.cpp); where several files fit, it takes the first
-and we ask. This module only looks at names and sizes.
+and we ask. This module looks at names and sizes, and whether there is torch for pickles that are allowed.
 """
 
 import re
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from llmcli.catalog.catalog import Spec
 from llmcli.errors import UserError
 from llmcli.units import size
+from quant import pickled
 
 SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 TAG = re.compile(r"[-.](\w+)$")
@@ -41,25 +42,25 @@ class Choice:
     remark: str = ""
 
 
-def choose(spec: Spec, blobs: Sequence[Blob]) -> Choice:
-    """Pick what `spec` asks for out of a repository; raises UserError naming what there is instead."""
+def choose(spec: Spec, blobs: Sequence[Blob], allow_pickle: bool = False) -> Choice:
+    """Pick what `spec` asks for out of a repository; raises Refusal naming what there is instead.
+
+    Pickled weights come last, and only where they are allowed and can be read: else Pickled is raised.
+    """
     first = [blob for blob in blobs if _is_model(blob.name)]
     if spec.file or spec.quant.lower().endswith(".gguf"):
         return Choice("gguf", _named(spec.file or spec.quant, spec.repo, blobs))
     if first and spec.format != "safetensors":
         return _by_type(spec, first, blobs)
-    if weights := _weights(blobs):
-        side = tuple(blob for blob in blobs if blob.name in SIDE)
-        if not any(blob.name == "config.json" for blob in side):
-            raise UserError(
-                f"{spec.repo} has safetensors but no config.json", hint="that is no model that can be converted"
-            )
-        return Choice("folder", side + weights)
+    if weights := _weights(blobs, allow_pickle):
+        return _folder(spec, blobs, weights)
+    if pickles := _pickles(blobs):
+        return _pickled(spec, blobs, pickles, allow_pickle)
     kinds = sorted({blob.name.rpartition(".")[2] for blob in blobs if "." in blob.name})
-    hint = f"search the hub for a GGUF of it: {spec.repo.split('/')[1]}-GGUF"
-    if any(blob.name.startswith("pytorch_model") for blob in blobs):
-        hint += "; pickled weights are read from a folder only: llmcli convert FOLDER --allow-pickle"
-    raise UserError(f"{spec.repo} holds neither GGUF nor safetensors (only {', '.join(kinds) or 'nothing'})", hint=hint)
+    raise UserError(
+        f"{spec.repo} holds neither GGUF nor safetensors (only {', '.join(kinds) or 'nothing'})",
+        hint=f"search the hub for a GGUF of it: {spec.repo.split('/')[1]}-GGUF",
+    )
 
 
 def tag(name: str) -> str:
@@ -128,15 +129,49 @@ def _shards(first: Blob, blobs: Sequence[Blob]) -> tuple[Blob, ...]:
     return tuple(table[name] for name in wanted)
 
 
-def _weights(blobs: Sequence[Blob]) -> tuple[Blob, ...]:
-    """model*.safetensors with their index; any other safetensors at the top where there are none."""
+def _folder(spec: Spec, blobs: Sequence[Blob], weights: tuple[Blob, ...], remark: str = "") -> Choice:
+    """The weights with what converting needs beside them."""
+    side = tuple(blob for blob in blobs if blob.name in SIDE)
+    if not any(blob.name == "config.json" for blob in side):
+        raise UserError(f"{spec.repo} has weights but no config.json", hint="that is no model that can be converted")
+    return Choice("folder", side + weights, remark)
+
+
+def _weights(blobs: Sequence[Blob], allow_pickle: bool) -> tuple[Blob, ...]:
+    """model*.safetensors with their index; where there are none, any other safetensors at the top.
+
+    Those cannot be read in every case: pickles go before them where they are allowed.
+    """
     top = [
         blob
         for blob in blobs
         if "/" not in blob.name and blob.name.endswith((".safetensors", ".safetensors.index.json"))
     ]
     named = [blob for blob in top if blob.name.startswith("model")]
-    return tuple(named or top)
+    return tuple(named or (() if allow_pickle and _pickles(blobs) else top))
+
+
+def _pickles(blobs: Sequence[Blob]) -> tuple[Blob, ...]:
+    """The pickled weights at the top, with their index."""
+    names = pickled.chosen([blob.name for blob in blobs if "/" not in blob.name])
+    return tuple(blob for blob in blobs if blob.name in names)
+
+
+def _pickled(spec: Spec, blobs: Sequence[Blob], pickles: tuple[Blob, ...], allowed: bool) -> Choice:
+    """A checkpoint of pickles, where it is allowed and torch is there to read it."""
+    names = [blob.name for blob in pickles]
+    whole = size(sum(blob.size for blob in pickles))
+    remark = f"{spec.repo} has pickled weights, which cannot be read in parts: {whole} come here first, and stay"
+    choice = _folder(spec, blobs, pickles, remark)
+    if len(names) > 1 and pickled.INDEX not in names:
+        raise UserError(
+            f"{spec.repo} has {len(names)} pickled files and no {pickled.SINGLE}: {', '.join(names[:3])}",
+            hint="download the right one into a folder with its config.json, and name the folder",
+        )
+    if not allowed:
+        raise pickled.unasked(spec.repo, names)
+    pickled.need_torch()
+    return choice
 
 
 def _listing(first: Sequence[Blob], blobs: Sequence[Blob]) -> str:

@@ -49,7 +49,7 @@ class Hub:
             return _from_cache(spec, config, watcher)
         with in_words(spec, config), retries_noted(watcher):
             commit, blobs = _listing(spec, config)
-            choice = choose(spec, blobs)
+            choice = choose(spec, blobs, config.allow_pickle)
             if choice.remark:
                 watcher.note(choice.remark)
             files = _bring(spec, commit, choice.files, config, watcher)
@@ -66,7 +66,7 @@ def remote(spec: Spec, config: Config, watcher: Watcher) -> Remote | None:
     _check_revision(spec)
     with in_words(spec, config), retries_noted(watcher):
         commit, blobs = _listing(spec, config)
-        choice = choose(spec, blobs)
+        choice = choose(spec, blobs, config.allow_pickle)
         weights = [blob for blob in choice.files if blob.name.endswith(".safetensors")]
         place = _repo_folder(spec, config)
         here = all((place / "blobs" / blob.digest).is_file() for blob in weights)
@@ -266,7 +266,7 @@ def _from_cache(spec: Spec, config: Config, watcher: Watcher) -> Fetched:
         for path in sorted(snapshot.rglob("*"))
         if path.is_file()
     ]
-    choice = choose(spec, blobs)
+    choice = choose(spec, blobs, config.allow_pickle)
     if lost := _unlinked(snapshot, choice):
         raise UserError(
             f"only a part of {spec.repo} is in the Hugging Face cache ({lost} is not), and this is offline",
@@ -285,10 +285,10 @@ def _from_cache(spec: Spec, config: Config, watcher: Watcher) -> Fetched:
 def _unlinked(snapshot: Path, choice: Choice) -> str:
     """A shard that an index in the cache names and that is not there; "" where all are."""
     names = {blob.name for blob in choice.files}
-    for index in (snapshot / name for name in names if name.endswith(".safetensors.index.json")):
+    for index in (snapshot / name for name in names if name.endswith(".index.json")):
         try:
             shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue  # whoever reads the weights will say what is wrong with it
         if lost := sorted(str(shard) for shard in shards - names):
             return lost[0]

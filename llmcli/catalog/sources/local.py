@@ -10,12 +10,13 @@ from llmcli.catalog.store import measure
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.types import Watcher
+from quant import pickled
 
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
 class Local:
-    """A GGUF (all shards of a split one), or a folder with config.json and safetensors."""
+    """A GGUF (all shards of a split one), or a folder with config.json and weights."""
 
     name, needs = "local", ("path",)
 
@@ -48,8 +49,9 @@ def contents(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
 
 def _folder(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
     weights = sorted(path.glob("*.safetensors"))
+    beside = [*sorted(path.glob("*.json")), *sorted(path.glob("tokenizer.model"))]
     if (path / "config.json").is_file() and weights:
-        return "folder", [*weights, *sorted(path.glob("*.json")), *sorted(path.glob("tokenizer.model"))]
+        return "folder", [*weights, *beside]
     ggufs = [
         file for file in sorted(path.glob("*.gguf")) if not (shard := SHARD.fullmatch(file.name)) or int(shard[2]) == 1
     ]
@@ -60,6 +62,8 @@ def _folder(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
             f"{path} holds {len(ggufs)} GGUF files: {', '.join(file.name for file in ggufs)}",
             hint=f"name one: {ggufs[0]}",
         )
+    if (path / "config.json").is_file() and (pickles := pickled.files(path)):
+        return "folder", [*(file for file in pickles if file not in beside), *beside]
     missing = [
         name
         for name, there in (("config.json", (path / "config.json").is_file()), ("*.safetensors", weights))
