@@ -163,8 +163,8 @@ def _groups(
     if scale.dtype not in FLOATS or scale.shape not in ((1,), (rows, groups)):
         raise refuse(settings, f"{scale.name} is {scale.dtype} {list(scale.shape)} for {rows} rows", hint=AGAIN)
     if g_idx is not None:
-        index = whole(g_idx)
-        if g_idx.dtype not in ("I32", "I64") or g_idx.shape != (columns,) or index.max() >= groups:
+        index = whole(g_idx) if g_idx.dtype in ("I32", "I64") and g_idx.shape == (columns,) else None
+        if index is None or index.max() >= groups:
             raise refuse(settings, f"{g_idx.name} does not name a group for each of {columns} columns", hint=AGAIN)
         if index.min() >= 0:  # -1 stands for columns in their own order
             return index.astype(np.int64)
