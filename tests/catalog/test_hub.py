@@ -297,6 +297,22 @@ def test_names_that_leave_their_folder_are_ignored(hub, gguf, notes):
     assert fetch.obtain(REPO, load(), notes).path.name == "tiny-Q4_K_M.gguf"
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "{}", "null", "[]", "[" * 100_000, '{"id": "a/b", "siblings": 5}', '{"id": "a/b", "sha": 5}',
+        '{"id": "a/b", "siblings": [{"rfilename": 5}]}',
+        '{"id": "a/b", "siblings": [{"rfilename": "x", "size": "1", "blobId": "b"}]}',
+        '{"id": "a/b", "siblings": [{"rfilename": "x", "size": -1, "blobId": "%s"}]}' % ("b" * 40),
+        '{"id": "a/b", "siblings": [{"rfilename": "x", "size": 1, "lfs": {"sha256": 5, "size": 1, "pointerSize": 1}}]}',
+    ],
+)  # fmt: skip
+def test_a_listing_that_is_no_hubs_is_told(notes, monkeypatch, hub, answer):
+    monkeypatch.setattr("tests.hub._Handler.answer", lambda self: self.reply(200, answer.encode(), {}))
+    with pytest.raises(UserError, match=r"does not answer like a hub|does not say what x of|gives no commit"):
+        fetch.obtain(REPO, load(), notes)
+
+
 def test_a_page_that_is_no_hub_is_told(notes, monkeypatch, hub):
     monkeypatch.setattr("tests.hub._Handler.answer", lambda self: self.reply(200, b"<html>welcome</html>", {}))
     with pytest.raises(UserError, match="does not answer like a hub"):

@@ -100,21 +100,29 @@ def _listing(spec: Spec, config: Config) -> tuple[str, list[Blob]]:
     from huggingface_hub import HfApi
 
     api = HfApi(endpoint=config.hub_endpoint, token=config.hub_token or False)
-    info = patiently(
-        lambda: api.model_info(spec.repo, revision=spec.revision or None, files_metadata=True, timeout=TIMEOUT_SECONDS)
-    )
+    revision = spec.revision or None
+    try:
+        info = patiently(
+            lambda: api.model_info(spec.repo, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
+        )
+        listed = [
+            (item.rfilename, item.size, item.lfs.sha256 if item.lfs else item.blob_id) for item in info.siblings or ()
+        ]
+    except (KeyError, TypeError, AttributeError, RecursionError):  # the library takes any JSON for a listing
+        raise UserError(
+            f"{config.hub_endpoint} does not answer like a hub", hint="check HF_ENDPOINT and the proxy's settings"
+        ) from None
     blobs = []
-    for item in info.siblings or ():
-        digest = item.lfs.sha256 if item.lfs else item.blob_id
-        if not _inside(item.rfilename):
+    for name, nbytes, digest in listed:
+        if not isinstance(name, str) or not _inside(name):
             continue
-        if digest is None or item.size is None or not DIGEST.fullmatch(digest):
+        if type(nbytes) is not int or nbytes < 0 or not isinstance(digest, str) or not DIGEST.fullmatch(digest):
             raise UserError(
-                f"{config.hub_endpoint} does not say what {item.rfilename} of {spec.repo} should be",
+                f"{config.hub_endpoint} does not say what {name} of {spec.repo} should be",
                 hint="is HF_ENDPOINT a complete mirror of the hub?",
             )
-        blobs.append(Blob(item.rfilename, item.size, digest))
-    if info.sha is None or not COMMIT.fullmatch(info.sha):
+        blobs.append(Blob(name, nbytes, digest))
+    if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
         raise UserError(
             f"{config.hub_endpoint} gives no commit for {spec.repo}", hint="is HF_ENDPOINT a mirror of the hub?"
         )
