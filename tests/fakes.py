@@ -130,10 +130,11 @@ class FakeContext:
             self._oldest[sequence] = 0
         return True
 
-    def copy(self, source: int, target: int, upto: int) -> None:
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
         assert source != target
-        assert 0 < upto <= len(self.cells[source])
-        self.cells[target] = self.cells[source][:upto]
+        assert 0 <= start < end <= len(self.cells[source])
+        assert len(self.cells[target]) == start, "what was there is not cleared"
+        self.cells[target] += self.cells[source][start:end]
 
     def first(self, sequence: int) -> int:
         oldest = self._oldest[sequence]

@@ -6,6 +6,7 @@ definitions are Answer's.
 
 from typing import Any
 
+from llmcli.chat.render import one_line
 from llmcli.runtime.kv import KVCache
 from llmcli.runtime.request import Answer, percentile
 from llmcli.runtime.runner import Runner
@@ -35,6 +36,7 @@ def document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict
             "type_k": kv.type_k, "type_v": kv.type_v, "bytes_per_token": kv.bytes_per_token, "cells": kv.cells,
             "used_cells": kv.used_cells, "predicted_bytes": kv.predicted_bytes, "allocated_bytes": kv.allocated_bytes,
         },
+        **({"beams": [{"text": one.text, "score": one.score} for one in answer.beams]} if answer.beams else {}),
         "seed": answer.seed,
     }  # fmt: skip
 
@@ -49,6 +51,11 @@ def _timing(load_ms: float, answer: Answer) -> dict[str, Any]:
         "tokens_per_second": answer.tokens_per_second, "tpot_ms": answer.tpot_ms,
         "itl_ms": {**itl, "max": max(spread, default=0.0)},
     }  # fmt: skip
+
+
+def beam_lines(answer: Answer) -> list[str]:
+    """What a beam search found, a line each, best first; nothing for other answers."""
+    return [f"beam {number}  {one.score:.4f}  {one_line(one.text)}" for number, one in enumerate(answer.beams, 1)]
 
 
 def gaps(answer: Answer) -> list[float]:

@@ -18,6 +18,7 @@ from llmcli.catalog.partial import write_whole
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.runtime.sampling import Sampling
+from llmcli.runtime.search import NO_SEARCH, Search
 from llmcli.types import Finish, Message
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -27,11 +28,13 @@ ROLES = ("user", "assistant")
 @dataclass(slots=True)
 class Session:
     """What the next answer depends on. `messages` are user and assistant in turn; the system text
-    stands apart because templates differ in how they take it. `predict` None: no limit."""
+    stands apart because templates differ in how they take it. `predict` None: no limit. `search` holds
+    where it has more than one beam, `sampling` otherwise."""
 
     sampling: Sampling
     system: str | None = None
     predict: int | None = None
+    search: Search = NO_SEARCH
     messages: list[Message] = field(default_factory=list)
     cut: set[int] = field(default_factory=set)  # indices of answers that were stopped half way
 

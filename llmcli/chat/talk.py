@@ -48,7 +48,7 @@ class Talk:
         self.unanswered = text
         request = Request(
             self.tokens(text), self.session.sampling, self.session.predict, self.stops, self.ignore_eos,
-            self.logprobs, started,
+            self.logprobs, started, "beam" if self.session.search.beams > 1 else "plain", self.session.search,
         )  # fmt: skip
         reply = self.runner.reply(request)
         try:

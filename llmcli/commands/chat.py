@@ -78,6 +78,8 @@ def _answer(talk: "Talk", text: str, json: bool) -> bool:
         talk.ui.result(talk.document(answer))
     else:
         aside(talk.ui, report.timing_line(talk.runner, answer))
+        for line in report.beam_lines(answer):
+            aside(talk.ui, line)
     if answer.finish == "cancelled":
         raise typer.Exit(130)
     return True
@@ -121,14 +123,17 @@ def _open(ref: str, given: Flags, config: "Config", ui: "UI", logprobs: bool = F
     system = model.system if given.system is None else given.system
     predict = None if given.predict in (None, -1) else given.predict
     options, gpu_layers = fit.decide(container.read(model.path), given.options, ui.warn)
+    if given.search.beams > 1 and given.settings:
+        words = ", ".join("--" + name.replace("_", "-") for name in given.settings)
+        ui.warn(f"with {given.search.beams} beams the sampling settings do not apply: {words}")
     with open_runner(
-        model.path, options, template=template, raw=given.raw, gpu_layers=gpu_layers,
+        model.path, options, template=template, raw=given.raw, slots=given.search.beams, gpu_layers=gpu_layers,
         native_sampling=config.native_sampling,
     ) as runner:  # fmt: skip
         if runner.template is None and not given.raw:
             ui.note(f"{model.name} is a base model (no chat template): it continues the text")
         yield Talk(
-            model.name, runner, Session(sampling, system or None, predict), config, ui, given.stops,
+            model.name, runner, Session(sampling, system or None, predict, given.search), config, ui, given.stops,
             given.ignore_eos, logprobs, file_bytes=sum(file.stat().st_size for file in runner.header.files),
         )  # fmt: skip
 

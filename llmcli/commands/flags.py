@@ -18,6 +18,7 @@ from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from llmcli.runtime.request import RunOptions
+    from llmcli.runtime.search import Search
 
 META = "llmcli.flags"
 
@@ -48,6 +49,11 @@ ANSWER = (
     Flag("stops", ("-r", "--reverse-prompt"), list, "end the answer at this text; may be repeated", "TEXT"),
     Flag("ignore_eos", ("--ignore-eos",), bool, "go on where the model would end"),
 )
+SEARCH = (
+    Flag("beams", ("--beams",), str, "beam search: K answers at once; above 1 sampling does not apply [1]", "K"),
+    Flag("length_penalty", ("--length-penalty",), str, "beams: above 0 favours long answers, below 0 short [1]", "P"),
+    Flag("early_stopping", ("--early-stopping",), str, "beams: stop at K finished: yes, no, never [no]", "WHEN"),
+)
 RUN = (
     Flag("ctx_size", ("-c", "--ctx-size"), int, "tokens of context; default: the model's, up to 8192", "N"),
     Flag("threads", ("-t", "--threads"), int, "threads; default: the physical cores", "N"),
@@ -67,6 +73,7 @@ class Flags:
 
     options: "RunOptions"
     settings: Mapping[str, object]
+    search: "Search"
     model: str | None = None
     quant: str | None = None
     offline: bool = False
@@ -98,7 +105,7 @@ def table() -> tuple[Flag, ...]:
     """Every shared option; the sampling settings come from the sampler steps."""
     from llmcli.runtime.sampling import settings
 
-    return (*MODEL, *ANSWER, *RUN, *(
+    return (*MODEL, *ANSWER, *SEARCH, *RUN, *(
         Flag(s.name, (*s.flags, "--" + s.name.replace("_", "-")), str, f"{s.help} [{s.default:g}]", "N")
         for s in settings().values()
     ))  # fmt: skip
@@ -108,10 +115,12 @@ def read(ctx: typer.Context) -> Flags:
     """What was typed for this command, checked as far as that needs no model; raises UserError."""
     from llmcli.runtime.request import RunOptions
     from llmcli.runtime.sampling import defaults, settings
+    from llmcli.runtime.search import Search
 
     typed: dict[str, Any] = dict(ctx.meta.get(META, {}))
     chosen = {name: typed.pop(name) for name in list(typed) if name in settings()}
     defaults().with_values(chosen)
+    search = Search().with_values({flag.name: typed.pop(flag.name) for flag in SEARCH if flag.name in typed})
     run = {flag.name: typed.pop(flag.name) for flag in RUN if flag.name in typed}
     # llama.cpp's own words for "decide yourself".
     automatic = {"ctx_size": (0,), "threads": (0, -1), "threads_batch": (0, -1)}
@@ -126,7 +135,7 @@ def read(ctx: typer.Context) -> Flags:
         proper(what, typed.get(name, ""))
     for text in typed.get("stops", ()):
         proper("--reverse-prompt", text)
-    return Flags(options, chosen, **{**typed, "stops": tuple(typed.get("stops", ()))})
+    return Flags(options, chosen, search, **{**typed, "stops": tuple(typed.get("stops", ()))})
 
 
 def proper(what: str, text: str) -> None:

@@ -136,7 +136,8 @@ class Engine:
         for sequence, _ in plan.shares:
             for slot in (sequence.slot, *sequence.spare):
                 self.ledger.restore(slot)
-            sequence.computed = min(len(self.ledger.tokens[sequence.slot]), len(sequence.tokens))
+            if sequence.computed < len(sequence.tokens):  # else its branches have gone on from there
+                sequence.computed = len(self.ledger.tokens[sequence.slot])
             sequence.reused = min(sequence.reused, sequence.computed)
 
     def _next_token(self) -> _Plan | None:

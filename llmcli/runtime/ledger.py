@@ -5,6 +5,8 @@ slot until somebody needs the room, so the next turn of a chat finds its prefix 
 what it can do: a sliding window that has moved on, or recurrent state, cannot be cut back freely.
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -18,7 +20,7 @@ class Memory(Protocol):
 
     def trim(self, sequence: int, keep: int) -> bool: ...
 
-    def copy(self, source: int, target: int, upto: int) -> None: ...
+    def copy(self, source: int, target: int, start: int, end: int) -> None: ...
 
     def first(self, sequence: int) -> int: ...
 
@@ -37,6 +39,7 @@ class Ledger:
         self._used_at = [0] * count
         self._clock = 0
         self._next_cell = 0
+        self._used = 0
 
     @property
     def size(self) -> int:
@@ -46,9 +49,13 @@ class Ledger:
     @property
     def used(self) -> int:
         """Cells that hold a token; one shared by several slots counts once."""
-        if len(self._cells) == 1:
-            return len(self._cells[0])
-        return len({cell for cells in self._cells for cell in cells})
+        return self._used
+
+    @property
+    def forks(self) -> bool:
+        """Whether slots may share cells and part anywhere: a shared cell of a window never expires, and
+        recurrent state can only be copied at its end."""
+        return not self.memory.recurrent and (not self.memory.n_swa or self.size <= self.memory.n_swa)
 
     def place(self, tokens: tuple[int, ...]) -> tuple[int, int] | None:
         """Claim a slot for a prompt: (slot, tokens already there), or None while every slot is busy.
@@ -63,17 +70,15 @@ class Ledger:
         best = max(range(len(lengths)), key=lambda slot: (lengths[slot], not self._busy[slot]))
         empty = [slot for slot in idle if not self.tokens[slot]]
         # An idle conversation is taken over where it is simply continued, or where there is no other place.
-        take_over = not self._busy[best] and (lengths[best] == len(self.tokens[best]) or not empty or not self._shares)
-        if take_over or not self._shares or not lengths[best]:
+        take_over = not self._busy[best] and (lengths[best] == len(self.tokens[best]) or not empty or not self.forks)
+        if take_over or not self.forks or not lengths[best]:
             slot = best if take_over else (empty or sorted(idle, key=self._used_at.__getitem__))[0]
             reused = self._cut(slot, min(lengths[slot], len(tokens) - 1))
         else:
             slot = (empty or sorted(idle, key=self._used_at.__getitem__))[0]
             self._cut(slot, 0)
             reused = lengths[best]
-            self.memory.copy(best, slot, reused)
-            self.tokens[slot] = self.tokens[best][:reused]
-            self._cells[slot] = self._cells[best][:reused]
+            self._share(best, slot, 0, reused)
         self._busy[slot] = True
         self._touch(slot)
         return slot, reused
@@ -97,6 +102,24 @@ class Ledger:
         self.tokens[slot] += tokens
         self._cells[slot] += range(self._next_cell, self._next_cell + len(tokens))
         self._next_cell += len(tokens)
+        self._used += len(tokens)
+
+    def fork(self, source: int, target: int) -> None:
+        """Let `target` hold what `source` holds: cells that both have stay, the others' owners change."""
+        common = self._shared(source, target)
+        self._cut(target, common)
+        assert len(self.tokens[target]) == common, "a memory that cannot be forked"
+        self._share(source, target, common, len(self.tokens[source]))
+
+    def settle(self, slots: list[int], tokens: list[int]) -> int:
+        """Keep the slot that shares most with `tokens`, cut to what it shares; the others are emptied and idle."""
+        kept = max(slots, key=lambda slot: _common(self.tokens[slot], tokens))
+        self._cut(kept, _common(self.tokens[kept], tokens))
+        for slot in slots:
+            if slot != kept:
+                self._cut(slot, 0)
+                self.release(slot)
+        return kept
 
     def trim(self, slot: int, keep: int) -> int:
         """Cut a slot back to `keep` tokens; returns what is left (0 where the memory cannot be cut there)."""
@@ -134,12 +157,30 @@ class Ledger:
         for slot, held in enumerate(self.tokens):
             assert len(held) == len(self._cells[slot])
             assert self.memory.last(slot) == len(held) - 1, (slot, self.memory.last(slot), len(held))
+        assert self.used == len({cell for cells in self._cells for cell in cells}), self.used
         assert self.used <= self.size, (self.used, self.size)
 
-    @property
-    def _shares(self) -> bool:
-        # A shared cell of a window never expires, and recurrent state can only be forked at its end.
-        return not self.memory.recurrent and not self.memory.n_swa
+    def _share(self, source: int, target: int, start: int, end: int) -> None:
+        """Give `target`, which ends at `start`, the cells of `source` from there to `end`."""
+        if start < end:
+            self.memory.copy(source, target, start, end)
+            self.tokens[target] += self.tokens[source][start:end]
+            self._cells[target] += self._cells[source][start:end]
+
+    def _held_elsewhere(self, slot: int, keep: int) -> int:
+        """How many of the first cells of a slot, at least `keep`, would still be held if it let go of the others."""
+        cell = self._cells[slot][keep]
+        sharing = (
+            self._shared(slot, other)
+            for other, cells in enumerate(self._cells)
+            if other != slot and keep < len(cells) and cells[keep] == cell
+        )
+        return max(sharing, default=keep)
+
+    def _shared(self, one: int, other: int) -> int:
+        """How many cells two slots share. Cells are only ever shared from the beginning, so bisection finds it."""
+        mine, theirs = self._cells[one], self._cells[other]
+        return bisect_left(range(min(len(mine), len(theirs))), True, key=lambda at: mine[at] != theirs[at])
 
     def _cut(self, slot: int, keep: int) -> int:
         held = self.tokens[slot]
@@ -149,8 +190,10 @@ class Ledger:
             keep = 0
             emptied = self.memory.trim(slot, 0)
             assert emptied, "a memory that cannot even be emptied"
-        del held[keep:]
-        del self._cells[slot][keep:]
+        if keep < len(held):
+            self._used -= len(held) - self._held_elsewhere(slot, keep)
+            del held[keep:]
+            del self._cells[slot][keep:]
         return len(held)
 
     def _window_holds(self, slot: int, keep: int) -> bool:
@@ -163,7 +206,7 @@ class Ledger:
         self._used_at[slot] = self._clock
 
 
-def _common(held: list[int], tokens: tuple[int, ...]) -> int:
+def _common(held: list[int], tokens: Sequence[int]) -> int:
     for index, (one, other) in enumerate(zip(held, tokens, strict=False)):
         if one != other:
             return index

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from llmcli.runtime.sampling import Sampling
+from llmcli.runtime.search import NO_SEARCH, Search
 from llmcli.types import Finish, TokenTime
 
 
@@ -22,12 +23,22 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One answer of a beam search: its tokens without the end token, and the sum of their log-probabilities
+    divided by their number ** length penalty (the end token is counted in both)."""
+
+    text: str
+    score: float
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One prompt and how to answer it.
 
     `max_tokens` None means: until the model stops or the context is full. `started` is the
     `time.perf_counter()` of the call with the text, from which the time to the first token counts.
-    `strategy` is a name of runtime/strategies/.
+    `strategy` is a name of runtime/strategies/, `search` is for the one called beam.
     """
 
     tokens: tuple[int, ...]
@@ -38,11 +49,15 @@ class Request:
     logprobs: bool = False
     started: float | None = None
     strategy: str = "plain"
+    search: Search = NO_SEARCH
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A finished answer and its accounts; times in milliseconds (definitions: the contract's run --json)."""
+    """A finished answer and its accounts; times in milliseconds (definitions: the contract's run --json).
+
+    `beams`: what a beam search found, best first; its text and tokens are the first one's.
+    """
 
     text: str
     tokens: tuple[TokenTime, ...]
@@ -51,6 +66,7 @@ class Answer:
     cached_tokens: int
     prompt_ms: float
     seed: int
+    beams: tuple[Hypothesis, ...] = ()
 
     @property
     def ttft_ms(self) -> float:

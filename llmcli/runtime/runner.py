@@ -124,7 +124,33 @@ class Runner:
                 f"the prompt has {count} tokens, the context holds {self.n_ctx} and must leave room for an answer",
                 hint=f"shorten it, or start with --ctx-size {kv.round_up(count + 512)}",
             )
+        if request.strategy == "beam":
+            self._refuse_beams(request)
         return Reply(self.engine, self.context, request)
+
+    def _refuse_beams(self, request: Request) -> None:
+        """Raise UserError where the memory cannot hold a search, before it begins."""
+        beams, count, window = request.search.beams, len(request.tokens), self.context.n_swa
+        if beams > self.context.n_seq_max:
+            raise UserError(
+                f"{beams} beams take {beams} sequences, and this model was loaded for {self.context.n_seq_max}",
+                hint=f"start with --beams {beams}",
+            )
+        if self.context.recurrent:
+            raise UserError(
+                "beams share their memory, and this model's recurrent state cannot be shared", hint="leave out --beams"
+            )
+        if not self.engine.ledger.forks:
+            fits = window // kv.CELL_STEP * kv.CELL_STEP
+            raise UserError(
+                f"beams share their memory, and within {self.n_ctx} tokens this model's window of {window} moves on",
+                hint=f"start with --ctx-size {fits}, or leave out --beams" if fits else "leave out --beams",
+            )
+        if count + beams > self.n_ctx:
+            raise UserError(
+                f"the prompt has {count} tokens and each of {beams} beams adds its own, the context holds {self.n_ctx}",
+                hint=f"shorten it, or start with --ctx-size {kv.round_up(count + 64 * beams)}",
+            )
 
     def kv_report(self) -> KVReport:
         """Predicted and allocated bytes of the KV cache, and how much of it is in use."""

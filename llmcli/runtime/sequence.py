@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.request import Answer, Hypothesis, Request
 from llmcli.types import Finish, TokenTime
 
 if TYPE_CHECKING:  # strategies work on sequences
@@ -36,6 +36,7 @@ class Sequence:
     finish: Finish | None = None
     text: list[str] = field(default_factory=list)
     times: list[TokenTime] = field(default_factory=list)
+    beams: tuple[Hypothesis, ...] = ()
 
     @property
     def prompting(self) -> bool:
@@ -64,4 +65,5 @@ class Sequence:
             self.reused,
             self.prompt_seconds * 1e3,
             self.seed,
+            self.beams,
         )

@@ -55,7 +55,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[
         @contextmanager
         def open_runner(path: Path, options: object, **more: object) -> Iterator[Runner]:
             own = None if more.get("raw") else more.get("template") or template
-            opened.append(fake_runner(reply, template=own, path=path, n_ctx=n_ctx))  # type: ignore[arg-type]
+            slots = int(more.get("slots", 1))  # type: ignore[call-overload]
+            opened.append(fake_runner(reply, template=own, path=path, n_ctx=n_ctx, n_seq_max=slots))  # type: ignore[arg-type]
             yield opened[-1]
 
         model = Model("fake", path, "gguf", 4, "", "local:fake", system=system, settings=settings or {})

@@ -122,6 +122,26 @@ def test_an_answer_that_fills_the_context_says_so(llmcli: Llmcli, fake: Fake) ->
     assert strictly(done.out)["finish"] == "context_full"
 
 
+def test_beams_are_told_with_their_scores_best_first(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"It is Paris.")
+    document = strictly(llmcli("run", "fake", "Which city?", "--beams", "3", "--json").out)
+    shape = {**SHAPE, "beams": [{"text": str, "score": NUMBER}], "kv": dict.fromkeys(SHAPE["kv"], object)}
+    assert wrong(shape, document) == []
+    assert len(document["beams"]) == 3
+    assert document["beams"][0]["text"] == document["text"] == "It is Paris."
+    done = llmcli("run", "fake", "Which city?", "--beams", "2", "--length-penalty", "0", "--early-stopping", "yes")
+    assert done.out == "It is Paris.\n"
+    assert [line.split()[:2] for line in done.err.splitlines()[-2:]] == [["beam", "1"], ["beam", "2"]]
+    assert "warning" not in done.err
+
+
+def test_sampling_settings_do_not_apply_to_beams_and_that_is_said(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"hello")
+    done = llmcli("run", "fake", "x", "--beams", "2", "--temp", "2", "--top-k", "3")
+    assert "with 2 beams the sampling settings do not apply: --temp, --top-k" in done.err
+    assert done.out == "hello\n"
+
+
 def test_three_questions_through_a_pipe_are_answered_in_order(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"ok")
     done = llmcli("chat", "fake", "--temp", "0", stdin=b"one\n\ntwo\r\nthree")
@@ -185,6 +205,10 @@ def test_a_chat_template_may_be_a_file_or_the_jinja_text_itself(llmcli: Llmcli, 
         (["run", "fake", "x", "--temp", "nan"], b"", 1, "not nan"),
         (["run", "fake", "x", "--top-p", "1.5"], b"", 1, "top_p must be from 0 to 1, not 1.5"),
         (["run", "fake", "x", "--top-k", "many"], b"", 1, "top_k is 'many'"),
+        (["run", "fake", "x", "--beams", "0"], b"", 1, "beams is '0'"),
+        (["run", "fake", "x", "--beams", "many"], b"", 1, "beams is 'many'"),
+        (["run", "fake", "x", "--length-penalty", "nan"], b"", 1, "length_penalty is 'nan'"),
+        (["run", "fake", "x", "--early-stopping", "soon"], b"", 1, "early_stopping is 'soon'"),
         (["run", "fake", "x", "-ctk", "q9"], b"", 1, "unknown KV cache type 'q9'"),
         (["run", "fake", "x", "-fa", "perhaps"], b"", 1, "flash-attention"),
         (["run", "fake", "x", "-c", "-5"], b"", 1, "--ctx-size is -5"),

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from llmcli.chat.commands.base import Command
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
-from llmcli.runtime import sampling
+from llmcli.runtime import sampling, search
 from llmcli.units import size
 
 PREDICT = ("predict", "n_predict", "num_predict", "max_tokens")
@@ -35,6 +35,8 @@ def change(talk: Talk, rest: str) -> None:
         raise UserError(f"{name} is fixed while the model is loaded", hint=f"leave, and start with {FIXED[key]}")
     elif value is None:
         _list(talk, key)
+    elif key in search.PARSED:
+        _search(talk, key, value)
     elif key in PREDICT:
         talk.session.predict = predict(value)
         talk.ui.text(f"predict = {_predict(talk)}")
@@ -53,6 +55,18 @@ def predict(value: str) -> int | None:
     if number < -1:
         raise UserError(f"predict is {value!r}", hint="predict takes a whole number of tokens, -1 = no limit")
     return None if number == -1 else number
+
+
+def _search(talk: Talk, key: str, value: str) -> None:
+    """Change a setting of the beam search; the sequences that beams take were made with the context."""
+    wanted, most = talk.session.search.with_values({key: value}), talk.runner.context.n_seq_max
+    if wanted.beams > most:
+        raise UserError(
+            f"{wanted.beams} beams: this model was loaded for {most}",
+            hint=f"leave, and start with --beams {wanted.beams}",
+        )
+    talk.session.search = wanted
+    talk.ui.text(f"{key} = {_plain(wanted.as_dict()[key])}")
 
 
 def set_system(talk: Talk, rest: str) -> None:
@@ -84,12 +98,20 @@ def show(talk: Talk, rest: str) -> None:
 
 def _list(talk: Talk, name: str = "") -> None:
     values = talk.session.sampling.as_dict()
-    wanted = [sampling.find(name)] if name and name not in PREDICT else list(sampling.settings().values())
+    ours = name in PREDICT or name in search.HELP
+    wanted = [sampling.find(name)] if name and not ours else list(sampling.settings().values())
     rows = [(s.name, f"{values[s.name]:.10g}", f"{s.default:g}", f"{s.limits}", s.help) for s in wanted]
+    if ours:
+        rows = []
     if not name or name in PREDICT:
-        rows = [] if name else rows
         rows.append(("predict", _predict(talk), "-1", "from -1 up", "the most tokens of an answer, -1 = no limit"))
+    chosen = talk.session.search.as_dict()
+    rows += [(key, _plain(chosen[key]), *words) for key, words in search.HELP.items() if name in ("", key)]
     talk.ui.table(("setting", "value", "default", "range", "meaning"), rows, right=("value", "default"))
+
+
+def _plain(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.10g}"
 
 
 def _predict(talk: Talk) -> str:
@@ -97,7 +119,7 @@ def _predict(talk: Talk) -> str:
 
 
 def _names(talk: Talk) -> Iterable[str]:
-    return [*sampling.settings(), "predict", "system"]
+    return [*sampling.settings(), *search.PARSED, "predict", "system"]
 
 
 COMMANDS = (

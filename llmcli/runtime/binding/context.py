@@ -170,12 +170,12 @@ class Context:
         self._known(sequence)
         return bool(lib().llama_memory_seq_rm(self.memory, sequence, keep, -1))
 
-    def copy(self, source: int, target: int, upto: int) -> None:
-        """Let `target` share the first `upto` cells of `source`."""
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        """Let `target` share the cells of `source` from position `start` up to `end`."""
         self._known(source)
         self._known(target)
-        assert source != target and upto > 0
-        lib().llama_memory_seq_cp(self.memory, source, target, 0, upto)
+        assert source != target and 0 <= start < end, (source, target, start, end)
+        lib().llama_memory_seq_cp(self.memory, source, target, start, end)
 
     def first(self, sequence: int) -> int:
         """The oldest position still held (above 0 where a sliding window has moved on), −1 when empty."""

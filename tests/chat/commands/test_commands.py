@@ -48,7 +48,7 @@ def test_each_command_offers_words_and_survives_any_argument(name: str, talk: Ma
 
 
 def test_all_that_was_promised_is_there() -> None:
-    promised = "help ? set show system kv timing clear regen retry save load exit bye quit"
+    promised = "help ? set show system kv timing beams clear regen retry save load exit bye quit"
     assert set(promised.split()) <= set(words())
 
 
@@ -92,6 +92,23 @@ def test_set_refuses_and_changes_nothing(line: str, talk: Make) -> None:
     assert one.session.sampling == before
 
 
+def test_set_changes_the_search_within_what_the_context_was_made_for(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = talk(b"hello", n_seq_max=4)
+    for line, told in (("beams 3", "beams = 3"), ("length-penalty 0.5", "length_penalty = 0.5"),
+                       ("early_stopping never", "early_stopping = never")):  # fmt: skip
+        perform(one, f"/set {line}")
+        assert capsys.readouterr().out == f"{told}\n"
+    assert one.ask("x", Stream(silent=True)).text == "hello"
+    perform(one, "/beams")
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 3
+    with pytest.raises(UserError, match="loaded for 4") as error:
+        perform(one, "/set beams 8")
+    assert "--beams 8" in error.value.hint
+    assert one.session.search.beams == 3
+
+
 def test_set_limits_the_answer(talk: Make) -> None:
     one = talk(b"hello")
     perform(one, "/set num_predict 2")
@@ -104,7 +121,8 @@ def test_set_alone_lists_every_setting_with_its_value(talk: Make, capsys: pytest
     one = talk()
     perform(one, "/set")
     rows = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]}
-    assert rows == {**{n: f"{v:.10g}" for n, v in one.session.sampling.as_dict().items()}, "predict": "-1"}
+    ours = {"predict": "-1", "beams": "1", "length_penalty": "1", "early_stopping": "no"}
+    assert rows == {**{n: f"{v:.10g}" for n, v in one.session.sampling.as_dict().items()}, **ours}
 
 
 def test_the_system_text_is_set_shown_and_removed(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,245 @@
+"""Beam search: the k likeliest answers are followed at once, on cells that they share.
+
+What is kept, finished and ended is as in transformers (generation/utils.py, `_beam_search`). Of equal
+scores the lowest beam comes first, then the lowest token id; beams are numbered from the likeliest, and of
+equal finished answers the one found first is the better. (torch.topk leaves that open.)
+
+A beam is a slot of the ledger. A parent's first child stays in its slot; each further one takes the slot
+of a beam without children, which then holds the parent's cells where it held others.
+"""
+
+import copy
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from llmcli.runtime.request import Hypothesis, Request
+from llmcli.runtime.sampling.chain import Row
+from llmcli.runtime.sequence import Sequence
+from llmcli.runtime.strategies.base import Means, refuse_nan
+from llmcli.runtime.text import Decoder
+from llmcli.types import Event, Finish, TokenTime
+
+SLACK = 1e-3  # logits this much below what is searched are looked at, too: sums round
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A token of an answer and what stands before it; beams share their beginnings."""
+
+    parent: "Node | None"
+    token: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """An answer being followed: its slot, the sum of its log-probabilities, its last token, its text's end."""
+
+    slot: int
+    score: float
+    node: Node | None
+    decoder: Decoder
+
+
+class Candidate(NamedTuple):
+    """One more token for one beam; a tuple, because its order is the order of preference and sorts fast."""
+
+    cost: float  # minus the score
+    beam: int
+    token: int
+    logprob: float
+
+    @property
+    def score(self) -> float:
+        """The sum of log-probabilities."""
+        return -self.cost
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A finished answer; its score has the length penalty in it."""
+
+    score: float
+    node: Node
+    finish: Finish
+
+
+class BeamSearch:
+    """Follows `search.beams` answers and keeps as many finished ones."""
+
+    name: ClassVar[str] = "beam"
+
+    def __init__(self, request: Request, seed: int, means: Means) -> None:
+        self.request, self.search, self.slots = request, request.search, request.search.beams
+        self.vocabulary, self.ledger = means.vocabulary, means.ledger
+        # As many as the context holds; the last token of an answer is never computed.
+        self.room = means.ledger.size - len(request.tokens) + 1
+        self.limit = self.room if request.max_tokens is None else min(request.max_tokens, self.room)
+        self.beams: list[Beam] = []
+        self.free: list[int] = []  # slots without a beam
+        self.ended: list[Ended] = []  # best first, at most as many as beams
+        self.steps: list[tuple[float, float, float]] = []  # milliseconds: all, forward pass, ours
+        self.near = float("nan")
+
+    def pending(self) -> list[tuple[int, int]]:
+        """The last token of every beam."""
+        return [(beam.slot, beam.node.token) for beam in self.beams if beam.node]
+
+    def accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[Event | None, Finish | None]:
+        """Grow the beams by one token. Nothing is visible before the end."""
+        begun = time.perf_counter()
+        if not self.steps:
+            self.beams, self.free = [Beam(sequence.slot, 0.0, None, Decoder(self.request.stops))], sequence.spare[:]
+        if self.limit == 0:
+            return None, "length"
+        read = [next(rows) for _ in self.beams]
+        if not self.steps:
+            refuse_nan(read[0])
+            spent = sequence.prompt_seconds
+        running = self._sort_out(read)
+        over = self._over(running)
+        if over:
+            self.beams = []
+        else:
+            self._descend(running)
+        now = time.perf_counter()
+        self.steps.append(((now - sequence.last) * 1e3, spent * 1e3, (now - begun) * 1e3))
+        sequence.last = now
+        return None, self.ended[0].finish if over else None
+
+    def finish(self, sequence: Sequence, finish: Finish) -> str:
+        """The best answer's text. Where the search was cut short the unfinished ones count as they are."""
+        if finish in ("cancelled", "context_full") and self.steps:
+            for beam in self.beams:
+                if beam.node:
+                    self._keep(beam.score, beam.node, len(self.steps), finish)
+        answers = [self._answer(ended) for ended in self.ended]
+        sequence.beams = tuple(hypothesis for hypothesis, _ in answers)
+        best, times = answers[0] if answers else (Hypothesis("", 0.0, ()), [])
+        sequence.times += times
+        if sequence.slot >= 0 and sequence.spare:
+            slots = [sequence.slot, *sequence.spare]
+            sequence.slot, sequence.spare = self.ledger.settle(slots, [*sequence.request.tokens, *best.tokens]), []
+        return best.text
+
+    def _sort_out(self, rows: list[Row]) -> list[tuple[Candidate, Decoder]]:
+        """The best tokens: those that end an answer are kept or dropped, the others are returned, as many as beams."""
+        width, wanted = self.search.beams, 2 * self.search.beams
+        sums = []
+        for row in rows:
+            sums.append(row.log_sum(self.near))
+            self.near = sums[-1]
+        offsets = [beam.score - total for beam, total in zip(self.beams, sums, strict=True)]
+        while True:
+            found = self._best(rows, offsets, sums, wanted)
+            sorted_out = [(one, *self._ends(one)) for one in found if not self._ignored(one.token)]
+            running = [(one, decoder) for one, decoder, finish in sorted_out if finish is None]
+            enough = len(running) >= width or (len(self.steps) + 1 == self.limit and len(sorted_out) >= width)
+            if enough or len(found) < wanted:
+                break
+            wanted *= 2
+        for one, _, finish in sorted_out[:width]:
+            if finish is not None:
+                node = Node(self.beams[one.beam].node, one.token, one.logprob)
+                self._keep(one.score, node, len(self.steps) + 1, finish)
+        return running[:width]
+
+    def _best(self, rows: list[Row], offsets: list[float], sums: list[float], count: int) -> list[Candidate]:
+        """The `count` best continuations of all beams, best first; a row adds its log-softmax to its beam's score."""
+        found: list[Candidate] = []
+        for beam, (row, offset, total) in enumerate(zip(rows, offsets, sums, strict=True)):
+            logits = row.logits
+            if len(found) == count:
+                least = -found[-1].cost - offset - SLACK  # nothing below can come in
+            elif len(logits) > count:
+                least = float(np.partition(logits, len(logits) - count)[len(logits) - count])
+            else:
+                least = -np.inf
+            ids = np.flatnonzero(logits >= max(least, float(np.finfo(np.float32).min)))
+            values = logits[ids].tolist()
+            found += [
+                Candidate(-(offset + value), beam, token, value - total)
+                for token, value in zip(ids.tolist(), values, strict=True)
+            ]
+            found.sort()
+            del found[count:]
+        return found
+
+    def _ignored(self, token: int) -> bool:
+        return self.request.ignore_eos and self.vocabulary.ends(token)
+
+    def _ends(self, one: Candidate) -> tuple[Decoder, Finish | None]:
+        """The text's end with this token, and whether the answer ends there."""
+        decoder = self.beams[one.beam].decoder
+        if self.vocabulary.ends(one.token):
+            return decoder, "stop"
+        if decoder.stops:
+            decoder = copy.copy(decoder)
+            decoder.feed(self.vocabulary.piece(one.token))
+            if decoder.stopped:
+                return decoder, "stop"
+        if len(self.steps) + 1 < self.limit:
+            return decoder, None
+        return decoder, "length" if self.limit == self.request.max_tokens else "context_full"
+
+    def _keep(self, total: float, node: Node, length: int, finish: Finish) -> None:
+        """One more finished answer among the best."""
+        self.ended.append(Ended(total / length**self.search.length_penalty, node, finish))
+        self.ended.sort(key=lambda ended: -ended.score)  # stable: the one found first stays first
+        del self.ended[self.search.beams :]
+
+    def _over(self, running: list[tuple[Candidate, Decoder]]) -> bool:
+        """Whether nothing better can come (`_check_early_stop_heuristic` and what follows it)."""
+        if not running:
+            return True
+        if len(self.ended) < self.search.beams:
+            return False
+        if self.search.early_stopping == "yes":
+            return True
+        longest = self.search.early_stopping == "never" and self.search.length_penalty > 0
+        length = self.limit if longest else len(self.steps) + 1
+        reachable: float = running[0][0].score / length**self.search.length_penalty
+        return reachable <= self.ended[-1].score
+
+    def _descend(self, running: list[tuple[Candidate, Decoder]]) -> None:
+        """From the beams to their children: each gets a slot that holds what stands before it."""
+        parents = {one.beam for one, _ in running}
+        self.free += [beam.slot for number, beam in enumerate(self.beams) if number not in parents]
+        children, settled = [], set()
+        for one, decoder in running:
+            parent = self.beams[one.beam]
+            slot = parent.slot
+            if one.beam in settled:
+                slot = self.free.pop()
+                self.ledger.fork(parent.slot, slot)
+            settled.add(one.beam)
+            children.append(Beam(slot, one.score, Node(parent.node, one.token, one.logprob), decoder))
+        for slot in self.free:
+            self.ledger.trim(slot, 0)
+        self.beams = children
+
+    def _answer(self, ended: Ended) -> tuple[Hypothesis, list[TokenTime]]:
+        """A finished answer as text, and each token with the times of the step that it was found in."""
+        nodes: list[Node] = []
+        node: Node | None = ended.node
+        while node:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        if self.vocabulary.ends(nodes[-1].token):
+            nodes.pop()
+        decoder = Decoder(self.request.stops)
+        texts = [decoder.feed(self.vocabulary.piece(node.token)) for node in nodes]
+        rest = decoder.finish()
+        times = [
+            TokenTime(node.token, text, *step, node.logprob)
+            for node, text, step in zip(nodes, texts, self.steps, strict=False)
+        ]
+        return Hypothesis("".join(texts) + rest, ended.score, tuple(node.token for node in nodes)), times
+
+
+STRATEGIES = (BeamSearch,)

@@ -1,0 +1,65 @@
+"""Beam search finds what transformers' beam search finds, on a real tiny model in float32."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcli.runtime.binding.context import Context, ContextOptions, open_context
+from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.request import Request, RunOptions
+from llmcli.runtime.runner import open_runner
+from llmcli.runtime.sampling import defaults
+from llmcli.runtime.search import Search
+from tests import beams
+
+
+@pytest.fixture(scope="module")
+def opened(stories_gguf: Path) -> Iterator[tuple[Context, Model]]:
+    kind = ContextOptions(512, n_batch=512, n_seq_max=8, type_k="f32", type_v="f32", flash_attn="off")
+    with open_model(stories_gguf, gpu_layers=0) as model, open_context(model, kind) as context:
+        yield context, model
+
+
+@pytest.fixture(scope="module")
+def oracle(stories: Path) -> Any:
+    return beams.oracle(stories)
+
+
+@pytest.mark.parametrize(
+    ("number", "search", "ends"),
+    [
+        (0, Search(2), ""),
+        (11, Search(4), ""),
+        (22, Search(4, 0.0), "."),
+        (33, Search(4, 2.0, "never"), "."),
+        (44, Search(4, 1.0, "yes"), ".,"),
+        (5, Search(3, -1.0, "never"), ".,"),
+        (16, Search(8, 1.0), ".,"),
+        (27, Search(5, 0.5), "."),
+    ],
+)
+def test_the_same_answers_and_scores_as_transformers(
+    number: int, search: Search, ends: str, opened: tuple[Context, Model], oracle: Any
+) -> None:
+    context, model = opened
+    prompt = model.tokenize(beams.PROMPTS[number], special=False, add_special=True)
+    # The model itself never ends a story; let it end at some punctuation.
+    stops = {2} | {token for token in range(model.n_vocab) if model.piece(token) in [c.encode() for c in ends]}
+    expected = beams.theirs(oracle, prompt, search, 24, stops)
+    found = beams.ours(context, model, prompt, search, 24, stops)
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+    assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-4)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+def test_other_kv_types_take_beams_too(kind: str, smollm2: Path) -> None:
+    options = RunOptions(ctx_size=256, threads=1, batch_size=256, cache_type_k=kind, cache_type_v=kind, flash_attn="on")
+    with open_runner(smollm2, options, slots=4) as runner:
+        prompt = runner.encode_text("The capital of France is")
+        reply = runner.reply(Request(prompt, defaults(), max_tokens=6, strategy="beam", search=Search(4)))
+        for _ in reply:
+            runner.engine.ledger.check()
+        assert len({beam.tokens for beam in reply.answer.beams}) == 4

@@ -1,0 +1,29 @@
+"""What every strategy promises."""
+
+import pytest
+
+from llmcli.runtime.engine import Engine
+from llmcli.runtime.request import Request
+from llmcli.runtime.sampling import defaults
+from llmcli.runtime.strategies import strategies
+from llmcli.runtime.strategies.base import Vocabulary
+from tests.fakes import FakeContext, FakeModel
+
+GREEDY = defaults().with_values({"temp": 0})
+
+
+@pytest.mark.parametrize("name", sorted(strategies()))
+@pytest.mark.parametrize("more", [{}, {"max_tokens": 4}, {"stops": ("lo w",)}, {"ignore_eos": True, "max_tokens": 30}])
+def test_greedily_each_says_what_plain_decoding_says(name: str, more: dict) -> None:
+    told = []
+    for strategy in ("plain", name):
+        model, context = FakeModel(), FakeContext(reply=b"hello world", n_seq_max=4)
+        engine = Engine(context, Vocabulary(model.piece, model.ends), None)
+        one = engine.submit(Request(tuple(b"ask"), GREEDY, strategy=strategy, **more))
+        while engine.busy:
+            engine.step()
+            engine.ledger.check()
+        answer = engine.answer(one)
+        told.append((answer.text, answer.finish, [token.id for token in answer.tokens]))
+    assert told[0] == told[1]
+    assert told[0][0]
