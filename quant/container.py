@@ -102,6 +102,11 @@ class Header:
         return bool(self._text("tokenizer.chat_template"))
 
     @property
+    def latent(self) -> bool:
+        """Whether keys and values stay compressed in llama.cpp's cache (DeepSeek's MLA)."""
+        return any(tensor.name.endswith(".attn_k_b.weight") for tensor in self.tensors)
+
+    @property
     def types(self) -> dict[str, tuple[int, int]]:
         """Tensor type -> (tensors, bytes), in the order of first appearance."""
         table: dict[str, tuple[int, int]] = {}

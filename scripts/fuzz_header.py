@@ -59,6 +59,8 @@ for line in sys.stdin:
     for vocab_only in (True, False):
         params = l.llama_model_default_params()
         params.vocab_only = vocab_only
+        with open(path, "rb") as file:
+            params.use_extra_bufts = b"attn_k_b" not in file.read(1 << 20)  # as llmcli opens it
         model = l.llama_model_load_from_file(path, params)
         if not model:
             continue

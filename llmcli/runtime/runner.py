@@ -212,7 +212,8 @@ def open_runner(
         options.cache_type_v,
         options.flash_attn,
     )
-    with open_model(path, gpu_layers=gpu_layers) as model, open_context(model, wanted) as context:
+    opened = open_model(path, gpu_layers=gpu_layers, latent=header.latent)
+    with opened as model, open_context(model, wanted) as context:
         source = None if raw else template or header.metadata.get("tokenizer.chat_template")
         words = _special_words(model)
         made = Template(str(source), bos=words[0], eos=words[1]) if source else None

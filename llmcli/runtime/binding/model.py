@@ -8,6 +8,7 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.library import last_words, lib, listen
+from quant import container
 
 ALL_LAYERS = -1
 
@@ -77,15 +78,21 @@ class Model:
 
 
 @contextmanager
-def open_model(path: Path, *, gpu_layers: int = ALL_LAYERS, vocab_only: bool = False) -> Iterator[Model]:
-    """Load a GGUF that `quant.container.check` has passed.
+def open_model(
+    path: Path, *, gpu_layers: int = ALL_LAYERS, vocab_only: bool = False, latent: bool | None = None
+) -> Iterator[Model]:
+    """Load a GGUF that `quant.container.check` has passed; `latent` is its header's, looked up where it is not given.
 
+    On a CPU with AMX llama.cpp lays matrices out anew, and aborts where a latent attention multiplies one by what
+    does not stand in memory order: those models' stay as they are.
     Raises UserError with llama.cpp's own reason where it refuses the file.
     """
     library = lib()
     params = library.llama_model_default_params()
     params.n_gpu_layers = gpu_layers
     params.vocab_only = vocab_only
+    if not vocab_only and b"AMX" in library.llama_print_system_info():
+        params.use_extra_bufts = not (container.read(path).latent if latent is None else latent)
     listen()
     pointer = library.llama_model_load_from_file(str(path).encode(), params)
     if not pointer:

@@ -1,0 +1,54 @@
+"""Models that keep keys compressed run quantized, too, where llama.cpp would lay their matrices out for AMX."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quant import container, convert, quantize
+from tests.quant import families
+from tests.quant.families.deepseek2 import v2
+
+# DeepSeek's own sizes: rows that fill every type's blocks.
+SIZES = {
+    "q_lora_rank": None, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2,
+}  # fmt: skip
+RUN = """
+import sys
+from pathlib import Path
+from llmcli.bench.kernel import subject
+from llmcli.runtime.request import Request, RunOptions
+from llmcli.runtime.runner import open_runner
+from llmcli.runtime.sampling import defaults
+
+for flash in ("on", "off"):
+    options = RunOptions(ctx_size=64, threads=1, batch_size=64, flash_attn=flash)
+    with open_runner(Path(sys.argv[1]), options) as runner:
+        reply = runner.reply(Request((1, 5, 6), defaults().with_values({"temp": 0}), max_tokens=3))
+        assert len(list(reply)) >= 1
+with subject(Path(sys.argv[1]), 0):
+    print("ran")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("transformers", reason="transformers is not installed: there is no checkpoint")
+    return families.build(v2("real sizes", **SIZES), tmp_path_factory.mktemp("latent") / "model")
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K_M"])
+def test_a_quantized_model_with_compressed_keys_runs(kind: str, folder: Path, tmp_path: Path) -> None:
+    """In a process of its own: an abort would end it."""
+    out = tmp_path / "out.gguf"
+    quantize.run(quantize.plan(convert.open_folder(folder), kind), out)
+    assert container.read(out).latent
+    command, root = [sys.executable, "-c", RUN, str(out)], Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr[-2000:]
+
+
+def test_others_do_not_keep_them_compressed(stories_gguf: Path) -> None:
+    assert not container.read(stories_gguf).latent
