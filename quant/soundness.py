@@ -16,7 +16,7 @@ from quant.header import Array, Value
 if TYPE_CHECKING:
     from quant.container import Header
 
-MAX_LAYERS, MAX_EXPERTS = 512, 1024  # llama-hparams.h
+MAX_LAYERS, MAX_EXPERTS, MAX_GATING = 512, 1024, 4  # llama-hparams.h
 MAX_WINDOW, MAX_TOKENS = 1 << 24, 1 << 22
 STRANGE = native.INTEGERS | {"F64", "Q8_1", "Q8_K"}  # no graph multiplies by these
 TABLES = ("tid2eid", "d2t", "t2d")  # integers by nature
@@ -40,8 +40,8 @@ NO_BOS_PRE = frozenset({"chatglm-bpe", "glm4", "glm5"})
 
 def check(header: "Header") -> None:
     """Refuse a model that would take the process down when it is loaded; lists every reason."""
-    problems = [*_layout(header), *_layers(header), *_heads(header), *_window(header), *_experts(header)]
-    problems += [*_numbers(header), *_types(header), *_vocabulary(header)]
+    problems = [*_layout(header), *_layers(header), *_heads(header), *_latent(header), *_window(header)]
+    problems += [*_experts(header), *_numbers(header), *_types(header), *_vocabulary(header)]
     if problems:
         told = "; ".join(problems[:3]) + f"; and {len(problems) - 3} more" * (len(problems) > 3)
         raise Refusal(f"{header.path} would crash llama.cpp: {told}", hint="fetch or convert the file again")
@@ -65,6 +65,9 @@ def _layers(header: "Header") -> Iterator[str]:
 
 def _heads(header: "Header") -> Iterator[str]:
     heads, width = header.number("attention.head_count"), header.number("embedding_length")
+    counts = _numbers_of(header.metadata.get(f"{header.architecture}.attention.head_count"))
+    if header.tensors and header.architecture in ROTARY and not any(counts):
+        yield "its attention has no heads"
     if not heads or not width:
         return
     size = width // heads
@@ -75,7 +78,8 @@ def _heads(header: "Header") -> Iterator[str]:
     }
     sizes = {size if value is None else value for key, value in found.items() if key != "rope.dimension_count"}
     key_size = found["attention.key_length"] or size
-    if header.architecture in ONE_HEAD_SIZE and len(sizes | {found["rope.dimension_count"] or key_size}) > 1:
+    sizes.add(found["rope.dimension_count"] or key_size)
+    if header.architecture in {*ONE_HEAD_SIZE, "gpt-oss"} and len(sizes) > 1:
         told = ", ".join(f"{key} {value}" for key, value in found.items() if value is not None)
         yield f"its heads have several sizes ({told or size})"
     rotary = found["rope.dimension_count"] or 0
@@ -83,6 +87,19 @@ def _heads(header: "Header") -> Iterator[str]:
         yield f"{rotary} values of each head are rotary, a head has {key_size}"
     if header.architecture in ROTARY and 0 in found.values():
         yield "its heads have a size of 0"
+
+
+def _latent(header: "Header") -> Iterator[str]:
+    """Sizes that DeepSeek's graph takes for granted: one head of keys, as long as what is compressed and turned."""
+    whole = header.number("attention.key_length_mla")
+    if header.architecture != "deepseek2" or not whole:
+        return
+    heads, key = header.number("attention.head_count_kv"), header.number("attention.key_length") or 0
+    turned = header.number("rope.dimension_count") or key
+    if heads != 1:
+        yield f"its compressed keys have {heads} heads"
+    if key != (header.number("attention.kv_lora_rank") or 0) + turned or whole <= turned:
+        yield f"its compressed keys have {key} values, its whole ones {whole}, of which {turned} are rotary"
 
 
 def _window(header: "Header") -> Iterator[str]:
@@ -102,6 +119,9 @@ def _types(header: "Header") -> Iterator[str]:
 def _experts(header: "Header") -> Iterator[str]:
     count, groups = header.number("expert_count") or 0, header.number("expert_group_count") or 0
     used = max(_numbers_of(header.metadata.get(f"{header.architecture}.expert_used_count")), default=0)
+    gating = header.number("expert_gating_func") or 0
+    if not 0 <= gating <= MAX_GATING:
+        yield f"its experts are chosen by function {gating}; there are {MAX_GATING}"
     if count > MAX_EXPERTS or used > count or (count and not used):
         yield f"it uses {used} of {count} experts (at most {MAX_EXPERTS})"
     if groups and groups >= count:
@@ -136,7 +156,9 @@ def _vocabulary(header: "Header") -> Iterator[str]:
     if tokens.count > MAX_TOKENS:
         yield f"its vocabulary has {tokens.count} tokens"
         return
-    words = [word or b"[EMPTY_%d]" % index for index, word in enumerate(tokens.blobs())]
+    # As llama.cpp reads them: up to the first zero byte, and never empty.
+    cut = (word.partition(b"\0")[0] if b"\0" in word else word for word in tokens.blobs())
+    words = [word or b"[EMPTY_%d]" % index for index, word in enumerate(cut)]
     known = set(words)
     if len(known) != len(words):
         yield f"its vocabulary has {len(words) - len(known)} tokens twice"

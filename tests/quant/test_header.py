@@ -190,6 +190,8 @@ def test_a_missing_or_wrong_shard_is_refused(model: Path, tmp_path: Path) -> Non
         ("llama.attention.layer_norm_rms_epsilon", "float32", -1.0, "layer_norm_rms_epsilon is -1.0"),
         ("llama.expert_used_count", "uint32", 3, "uses 3 of 0 experts"),
         ("llama.rope.scaling.type", "string", "spiral", "rope scaling 'spiral' is unknown"),
+        ("llama.attention.head_count", "uint32", 0, "its attention has no heads"),
+        ("llama.expert_gating_func", "uint32", 5, "chosen by function 5; there are 4"),
     ],
 )
 def test_numbers_that_would_abort_llama_cpp_are_refused(
@@ -203,6 +205,54 @@ def test_numbers_that_would_abort_llama_cpp_are_refused(
     plan = layout(entries, [(w.name, w.shape, w.type) for w in source.weights], 32)
     file.write_bytes(plan.header.ljust(plan.nbytes, b"\0"))
     with pytest.raises(Refusal, match=f"would crash llama.cpp: .*{said}"):
+        container.check(container.read(file))
+
+
+LATENT = {
+    "attention.head_count": 8, "attention.head_count_kv": 1, "embedding_length": 256, "rope.dimension_count": 32,
+    "attention.kv_lora_rank": 64, "attention.key_length": 96, "attention.key_length_mla": 80,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attention.head_count_kv": 2}, "its compressed keys have 2 heads"),
+        ({"attention.key_length": 128}, "its compressed keys have 128 values"),
+        ({"attention.key_length_mla": 32}, "its whole ones 32, of which 32 are rotary"),
+    ],
+)
+def test_sizes_that_deepseek_s_graph_takes_for_granted(changes: dict[str, int], said: str, tmp_path: Path) -> None:
+    from quant.writer import entry
+
+    files = []
+    for sizes in (LATENT, LATENT | changes):
+        keys = [(f"deepseek2.{name}", entry("uint32", value)) for name, value in sizes.items()]
+        kind = ("general.architecture", entry("string", "deepseek2"))
+        files.append(container.read(holding(tmp_path / f"{len(files)}.gguf", kind, *keys)))
+    container.check(files[0])
+    with pytest.raises(Refusal, match=said):
+        container.check(files[1])
+
+
+def test_heads_of_gpt_oss_have_one_size(tmp_path: Path) -> None:
+    from quant.writer import entry
+
+    sizes = {"head_count": 8, "key_length": 64, "value_length": 8}
+    keys = [(f"gpt-oss.attention.{name}", entry("uint32", value)) for name, value in sizes.items()]
+    keys.append(("gpt-oss.embedding_length", entry("uint32", 256)))
+    file = holding(tmp_path / "x.gguf", ("general.architecture", entry("string", "gpt-oss")), *keys)
+    with pytest.raises(Refusal, match="its heads have several sizes"):
+        container.check(container.read(file))
+
+
+@pytest.mark.parametrize("words", [["a", "a\0b"], ["[EMPTY_1]", "\0a"]])
+def test_words_that_are_the_same_up_to_a_zero_byte_are_there_twice(words: list[str], tmp_path: Path) -> None:
+    from quant.writer import entry
+
+    kind = ("tokenizer.ggml.model", entry("string", "gpt2"))
+    file = holding(tmp_path / "x.gguf", kind, ("tokenizer.ggml.tokens", entry("array:string", words)))
+    with pytest.raises(Refusal, match="its vocabulary has 1 tokens twice"):
         container.check(container.read(file))
 
 
