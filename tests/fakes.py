@@ -143,6 +143,10 @@ class FakeContext:
     def last(self, sequence: int) -> int:
         return len(self.cells[sequence]) - 1
 
+    @property
+    def output_bytes(self) -> int:
+        return 4 * N_VOCAB * self.n_seq_max
+
     def allocated(self) -> Allocated | None:
         return None
 

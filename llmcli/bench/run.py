@@ -6,6 +6,7 @@ from pathlib import Path
 from llmcli.bench.grid import Test
 from llmcli.bench.kernel import Result, measure, subject
 from llmcli.errors import UserError
+from llmcli.runtime import kv
 from llmcli.types import Watcher
 from quant import container
 
@@ -16,6 +17,8 @@ def run(path: Path, tests: list[Test], repetitions: int, watcher: Watcher, *, wa
         raise UserError("there is no test to run", hint="give -p or -n a number above 0, e.g. -p 512 -n 128")
     header = container.read(path)
     container.check(header)
+    for test in tests:
+        kv.check(header.metadata, test.type_k, test.type_v)
     results = []
     with watcher.bar(f"bench {path.name}", len(tests), "tests") as bar:
         for layers, group in groupby(tests, key=lambda test: test.n_gpu_layers):

@@ -35,6 +35,7 @@ def document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict
         "kv": {
             "type_k": kv.type_k, "type_v": kv.type_v, "bytes_per_token": kv.bytes_per_token, "cells": kv.cells,
             "used_cells": kv.used_cells, "predicted_bytes": kv.predicted_bytes, "allocated_bytes": kv.allocated_bytes,
+            "compute_bytes": kv.compute_bytes, "output_bytes": kv.output_bytes,
         },
         **({"beams": [{"text": one.text, "score": one.score} for one in answer.beams]} if answer.beams else {}),
         "seed": answer.seed,

@@ -87,6 +87,20 @@ class Talk:
             return 0
         return next((index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), 0)
 
+    def ends(self) -> list[int]:
+        """How many tokens the conversation has at the end of each turn; empty where its template cannot tell."""
+        counts = []
+        for count in range(2, len(self.session.messages) + 1, 2):
+            if self.runner.template is None:
+                counts.append(len(self.runner.encode_text(self._head() + "\n".join(self._pairs()[: count // 2]))))
+                continue
+            try:
+                said = self._framed(self.session.messages[:count])
+                counts.append(len(self.runner.encode_chat(said, add_generation_prompt=False)))
+            except UserError:  # a template that wants a question last
+                return []
+        return counts
+
     def tell_once(self, line: str) -> None:
         """A warning that need not be repeated in one sitting."""
         if line not in self._told:
@@ -111,7 +125,11 @@ class Talk:
         """Without a template: system text, then what was said and continued, then `text`."""
         if self.session.system:
             self.tell_once("without a chat template the system text is put before the prompt")
-        head = f"{self.session.system}\n\n" if self.session.system else ""
+        return self._head() + "\n".join([*self._pairs(), text])
+
+    def _head(self) -> str:
+        return f"{self.session.system}\n\n" if self.session.system else ""
+
+    def _pairs(self) -> list[str]:
         turns = [message.content for message in self.session.messages]
-        pairs = [one + other for one, other in zip(turns[::2], turns[1::2], strict=True)]
-        return head + "\n".join([*pairs, text])
+        return [one + other for one, other in zip(turns[::2], turns[1::2], strict=True)]

@@ -6,7 +6,9 @@ what it can do: a sliding window that has moved on, or recurrent state, cannot b
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -25,6 +27,16 @@ class Memory(Protocol):
     def first(self, sequence: int) -> int: ...
 
     def last(self, sequence: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Occupied:
+    """Whose cells are where. `latest`: for each token of the slot used last, whether others hold its cell as well;
+    `others`: cells that this slot does not hold."""
+
+    latest: tuple[bool, ...]
+    others: int
+    free: int
 
 
 class Ledger:
@@ -56,6 +68,13 @@ class Ledger:
         """Whether slots may share cells and part anywhere: a shared cell of a window never expires, and
         recurrent state can only be copied at its end."""
         return not self.memory.recurrent and (not self.memory.n_swa or self.size <= self.memory.n_swa)
+
+    def occupied(self) -> Occupied:
+        """The pool as the slot used last shares it with the others."""
+        latest = max(range(len(self._cells)), key=self._used_at.__getitem__)
+        holders = Counter(cell for cells in self._cells for cell in cells)
+        mine = tuple(holders[cell] > 1 for cell in self._cells[latest])
+        return Occupied(mine, len(holders) - len(mine), self.size - len(holders))
 
     def place(self, tokens: tuple[int, ...]) -> tuple[int, int] | None:
         """Claim a slot for a prompt: (slot, tokens already there), or None while every slot is busy.

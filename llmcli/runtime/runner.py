@@ -26,8 +26,8 @@ from quant import container
 
 @dataclass(frozen=True, slots=True)
 class KVReport:
-    """The KV cache in numbers. `allocated_bytes` None: this build cannot be asked; `predicted_bytes` None:
-    this architecture's cache follows rules we do not predict."""
+    """The KV cache in numbers, and the buffers beside it. `allocated_bytes` and `compute_bytes` None: this build cannot
+    be asked; `predicted_bytes` None: this architecture's cache follows rules we do not predict."""
 
     type_k: str
     type_v: str
@@ -36,6 +36,8 @@ class KVReport:
     used_cells: int
     predicted_bytes: int | None
     allocated_bytes: int | None
+    compute_bytes: int | None
+    output_bytes: int
 
 
 class Reply:
@@ -94,6 +96,7 @@ class Runner:
         # Asked once: the cache never changes its size, and llama.cpp's answer leaves a few words behind each time.
         allocated = context.allocated()
         self._kv_bytes = allocated.context if allocated else None
+        self._compute_bytes = allocated.compute if allocated else None
 
     @property
     def n_ctx(self) -> int:
@@ -163,16 +166,18 @@ class Runner:
             self.engine.ledger.used,
             cache.nbytes if cache else None,
             self._kv_bytes,
+            self._compute_bytes,
+            self.context.output_bytes,
         )
 
-    def predict(self, type_k: str, type_v: str) -> kv.KVCache | None:
-        """The cache that this context would need with other types."""
-        if self._shape is None:
+    def predict(self, type_k: str, type_v: str, n_ctx: int | None = None) -> kv.KVCache | None:
+        """The cache that this context would need with other types or lengths; None: not known, or refused."""
+        if self._shape is None or kv.refusal(self._shape, type_k, type_v):
             return None
         flash = self.options.flash_attn != "off"
         return kv.predict(
             self._shape,
-            self.context.n_ctx,
+            n_ctx or self.context.n_ctx,
             type_k,
             type_v,
             n_ubatch=self.context.n_ubatch,
@@ -201,6 +206,7 @@ def open_runner(
     begun = time.perf_counter()
     header = container.read(path)
     container.check(header)
+    kv.check(header.metadata, options.cache_type_k, options.cache_type_v)
     wanted = ContextOptions(
         options.ctx_size,
         options.batch_size,

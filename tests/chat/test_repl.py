@@ -56,7 +56,7 @@ def test_a_conversation_from_the_first_question_to_ctrl_d(terminal: Terminal, ho
     assert "+0 reused" in terminal.answer()
     terminal.type("/kv")
     terminal.child.expect("difference +0 ")
-    terminal.child.expect("system 24, turns")
+    terminal.child.expect("system 24, turn 1")
     terminal.type("/kvv")
     terminal.child.expect("error: no command called /kvv")
     terminal.child.expect("did you mean /kv?")

@@ -1,13 +1,12 @@
 """The door to llama.cpp on the real model: same tokens as its high-level API, and no way to an abort."""
 
-import random
 import signal
 import threading
 
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.context import Aborted, ContextOptions, NoSlot, Rows, open_context
+from llmcli.runtime.binding.context import Aborted, ContextOptions, Rows, open_context
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
@@ -113,32 +112,6 @@ def test_many_sequences_in_one_batch_say_what_each_says_alone(smollm2):
                 engine.ledger.check()
                 texts.append([answer.text for answer in answers])
     assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_no_batch_reaches_an_abort(stories_gguf, seed):
-    """Random rows, most of them wrong: each is refused in Python or computed, and the process lives."""
-    rng = random.Random(seed)
-    with open_model(stories_gguf) as model, open_context(model, ContextOptions(256, 32, 32, 2)) as context:
-        done = 0
-        for _ in range(300):
-            count = rng.choice([0, 1, 2, 5, 32, 33])
-            rows = Rows(
-                [
-                    rng.choice([-1, 0, 5, 511, 512, 9999]) if rng.random() < 0.2 else rng.randrange(512)
-                    for _ in range(count)
-                ],
-                [rng.randrange(-1, 40) if rng.random() < 0.1 else context.last(0) + 1 + i for i in range(count)],
-                [rng.choice([0, 0, 0, 1, 2, -1]) if rng.random() < 0.2 else 0 for _ in range(count)],
-                [rng.random() < 0.3 or i == count - 1 for i in range(count)],
-            )
-            try:
-                context.decode(rows)
-                done += 1
-            except (AssertionError, UserError, NoSlot):
-                if rng.random() < 0.2 or context.last(0) > 200:
-                    context.clear()
-        assert done > 5
 
 
 def test_settings_that_llama_cpp_would_refuse_are_told_in_words(smollm2):

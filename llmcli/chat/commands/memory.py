@@ -1,33 +1,54 @@
 """/kv and /timing: where the bytes are and where the milliseconds went."""
 
+from collections.abc import Sequence
+
 from llmcli.chat import report
+from llmcli.chat.cells import parts, picture
 from llmcli.chat.commands.base import Command
-from llmcli.chat.render import bar, token_rows
+from llmcli.chat.render import token_rows
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
 from llmcli.runtime.request import percentile
+from llmcli.runtime.runner import Runner
 from llmcli.units import size
 
-COMPARED = ("f16", "q8_0", "q4_0")
+COMPARED = ("f32", "f16", "q8_0", "q5_1", "q4_0")
+LONGEST = 1 << 24  # tokens that anybody asks about
 
 
 def show_kv(talk: Talk, rest: str) -> None:
-    """Show the KV cache: bytes predicted and allocated, cells in use, and other types."""
+    """Show the KV cache: bytes, whose cells are where, and other types and lengths."""
     runner, kv = talk.runner, talk.runner.kv_report()
-    system = min(talk.prefix(), kv.used_cells)
-    turns, free = kv.used_cells - system, kv.cells - kv.used_cells
-    share = bar([("S", system), ("T", turns)], kv.cells)
+    lengths = _lengths(rest) or (kv.cells // 2, kv.cells, 2 * kv.cells)
+    held = parts(talk)
     rows = [
         ("predicted", _bytes(kv.predicted_bytes)), ("allocated", _bytes(kv.allocated_bytes)),
         ("difference", _difference(kv.predicted_bytes, kv.allocated_bytes)),
+        ("compute buffer", _bytes(kv.compute_bytes)), ("output buffer", _bytes(kv.output_bytes)),
         ("type", f"K {kv.type_k}, V {kv.type_v}"), ("bytes per token", _bytes(kv.bytes_per_token)),
-        ("cells", f"{kv.cells}: system {system}, turns {turns}, free {free}"), ("", f"[{share.ljust(40, '.')}]"),
+        ("cells", f"{kv.cells}: {', '.join(f'{part.name} {part.cells}' for part in held)}"),
+        ("shared", f"{sum(part.shared for part in held)} (held by several sequences, counted once)"),
+        ("", picture(held)),
     ]  # fmt: skip
     talk.ui.table(("KV cache", ""), rows)
-    others = [(kind, runner.predict(kind, kind)) for kind in COMPARED]
-    table = [(k, f"{c.bytes_per_token:,}", f"{c.nbytes:,}", size(c.nbytes)) for k, c in others if c]
+    columns = ("as type", "bytes/token", *(f"{length:,} tokens" for length in lengths))
+    table = [row for kind in COMPARED if (row := _as_type(runner, kind, lengths))]
     if table:
-        talk.ui.table(("as type", "bytes/token", "bytes", "size"), table, right=("bytes/token", "bytes", "size"))
+        talk.ui.table(columns, table, right=columns[1:])
+
+
+def _as_type(runner: Runner, kind: str, lengths: Sequence[int]) -> tuple[str, ...] | None:
+    caches = [runner.predict(kind, kind, length) for length in lengths]
+    if not caches[0]:
+        return None
+    return (kind, f"{caches[0].bytes_per_token:,}", *(size(cache.nbytes) for cache in caches if cache))
+
+
+def _lengths(rest: str) -> tuple[int, ...]:
+    words = rest.replace(",", "").split()
+    if not all(word.isascii() and word.isdigit() and 0 < int(word) <= LONGEST for word in words):
+        raise UserError(f"/kv {rest}: these are not context lengths", hint="/kv 8192 32768 shows other lengths")
+    return tuple(int(word) for word in words[:6])
 
 
 def show_timing(talk: Talk, rest: str) -> None:
@@ -51,6 +72,6 @@ def _difference(predicted: int | None, allocated: int | None) -> str:
 
 
 COMMANDS = (
-    Command("kv", show_kv),
+    Command("kv", show_kv, args="[TOKENS …]"),
     Command("timing", show_timing),
 )

@@ -2,11 +2,11 @@
 
 Every check that keeps llama.cpp from aborting the process stands here, before the call
 (src/llama-context.cpp, src/llama-batch.cpp, src/llama-kv-cache.cpp). It counts positions only
-to check them; which cells hold which tokens is the ledger's.
+to check them (positions.py); which cells hold which tokens is the ledger's.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.library import last_words, lib, listen
 from llmcli.runtime.binding.memory import Allocated, allocated
 from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.positions import Positions, Span, spans
 from llmcli.runtime.binding.softmax import LogSumExp
 
 # enum ggml_type, the types that a KV cache may have (llama.cpp's -ctk/-ctv).
@@ -31,7 +32,8 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
-    """What a context is made with; sizes in tokens."""
+    """What a context is made with; sizes in tokens. `unified` is one pool of cells, otherwise each sequence has its own
+    `n_ctx` / `n_seq_max`."""
 
     n_ctx: int
     n_batch: int = 2048
@@ -42,6 +44,7 @@ class ContextOptions:
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attn: str = "auto"
+    unified: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +86,9 @@ class Row:
 class Context:
     """An open context. Made by `open_context`; unusable after its `with` block."""
 
-    def __init__(self, pointer: Any, model: Model, flag: Any) -> None:
+    def __init__(self, pointer: Any, model: Model, flag: Any, unified: bool = True) -> None:
         library = lib()
-        self.pointer, self._flag = pointer, flag
+        self.pointer, self._flag, self.unified = pointer, flag, unified
         self.n_ctx: int = library.llama_n_ctx(pointer)
         self.n_batch: int = library.llama_n_batch(pointer)
         self.n_ubatch: int = library.llama_n_ubatch(pointer)
@@ -93,6 +96,7 @@ class Context:
         self.memory = library.llama_get_memory(pointer)
         self.n_vocab, self.n_swa, self.recurrent = model.n_vocab, model.n_swa, model.recurrent
         self._batch = _Batch(self.n_batch)
+        self._positions = Positions(self.n_seq_max)
         self.log_sum_exp = LogSumExp()
         self._rows: dict[int, Row] = {}  # by address, of which there are few
         # The plain address: a ctypes pointer object made anew for each token costs 15 µs of cold code.
@@ -106,8 +110,9 @@ class Context:
         llama.cpp refuses is our bug and crashes.
         """
         self._check(rows)
+        added = spans(rows.positions, rows.sequences)
         self._batch.fill(rows)
-        self._forward(self._batch)
+        self._forward(self._batch, added)
         found = [self.row(index) for index, wanted in enumerate(rows.wants) if wanted]
         if not found:
             lib().llama_synchronize(self.pointer)  # on a GPU decode returns before it is done; asking for a row waits
@@ -118,19 +123,23 @@ class Context:
         self._check(rows)
         batch = _Batch(len(rows))
         batch.fill(rows)
-        return partial(self._measured, batch)
+        return partial(self._measured, batch, spans(rows.positions, rows.sequences))
 
-    def _measured(self, batch: "_Batch") -> None:
-        self._forward(batch)
+    def _measured(self, batch: "_Batch", added: Iterable[Span]) -> None:
+        self._forward(batch, added)
         lib().llama_synchronize(self.pointer)
 
-    def _forward(self, batch: "_Batch") -> None:
+    def _forward(self, batch: "_Batch", added: Iterable[Span]) -> None:
+        self._positions.check(added)
         code = lib().llama_decode(self.pointer, batch.struct)
         self._flag[0] = b"\0"  # not before: Ctrl-C may have come while the batch was filled
         if code == 0:
+            self._positions.advance(added)
             return
         if code == 1:
             raise NoSlot
+        for sequence, _, _ in added:
+            self._reread(sequence)
         if code == 2:
             raise Aborted
         raise UserError(
@@ -166,16 +175,35 @@ class Context:
     # What the ledger asks of a memory. All ids are checked: llama.cpp aborts on one out of range.
 
     def trim(self, sequence: int, keep: int) -> bool:
-        """Drop positions from `keep` on; False where this kind of memory cannot (then clear and recompute)."""
+        """Drop positions from `keep` on. False where this kind of memory cannot: nothing changed, clear and recompute.
+
+        A sliding window that has moved on is such a memory: the token at `keep` would miss some that it has to see.
+        """
         self._known(sequence)
-        return bool(lib().llama_memory_seq_rm(self.memory, sequence, keep, -1))
+        assert keep >= 0, keep
+        if keep >= self._positions.length(sequence):
+            return True
+        if self.n_swa and keep and self.first(sequence) > max(0, keep + 1 - self.n_swa):
+            return False
+        if not lib().llama_memory_seq_rm(self.memory, sequence, keep, -1):
+            return False
+        self._positions.put(sequence, keep)
+        return True
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Let `target` share the cells of `source` from position `start` up to `end`."""
+        """Let `target`, which ends at `start`, share the cells of `source` from there up to `end`.
+
+        Onto a longer sequence llama.cpp would write positions that are there already. Where each sequence has cells
+        of its own, or state that is not kept by position, only a whole one can be copied onto an empty one.
+        """
         self._known(source)
         self._known(target)
-        assert source != target and 0 <= start < end, (source, target, start, end)
-        lib().llama_memory_seq_cp(self.memory, source, target, start, end)
+        assert source != target and 0 <= start < end <= self._positions.length(source), (source, target, start, end)
+        assert self._positions.length(target) == start, f"sequence {target} does not end at {start}"
+        whole = self.recurrent or not self.unified
+        assert not whole or (start == 0 and end == self._positions.length(source)), "only a whole sequence"
+        lib().llama_memory_seq_cp(self.memory, source, target, -1 if whole else start, -1 if whole else end)
+        self._positions.put(target, end)
 
     def first(self, sequence: int) -> int:
         """The oldest position still held (above 0 where a sliding window has moved on), −1 when empty."""
@@ -190,6 +218,13 @@ class Context:
     def clear(self) -> None:
         """Forget everything; the bytes are not wiped."""
         lib().llama_memory_clear(self.memory, False)
+        self._positions.clear()
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of the output buffer: a row of logits for each sequence, which is as many as a pass may ask for
+        (llama_context::output_reserve; llama.cpp's accounts leave it out)."""
+        return 4 * self.n_vocab * self.n_seq_max
 
     def allocated(self) -> Allocated | None:
         """The bytes llama.cpp really allocated, None where this build cannot be asked."""
@@ -197,6 +232,17 @@ class Context:
 
     def _known(self, sequence: int) -> None:
         assert 0 <= sequence < self.n_seq_max, (sequence, self.n_seq_max)
+
+    def _reread(self, sequence: int) -> None:
+        """After a pass that ended early: llama.cpp's own count.
+
+        A window that lost all its cells to that pass counts none while the dense layers keep theirs; what is left
+        of such a sequence goes, or its next tokens would stand beside older ones of the same position.
+        """
+        length = self.last(sequence) + 1
+        if not length:
+            lib().llama_memory_seq_rm(self.memory, sequence, 0, -1)
+        self._positions.put(sequence, length)
 
 
 class _Batch:
@@ -247,7 +293,7 @@ def open_context(model: Model, options: ContextOptions) -> Iterator[Context]:
     params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
     params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
     params.flash_attn_type = FLASH[options.flash_attn]
-    params.kv_unified = True
+    params.kv_unified = options.unified
     params.swa_full = False  # as llama.cpp's own tools
     params.no_perf = True
     # libc's strlen as the abort callback: "" runs, "\1" stops, and no Python runs inside the graph.
@@ -262,7 +308,7 @@ def open_context(model: Model, options: ContextOptions) -> Iterator[Context]:
             f"llama.cpp refuses this context: {last_words() or 'not enough memory?'}",
             hint="try a smaller --ctx-size, or --cache-type-k f16 --cache-type-v f16",
         )
-    context = Context(pointer, model, flag)
+    context = Context(pointer, model, flag, options.unified)
     try:
         yield context
     finally:

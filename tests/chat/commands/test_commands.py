@@ -2,6 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
+from llmcli.chat import cells
 from llmcli.chat.commands import commands, perform, words
 from llmcli.chat.loop import say
 from llmcli.chat.render import Stream
@@ -137,14 +138,51 @@ def test_the_system_text_is_set_shown_and_removed(talk: Make, capsys: pytest.Cap
 def test_kv_accounts_for_every_cell(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
     one = talk(b"yes")
     one.ask("a?", Stream(silent=True))
-    perform(one, "/kv")
+    first = one.runner.kv_report().used_cells
+    one.ask("b?", Stream(silent=True))
+    perform(one, "/kv 256 1,000")
     out = capsys.readouterr().out
     used = one.runner.kv_report().used_cells
-    assert f"256: system 7, turns {used - 7}, free {256 - used}" in out
+    # The first turn is ended by a line break, which the second one's prompt holds.
+    line = f"256: system 7, turn 1 {first - 6}, turn 2 {used - first - 1}, free {256 - used}"
+    assert line in out
+    assert "[S" in out
     assert "131,072 (128.0 KiB)" in out
+    assert "1,040 (1.0 KiB)" in out  # the output buffer: one row of 260 logits
+    assert "256 tokens" in out
+    assert "512.0 KiB" in out  # 1,000 tokens as f16: 1,024 cells
     # Two layers, K and V of 64 values: 512 bytes in f16, 34 for every 32 values in q8_0, 18 in q4_0.
-    table = {line.split()[0]: line.split()[1] for line in out.splitlines() if line.startswith(("f16", "q8_0", "q4_0"))}
-    assert table == {"f16": "512", "q8_0": "272", "q4_0": "144"}
+    table = {line.split()[0]: line.split()[1] for line in out.splitlines() if line.startswith(("f", "q"))}
+    assert table == {"f32": "1,024", "f16": "512", "q8_0": "272", "q5_1": "192", "q4_0": "144"}
+
+
+def test_kv_refuses_lengths_that_are_none(talk: Make) -> None:
+    for rest in ("many", "0", "-1", "1e9", "99999999999"):
+        with pytest.raises(UserError, match="not context lengths"):
+            perform(talk(), f"/kv {rest}")
+
+
+def test_a_long_conversations_first_turns_are_told_together(talk: Make) -> None:
+    one = talk(b"y", n_ctx=512)
+    for number in range(12):
+        one.ask(f"{number}", Stream(silent=True))
+    held = cells.parts(one)
+    assert [part.name for part in held][:3] == ["system", "turns 1-3", "turn 4"]
+    assert sum(part.cells for part in held) == 512
+    drawn = cells.picture(held)
+    assert drawn.startswith("[S")
+    assert list(dict.fromkeys(drawn.strip("[]."))) == ["S", "t", *"4567890", "1", "2"]
+
+
+def test_shared_cells_are_told_and_counted_once(talk: Make) -> None:
+    one = talk(b"y", n_seq_max=2)
+    one.ask("a?", Stream(silent=True))
+    ledger = one.runner.engine.ledger
+    ledger.place((*ledger.tokens[0][:5], 1, 2))
+    held = cells.parts(one)
+    assert sum(part.cells for part in held) == 256
+    assert sum(part.shared for part in held) == 5
+    assert "=" in cells.picture(held)
 
 
 def test_timing_shows_each_token_of_the_last_answer(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:

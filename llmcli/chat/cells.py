@@ -1,0 +1,55 @@
+"""The cache by whose cells they are: the system text's, each turn's, other sequences', free.
+
+Turns are told from the conversation's text as its template writes it, so a turn's edge may be a token off where the
+model spelled an answer otherwise than the tokenizer would; the sum is exact.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from llmcli.chat.render import bar
+from llmcli.chat.talk import Talk
+
+TOLD = 9  # turns told one by one, the last ones
+SHARED, FREE = "=", "."
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Cells of one owner; `shared` of them are held by other sequences as well and count once."""
+
+    name: str
+    mark: str
+    cells: int
+    shared: int = 0
+
+
+def parts(talk: Talk) -> list[Part]:
+    """Every cell of the pool, in order of age; what is free is the last part."""
+    occupied = talk.runner.engine.ledger.occupied()
+    latest, ends = occupied.latest, talk.ends()
+    edges = [0, talk.prefix(), *ends[:-1]]
+    edges = [min(edge, len(latest)) for edge in edges] + [len(latest)]
+    names = [("system", "S"), *((f"turn {n}", str(n % 10)) for n in range(1, len(edges) - 1))]
+    if len(names) > TOLD + 1:
+        many = len(names) - 1 - TOLD
+        names[1 : many + 1] = [(f"turns 1-{many}", "t")]
+        del edges[2 : many + 1]
+    spans = [max(0, end - start) for start, end in pairwise(edges)]
+    found = [
+        Part(name, mark, cells, sum(latest[end - cells : end]))
+        for (name, mark), cells, end in zip(names, spans, edges[1:], strict=True)
+    ]
+    others = [Part("other sequences", "o", occupied.others)] if occupied.others else []
+    return [*(part for part in found if part.cells), *others, Part("free", FREE, occupied.free)]
+
+
+def picture(cells: Sequence[Part], width: int = 40) -> str:
+    """A bar of the whole pool: `=` where a part's cells are shared, each part at least one column."""
+    pieces = []
+    for part in cells:
+        if part.mark != FREE:
+            pieces += [(SHARED, part.shared), (part.mark, part.cells - part.shared)]
+    drawn = bar(pieces, sum(part.cells for part in cells), width)
+    return f"[{drawn.ljust(width, FREE)}]"
