@@ -63,7 +63,7 @@ def theirs(model: Any, prompt: list[int], search: Search, tokens: int, ends: set
 
 
 def same(one: Found, other: Found, tolerance: float = 1e-4) -> bool:
-    """The same answers in the same order, with the same scores."""
+    """The same answers in the same order, with the same scores (a penalty below 0 makes large ones)."""
     return [tokens for tokens, _ in one] == [tokens for tokens, _ in other] and all(
-        abs(mine - yours) <= tolerance for (_, mine), (_, yours) in zip(one, other, strict=True)
+        abs(mine - yours) <= tolerance * max(1, abs(yours)) for (_, mine), (_, yours) in zip(one, other, strict=True)
     )

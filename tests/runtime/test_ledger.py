@@ -110,3 +110,30 @@ def test_any_mix_of_requests_leaves_map_and_memory_in_agreement(seed):
                 busy.append(fill(ledger, memory, prompt)[0])
         ledger.check()
         assert ledger.used == memory.used
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_mix_of_forks_leaves_map_and_memory_in_agreement_and_stores_a_tree_once(seed):
+    rng = random.Random(seed)
+    memory = FakeContext(n_ctx=10_000, n_seq_max=6)
+    ledger = Ledger(memory)
+    slots = [fill(ledger, memory, (1, 2, 3, 4))[0], *(ledger.claim() for _ in range(4))]
+    for _ in range(60):
+        source, target = rng.sample([slot for slot in slots if ledger.tokens[slot]] + slots, 2)
+        if source != target:
+            ledger.fork(source, target)
+            assert ledger.tokens[target] == ledger.tokens[source]
+        for slot in rng.sample(slots, 3):
+            token = rng.randrange(3)
+            memory.put(slot, token)
+            ledger.append(slot, [token])
+        if rng.random() < 0.3:
+            ledger.trim(rng.choice(slots), rng.randrange(5))
+        ledger.check()
+        assert ledger.used == memory.used
+    wanted = [*ledger.tokens[slots[2]], 7]
+    kept = ledger.settle(slots, wanted)
+    ledger.check()
+    assert ledger.tokens[kept] == wanted[:-1]
+    assert ledger.used == memory.used == len(wanted) - 1
+    assert ledger.idle == 5
