@@ -24,7 +24,7 @@ PROMPTS = tuple(form.format(name) for form in FORMS for name in NAMES)
 def ours(context: Context, model: Model, prompt: list[int], search: Search, tokens: int, ends: set[int]) -> Found:
     """What our search finds in an empty context; the ledger is checked after every pass."""
     context.clear()
-    engine = Engine(context, Vocabulary(model.piece, ends.__contains__), None)
+    engine = Engine(context, Vocabulary(model.piece, ends.__contains__, model.n_vocab), None)
     wanted = Request(tuple(prompt), defaults(), max_tokens=tokens, strategy="beam", search=search)
     number = engine.submit(wanted)
     while engine.busy:

@@ -155,7 +155,7 @@ class FakeModel:
     """Bytes as tokens; 256 begins, 257 ends. "\\x00EOS" in a text is read as the end token where special."""
 
     n_vocab, n_params, n_swa, recurrent = N_VOCAB, 42, 0, False
-    add_bos, bos, eos = True, BOS, EOS
+    add_bos, bos, eos, vocab = True, BOS, EOS, None
     description = "fake 42 F32"
 
     def tokenize(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:

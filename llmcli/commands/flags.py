@@ -106,7 +106,8 @@ def table() -> tuple[Flag, ...]:
     from llmcli.runtime.sampling import settings
 
     return (*MODEL, *ANSWER, *SEARCH, *RUN, *(
-        Flag(s.name, (*s.flags, "--" + s.name.replace("_", "-")), str, f"{s.help} [{s.default:g}]", "N")
+        Flag(s.name, (*s.flags, "--" + s.name.replace("_", "-")), list if s.limits.many else str,
+             f"{s.help} [{s.show(s.default)}]", s.limits.metavar)
         for s in settings().values()
     ))  # fmt: skip
 

@@ -18,6 +18,7 @@ from llmcli.runtime.binding.sampler import NativeChains
 from llmcli.runtime.engine import Engine
 from llmcli.runtime.interrupt import on_interrupt
 from llmcli.runtime.request import Answer, Request, RunOptions
+from llmcli.runtime.sampling import logit_bias
 from llmcli.runtime.strategies.base import Vocabulary
 from llmcli.runtime.template import Template
 from llmcli.types import Event, Message
@@ -90,8 +91,8 @@ class Runner:
     ) -> None:
         self.header, self.model, self.context, self.options = header, model, context, options
         self.template, self.load_ms = template, load_ms
-        native = NativeChains(model.n_vocab) if native_sampling else None
-        self.engine = Engine(context, Vocabulary(model.piece, model.ends), native)
+        native = NativeChains(model.n_vocab, model.vocab) if native_sampling else None
+        self.engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), native)
         self._shape = kv.shape(header.metadata)
         # Asked once: the cache never changes its size, and llama.cpp's answer leaves a few words behind each time.
         allocated = context.allocated()
@@ -119,6 +120,7 @@ class Runner:
 
     def reply(self, request: Request) -> Reply:
         """Start an answer; raises UserError when the prompt does not fit the context."""
+        logit_bias.check(request.sampling["logit_bias"], self.model.n_vocab)
         count = len(request.tokens)
         if count == 0:
             raise UserError("the prompt is empty", hint="type a question, or give one with -p")

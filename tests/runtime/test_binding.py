@@ -69,11 +69,16 @@ def test_a_resumed_turn_says_what_a_fresh_one_says_with_q8_0_kv(smollm2):
 
 
 def test_the_same_seed_gives_the_same_text_and_the_native_chain_ends_it(smollm2):
-    seeded = defaults().with_values({"seed": 7, "repeat_penalty": 1.1})
+    everything = {
+        "repeat_penalty": 1.1, "dry_multiplier": 0.8, "xtc_probability": 0.5, "dynatemp_range": 0.3,
+        "logit_bias": "28+1,29-inf",
+    }  # fmt: skip
     with open_runner(smollm2, options()) as runner:
         prompt = runner.encode_chat(QUESTION)
-        one, other = (ids_of(runner, Request(prompt, seeded, max_tokens=12)) for _ in range(2))
-    assert one == other
+        for more in ({"repeat_penalty": 1.1}, everything, {"mirostat": 1}, {"mirostat": 2}):
+            seeded = defaults().with_values({"seed": 7, **more})
+            one, other = (ids_of(runner, Request(prompt, seeded, max_tokens=8)) for _ in range(2))
+            assert one == other
 
 
 def test_ctrl_c_stops_a_long_prompt_at_once_and_the_cells_stay_in_order(smollm2):
@@ -102,7 +107,8 @@ def test_many_sequences_in_one_batch_say_what_each_says_alone(smollm2):
         texts = []
         for together in (True, False):
             with open_context(model, kind) as context:
-                engine = Engine(context, Vocabulary(model.piece, model.ends), NativeChains(model.n_vocab))
+                words = Vocabulary(model.piece, model.ends, model.n_vocab)
+                engine = Engine(context, words, NativeChains(model.n_vocab))
                 answers = []
                 for group in [prompts] if together else [[prompt] for prompt in prompts]:
                     numbers = [engine.submit(Request(prompt, GREEDY, max_tokens=10)) for prompt in group]

@@ -15,7 +15,7 @@ GREEDY = defaults().with_values({"temp": 0})
 
 def engine(context: FakeContext) -> Engine:
     model = FakeModel()
-    return Engine(context, Vocabulary(model.piece, model.ends), None)
+    return Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None)
 
 
 def finish(machine: Engine, *ids: int) -> list[Answer]:

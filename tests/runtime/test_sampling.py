@@ -1,6 +1,8 @@
-"""Sampler steps: pure, safe, and equal to llama.cpp's own."""
+"""Sampler steps and settings: pure, safe, checked; equality with llama.cpp is test_sampling_native.py's."""
 
-import ctypes
+import json
+import math
+import tomllib
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -8,26 +10,16 @@ import numpy as np
 import pytest
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.library import lib
-from llmcli.runtime.binding.sampler import NativeChains, make
+from llmcli.runtime.binding.sampler import NativeChains
 from llmcli.runtime.sampling import Sampling, defaults, find, settings, step_types
-from llmcli.runtime.sampling.chain import NumpyChain, make_chain
-from llmcli.runtime.sampling.penalties import Penalties
-from llmcli.runtime.sampling.temperature import Temperature
-from llmcli.runtime.sampling.truncate import MinP, TopK, TopP, Typical
+from llmcli.runtime.sampling import logit_bias as bias
+from llmcli.runtime.sampling.base import Step
+from llmcli.runtime.sampling.chain import Greedy, NumpyChain, concrete_seed, make_chain
+from llmcli.runtime.strategies.base import Vocabulary
 from tests.fakes import FakeRow
 
 NEUTRAL = {"top_k": 0, "typical": 1.0, "top_p": 1.0, "min_p": 0.0, "temp": 1.0, "repeat_penalty": 1.0}
-ACTIVE = [
-    TopK(5),
-    TopK(1),
-    TopP(0.7),
-    TopP(0.0),
-    MinP(0.1),
-    Typical(0.6),
-    Temperature(0.5),
-    Penalties(1.3, 64, 0.2, 0.1),
-]
+WORDS = Vocabulary(lambda token: b"word", lambda token: False, 300)
 
 
 def logits(seed: int, size: int = 300) -> np.ndarray:
@@ -52,39 +44,71 @@ def test_a_neutral_step_changes_nothing(kind):
     assert np.array_equal(step(logits(1), [1, 2, 3]), logits(1))
 
 
-def native(step, row: np.ndarray, tokens: list[int]) -> dict[int, float]:
-    """What llama.cpp's own sampler leaves of a row: id -> logit."""
-    library = lib()
-    sampler = make(step.native(), len(row))
-    for token in tokens:
-        library.llama_sampler_accept(sampler, token)
-    data = (library.llama_token_data * len(row))(*((i, float(v), 0.0) for i, v in enumerate(row)))
-    array = library.llama_token_data_array(data=data, size=len(row), selected=-1, sorted=False)
-    library.llama_sampler_apply(sampler, ctypes.byref(array))
-    library.llama_sampler_free(sampler)
-    return {data[i].id: data[i].logit for i in range(array.size) if np.isfinite(data[i].logit)}
-
-
-@pytest.mark.parametrize("step", ACTIVE, ids=repr)
-def test_numpy_and_llama_cpp_agree_on_fixed_logits(step):
-    for seed in range(25):
-        row, tokens = logits(seed), [3, 3, 7, 11]
-        ours = step(row, tokens)
-        theirs = native(step, row, tokens)
-        kept = np.flatnonzero(np.isfinite(ours))
-        assert set(kept.tolist()) == set(theirs)
-        assert ours[kept] == pytest.approx([theirs[i] for i in kept.tolist()], abs=1e-5)
+def test_the_steps_run_in_llama_cpp_s_order():
+    assert [step.name for step in step_types()] == [
+        "logit_bias", "penalties", "dry", "top_k", "typical", "top_p", "min_p", "xtc", "temperature", "mirostat"
+    ]  # fmt: skip
 
 
 def test_temperature_zero_takes_the_likeliest_token_even_with_penalties():
     row = FakeRow(np.array([0, 5, 4.9, 1], np.float32))
     greedy = defaults().with_values({"temp": 0})
-    assert make_chain(greedy, 1, None).draw(row, []) == 1
-    assert make_chain(greedy.with_values({"presence_penalty": 1}), 1, None).draw(row, [1]) == 2
+    assert make_chain(greedy, 1, None, WORDS).draw(row, []) == 1
+    assert make_chain(greedy.with_values({"presence_penalty": 1}), 1, None, WORDS).draw(row, [1]) == 2
+    assert make_chain(greedy.with_values({"logit_bias": "1-inf"}), 1, None, WORDS).draw(row, []) == 2
+
+
+@pytest.mark.parametrize(
+    "settings", [{"xtc_probability": 1, "xtc_threshold": 0}, {"dynatemp_range": 5}, {"mirostat": 1}, {"mirostat": 2}]
+)
+def test_at_temperature_zero_no_coin_is_thrown(settings):
+    chain = make_chain(defaults().with_values({"temp": 0, **settings}), 1, NativeChains(300), WORDS)
+    assert isinstance(chain, Greedy)
+    assert chain.draw(FakeRow(logits(3)), []) == logits(3).argmax()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"temp": 1e-7}, {"temp": 1e-40}, {"temp": 0.5, "dynatemp_range": 0.5, "dynatemp_exponent": 80}],
+    ids=str,
+)
+def test_next_to_no_temperature_takes_the_likeliest_and_overflows_nowhere(settings):
+    row = 10 * logits(3)
+    chain = make_chain(defaults().with_values(settings), 1, NativeChains(300), WORDS)
+    assert {chain.draw(FakeRow(row), []) for _ in range(50)} == {int(row.argmax())}
+
+
+def test_mirostat_takes_the_place_of_penalties_and_truncation():
+    settings = {"mirostat": 2, "top_k": 1, "presence_penalty": 50, "dry_multiplier": 5, "logit_bias": "3-inf"}
+    chain = make_chain(defaults().with_values(settings), 1, None, WORDS)
+    assert isinstance(chain, NumpyChain)
+    row = FakeRow(np.zeros(5, np.float32))
+    assert {chain.draw(row, [1, 1, 1]) for _ in range(200)} == {0, 1, 2, 4}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_holds_the_surprise_where_the_text_allows_it(version):
+    row = FakeRow((-1.5 * np.log1p(np.arange(5000))).astype(np.float32))
+    p = np.exp(row.logits - np.logaddexp.reduce(row.logits))
+    for tau in (2.0, 3.5):
+        chain = make_chain(
+            defaults().with_values({"mirostat": version, "mirostat_tau": tau, "temp": 1}), 7, None, WORDS
+        )
+        kept = [chain.draw(row, []) for _ in range(1500)][300:]
+        # Surprise within what was kept is what is held; against the whole row it is a little larger.
+        assert tau - 0.3 < -np.log2(p[kept]).mean() < tau + 0.9
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_never_falls_into_always_the_same(version):
+    row = FakeRow(np.log(np.array([0.5, 0.3, 0.2], np.float32)))  # surer than tau for ever
+    chain = make_chain(defaults().with_values({"mirostat": version, "temp": 1}), 3, None, WORDS)
+    late = [chain.draw(row, []) for _ in range(2500)][2000:]
+    assert np.bincount(late, minlength=3) / 500 == pytest.approx([0.5, 0.3, 0.2], abs=0.08)
 
 
 @dataclass(frozen=True)
-class Only:
+class Only(Step):
     """Nothing but one token; llama.cpp has no such sampler."""
 
     token: int
@@ -98,15 +122,12 @@ class Only:
         out[self.token] = row[self.token]
         return out
 
-    def native(self) -> None:
-        return None
-
 
 @pytest.mark.parametrize("temp", [0, 0.8])
 def test_a_step_that_llama_cpp_does_not_have_works_at_every_temperature(temp):
     usual = defaults().with_values({"temp": temp})
     sampling = Sampling((Only(7), *usual.steps))
-    assert make_chain(sampling, 1, NativeChains(300)).draw(FakeRow(logits(1)), []) == 7
+    assert make_chain(sampling, 1, NativeChains(300), WORDS).draw(FakeRow(logits(1)), []) == 7
 
 
 def test_draws_follow_the_probabilities():
@@ -117,16 +138,23 @@ def test_draws_follow_the_probabilities():
     assert counts / 5000 == pytest.approx([0.5, 0.3, 0.2], abs=0.025)
 
 
-def test_the_same_seed_draws_the_same():
+@pytest.mark.parametrize("settings", [{}, {"mirostat": 1}, {"mirostat": 2}, {"xtc_probability": 0.5}], ids=str)
+def test_the_same_seed_draws_the_same(settings):
     row = FakeRow(logits(3))
-    one, other = (make_chain(defaults(), 42, None) for _ in range(2))
+    one, other = (make_chain(defaults().with_values(settings), 42, None, WORDS) for _ in range(2))
     assert [one.draw(row, []) for _ in range(20)] == [other.draw(row, []) for _ in range(20)]
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("temp", -1), ("top_p", 1.5), ("top_p", -0.1), ("min_p", 2), ("top_k", -3), ("temp", "nan"), ("temp", "warm"),
-     ("seed", 2**40), ("repeat_penalty", 0), ("top_k", "4.5"), ("top_k", 4.5), ("top_k", float("inf")), ("temp", True)],
+     ("seed", 2**40), ("repeat_penalty", 0), ("top_k", "4.5"), ("top_k", 4.5),
+     ("top_k", float("inf")), ("temp", True), ("mirostat", 3), ("mirostat", 1.5), ("mirostat_tau", -1),
+     ("mirostat_eta", 2), ("dry_base", 0.5), ("dry_multiplier", -1), ("dry_allowed_length", -1),
+     ("dry_penalty_last_n", -1), ("xtc_probability", 1.1), ("xtc_threshold", -0.1), ("dynatemp_range", -1),
+     ("dynatemp_exponent", "nan"), ("logit_bias", "15043"), ("logit_bias", "x+1"), ("logit_bias", "5+inf"),
+     ("logit_bias", "5+nan"), ("logit_bias", "5*2"), ("logit_bias", "-5+1"), ("logit_bias", "5+1e9"),
+     ("logit_bias", "5+1001"), ("logit_bias", 5), ("logit_bias", [5]), ("logit_bias", None)],
 )  # fmt: skip
 def test_a_value_out_of_range_is_one_clear_error(name, value):
     with pytest.raises(UserError, match=name) as caught:
@@ -135,9 +163,43 @@ def test_a_value_out_of_range_is_one_clear_error(name, value):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("15043+1", {15043: 1}),
+        ("15043-1.5, 2-INF", {15043: -1.5, 2: -math.inf}),
+        (["7 + .5", "8-0.25"], {7: 0.5, 8: -0.25}),
+        ({"9": 2, "10": -100, 11: 0.5}, {9: 2, 10: -100, 11: 0.5}),
+        ("none", {}),
+        ([], {}),
+    ],
+)
+def test_a_bias_is_written_as_in_llama_cli_or_as_a_table(value, expected):
+    sampling = defaults().with_values({"logit_bias": value})
+    assert dict(bias.pairs(sampling["logit_bias"])) == expected
+    text = json.dumps(sampling.as_dict(), allow_nan=False)  # a saved chat, an alias
+    assert defaults().with_values(json.loads(text)) == sampling
+    table = tomllib.loads(f"logit_bias = {json.dumps(sampling['logit_bias'])}")
+    assert defaults().with_values(table) == sampling
+
+
+def test_a_bias_beyond_the_vocabulary_or_against_all_of_it_is_refused():
+    bias.check(("4+1",), 5)
+    with pytest.raises(UserError, match=r"token 5.*ends at 4"):
+        bias.check(("5+1",), 5)
+    with pytest.raises(UserError, match="every token"):
+        bias.check(tuple(f"{token}-inf" for token in range(5)), 5)
+
+
+def test_a_drawn_seed_is_one_that_can_be_typed():
+    assert all(find("seed").parse(concrete_seed(-1)) >= 0 for _ in range(100))
+    assert concrete_seed(7) == 7
+
+
 def test_other_tools_names_and_spellings_are_found():
     assert find("temperature").name == "temp"
     assert find("min-p").name == "min_p"
+    assert find("mirostat_ent").name == "mirostat_tau"
     with pytest.raises(UserError, match="top_q") as caught:
         find("top_q")
     assert "top_" in caught.value.hint
@@ -147,3 +209,4 @@ def test_every_setting_has_help_and_a_default_within_its_limits():
     for setting in settings().values():
         assert setting.help
         assert setting.parse(setting.default) == setting.default
+        assert setting.parse(setting.show(setting.default)) == setting.default

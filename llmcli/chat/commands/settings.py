@@ -42,8 +42,8 @@ def change(talk: Talk, rest: str) -> None:
         talk.ui.text(f"predict = {_predict(talk)}")
     else:
         talk.session.sampling = talk.session.sampling.with_values({name: value})
-        found = sampling.find(name).name
-        talk.ui.text(f"{found} = {talk.session.sampling[found]:.10g}")
+        found = sampling.find(name)
+        talk.ui.text(f"{found.name} = {found.show(talk.session.sampling[found.name])}")
 
 
 def predict(value: str) -> int | None:
@@ -100,7 +100,7 @@ def _list(talk: Talk, name: str = "") -> None:
     values = talk.session.sampling.as_dict()
     ours = name in PREDICT or name in search.HELP
     wanted = [sampling.find(name)] if name and not ours else list(sampling.settings().values())
-    rows = [(s.name, f"{values[s.name]:.10g}", f"{s.default:g}", f"{s.limits}", s.help) for s in wanted]
+    rows = [(s.name, s.show(values[s.name]), s.show(s.default), f"{s.limits}", s.help) for s in wanted]
     if ours:
         rows = []
     if not name or name in PREDICT:

@@ -1,33 +1,76 @@
 """A chain of llama.cpp's own samplers (src/llama-sampler.cpp): the fast path of sampling/chain.py."""
 
+import ctypes
 from typing import Any
 
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.sampling.base import Native
 
+REMEMBERING = {"penalties", "dry"}  # they look back at the tokens before
+SELECTING = {"mirostat_v2"}  # they draw the token themselves
+ANY_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: another one each time
 
-def make(step: Native, n_vocab: int) -> Any:
-    """One llama.cpp sampler; penalties also want the size of the vocabulary."""
-    name, arguments = step
-    size = (n_vocab,) if name == "penalties" else ()
-    return getattr(lib(), f"llama_sampler_init_{name}")(*size, *arguments)
+
+class NativeChains:
+    """Makes native chains for one vocabulary; what `make_chain` takes."""
+
+    def __init__(self, n_vocab: int, vocab: Any = None) -> None:
+        """`vocab` is the model's llama_vocab; without one DRY knows no breakers."""
+        self.n_vocab, self.vocab = n_vocab, vocab
+        self._dry: tuple[tuple[Any, ...], Any] | None = None
+
+    def chain(self, steps: list[Native], seed: int) -> "NativeChain":
+        """The samplers one after the other, and a draw where the last of them is none."""
+        seed %= ANY_SEED
+        made = [self.make(step, seed) for step in steps]
+        # Without a selecting sampler at the end llama_sampler_sample aborts the process.
+        if not steps or steps[-1][0] not in SELECTING:
+            made.append(lib().llama_sampler_init_dist(seed))
+        return NativeChain(made, any(name in REMEMBERING for name, _ in steps))
+
+    def make(self, step: Native, seed: int) -> Any:
+        """One llama.cpp sampler: a step's arguments, and what else llama.cpp wants to know."""
+        name, arguments = step
+        new = getattr(lib(), f"llama_sampler_init_{name}")
+        match name:
+            case "penalties":
+                return new(self.n_vocab, *arguments)
+            case "logit_bias":
+                return new(self.n_vocab, len(arguments), (lib().llama_logit_bias * len(arguments))(*arguments))
+            case "dry":
+                return self._copy_of_dry(arguments)
+            case "xtc":  # a stream of its own: the draw's would tie the coin to an earlier draw
+                return new(*arguments, (seed ^ 0x5DEECE66) % ANY_SEED)
+            case "mirostat_v2":
+                return new(seed, *arguments)
+            case _:
+                return new(*arguments)
+
+    def _copy_of_dry(self, arguments: tuple[Any, ...]) -> Any:
+        """Finding the tokens that hold a breaker takes 13 ms, a copy of the last sampler nothing."""
+        library = lib()
+        if self._dry is None or self._dry[0] != arguments:
+            if self._dry:
+                library.llama_sampler_free(self._dry[1])
+            *values, breakers = arguments
+            marks = (ctypes.c_char_p * len(breakers))(*breakers)
+            made = library.llama_sampler_init_dry(self.vocab, *values, marks, len(breakers) if self.vocab else 0)
+            self._dry = arguments, made
+        return library.llama_sampler_clone(self._dry[1])
 
 
 class NativeChain:
-    """One sequence's llama.cpp chain, ending in a draw; free it with close()."""
+    """One sequence's llama.cpp chain, ending in a draw; free it with close(). The samplers become its own."""
 
-    def __init__(self, steps: list[Native], seed: int, n_vocab: int) -> None:
+    def __init__(self, samplers: list[Any], remembers: bool) -> None:
         library = lib()
         self.pointer: Any = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
-        for step in steps:
-            library.llama_sampler_chain_add(self.pointer, make(step, n_vocab))
-        # Without a selecting sampler at the end llama_sampler_sample aborts the process.
-        library.llama_sampler_chain_add(self.pointer, library.llama_sampler_init_dist(seed))
-        self._remembers = any(name == "penalties" for name, _ in steps)
-        self._seen = 0
+        for sampler in samplers:
+            library.llama_sampler_chain_add(self.pointer, sampler)
+        self._remembers, self._seen = remembers, 0
 
     def draw(self, row: Any, tokens: list[int]) -> int:
-        """Sample from a row of the binding's; the prompt is shown to the penalties first, as llama.cpp's tools do."""
+        """Sample from a row of the binding's; steps that look back are shown the prompt first, as in llama-cli."""
         library = lib()
         for token in tokens[self._seen :] if self._remembers else ():
             library.llama_sampler_accept(self.pointer, token)
@@ -40,13 +83,3 @@ class NativeChain:
         if self.pointer:
             lib().llama_sampler_free(self.pointer)
             self.pointer = None
-
-
-class NativeChains:
-    """Makes native chains for one vocabulary; what `make_chain` takes."""
-
-    def __init__(self, n_vocab: int) -> None:
-        self.n_vocab = n_vocab
-
-    def chain(self, steps: list[Native], seed: int) -> NativeChain:
-        return NativeChain(steps, seed, self.n_vocab)

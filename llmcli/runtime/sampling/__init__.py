@@ -10,11 +10,12 @@ from difflib import get_close_matches
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.sampling.base import Limits, Step
+from llmcli.runtime.sampling.base import Limits, Step, Values
 from quant.registry import collect
 
 RANDOM = -1  # a seed drawn anew for every answer
-SEED = Limits(-1, 2**32 - 1)
+SEEDS = 2**32
+SEED = Limits(RANDOM, SEEDS - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +23,20 @@ class Setting:
     """One setting as people see it. `flags` are further spellings on the command line, `aliases` in /set."""
 
     name: str
-    kind: type[int] | type[float]
-    default: float
+    kind: type
+    default: Any
     help: str
-    limits: Limits
+    limits: Values
     flags: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
 
-    def parse(self, value: Any) -> float:
+    def parse(self, value: Any) -> Any:
         """A value typed or written by a user, checked; raises UserError naming the setting."""
-        try:
-            number = self.kind(value)
-            if isinstance(value, bool) or (isinstance(value, float) and number != value and number == number):
-                raise ValueError(value)  # 4.7 is no whole number, and true no number
-        except (TypeError, ValueError, OverflowError):
-            kind = "a whole number" if self.kind is int else "a number"
-            raise UserError(f"{self.name} is {value!r}", hint=f"{self.name} takes {kind} {self.limits}") from None
-        self.limits.check(self.name, number)
-        return number
+        return self.limits.parse(self.name, value, self.kind)
+
+    def show(self, value: Any) -> str:
+        """A value as people write it."""
+        return self.limits.show(value)
 
 
 @functools.cache
@@ -67,12 +64,15 @@ class Sampling:
     steps: tuple[Step, ...]
     seed: int = RANDOM
 
-    def __getitem__(self, name: str) -> float:
+    def __getitem__(self, name: str) -> Any:
         """The value of one setting."""
-        return self.as_dict()[name]
+        return self._values()[name]
 
-    def as_dict(self) -> dict[str, float]:
-        """Every setting and its value, in chain order."""
+    def as_dict(self) -> dict[str, Any]:
+        """Every setting and its value, in chain order, as JSON and TOML take them."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in self._values().items()}
+
+    def _values(self) -> dict[str, Any]:
         values = {f.name: getattr(step, f.name) for step in self.steps for f in fields(step)}  # type: ignore[arg-type]
         return {**values, "seed": self.seed}
 
@@ -88,7 +88,7 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
-        return self["temp"] == 0
+        return bool(self["temp"] == 0)
 
 
 def defaults() -> Sampling:

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
-from llmcli.runtime.sampling import RANDOM, Sampling
-from llmcli.runtime.sampling.base import Logits, Native, Step
-from llmcli.runtime.sampling.truncate import probabilities
+from llmcli.runtime.sampling import RANDOM, SEEDS, Sampling
+from llmcli.runtime.sampling.base import Apply, Logits, Native, Pick, Selector, Words
+from llmcli.runtime.sampling.truncate import pick
 
 
 class Row(Protocol):
@@ -44,7 +44,7 @@ class NativeChains(Protocol):
 class Greedy:
     """The likeliest token after `steps`; of equals the one with the lowest id, as llama.cpp."""
 
-    def __init__(self, steps: list[Step]) -> None:
+    def __init__(self, steps: list[Apply]) -> None:
         self.steps = steps
 
     def draw(self, row: Row, tokens: list[int]) -> int:
@@ -58,21 +58,17 @@ class Greedy:
 
 
 class NumpyChain:
-    """The steps one after the other, then one draw from what is left."""
+    """The steps one after the other, each with its chance, then one draw from what is left."""
 
-    def __init__(self, steps: list[Step], seed: int) -> None:
-        self.steps, self.random = steps, np.random.default_rng(seed)
+    def __init__(self, steps: list[tuple[Apply, float]], seed: int, last: Pick = pick) -> None:
+        self.steps, self.last, self.random = steps, last, np.random.default_rng(seed)
 
     def draw(self, row: Row, tokens: list[int]) -> int:
         logits = row.logits
-        for step in self.steps:
-            logits = step(logits, tokens)
-        alive = np.flatnonzero(np.isfinite(logits))
-        assert len(alive), "every candidate was dropped"
-        p = probabilities(logits[alive]).astype(np.float64)
-        return int(
-            alive[np.searchsorted(np.cumsum(p), self.random.random() * p.sum(), side="right").clip(0, len(alive) - 1)]
-        )
+        for step, chance in self.steps:
+            if chance == 1 or self.random.random() < chance:
+                logits = step(logits, tokens)
+        return self.last(logits, self.random)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -80,15 +76,19 @@ class NumpyChain:
 
 def concrete_seed(seed: int) -> int:
     """`seed`, or a fresh random one for -1; what the answer reports, so that it can be had again."""
-    return secrets.randbits(32) if seed == RANDOM else seed
+    return secrets.randbelow(SEEDS) if seed == RANDOM else seed
 
 
-def make_chain(sampling: Sampling, seed: int, native: NativeChains | None) -> Chain:
+def make_chain(sampling: Sampling, seed: int, native: NativeChains | None, words: Words) -> Chain:
     """The fastest chain for these settings; `native` None keeps to numpy."""
-    active = [step for step in sampling.steps if not step.neutral]
+    steps = [step for step in sampling.steps if not step.neutral]
+    selector = next((step for step in steps if isinstance(step, Selector)), None)
+    if selector:
+        steps = selector.before(sampling.steps)
     if sampling.greedy:
-        return Greedy([step for step in active if step.reorders])
-    named = [name for step in active if (name := step.native())]
-    if native is None or len(named) < len(active):
-        return NumpyChain(active, seed)
-    return native.chain(named, seed)
+        return Greedy([step.bound(words) for step in steps if step.reorders])
+    named = [step.native() for step in (*steps, selector) if step]
+    if native and all(named):
+        return native.chain([part for parts in named if parts for part in parts], seed)
+    last = selector.start() if selector else pick
+    return NumpyChain([(step.bound(words), step.chance) for step in steps], seed, last)

@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from llmcli.runtime.sampling.base import Limits, Logits, Native, setting
+from llmcli.runtime.sampling.base import Limits, Logits, Native, Step, setting
 
 SIGNED = Limits(-100, 100)
 
 
 @dataclass(frozen=True, slots=True)
-class Penalties:
+class Penalties(Step):
     """Make the last `repeat_last_n` tokens (prompt included) less likely."""
 
     repeat_penalty: float = setting(
@@ -43,8 +43,9 @@ class Penalties:
         out[ids] = rows - times * np.float32(self.frequency_penalty) - np.float32(self.presence_penalty)
         return out
 
-    def native(self) -> Native:
-        return "penalties", (self.repeat_last_n, self.repeat_penalty, self.frequency_penalty, self.presence_penalty)
+    def native(self) -> tuple[Native, ...]:
+        values = self.repeat_last_n, self.repeat_penalty, self.frequency_penalty, self.presence_penalty
+        return (("penalties", values),)
 
 
 STEPS = (Penalties,)

@@ -1,35 +1,64 @@
-"""Temperature: how bold the draw is."""
+"""Temperature: how bold the draw is, the same for every token or by the model's own doubt (dynamic temperature)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from llmcli.runtime.sampling.base import Limits, Logits, Native, setting
+from llmcli.runtime.sampling.base import NOTHING, Limits, Logits, Native, Step, setting
+
+COLDEST = 1e-6  # logits divided by less may overflow, and llama.cpp then takes any token
 
 
 @dataclass(frozen=True, slots=True)
-class Temperature:
-    """Divide the logits by `temp`; 0 takes the likeliest token, exactly."""
+class Temperature(Step):
+    """Divide the logits by `temp`; 0 takes the likeliest token, exactly.
+
+    With a range the temperature lies between temp − range and temp + range, by the entropy of what is left:
+    low + (high − low) · (entropy / largest possible entropy) ^ exponent (llama.cpp's temp-ext).
+    """
 
     temp: float = setting(0.8, "temperature, 0 = always the likeliest token", Limits(0, 100), aliases=("temperature",))
+    dynatemp_range: float = setting(0.0, "vary the temperature by up to this with the model's doubt", Limits(0, 100))
+    dynatemp_exponent: float = setting(
+        1.0, "how doubt becomes temperature", Limits(0, 100), "--dynatemp-exp", aliases=("dynatemp_exp",)
+    )
     name: ClassVar[str] = "temperature"
     order: ClassVar[int] = 60
-    reorders: ClassVar[bool] = False
 
     @property
     def neutral(self) -> bool:
-        return self.temp == 1
+        return self.temp == 1 and self.dynatemp_range == 0
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
-        if self.temp == 0:
+        temp = np.float32(self._dynamic(logits) if self.temp and self.dynatemp_range else self.temp)
+        if temp < np.finfo(np.float32).tiny:
             out = np.full_like(logits, -np.inf)
             out[logits.argmax()] = logits.max()
             return out
-        return logits / np.float32(self.temp)
+        if temp < COLDEST:
+            with np.errstate(over="ignore"):
+                return np.asarray((logits - logits.max()) / temp, np.float32)
+        return logits / temp
 
-    def native(self) -> Native:
-        return "temp", (self.temp,)
+    def _dynamic(self, logits: Logits) -> float:
+        alive = logits[logits >= logits.max() + np.log(NOTHING)]
+        if len(alive) < 2:
+            return 1.0
+        p = np.exp(alive - alive.max())
+        p /= p.sum()
+        entropy = float(-(p * np.log(p)).sum())
+        low, high = max(0.0, self.temp - self.dynatemp_range), self.temp + self.dynatemp_range
+        return float(low + (high - low) * max(0.0, entropy / np.log(len(alive))) ** self.dynatemp_exponent)
+
+    def native(self) -> tuple[Native, ...] | None:
+        if self.temp == 0:
+            return (("temp", (0.0,)),)
+        if np.float32(self.temp) - np.float32(self.dynatemp_range) < COLDEST:
+            return None
+        if not self.dynatemp_range:
+            return (("temp", (self.temp,)),)
+        return ("min_p", (NOTHING, 1)), ("temp_ext", (self.temp, self.dynatemp_range, self.dynatemp_exponent))
 
 
 STEPS = (Temperature,)

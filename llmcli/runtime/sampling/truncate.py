@@ -5,19 +5,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from llmcli.runtime.sampling.base import Limits, Logits, Native, setting
+from llmcli.runtime.sampling.base import NOTHING, Limits, Logits, Native, Step, setting
 
 SHARE = Limits(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class TopK:
+class TopK(Step):
     """Keep the k likeliest tokens; 0 keeps all."""
 
     top_k: int = setting(40, "keep the k likeliest tokens, 0 = all", Limits(0, 10_000_000))
     name: ClassVar[str] = "top_k"
     order: ClassVar[int] = 20
-    reorders: ClassVar[bool] = False
 
     @property
     def neutral(self) -> bool:
@@ -27,20 +26,19 @@ class TopK:
         if not 0 < self.top_k < len(logits):
             return logits
         keep = np.argpartition(logits, -self.top_k)[-self.top_k :]
-        return _only(logits, keep)
+        return only(logits, keep)
 
-    def native(self) -> Native:
-        return "top_k", (self.top_k,)
+    def native(self) -> tuple[Native, ...]:
+        return (("top_k", (self.top_k,)),)
 
 
 @dataclass(frozen=True, slots=True)
-class Typical:
+class Typical(Step):
     """Keep the tokens whose surprise is nearest to the entropy (Meister et al. 2022), up to mass `typical`."""
 
     typical: float = setting(1.0, "locally typical sampling, 1 = off", SHARE, aliases=("typical_p",))
     name: ClassVar[str] = "typical"
     order: ClassVar[int] = 30
-    reorders: ClassVar[bool] = False
 
     @property
     def neutral(self) -> bool:
@@ -54,20 +52,19 @@ class Typical:
         surprise = -np.log(np.maximum(p, np.finfo(np.float32).tiny))
         order = np.argsort(np.abs(surprise - (p * surprise).sum()), kind="stable")
         last = int(np.searchsorted(np.cumsum(p[order]), self.typical, side="right"))
-        return _only(logits, alive[order[: last + 1]])
+        return only(logits, alive[order[: last + 1]])
 
-    def native(self) -> Native:
-        return "typical", (self.typical, 1)
+    def native(self) -> tuple[Native, ...]:
+        return ("min_p", (NOTHING, 1)), ("typical", (self.typical, 1))
 
 
 @dataclass(frozen=True, slots=True)
-class TopP:
+class TopP(Step):
     """Keep the likeliest tokens that together reach probability p (nucleus sampling, Holtzman et al. 2020)."""
 
     top_p: float = setting(0.95, "keep the likeliest tokens up to this probability, 1 = all", SHARE)
     name: ClassVar[str] = "top_p"
     order: ClassVar[int] = 40
-    reorders: ClassVar[bool] = False
 
     @property
     def neutral(self) -> bool:
@@ -80,20 +77,19 @@ class TopP:
         p = probabilities(logits[alive])
         order = np.argsort(-p, kind="stable")
         last = int(np.searchsorted(np.cumsum(p[order]), self.top_p, side="left"))
-        return _only(logits, alive[order[: last + 1]])
+        return only(logits, alive[order[: last + 1]])
 
-    def native(self) -> Native:
-        return "top_p", (self.top_p, 1)
+    def native(self) -> tuple[Native, ...]:
+        return (("top_p", (self.top_p, 1)),)
 
 
 @dataclass(frozen=True, slots=True)
-class MinP:
+class MinP(Step):
     """Drop tokens less likely than `min_p` times the likeliest."""
 
     min_p: float = setting(0.05, "drop tokens less likely than this share of the likeliest, 0 = off", SHARE)
     name: ClassVar[str] = "min_p"
     order: ClassVar[int] = 50
-    reorders: ClassVar[bool] = False
 
     @property
     def neutral(self) -> bool:
@@ -105,8 +101,8 @@ class MinP:
         floor = logits.max() + np.float32(np.log(self.min_p))
         return np.where(logits >= floor, logits, np.float32(-np.inf))
 
-    def native(self) -> Native:
-        return "min_p", (self.min_p, 1)
+    def native(self) -> tuple[Native, ...]:
+        return (("min_p", (self.min_p, 1)),)
 
 
 def probabilities(logits: Logits) -> Logits:
@@ -115,10 +111,20 @@ def probabilities(logits: Logits) -> Logits:
     return np.asarray(p / p.sum(), np.float32)
 
 
-def _only(logits: Logits, keep: np.ndarray) -> Logits:
+def only(logits: Logits, keep: np.ndarray) -> Logits:
+    """The logits of the tokens in `keep`, -inf elsewhere."""
     out = np.full_like(logits, -np.inf)
     out[keep] = logits[keep]
     return out
+
+
+def pick(logits: Logits, random: np.random.Generator) -> int:
+    """One token, drawn by its probability."""
+    alive = np.flatnonzero(np.isfinite(logits))
+    assert len(alive), "every candidate was dropped"
+    reached = np.cumsum(probabilities(logits[alive]), dtype=np.float64)
+    place = np.searchsorted(reached, random.random() * reached[-1], side="right")
+    return int(alive[min(place, len(alive) - 1)])
 
 
 STEPS = (TopK, Typical, TopP, MinP)

@@ -4,9 +4,13 @@ The engine computes the prompt, in chunks, in the request's own slot; from the p
 strategy decides. It owns no cells: the ledger, which is asked for every change, does.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llmcli.errors import UserError
 from llmcli.runtime.ledger import Ledger
@@ -18,10 +22,11 @@ from llmcli.types import Event, Finish
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What is asked of a model: a token's bytes, and whether it ends the answer."""
+    """What is asked of a model: a token's bytes, whether it ends the answer, and how many there are."""
 
     piece: Callable[[int], bytes]
     ends: Callable[[int], bool]
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,12 @@ class Strategy(Protocol):
     def finish(self, sequence: Sequence, finish: Finish) -> str:
         """The answer ends, for whatever reason: what is still to be shown. Only `sequence.slot` stays claimed."""
         ...
+
+
+@functools.lru_cache(maxsize=4)
+def end_tokens(vocabulary: Vocabulary) -> NDArray[np.int64]:
+    """Every token that ends an answer."""
+    return np.array([token for token in range(vocabulary.size) if vocabulary.ends(token)], np.int64)
 
 
 def refuse_nan(row: Row) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from llmcli.runtime.request import Request
 from llmcli.runtime.sampling.chain import Row, make_chain
 from llmcli.runtime.sequence import Sequence
-from llmcli.runtime.strategies.base import Means, refuse_nan
+from llmcli.runtime.strategies.base import Means, end_tokens, refuse_nan
 from llmcli.runtime.text import Decoder
 from llmcli.types import Event, Finish
 
@@ -23,7 +23,7 @@ class Plain:
 
     def __init__(self, request: Request, seed: int, means: Means) -> None:
         self.vocabulary = means.vocabulary
-        self.chain = make_chain(request.sampling, seed, means.native)
+        self.chain = make_chain(request.sampling, seed, means.native, means.vocabulary)
         self.decoder = Decoder(request.stops)
         self.near = math.nan  # the logit of the last token drawn: about the largest of the next row
 
@@ -41,12 +41,12 @@ class Plain:
         # Before the draw: whoever reads the row first waits for the memory, and this one computes meanwhile.
         log_sum = row.log_sum(self.near) if request.logprobs else None
         begun = time.perf_counter()
-        token = self.chain.draw(row, sequence.tokens)
-        while self.vocabulary.ends(token):
-            if not request.ignore_eos:
-                return None, "stop"
-            row.logits[token] = -np.inf  # as llama.cpp: an ignored end is never drawn
+        if request.ignore_eos:
+            token = self._draw_no_end(row, sequence.tokens)
+        else:
             token = self.chain.draw(row, sequence.tokens)
+            if self.vocabulary.ends(token):
+                return None, "stop"
         sample = time.perf_counter() - begun
         logprob = None
         if log_sum is not None:
@@ -58,6 +58,15 @@ class Plain:
         if self.decoder.stopped:
             return event, "stop"
         return event, "length" if len(sequence.times) == request.max_tokens else None
+
+    def _draw_no_end(self, row: Row, tokens: list[int]) -> int:
+        """Draw with every end forbidden, as llama.cpp does; others may read the row, too: it is put right again."""
+        ends = end_tokens(self.vocabulary)
+        before = row.logits[ends]
+        row.logits[ends] = -np.inf
+        token = self.chain.draw(row, tokens)
+        row.logits[ends] = before
+        return token
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
         """Half a character, or what looked like the beginning of a stop string."""

@@ -8,6 +8,7 @@ from llmcli.chat.loop import say
 from llmcli.chat.render import Stream
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
+from llmcli.runtime.sampling import settings
 
 Make = Callable[..., Talk]
 NAMES = sorted(commands())
@@ -123,7 +124,7 @@ def test_set_alone_lists_every_setting_with_its_value(talk: Make, capsys: pytest
     perform(one, "/set")
     rows = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]}
     ours = {"predict": "-1", "beams": "1", "length_penalty": "1", "early_stopping": "no"}
-    assert rows == {**{n: f"{v:.10g}" for n, v in one.session.sampling.as_dict().items()}, **ours}
+    assert rows == {**{n: settings()[n].show(v) for n, v in one.session.sampling.as_dict().items()}, **ours}
 
 
 def test_the_system_text_is_set_shown_and_removed(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:

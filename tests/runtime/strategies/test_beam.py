@@ -32,7 +32,7 @@ class Scored(FakeContext):
 
 def engine(context: FakeContext) -> Engine:
     model = FakeModel()
-    return Engine(context, Vocabulary(model.piece, model.ends), None)
+    return Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None)
 
 
 def request(text: str, beams: int = 4, **more) -> Request:

@@ -18,7 +18,7 @@ def test_greedily_each_says_what_plain_decoding_says(name: str, more: dict) -> N
     told = []
     for strategy in ("plain", name):
         model, context = FakeModel(), FakeContext(reply=b"hello world", n_seq_max=4)
-        engine = Engine(context, Vocabulary(model.piece, model.ends), None)
+        engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None)
         one = engine.submit(Request(tuple(b"ask"), GREEDY, strategy=strategy, **more))
         while engine.busy:
             engine.step()

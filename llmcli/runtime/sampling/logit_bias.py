@@ -1,0 +1,103 @@
+"""Logit bias: single tokens made likelier, less likely, or impossible, in llama-cli's words."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from llmcli.errors import UserError
+from llmcli.runtime.sampling.base import Logits, Native, Step, setting
+
+FORM = re.compile(r"\s*([0-9]{1,9})\s*([+-])\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+|inf)\s*", re.IGNORECASE)
+MOST = 1000.0
+OFF = ("", "none", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """`15043+1` and the like: a token's id, a sign, a number; -inf forbids the token."""
+
+    metavar: ClassVar[str] = "TOKEN_ID(+/-)BIAS"
+    many: ClassVar[bool] = True
+
+    def parse(self, name: str, value: Any, kind: type) -> tuple[str, ...]:
+        """A text of one or several, a list of them, or a table of ids and numbers (as the OpenAI API has it)."""
+        if isinstance(value, str):
+            value = [] if value.strip().lower() in OFF else value.replace(",", " ").split()
+        elif isinstance(value, Mapping):
+            value = [f"{token}{bias:+}" if isinstance(bias, int | float) else bias for token, bias in value.items()]
+        if not isinstance(value, Iterable):
+            raise self._wrong(name, value)
+        return tuple(self._one(name, entry) for entry in value)
+
+    def _one(self, name: str, entry: Any) -> str:
+        found = FORM.fullmatch(entry) if isinstance(entry, str) else None
+        if not found:
+            raise self._wrong(name, entry)
+        token, sign, amount = int(found[1]), found[2], float(found[3])
+        if amount > MOST and (sign, amount) != ("-", float("inf")):
+            raise UserError(f"the bias in {name} {entry} is too large", hint=f"at most {MOST:g}, or -inf to forbid it")
+        return f"{token}{sign}{found[3].lower()}"
+
+    def _wrong(self, name: str, entry: object) -> UserError:
+        flag = name.replace("_", "-")
+        return UserError(f"{name} is {entry!r}", hint=f"--{flag} takes a token's id and a bias: 15043+1, 2-inf")
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return " ".join(value) or "none"
+
+    def __str__(self) -> str:
+        return f"from -{MOST:g} to +{MOST:g}, or -inf"
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias(Step):
+    """Add a number to the logits of single tokens; several for one token add up."""
+
+    logit_bias: tuple[str, ...] = setting(
+        (), "make a token likelier (15043+1), less likely (15043-1) or impossible (15043-inf)", Biases(), "-l"
+    )
+    name: ClassVar[str] = "logit_bias"
+    order: ClassVar[int] = 5
+    reorders: ClassVar[bool] = True
+
+    @property
+    def neutral(self) -> bool:
+        return not self.logit_bias
+
+    def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
+        if self.neutral:
+            return logits
+        ids, biases = zip(*pairs(self.logit_bias), strict=True)
+        out = logits.copy()
+        np.add.at(out, np.array(ids), np.array(biases, np.float32))
+        return out
+
+    def native(self) -> tuple[Native, ...]:
+        return (("logit_bias", pairs(self.logit_bias)),)
+
+
+@cache
+def pairs(texts: tuple[str, ...]) -> tuple[tuple[int, float], ...]:
+    """Token ids and what is added to their logits, from checked texts."""
+    found = [FORM.fullmatch(text) for text in texts]
+    return tuple((int(one[1]), float(one[2] + one[3])) for one in found if one)
+
+
+def check(texts: tuple[str, ...], n_vocab: int) -> None:
+    """Raise UserError where a bias names a token that is not in the vocabulary, or leaves none to draw."""
+    biases = pairs(texts)
+    for token, _ in biases:
+        if token >= n_vocab:
+            raise UserError(
+                f"logit_bias names token {token}, the vocabulary ends at {n_vocab - 1}",
+                hint="run --json shows the ids of a model's tokens",
+            )
+    if len({token for token, bias in biases if bias == -np.inf}) == n_vocab:
+        raise UserError("logit_bias forbids every token of the vocabulary", hint="leave some of them out")
+
+
+STEPS = (LogitBias,)

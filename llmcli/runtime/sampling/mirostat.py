@@ -1,0 +1,107 @@
+"""Mirostat: keep the surprise of the text near a target, by truncating more or less (Basu et al. 2021).
+
+After llama.cpp (src/llama-sampler.cpp, common/sampling.cpp): it takes the place of penalties, DRY,
+truncation, XTC and dynamic temperature; the bias and the temperature stay, which at 0 takes the likeliest token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from llmcli.runtime.sampling.base import Limits, Logits, Native, Pick, Selector, Step, setting
+from llmcli.runtime.sampling.logit_bias import LogitBias
+from llmcli.runtime.sampling.temperature import Temperature
+from llmcli.runtime.sampling.truncate import only, pick, probabilities
+
+ESTIMATE = 100  # of the likeliest tokens, from which version 1 estimates the exponent of Zipf's law
+
+
+@dataclass(frozen=True, slots=True)
+class Mirostat(Selector):
+    """Draw from the tokens whose surprise is below mu, then move mu by how far the draw was from the target.
+
+    The call is the first cut of an answer, at mu = 2 · tau.
+    """
+
+    mirostat: int = setting(0, "hold the text's surprise: version 1 or 2, 0 = off", Limits(0, 2))
+    mirostat_tau: float = setting(
+        5.0, "mirostat's target: bits of surprise a token", Limits(0, 100), "--mirostat-ent", aliases=("mirostat_ent",)
+    )
+    mirostat_eta: float = setting(
+        0.1, "how fast mirostat learns", Limits(0, 1), "--mirostat-lr", aliases=("mirostat_lr",)
+    )
+    name: ClassVar[str] = "mirostat"
+    order: ClassVar[int] = 70
+
+    @property
+    def neutral(self) -> bool:
+        return self.mirostat == 0
+
+    def before(self, steps: Sequence[Step]) -> list[Step]:
+        kept = [step for step in steps if isinstance(step, LogitBias | Temperature)]
+        plain = [replace(step, dynatemp_range=0.0) if isinstance(step, Temperature) else step for step in kept]
+        return [step for step in plain if not step.neutral]
+
+    def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
+        return self.cut(logits, 2 * self.mirostat_tau)
+
+    def cut(self, logits: Logits, mu: float) -> Logits:
+        """What is left at this mu, in bits; always the likeliest token."""
+        if self.neutral:
+            return logits
+        alive = np.flatnonzero(np.isfinite(logits))
+        if self.mirostat == 1:
+            count = _zipf_count(logits[alive], len(logits), mu)
+            return only(logits, alive[np.argpartition(logits[alive], -count)[-count:]])
+        p = probabilities(logits[alive])
+        with np.errstate(divide="ignore"):
+            kept = alive[-np.log2(p) <= mu]
+        return only(logits, kept if len(kept) else np.array([logits.argmax()]))
+
+    def start(self) -> Pick:
+        return Surprise(self)
+
+    def native(self) -> tuple[Native, ...] | None:
+        # Version 1 of llama.cpp turns a float beyond its range into an int: where the text stays surer than
+        # tau for some hundred tokens, it takes the likeliest token ever after.
+        return (("mirostat_v2", (self.mirostat_tau, self.mirostat_eta)),) if self.mirostat == 2 else None
+
+
+class Surprise:
+    """One sequence's draws; `mu` is the surprise, in bits, up to which tokens are kept."""
+
+    def __init__(self, step: Mirostat) -> None:
+        self.step, self.mu = step, 2 * step.mirostat_tau
+
+    def __call__(self, logits: Logits, random: np.random.Generator) -> int:
+        kept = self.step.cut(logits, self.mu)
+        token = pick(kept, random)
+        self.learn(kept, token)
+        return token
+
+    def learn(self, kept: Logits, token: int) -> None:
+        """Move mu after `token` was drawn from `kept`."""
+        alive = kept[np.isfinite(kept)]
+        surprise = np.log2(np.exp(alive - alive.max()).sum()) - (kept[token] - alive.max()) / np.log(2)
+        self.mu -= self.step.mirostat_eta * (float(surprise) - self.step.mirostat_tau)
+
+
+def _zipf_count(alive: Logits, n_vocab: int, mu: float) -> int:
+    """How many of the likeliest tokens version 1 keeps (formulas 2 and 3 of the paper)."""
+    size = min(ESTIMATE, len(alive))
+    top = -np.sort(-np.partition(alive, -size)[-size:].astype(np.float64))
+    if size < 2:
+        return 1
+    ranks = np.arange(1, size)
+    steps = np.log((ranks + 1) / ranks)
+    exponent = float((steps * -np.diff(top)).sum() / (steps**2).sum())
+    excess = exponent - 1
+    with np.errstate(all="ignore"):
+        share = excess * np.exp2(mu) / (1 - np.float64(n_vocab) ** -excess)
+        count = share ** (1 / np.float64(exponent))
+    return 1 if np.isnan(count) else int(np.clip(count, 1, len(alive)))
+
+
+STEPS = (Mirostat,)

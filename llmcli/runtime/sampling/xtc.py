@@ -1,0 +1,49 @@
+"""Exclude top choices (XTC): now and then leave out the obvious (llama.cpp src/llama-sampler.cpp)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from llmcli.runtime.sampling.base import Limits, Logits, Native, Step, setting
+from llmcli.runtime.sampling.truncate import probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class XTC(Step):
+    """With `xtc_probability`, drop every token at or above `xtc_threshold` but the least likely of them.
+
+    The call is what happens when the coin falls so; the coin is the chain's.
+    """
+
+    xtc_probability: float = setting(0.0, "how often the likeliest tokens are left out, 0 = never", Limits(0, 1))
+    xtc_threshold: float = setting(0.1, "probability from which a token is left out, above 0.5 = off", Limits(0, 1))
+    name: ClassVar[str] = "xtc"
+    order: ClassVar[int] = 55
+
+    @property
+    def neutral(self) -> bool:
+        return self.xtc_probability == 0 or self.xtc_threshold > 0.5  # two tokens above a half there cannot be
+
+    @property
+    def chance(self) -> float:
+        return self.xtc_probability
+
+    def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
+        if self.neutral:
+            return logits
+        alive = np.flatnonzero(np.isfinite(logits))
+        above = alive[probabilities(logits[alive]) >= np.float32(self.xtc_threshold)]
+        if len(above) < 2:
+            return logits
+        out = logits.copy()
+        out[above] = -np.inf
+        least = above[logits[above].argmin()]
+        out[least] = logits[least]
+        return out
+
+    def native(self) -> tuple[Native, ...]:
+        return (("xtc", (self.xtc_probability, self.xtc_threshold, 1)),)
+
+
+STEPS = (XTC,)
