@@ -28,6 +28,11 @@ class Stream:
             put(sys.stdout, visible(event.text))
             self._open_line = not event.text.endswith("\n")
 
+    def heading(self, line: str) -> None:
+        """A line of its own before what follows."""
+        if not self.silent:
+            put(sys.stdout, f"{line}\n")
+
     def close(self) -> None:
         """End the line, so that what follows begins a new one."""
         if self._open_line:

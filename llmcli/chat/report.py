@@ -4,6 +4,7 @@
 definitions are Answer's.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from llmcli.chat.render import one_line
@@ -24,13 +25,7 @@ def document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict
             "parameters": header.parameters,
         },
         "text": answer.text, "finish": answer.finish,
-        "tokens": [
-            {
-                "id": t.id, "text": t.text, "ms": t.ms, "decode_ms": t.decode_ms, "sample_ms": t.sample_ms,
-                "logprob": t.logprob,
-            }
-            for t in answer.tokens
-        ],
+        "tokens": _tokens(answer),
         "timing": _timing(runner.load_ms, answer),
         "kv": {
             "type_k": kv.type_k, "type_v": kv.type_v, "bytes_per_token": kv.bytes_per_token, "cells": kv.cells,
@@ -40,6 +35,21 @@ def document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict
         **({"beams": [{"text": one.text, "score": one.score} for one in answer.beams]} if answer.beams else {}),
         "seed": answer.seed,
     }  # fmt: skip
+
+
+def samples(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """Several answers to one prompt, each with the seed that says it again."""
+    return [{"text": a.text, "tokens": _tokens(a), "finish": a.finish, "seed": a.seed} for a in answers]
+
+
+def _tokens(answer: Answer) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": t.id, "text": t.text, "ms": t.ms, "decode_ms": t.decode_ms, "sample_ms": t.sample_ms,
+            "logprob": t.logprob,
+        }
+        for t in answer.tokens
+    ]  # fmt: skip
 
 
 def _timing(load_ms: float, answer: Answer) -> dict[str, Any]:
@@ -71,17 +81,42 @@ def used_bytes(cache: KVCache, used: int) -> int:
 
 def timing_line(runner: Runner, answer: Answer) -> str:
     """`[ttft 41 ms · prefill 12 tok 298 tok/s (+61 reused) · 45 tok 104.2 tok/s · p50 9.4 p99 12.1 ms · KV …]`."""
-    spread, kv = gaps(answer), runner.kv_report()
-    cache = runner.predict(kv.type_k, kv.type_v)
-    fresh = answer.prompt_tokens - answer.cached_tokens
+    spread = gaps(answer)
     parts = [
         f"ttft {answer.ttft_ms:.0f} ms",
-        f"prefill {fresh} tok {answer.prompt_per_second:.0f} tok/s (+{answer.cached_tokens} reused)",
+        _prefill(answer),
         f"{len(answer.tokens)} tok {answer.tokens_per_second:.1f} tok/s",
         f"p50 {percentile(spread, 0.5):.1f} p99 {percentile(spread, 0.99):.1f} ms",
-        f"KV {kv.used_cells}/{kv.cells} cells",
+        _cells(runner),
     ]
-    if cache:
-        parts[-1] += f" {size(used_bytes(cache, kv.used_cells))} of {size(cache.nbytes)}"
     notes = {"length": "stopped at the token limit", "cancelled": "cut", "context_full": "the context is full"}
     return f"[{' · '.join(parts)}]" + (f" ({notes[answer.finish]})" if answer.finish in notes else "")
+
+
+def samples_line(runner: Runner, answers: Sequence[Answer]) -> str:
+    """`[4 samples · ttft 41 ms · prefill 12 tok 298 tok/s (+0 reused) · 180 tok 61.2 tok/s together · KV …]`."""
+    first = answers[0]
+    ends = [answer.ttft_ms + answer.generate_ms for answer in answers]
+    after = sum(max(0, len(answer.tokens) - 1) for answer in answers)
+    spent = (max(ends) - min(answer.ttft_ms for answer in answers)) / 1000
+    parts = [
+        f"{len(answers)} samples",
+        f"ttft {first.ttft_ms:.0f} ms",
+        _prefill(first),
+        f"{sum(len(answer.tokens) for answer in answers)} tok {after / spent if spent else 0:.1f} tok/s together",
+        _cells(runner),
+    ]
+    full = sum(answer.finish == "context_full" for answer in answers)
+    return f"[{' · '.join(parts)}]" + (f" ({full} cut: the context is full)" if full else "")
+
+
+def _prefill(answer: Answer) -> str:
+    fresh = answer.prompt_tokens - answer.cached_tokens
+    return f"prefill {fresh} tok {answer.prompt_per_second:.0f} tok/s (+{answer.cached_tokens} reused)"
+
+
+def _cells(runner: Runner) -> str:
+    kv = runner.kv_report()
+    cache = runner.predict(kv.type_k, kv.type_v)
+    used = f"KV {kv.used_cells}/{kv.cells} cells"
+    return f"{used} {size(used_bytes(cache, kv.used_cells))} of {size(cache.nbytes)}" if cache else used

@@ -15,7 +15,7 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.runner import Runner
-from llmcli.types import Message
+from llmcli.types import Event, Message
 from llmcli.ui import UI
 
 
@@ -44,12 +44,7 @@ class Talk:
     def ask(self, text: str, stream: Stream) -> Answer:
         """One turn: encode, answer, keep. Raises UserError where the prompt cannot be made or does not fit;
         then the conversation is as it was, and the message waits in `unanswered`."""
-        started = time.perf_counter()
-        self.unanswered = text
-        request = Request(
-            self.tokens(text), self.session.sampling, self.session.predict, self.stops, self.ignore_eos,
-            self.logprobs, started, "beam" if self.session.search.beams > 1 else "plain", self.session.search,
-        )  # fmt: skip
+        request = self._request(text)
         reply = self.runner.reply(request)
         try:
             for event in reply:
@@ -66,6 +61,25 @@ class Talk:
             self.session.add(text, answer.text, answer.finish)
             self.unanswered = None
         return answer
+
+    def samples(self, text: str, count: int, stream: Stream) -> list[Answer]:
+        """Several answers to one message, outside the conversation; each is shown whole, under a line of its own."""
+        reply = self.runner.reply(self._request(text), count)
+        for _ in reply:
+            pass
+        for number, answer in enumerate(reply.answers, 1):
+            stream.heading(f"--- sample {number} · seed {answer.seed} ---")
+            stream.show(Event(0, None, answer.text))
+            stream.close()
+        return reply.answers
+
+    def _request(self, text: str) -> Request:
+        started = time.perf_counter()
+        self.unanswered = text
+        return Request(
+            self.tokens(text), self.session.sampling, self.session.predict, self.stops, self.ignore_eos,
+            self.logprobs, started, "beam" if self.session.search.beams > 1 else "plain", self.session.search,
+        )  # fmt: skip
 
     def document(self, answer: Answer) -> dict[str, Any]:
         """An answer's accounts, as `run --json` prints them."""

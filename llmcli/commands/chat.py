@@ -36,6 +36,8 @@ def chat(
     given = flags.read(ctx)
     if ref and given.model:
         raise UsageError(f"two models: {ref} and {given.model}", hint="leave one of them out")
+    if given.samples > 1:
+        raise UsageError("chat gives one answer at a time", hint="llmcli run REF PROMPT --samples N gives several")
     config, ui = _surroundings(given)
     with _open(ref or given.model or DEFAULT, given, config, ui) as talk:
         good = _converse(talk, _written(given))
@@ -59,28 +61,31 @@ def run(
         raise UsageError("no model given", hint=f"llmcli run {DEFAULT} 'Why is the sky blue?'")
     config, ui = _surroundings(given, json)
     prompt = _prompt(given, text)
-    if prompt is None and json:
+    if prompt is None and (json or given.samples > 1):
         raise UserError("there is no prompt", hint="give one as PROMPT, with -p or -f, or through a pipe")
     if prompt is not None and not prompt.strip():
         raise UserError("the prompt is empty", hint=f"llmcli run {ref} 'Why is the sky blue?'")
     with _open(ref, given, config, ui, logprobs=json) as talk:
-        good = _converse(talk, None) if prompt is None else _answer(talk, prompt, json)
+        good = _converse(talk, None) if prompt is None else _answer(talk, prompt, json, given.samples)
     if not good:
         raise typer.Exit(1)
 
 
-def _answer(talk: "Talk", text: str, json: bool) -> bool:
+def _answer(talk: "Talk", text: str, json: bool, samples: int) -> bool:
     from llmcli.chat import report
     from llmcli.chat.render import Stream, aside
 
-    answer = talk.ask(text, Stream(silent=json))
+    stream = Stream(silent=json)
+    answers = talk.samples(text, samples, stream) if samples > 1 else [talk.ask(text, stream)]
     if json:
-        talk.ui.result(talk.document(answer))
+        more = {"samples": report.samples(answers)} if samples > 1 else {}
+        talk.ui.result({**talk.document(answers[0]), **more})
     else:
-        aside(talk.ui, report.timing_line(talk.runner, answer))
-        for line in report.beam_lines(answer):
-            aside(talk.ui, line)
-    if answer.finish == "cancelled":
+        several = samples > 1
+        line = report.samples_line(talk.runner, answers) if several else report.timing_line(talk.runner, answers[0])
+        for told in (line, *report.beam_lines(answers[0])):
+            aside(talk.ui, told)
+    if any(answer.finish == "cancelled" for answer in answers):
         raise typer.Exit(130)
     return True
 
@@ -122,12 +127,15 @@ def _open(ref: str, given: Flags, config: "Config", ui: "UI", logprobs: bool = F
     sampling = defaults().with_values(model.settings).with_values(given.settings)
     system = model.system if given.system is None else given.system
     predict = None if given.predict in (None, -1) else given.predict
-    options, gpu_layers = fit.decide(container.read(model.path), given.options, ui.warn)
     if given.search.beams > 1 and given.settings:
         words = ", ".join("--" + name.replace("_", "-") for name in given.settings)
         ui.warn(f"with {given.search.beams} beams the sampling settings do not apply: {words}")
+    slots = max(given.samples, given.search.beams)
+    options, gpu_layers = fit.decide(
+        container.read(model.path), given.options, ui.warn, slots, predict if given.samples > 1 else None
+    )
     with open_runner(
-        model.path, options, template=template, raw=given.raw, slots=given.search.beams, gpu_layers=gpu_layers,
+        model.path, options, template=template, raw=given.raw, slots=slots, gpu_layers=gpu_layers,
         native_sampling=config.native_sampling,
     ) as runner:  # fmt: skip
         if runner.template is None and not given.raw:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from llmcli.runtime.search import Search
 
 META = "llmcli.flags"
+MOST_SAMPLES = 256  # as many sequences as llama.cpp takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ ANSWER = (
     Flag("predict", ("-n", "--predict", "--n-predict"), int, "the most tokens of an answer, -1 = no limit", "N"),
     Flag("stops", ("-r", "--reverse-prompt"), list, "end the answer at this text; may be repeated", "TEXT"),
     Flag("ignore_eos", ("--ignore-eos",), bool, "go on where the model would end"),
+    Flag("samples", ("--samples",), int, "run: this many answers to one prompt, seeds counted up from --seed [1]", "N"),
 )
 SEARCH = (
     Flag("beams", ("--beams",), str, "beam search: K answers at once; above 1 sampling does not apply [1]", "K"),
@@ -85,6 +87,7 @@ class Flags:
     predict: int | None = None
     stops: tuple[str, ...] = ()
     ignore_eos: bool = False
+    samples: int = 1
 
 
 class RunCommand(TyperCommand):
@@ -128,6 +131,12 @@ def read(ctx: typer.Context) -> Flags:
     options = RunOptions(**{name: value for name, value in run.items() if value not in automatic.get(name, ())})
     if typed.get("predict", -1) < -1:
         raise UserError(f"--predict is {typed['predict']}", hint="-n takes a whole number of tokens, -1 = no limit")
+    if not 1 <= typed.get("samples", 1) <= MOST_SAMPLES:
+        raise UserError(
+            f"--samples is {typed['samples']}", hint=f"--samples takes a whole number from 1 to {MOST_SAMPLES}"
+        )
+    if typed.get("samples", 1) > 1 and search.beams > 1:
+        raise UsageError("--samples draws and --beams does not: they exclude each other", hint="leave one of them out")
     if "prompt" in typed and "file" in typed:
         raise UsageError("both -p and -f give the message", hint="leave one of them out")
     if typed.get("raw") and "chat_template" in typed:

@@ -17,22 +17,27 @@ ROOMY = 8192  # a context nobody asked for stays below this
 SPARE = 256 << 20  # bytes left for compute buffers and everybody else
 
 
-def decide(header: Header, options: RunOptions, warn: Callable[[str], None]) -> tuple[RunOptions, int]:
+def decide(
+    header: Header, options: RunOptions, warn: Callable[[str], None], slots: int = 1, predict: int | None = None
+) -> tuple[RunOptions, int]:
     """Fill in context size and threads; the second value is the number of layers for the GPU (-1: all).
 
-    The context is the model's own, capped by 8192 and by the memory that is free. Raises UserError for a
-    wish that no model could be run with; weights larger than the free memory are a warning (they are mapped).
+    The context is the model's own, capped by 8192 and by the memory that is free; each of further `slots` adds what it
+    may `predict`, and a row of logits. Raises UserError for a wish that no model could be run with; weights
+    larger than the free memory are a warning (they are mapped).
     """
     check(options)
     threads = options.threads or host.cores()
     gpu = _gpu_layers(header, options)
     trained = header.context_length or 4096
-    size = options.ctx_size or min(trained, ROOMY, _fitting(header, options, on_gpu=gpu != 0))
-    if size > trained:
+    roomy = min(trained, ROOMY)
+    wanted = kv.round_up(roomy + (slots - 1) * min(predict or 0, roomy)) if slots > 1 else roomy
+    size = options.ctx_size or min(wanted, _fitting(header, options, slots, max(wanted, ROOMY), on_gpu=gpu != 0))
+    if size > trained * slots:
         warn(f"a context of {size} is longer than the {trained} tokens this model was trained on")
     free = host.available_memory()
     if gpu == 0 and free is not None and options.ctx_size:
-        _refuse_cache(header, options, size, free)
+        _refuse_cache(header, options, size, free, slots)
     if gpu == 0 and free is not None and header.tensor_bytes > free:
         weights, room = units.size(header.tensor_bytes), units.size(free)
         warn(f"the weights ({weights}) do not fit the free memory ({room}): expect the speed of the disk")
@@ -54,37 +59,43 @@ def check(options: RunOptions) -> None:
     check_cache(options.cache_type_k, options.cache_type_v, options.flash_attn)
 
 
-def _fitting(header: Header, options: RunOptions, on_gpu: bool) -> int:
-    """The longest context, a multiple of 256, whose cache fits beside the weights; at least 512 is tried."""
+def _fitting(header: Header, options: RunOptions, slots: int, most: int, on_gpu: bool) -> int:
+    """The longest context up to `most`, in steps of 256, whose cache fits beside the weights; at least 512 is tried."""
     free = devices.gpu_free() if on_gpu else host.available_memory()
     form = kv.shape(header.metadata)
     if free is None or form is None:
-        return ROOMY
-    left = free - header.tensor_bytes - SPARE
-    size = ROOMY
+        return most
+    left = free - header.tensor_bytes - SPARE - _output_bytes(header, slots)
+    size = most
 
     def needed(cells: int) -> int:
         types = options.cache_type_k, options.cache_type_v
-        return kv.predict(form, cells, *types, n_ubatch=options.ubatch_size).nbytes
+        return kv.predict(form, cells, *types, n_ubatch=options.ubatch_size, n_seq_max=slots).nbytes
 
     while size > 512 and needed(size) > left:
         size -= kv.CELL_STEP
     return size
 
 
-def _refuse_cache(header: Header, options: RunOptions, size: int, free: int) -> None:
+def _refuse_cache(header: Header, options: RunOptions, size: int, free: int, slots: int) -> None:
     """Refuse a wish for a context whose cache alone is larger than the memory: llama.cpp would try for minutes."""
     form = kv.shape(header.metadata)
     if form is None:
         return
     types = options.cache_type_k, options.cache_type_v
-    cache = kv.predict(form, size, *types, n_ubatch=options.ubatch_size)
+    cache = kv.predict(form, size, *types, n_ubatch=options.ubatch_size, n_seq_max=slots)
     if cache.nbytes > free:
         fits = max(free - SPARE, 0) // cache.bytes_per_token // kv.CELL_STEP * kv.CELL_STEP
         raise UserError(
             f"the KV cache of {size} tokens takes {units.size(cache.nbytes)}, {units.size(free)} of memory are free",
             hint=f"--ctx-size {max(fits, kv.CELL_STEP)} would fit; -ctk q8_0 -ctv q8_0 takes about half",
         )
+
+
+def _output_bytes(header: Header, slots: int) -> int:
+    """The logits of every sequence beyond the first, whose row SPARE has room for."""
+    words = next((tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"), 0)
+    return 4 * words * (slots - 1)
 
 
 def _gpu_layers(header: Header, options: RunOptions) -> int:

@@ -15,6 +15,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding.context import Aborted, NoSlot, Rows
 from llmcli.runtime.ledger import Ledger, Memory
 from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.sampling import SEEDS
 from llmcli.runtime.sampling.chain import NativeChains, Row, concrete_seed
 from llmcli.runtime.sequence import Sequence
 from llmcli.runtime.strategies import strategies
@@ -78,17 +79,27 @@ class Engine:
 
     def submit(self, request: Request) -> int:
         """Queue a request; its id is in every event of it. The prompt must fit the context."""
+        return self._queue(request, concrete_seed(request.sampling.seed)).id
+
+    def sample(self, request: Request, count: int) -> list[int]:
+        """Queue `count` answers to one prompt, seeds s, s + 1, …; where cells can be shared it is computed once."""
+        seed = concrete_seed(request.sampling.seed)
+        first = self._queue(request, seed)
+        others = [self._queue(request, (seed + more) % SEEDS, after=first) for more in range(1, count)]
+        first.followed = bool(others)
+        return [one.id for one in (first, *others)]
+
+    def _queue(self, request: Request, seed: int, after: Sequence | None = None) -> Sequence:
         assert 0 < len(request.tokens) <= self.context.n_ctx, (len(request.tokens), self.context.n_ctx)
         self._count += 1
-        seed = concrete_seed(request.sampling.seed)
         strategy = strategies()[request.strategy](request, seed, self.means)
         assert strategy.slots <= self.context.n_seq_max, (strategy.slots, self.context.n_seq_max)
         started = time.perf_counter() if request.started is None else request.started
         sequence = self._live[self._count] = Sequence(
-            self._count, request, strategy, seed, started, tokens=list(request.tokens), last=started
+            self._count, request, strategy, seed, started, tokens=list(request.tokens), last=started, after=after
         )  # fmt: skip
         self._waiting.append(sequence)
-        return self._count
+        return sequence
 
     def cancel(self, sequence: int) -> None:
         """End a sequence at the next step; its cells and its text so far are kept."""
@@ -158,8 +169,10 @@ class Engine:
 
     def _plan(self, events: list[Event]) -> _Plan:
         """Single tokens first, then as much prompt as the batch still holds."""
-        while self._waiting and self._place(self._waiting[0]):
-            self._waiting.popleft()
+        for sequence in [one for one in self._waiting if not one.held]:
+            if not self._place(sequence):
+                break
+            self._waiting.remove(sequence)
         plan = _Plan()
         placed = [sequence for sequence in self._live.values() if sequence.slot >= 0]
         if len(placed) > 1:
@@ -218,6 +231,28 @@ class Engine:
         else:
             for slot, token in sequence.strategy.pending():
                 self.ledger.append(slot, [token])
+        if not sequence.followed:
+            return self._accept(sequence, rows, spent)
+        sequence.followed = False
+        row = next(rows)
+        together = (sequence, *self._fork(sequence))
+        return [event for one in together for event in self._accept(one, iter((row,)), spent)]
+
+    def _fork(self, first: Sequence) -> list[Sequence]:
+        """The samples that begin where this prompt ends, in cells shared with it; those left over wait for a slot."""
+        forks: list[Sequence] = []
+        for sequence in [one for one in self._waiting if one.after is first and one.strategy.slots == 1]:
+            if not self.ledger.forks or not self.ledger.idle:
+                break
+            slot = self.ledger.claim()
+            self.ledger.fork(first.slot, slot)
+            self._waiting.remove(sequence)
+            sequence.slot, sequence.computed, sequence.reused = slot, first.computed, first.computed
+            sequence.prompt_seconds = first.prompt_seconds
+            forks.append(sequence)
+        return forks
+
+    def _accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> list[Event]:
         event, finish = sequence.strategy.accept(sequence, rows, spent)
         events = [event] if event else []
         return [*events, self._close(sequence, finish)] if finish else events

@@ -42,38 +42,45 @@ class KVReport:
 
 
 class Reply:
-    """One answer being made: iterate for its events, stop() from anywhere, then read `answer`."""
+    """Answers being made to one prompt: iterate for their events, stop() from anywhere, then read `answers`."""
 
-    def __init__(self, engine: Engine, context: Context, request: Request) -> None:
+    def __init__(self, engine: Engine, context: Context, request: Request, samples: int = 1) -> None:
         self._engine, self._context = engine, context
-        self._id = engine.submit(request)
-        self._answer: Answer | None = None
+        self.ids = engine.sample(request, samples)
+        self._answers: dict[int, Answer] = {}
 
     def __iter__(self) -> Iterator[Event]:
-        """Events as they happen. Ctrl-C inside ends the answer, not the program.
+        """Events as they happen. Ctrl-C inside ends the answers, not the program.
 
-        Where whoever iterates gives up in the middle (the screen is gone), the answer ends, too.
+        Where whoever iterates gives up in the middle (the screen is gone), the answers end, too.
         """
         try:
             with on_interrupt(self.stop):
-                while self._answer is None:
+                while len(self._answers) < len(self.ids):
                     for event in self._engine.step():
                         if event.finish is not None:
-                            self._answer = self._engine.answer(self._id)
+                            self._answers[event.sequence] = self._engine.answer(event.sequence)
                         yield event
         finally:
-            self._engine.drop(self._id)
+            for one in self.ids:
+                self._engine.drop(one)
 
     def stop(self) -> None:
-        """End the answer within milliseconds, keeping what is there; callable from another thread."""
-        self._engine.cancel(self._id)
+        """End the answers within milliseconds, keeping what is there; callable from another thread."""
+        for one in self.ids:
+            self._engine.cancel(one)
         self._context.interrupt()
 
     @property
+    def answers(self) -> list[Answer]:
+        """The finished answers and their accounts, in the order of their seeds."""
+        assert len(self._answers) == len(self.ids), "read them after the events"
+        return [self._answers[one] for one in self.ids]
+
+    @property
     def answer(self) -> Answer:
-        """The finished answer and its accounts."""
-        assert self._answer is not None, "read it after the events"
-        return self._answer
+        """The (first) finished answer and its accounts."""
+        return self.answers[0]
 
 
 class Runner:
@@ -118,8 +125,8 @@ class Runner:
             ids = [self.model.bos]
         return tuple(ids)
 
-    def reply(self, request: Request) -> Reply:
-        """Start an answer; raises UserError when the prompt does not fit the context."""
+    def reply(self, request: Request, samples: int = 1) -> Reply:
+        """Start an answer, or several to one prompt; raises UserError when they do not fit the context."""
         logit_bias.check(request.sampling["logit_bias"], self.model.n_vocab)
         count = len(request.tokens)
         if count == 0:
@@ -131,7 +138,21 @@ class Runner:
             )
         if request.strategy == "beam":
             self._refuse_beams(request)
-        return Reply(self.engine, self.context, request)
+        if samples > 1:
+            self._refuse_samples(samples, count, request.max_tokens)
+        return Reply(self.engine, self.context, request, samples)
+
+    def _refuse_samples(self, samples: int, prompt: int, max_tokens: int | None) -> None:
+        """Raise UserError where the cells cannot hold the samples; without a limit: a word of each."""
+        each = 1 if max_tokens is None else max(0, max_tokens - 1)  # an answer's last token takes no cell
+        cells = (prompt if self.engine.ledger.forks else samples * prompt) + samples * each
+        if cells > self.n_ctx:
+            length = "" if max_tokens is None else f" of {max_tokens} tokens"
+            raise UserError(
+                f"{samples} samples{length} and a prompt of {prompt} tokens need {cells} cells, "
+                f"the context has {self.n_ctx}",
+                hint=f"--ctx-size {kv.round_up(cells)}, a smaller -n, or fewer samples",
+            )
 
     def _refuse_beams(self, request: Request) -> None:
         """Raise UserError where the memory cannot hold a search, before it begins."""

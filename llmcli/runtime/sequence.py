@@ -17,7 +17,8 @@ class Sequence:
 
     `tokens` holds prompt and answer; the first `computed` of them are in the KV cache (slot `slot`).
     The last token of an unfinished answer is not: it enters with the next forward pass. `spare` are
-    further slots that the strategy branches into.
+    further slots that the strategy branches into. `after` is the sequence that computes the same prompt for
+    this one, `followed` says that others wait for this one to have done so.
     """
 
     id: int
@@ -33,6 +34,8 @@ class Sequence:
     prompt_seconds: float = 0.0
     last: float = 0.0
     cancelled: bool = False
+    after: "Sequence | None" = None
+    followed: bool = False
     finish: Finish | None = None
     text: list[str] = field(default_factory=list)
     times: list[TokenTime] = field(default_factory=list)
@@ -42,6 +45,11 @@ class Sequence:
     def prompting(self) -> bool:
         """Whether prompt tokens are still to be computed."""
         return self.computed < len(self.request.tokens)
+
+    @property
+    def held(self) -> bool:
+        """Whether another sequence still computes the prompt of this one."""
+        return self.after is not None and self.after.finish is None and self.after.prompting
 
     def time(self, token: int, text: str, decode: float, sample: float, logprob: float | None) -> TokenTime:
         """Account for one token: the gap since the one before, and its parts (seconds in, milliseconds out)."""

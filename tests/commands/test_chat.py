@@ -229,6 +229,16 @@ def test_a_chat_template_may_be_a_file_or_the_jinja_text_itself(llmcli: Llmcli, 
         (["run", "fake", "x", "-r", "caf\udce9"], b"", 1, "not UTF-8"),
         (["run", "fake", "x" * 500], b"", 1, "the prompt has"),
         (["chat", "fake", "-m", "other"], b"", 2, "two models"),
+        (["run", "fake", "x", "--samples", "0"], b"", 1, "--samples is 0"),
+        (["run", "fake", "x", "--samples", "-1"], b"", 1, "--samples is -1"),
+        (["run", "fake", "x", "--samples", "257"], b"", 1, "--samples is 257"),
+        (["run", "fake", "x", "--samples", "100", "-n", "5"], b"", 1, "100 samples of 5 tokens and a prompt of 20 "),
+        (["run", "fake", "x", "--samples", "250"], b"", 1, "250 samples and a prompt of 20 tokens need 270 cells"),
+        (["chat", "fake", "--samples", "2"], b"x", 2, "one answer at a time"),
+        (["run", "fake", "x", "--samples", "2", "--beams", "2"], b"", 2, "exclude each other"),
+        (["run", "fake", "x", "-l", "999+1"], b"", 1, "logit_bias names token 999"),
+        (["run", "fake", "x", "-l", "h+1"], b"", 1, "logit_bias is 'h+1'"),
+        (["run", "fake", "x", "--mirostat", "3"], b"", 1, "mirostat must be from 0 to 2, not 3"),
     ],
 )
 def test_bad_input_is_one_error_and_one_hint(
@@ -242,6 +252,34 @@ def test_bad_input_is_one_error_and_one_hint(
     assert message in first
     assert second.startswith("hint: ")
     assert rest == []
+
+
+def test_samples_are_shown_one_under_the_other_with_their_seeds(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"ok")
+    done = llmcli("run", "fake", "x", "--temp", "0", "-s", "5", "--samples", "2")
+    assert done.out == "--- sample 1 · seed 5 ---\nok\n--- sample 2 · seed 6 ---\nok\n"
+    assert done.err.startswith("[2 samples · ")
+    assert "4 tok" in done.err
+
+
+def test_samples_in_json_each_have_tokens_finish_and_seed(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"ok")
+    words = ["run", "fake", "x", "--temp", "0", "-s", "5", "--json"]
+    document = strictly(llmcli(*words, "--samples", "3").out)
+    shape = {"text": str, "tokens": SHAPE["tokens"], "finish": str, "seed": int}
+    assert wrong([shape], document["samples"]) == []
+    assert [one["seed"] for one in document["samples"]] == [5, 6, 7]
+    assert [one["text"] for one in document["samples"]] == ["ok"] * 3
+    assert document["seed"] == 5
+    assert document["tokens"] == document["samples"][0]["tokens"]
+    assert "samples" not in strictly(llmcli(*words, "--samples", "1").out)
+
+
+def test_a_logit_bias_may_be_given_many_times(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"ok")
+    bias = ["-l", f"{ord('o')}-inf", "--logit-bias", f"{ord('a')}+100"]
+    assert llmcli("run", "fake", "x", "--temp", "0", "-n", "3", *bias).out == "aaa\n"
+    assert llmcli("chat", "fake", *bias, stdin=b"/set logit_bias\n/set logit_bias none\n").out.count("97+100") == 1
 
 
 def test_a_full_disk_behind_stdout_is_one_error(

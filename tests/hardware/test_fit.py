@@ -34,6 +34,21 @@ def test_a_wish_longer_than_the_training_is_granted_with_a_warning(monkeypatch):
     assert "256" in warnings[0]
 
 
+def test_samples_have_room_for_what_each_may_say(monkeypatch):
+    monkeypatch.setattr(host, "available_memory", lambda: 1 << 34)
+    monkeypatch.setattr(fit.devices, "gpu_free", lambda: None)
+    warnings: list[str] = []
+
+    def size(**options) -> int | None:
+        return fit.decide(fake_header(), RunOptions(**options), warnings.append, slots=4, predict=100)[0].ctx_size
+
+    assert size() == 768  # 256, and three times 100
+    assert size(ctx_size=1024) == 1024
+    assert not warnings  # no sample is longer than the training
+    monkeypatch.setattr(host, "available_memory", lambda: fit.SPARE + 66_560 + 3 * 4 * 260 + 512 * 600)
+    assert size() == 512
+
+
 def test_a_wish_for_more_cache_than_memory_is_refused_with_what_would_fit(monkeypatch):
     free = fit.SPARE + 512 * 1100
     with pytest.raises(UserError, match=r"the KV cache of 2000000000 tokens takes 953\.7 GiB, 256\.5 MiB"):
