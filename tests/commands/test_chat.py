@@ -28,7 +28,7 @@ SHAPE: dict[str, Any] = {
     },
     "kv": {
         "type_k": str, "type_v": str, "bytes_per_token": int, "cells": int, "used_cells": int, "predicted_bytes": int,
-        "allocated_bytes": int,
+        "allocated_bytes": int, "compute_bytes": int, "output_bytes": int,
     },
     "seed": int,
 }  # fmt: skip
