@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from quant.errors import Damaged, Refusal
 
@@ -148,7 +148,8 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
 
     Rows are independent, and ctypes gives the interpreter lock back while ggml works: many threads may encode parts
     of a tensor at once. NaN, infinity and what is too large are refused by `label`, as ggml would write garbage for
-    them, or abort. Follows llama_tensor_quantize_impl.
+    them, or abort. Follows llama_tensor_quantize_impl. Without an importance the types of encoders.c give ggml's
+    bytes in a fraction of its time.
     """
     import numpy as np
 
@@ -162,7 +163,9 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
         raise _not_finite(label)
     if quantized(name) and name not in FP4:
         _check_sums(largest, importance, name, label)
-    if importance is None:
+    if importance is None and (fast := _encoder(name)):
+        fast(rows.ctypes.data, out.ctypes.data, rows.size)
+    elif importance is None:
         lib.ggml_quantize_chunk(number, rows.ctypes.data, out.ctypes.data, 0, count, columns, None)
     else:
         for first, last, vector in importance.spans(0, count):
@@ -212,6 +215,17 @@ def decodable(name: str) -> bool:
     if name in FLOATS:
         return True
     return name not in INTEGERS and bool(library().ggml_get_type_traits(TYPE_NUMBERS[name])[0].to_float)
+
+
+@cache
+def _encoder(name: str) -> Callable[[int, int, int], None] | None:
+    """Our own encoder for a type, where the build has it: (values, blocks, count)."""
+    if not name.endswith("_K"):
+        return None
+    function = getattr(library(), f"llmcli_encode_{name.lower().replace('_k', '_K')}", None)
+    if function is not None:
+        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
+    return cast("Callable[[int, int, int], None] | None", function)
 
 
 def _check_sums(largest: float, importance: Importance | None, name: str, label: str) -> None:

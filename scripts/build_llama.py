@@ -27,7 +27,7 @@ from typing import IO, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONS = ROOT / "scripts" / "llama.cmake"
-TILE_CONFIG = ROOT / "scripts" / "tile-config.h"  # which it includes
+BUILT_IN = (ROOT / "scripts" / "tile-config.h", ROOT / "quant" / "encoders.c")  # what they name
 CPU_SECONDS = 285  # of one core-only build, measured on a Zen 3 core
 NEEDED_BYTES = 1_000_000_000  # the unpacked source, the object files and some air
 SAY_EVERY = 15.0  # seconds between lines where no terminal is watching
@@ -39,7 +39,7 @@ class Build:
 
     version: str
     extra: str  # the user's own CMAKE_ARGS
-    options: str  # the text of our own options for CMake, whose path differs between checkouts
+    options: str  # the texts of our own options for CMake and what they name: paths differ between checkouts
     cpu: str
     platform: str
 
@@ -82,7 +82,7 @@ def this_build() -> Build:
     return Build(
         version=pinned[1],
         extra=" ".join(os.environ.get("CMAKE_ARGS", "").split()),
-        options=OPTIONS.read_text() + TILE_CONFIG.read_text(),
+        options="".join(path.read_text() for path in (OPTIONS, *BUILT_IN)),
         cpu=cpu_features(),
         platform=sysconfig.get_platform(),
     )

@@ -8,4 +8,16 @@ function(load_whole_tile_config)
     target_compile_options(ggml-cpu PRIVATE "SHELL:-include \"${CMAKE_CURRENT_FUNCTION_LIST_DIR}/tile-config.h\"")
   endif()
 endfunction()
-cmake_language(DEFER CALL load_whole_tile_config)  # once the target is there
+
+# Our own encoders go into libggml-base. Only for x86-64: elsewhere ggml's contract multiply-adds, and the bytes differ.
+function(add_encoders)
+  if(TARGET ggml-base AND CMAKE_C_COMPILER_ID STREQUAL GNU AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    cmake_path(SET file NORMALIZE "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../quant/encoders.c")
+    target_sources(ggml-base PRIVATE "${file}")
+    set_property(SOURCE "${file}" TARGET_DIRECTORY ggml-base
+      PROPERTY COMPILE_OPTIONS -ffp-contract=off $<$<BOOL:${GGML_NATIVE}>:-march=native>)
+  endif()
+endfunction()
+
+cmake_language(DEFER CALL load_whole_tile_config)  # once the targets are there
+cmake_language(DEFER CALL add_encoders)

@@ -106,3 +106,22 @@ def test_what_needs_no_search_may_be_large() -> None:
         large = rows() * np.float32(1e30)
         codes = native.encode(large, name, label="t", importance=native.Importance(np.ones((1, 512), np.float32), 24))
         assert np.allclose(native.decode(codes, name, 512, label="t"), large, rtol=0.3, atol=1e29)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
+def test_our_encoders_choose_ggmls_bytes(name: str) -> None:
+    """Of ordinary weights and odd ones: flat groups, one outlier, signs, tiny and huge, an odd number of superblocks."""
+    if native._encoder(name) is None:
+        pytest.skip("this build of llama.cpp has no encoders of ours: they are for x86-64 and GCC")
+    random, lib = np.random.default_rng(5), native.library()
+    normal = random.normal(0, 1, (3, 37 * 256)).astype(np.float32)
+    grouped = normal * np.repeat(random.choice([0, 1, 1e-20, 1e6], (3, 37 * 16)), 16, 1)
+    outlier = normal * np.where(random.random(normal.shape) < 0.004, 1e5, 1e-3)
+    ties = np.round(normal * 2) / 2
+    wide = normal * np.exp2(random.uniform(-60, 20, normal.shape))
+    for values in (normal * 0.02, grouped, outlier, ties, np.abs(normal), -np.abs(normal), wide, normal * 0 - 0.0):
+        rows = np.ascontiguousarray(values, np.float32)
+        expected = np.empty((3, native.row_bytes(name, rows.shape[1])), np.uint8)
+        number = native.TYPE_NUMBERS[name]
+        lib.ggml_quantize_chunk(number, rows.ctypes.data, expected.ctypes.data, 0, 3, rows.shape[1], None)
+        assert np.array_equal(native.encode(rows, name, label="t"), expected)

@@ -1,0 +1,278 @@
+// Q4_K, Q5_K and Q6_K without an importance, chosen as ggml chooses them (ggml/src/ggml-quants.c, quantize_row_*_ref)
+// and to the same byte, many groups at once: the sums within a group wait for one another, groups do not. Each lane
+// does ggml's operations in ggml's order. scripts/llama.cmake builds it into libggml-base, with -ffp-contract=off:
+// ggml is compiled for any x86-64, where no multiply-add is contracted. quant/native.py calls it.
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "ggml.h"
+#define GGML_COMMON_DECL_C
+#include "ggml-common.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX2__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define NO_GROUP 1e-15f  // GROUP_MAX_EPS: a group below it is all zero
+
+typedef float F __attribute__((vector_size(4 * LANES)));
+typedef int32_t I __attribute__((vector_size(4 * LANES)));
+
+static inline F either(I which, F yes, F no) { return (F)((which & (I)yes) | (~which & (I)no)); }
+static inline I clamp(I x, int low, int high) {
+    x = (x & ~(x < low)) | (low & (x < low));
+    return (x & ~(x > high)) | (high & (x > high));
+}
+static inline F magnitude(F x) { return (F)((I)x & 0x7fffffff); }
+
+// nearest_int of ggml: the low bits of a float that is large enough to have no fraction.
+static inline I nearest(F x) { return ((I)(x + 12582912.f) & 0x007fffff) - 0x00400000; }
+static inline int nearest_one(float x) {
+    float value = x + 12582912.f;
+    int bits;
+    memcpy(&bits, &value, sizeof(bits));
+    return (bits & 0x007fffff) - 0x00400000;
+}
+
+// x[group][i] -> out[i] with a group in each lane; lanes without a group are zero.
+static void gather(const float * x, int groups, int size, F * out) {
+    for (int i = 0; i < size; ++i) {
+        for (int lane = 0; lane < LANES; ++lane) out[i][lane] = lane < groups ? x[lane * size + i] : 0.f;
+    }
+}
+
+// make_qkx2_quants: scale and minimum of 32 values a lane, weighted by w; codes[lane * 32 + i] in 0..nmax.
+static F scale_and_min(int nmax, const F * x, const F * w, uint8_t * codes, F * the_min,
+                       float rmin, float rdelta, int steps) {
+    F min = x[0], max = x[0], sum_w = w[0], sum_x = w[0] * x[0], level[32];
+    for (int i = 1; i < 32; ++i) {
+        min = either(x[i] < min, x[i], min);
+        max = either(x[i] > max, x[i], max);
+        sum_w += w[i];
+        sum_x += w[i] * x[i];
+    }
+    const F none = {0};
+    min = either(min > 0, none, min);
+    const I flat = max == min;
+    F iscale = (float)nmax / (max - min), scale = 1 / iscale, error = none;
+    F best_iscale = iscale, best_from = min, from = min;
+    for (int i = 0; i < 32; ++i) {
+        F l = __builtin_convertvector(clamp(nearest(iscale * (x[i] - from)), 0, nmax), F);
+        F off = scale * l + from - x[i];
+        error += w[i] * (off * off);
+    }
+    for (int step = 0; step <= steps; ++step) {
+        iscale = (rmin + rdelta * step + nmax) / (max - from);
+        F sum_l = none, sum_l2 = none, sum_xl = none;
+        for (int i = 0; i < 32; ++i) {
+            F l = level[i] = __builtin_convertvector(clamp(nearest(iscale * (x[i] - from)), 0, nmax), F);
+            F wl = w[i] * l;
+            sum_l += wl;
+            sum_l2 += wl * l;
+            sum_xl += wl * x[i];
+        }
+        F D = sum_w * sum_l2 - sum_l * sum_l;
+        F this_scale = (sum_w * sum_xl - sum_x * sum_l) / D;
+        F this_min = (sum_l2 * sum_x - sum_l * sum_xl) / D;
+        this_scale = either(this_min > 0, sum_xl / sum_l2, this_scale);
+        this_min = either(this_min > 0, none, this_min);
+        F this_error = none;
+        for (int i = 0; i < 32; ++i) {
+            F off = this_scale * level[i] + this_min - x[i];
+            this_error += w[i] * (off * off);
+        }
+        I better = (D > 0) & (this_error < error);
+        best_iscale = either(better, iscale, best_iscale);
+        best_from = either(better, from, best_from);
+        error = either(better, this_error, error);
+        scale = either(better, this_scale, scale);
+        from = either(better, this_min, from);
+    }
+    for (int i = 0; i < 32; ++i) {
+        I l = clamp(nearest(best_iscale * (x[i] - best_from)), 0, nmax) & ~flat;
+        for (int lane = 0; lane < LANES; ++lane) codes[lane * 32 + i] = (uint8_t)l[lane];
+    }
+    *the_min = -from;
+    return either(flat, none, scale);
+}
+
+// The eight 6-bit scales and minimums of a superblock in ggml's twelve bytes, and d and dmin; then the codes anew.
+static void pack_scales(const float * x, const float * scales, const float * mins, int nmax, uint8_t * packed,
+                        ggml_half * d_out, ggml_half * dmin_out, uint8_t * codes) {
+    float max_scale = 0, max_min = 0;
+    for (int j = 0; j < 8; ++j) {
+        if (scales[j] > max_scale) max_scale = scales[j];
+        if (mins[j] > max_min) max_min = mins[j];
+    }
+    const float inv_scale = max_scale > 0 ? 63.f / max_scale : 0.f, inv_min = max_min > 0 ? 63.f / max_min : 0.f;
+    uint8_t ls[8], lm[8];
+    for (int j = 0; j < 8; ++j) {
+        ls[j] = nearest_one(inv_scale * scales[j]);
+        lm[j] = nearest_one(inv_min * mins[j]);
+        if (ls[j] > 63) ls[j] = 63;
+        if (lm[j] > 63) lm[j] = 63;
+    }
+    for (int j = 0; j < 4; ++j) {
+        packed[j] = ls[j] | (ls[j + 4] >> 4) << 6;
+        packed[j + 4] = lm[j] | (lm[j + 4] >> 4) << 6;
+        packed[j + 8] = (ls[j + 4] & 0xF) | (lm[j + 4] & 0xF) << 4;
+    }
+    *d_out = ggml_fp32_to_fp16(max_scale / 63.f);
+    *dmin_out = ggml_fp32_to_fp16(max_min / 63.f);
+    const float d0 = ggml_fp16_to_fp32(*d_out), m0 = ggml_fp16_to_fp32(*dmin_out);
+    for (int j = 0; j < 8; ++j) {
+        const float d = d0 * ls[j], dm = m0 * lm[j];
+        if (!d) continue;
+        for (int i = 0; i < 32; ++i) {
+            int l = nearest_one((x[32 * j + i] + dm) / d);
+            codes[32 * j + i] = (uint8_t)(l < 0 ? 0 : l > nmax ? nmax : l);
+        }
+    }
+}
+
+// Scales, minimums and first codes of one or two superblocks; there is room for two.
+static void search(const float * x, int groups, int nmax, float rmin, int steps,
+                   float * scales, float * mins, uint8_t * codes) {
+    for (int first = 0; first < groups; first += LANES) {
+        F values[32], weights[32], sum = {0}, min;
+        gather(x + 32 * first, groups - first, 32, values);
+        for (int i = 0; i < 32; ++i) sum += values[i] * values[i];
+        for (int lane = 0; lane < LANES; ++lane) sum[lane] = sqrtf(sum[lane] / 32);
+        for (int i = 0; i < 32; ++i) weights[i] = sum + magnitude(values[i]);
+        F scale = scale_and_min(nmax, values, weights, codes + 32 * first, &min, rmin, 0.1f, steps);
+        memcpy(scales + first, &scale, sizeof(scale));
+        memcpy(mins + first, &min, sizeof(min));
+    }
+}
+
+EXPORT void llmcli_encode_q4_K(const float * x, void * out, int64_t count) {
+    block_q4_K * y = out;
+    float scales[16], mins[16];
+    uint8_t codes[2 * QK_K];
+    for (int64_t left = count / QK_K; left > 0; left -= 2, x += 2 * QK_K) {
+        const int blocks = left > 1 ? 2 : 1;
+        search(x, 8 * blocks, 15, -1.f, 20, scales, mins, codes);
+        for (int b = 0; b < blocks; ++b, ++y) {
+            uint8_t * L = codes + b * QK_K;
+            pack_scales(x + b * QK_K, scales + 8 * b, mins + 8 * b, 15, y->scales, &y->d, &y->dmin, L);
+            for (int j = 0; j < QK_K; j += 64) {
+                for (int l = 0; l < 32; ++l) y->qs[j / 2 + l] = L[j + l] | (L[j + l + 32] << 4);
+            }
+        }
+    }
+}
+
+EXPORT void llmcli_encode_q5_K(const float * x, void * out, int64_t count) {
+    block_q5_K * y = out;
+    float scales[16], mins[16];
+    uint8_t codes[2 * QK_K];
+    for (int64_t left = count / QK_K; left > 0; left -= 2, x += 2 * QK_K) {
+        const int blocks = left > 1 ? 2 : 1;
+        search(x, 8 * blocks, 31, -0.5f, 15, scales, mins, codes);
+        for (int b = 0; b < blocks; ++b, ++y) {
+            uint8_t * L = codes + b * QK_K;
+            pack_scales(x + b * QK_K, scales + 8 * b, mins + 8 * b, 31, y->scales, &y->d, &y->dmin, L);
+            memset(y->qh, 0, sizeof(y->qh));
+            for (int j = 0; j < QK_K; j += 64) {
+                const int bit = j / 32;
+                for (int l = 0; l < 32; ++l) {
+                    const uint8_t low = L[j + l], high = L[j + l + 32];
+                    y->qh[l] |= (low >> 4) << bit | (high >> 4) << (bit + 1);
+                    y->qs[j / 2 + l] = (low & 0xF) | (high & 0xF) << 4;
+                }
+            }
+        }
+    }
+}
+
+// make_qx_quants with x * x as weights: the scale of 16 values a lane; codes[lane * 16 + i] in 0..63.
+static F scale_alone(const F * x, int8_t * codes) {
+    const F none = {0};
+    F max = none, amax = none, w[16], wx[16];
+    for (int i = 0; i < 16; ++i) {
+        F size = magnitude(x[i]);
+        max = either(size > amax, x[i], max);
+        amax = either(size > amax, size, amax);
+        w[i] = x[i] * x[i];
+        wx[i] = w[i] * x[i];
+    }
+    const I nothing = amax < NO_GROUP;
+    F best_iscale = none, scale = none, best = none;
+    for (int try = 0; try < 19; ++try) {  // ggml's own scale first, then nine below and nine above
+        const int is = try == 0 ? 0 : try < 10 ? try - 10 : try - 9;
+        F iscale = -(32 + 0.1f * is) / max, sumlx = none, suml2 = none;
+        for (int i = 0; i < 16; ++i) {
+            F l = __builtin_convertvector(clamp(nearest(iscale * x[i]), -32, 31), F);
+            sumlx += wx[i] * l;
+            suml2 += w[i] * l * l;
+        }
+        F this_scale = sumlx / suml2;
+        I better = suml2 > 0;
+        if (try == 0) {
+            this_scale = either(suml2 != 0, this_scale, none);
+            better = ~(I){0};
+        } else {
+            better &= sumlx * sumlx > best * suml2;
+        }
+        best_iscale = either(better, iscale, best_iscale);
+        scale = either(better, this_scale, scale);
+        best = either(better, this_scale * sumlx, best);
+    }
+    for (int i = 0; i < 16; ++i) {
+        I l = (clamp(nearest(best_iscale * x[i]), -32, 31) + 32) & ~nothing;
+        for (int lane = 0; lane < LANES; ++lane) codes[lane * 16 + i] = (int8_t)l[lane];
+    }
+    return either(nothing, none, scale);
+}
+
+EXPORT void llmcli_encode_q6_K(const float * x, void * out, int64_t count) {
+    block_q6_K * y = out;
+    F values[16];
+    float scales[16];
+    int8_t L[QK_K];
+    for (int64_t left = count / QK_K; left > 0; --left, x += QK_K, ++y) {
+        for (int first = 0; first < 16; first += LANES) {
+            gather(x + 16 * first, LANES, 16, values);
+            F scale = scale_alone(values, L + 16 * first);
+            memcpy(scales + first, &scale, sizeof(scale));
+        }
+        float max_scale = 0, max_size = 0;
+        for (int j = 0; j < 16; ++j) {
+            if (fabsf(scales[j]) > max_size) {
+                max_size = fabsf(scales[j]);
+                max_scale = scales[j];
+            }
+        }
+        if (max_size < NO_GROUP) {
+            memset(y, 0, sizeof(*y));
+            continue;
+        }
+        const float iscale = -128.f / max_scale;
+        y->d = ggml_fp32_to_fp16(1 / iscale);
+        for (int j = 0; j < 16; ++j) {
+            const int l = nearest_one(iscale * scales[j]);
+            y->scales[j] = (int8_t)(l > 127 ? 127 : l);
+        }
+        for (int j = 0; j < 16; ++j) {
+            const float d = ggml_fp16_to_fp32(y->d) * y->scales[j];
+            if (!d) continue;
+            for (int i = 0; i < 16; ++i) {
+                const int l = nearest_one(x[16 * j + i] / d);
+                L[16 * j + i] = (int8_t)((l < -32 ? -32 : l > 31 ? 31 : l) + 32);
+            }
+        }
+        for (int j = 0; j < QK_K; j += 128) {
+            for (int l = 0; l < 32; ++l) {
+                const uint8_t a = L[j + l], b = L[j + l + 32], c = L[j + l + 64], e = L[j + l + 96];
+                y->ql[j / 2 + l] = (a & 0xF) | (c & 0xF) << 4;
+                y->ql[j / 2 + l + 32] = (b & 0xF) | (e & 0xF) << 4;
+                y->qh[j / 4 + l] = a >> 4 | b >> 4 << 2 | c >> 4 << 4 | e >> 4 << 6;
+            }
+        }
+    }
+}
