@@ -110,7 +110,7 @@ def test_what_needs_no_search_may_be_large() -> None:
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
 def test_our_encoders_choose_ggmls_bytes(name: str) -> None:
-    """Of ordinary weights and odd ones: flat groups, outliers, one sign, tiny and huge; an odd number of superblocks."""
+    """Of ordinary weights and odd ones: flat groups, outliers, one sign, tiny, huge; an odd number of superblocks."""
     if native._encoder(name) is None:
         pytest.skip("this build of llama.cpp has no encoders of ours: they are for x86-64 and GCC")
     random, lib = np.random.default_rng(5), native.library()
