@@ -61,6 +61,16 @@ def test_a_window_that_has_moved_on_cannot_be_cut_back(tmp_path):
         assert len(context.decode(Rows([5], [0], [0], [True]))) == 1
 
 
+@pytest.mark.parametrize(("slots", "rows"), [(1, 128), (3, 16)])
+def test_several_sequences_of_a_window_are_computed_a_micro_batch_at_a_time(tmp_path, slots, rows):
+    path = tiny.gemma3(tmp_path / "m.gguf", hidden=128)
+    with open_model(path) as model, open_context(model, ContextOptions(512, 128, 16, slots)) as context:
+        assert context.n_batch == rows
+        with pytest.raises(AssertionError):
+            context.decode(Rows([5] * (rows + 1), range(rows + 1), [0] * (rows + 1), [False] * (rows + 1)))
+        context.decode(Rows([5] * rows, range(rows), [0] * rows, [False] * rows))
+
+
 def test_a_copy_goes_onto_a_sequence_that_ends_where_it_begins(stories_gguf):
     with open_model(stories_gguf) as model, open_context(model, ContextOptions(256, 32, 32, 3)) as context:
         context.decode(Rows([5, 6, 7, 8], range(4), [0] * 4, [False] * 4))

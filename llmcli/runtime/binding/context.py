@@ -95,6 +95,11 @@ class Context:
         self.n_seq_max: int = library.llama_n_seq_max(pointer)
         self.memory = library.llama_get_memory(pointer)
         self.n_vocab, self.n_swa, self.recurrent = model.n_vocab, model.n_swa, model.recurrent
+        # Laying out a batch of several micro-batches, llama.cpp drops old cells of a window for the last of them before
+        # the first is computed (prepare and apply_ubatch of llama-kv-cache.cpp); where sequences' cells lie mixed, some
+        # that the first still sees: logits off by 0.1 to 1. One micro-batch a pass has nothing to drop too early.
+        if self.n_swa and self.n_seq_max > 1:
+            self.n_batch = self.n_ubatch
         self._batch = _Batch(self.n_batch)
         self._positions = Positions(self.n_seq_max)
         self.log_sum_exp = LogSumExp()
