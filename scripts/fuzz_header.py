@@ -155,7 +155,7 @@ def _load(files: list[tuple[Path, str]]) -> list[Outcome]:
     outcomes, at = [], 0
     while at < len(files):
         text = "".join(f"{file}\n" for file, _ in files[at:])
-        survived, how = _worker(text, seconds=20 + len(files) / 4)
+        survived, how = _worker(text, seconds=120 + len(files))
         outcomes += [Outcome(name, "survived") for _, name in files[at : at + survived]]
         at += survived
         if at < len(files):
