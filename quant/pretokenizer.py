@@ -5,11 +5,11 @@ transformers; the structure does not. An unknown structure is a Refusal, never a
 afterwards (proof). It knows tokenizer.json and names, no vocabulary.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from quant.errors import Refusal
+from quant.structure import flat
 
 Steps = tuple[str, ...]
 
@@ -72,12 +72,14 @@ class Pre:
 class Found:
     """The name for `tokenizer.ggml.pre`.
 
-    `dialect`: the steps that llama.cpp takes where it rewrote the expression and computes another one. `sure`:
-    whether it treats whole words as tokenizer.json asks; where not, every word has to be compared.
+    `dialect`: the steps that llama.cpp takes where it rewrote the expression and computes another one, `habit` what
+    then is different, for people. `sure`: whether it treats whole words as tokenizer.json asks; where not, every word
+    has to be compared.
     """
 
     name: str
     dialect: Steps = ()
+    habit: str = ""
     sure: bool = True
 
 
@@ -107,16 +109,24 @@ KNOWN: dict[Steps, tuple[Pre, ...]] = {
     (JAIS2,): (Pre("jais-2"),),
     (THREES, GPT4O): (Pre("tiny_aya"),),
 }
-# llama.cpp's regular expressions know letters, not their case: it asks for "no a to z" where capitals are meant,
-# and leaves combining marks out.
+# llama.cpp's regular expressions know letters, not their case: it asks for "no a to z" where capitals are meant, and
+# leaves combining marks out; or it makes no difference between letters.
 CAPITALS, SMALL = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
 PLAIN = CASED.replace(UPPER, CAPITALS).replace(LOWER, SMALL)
-DIALECTS: dict[Steps, tuple[frozenset[str], Steps]] = {
-    (TEKKEN,): (frozenset({"tekken"}), (PLAIN % ("", "", ""),)),
+SLASHED = REST.replace(r"[\r\n]*", r"[\r\n/]*")
+LETTERED = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{CONTRACTIONS}?|\p{{N}}{{1,3}}{SLASHED}"
+UNHAN = rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&{HAN}]+{CONTRACTIONS}?|\p{{N}}{{1,3}}{REST}"
+GROUPS = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+BY_ASCII, NO_CASE = "tells case and combining marks by ASCII letters alone", "tells no case, and marks in its own way"
+DIALECTS: dict[Steps, tuple[frozenset[str], Steps, str]] = {
+    (TEKKEN,): (frozenset({"tekken"}), (PLAIN % ("", "", ""),), BY_ASCII),
     (GPT4O,): (
         frozenset({"gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"}),
         (PLAIN % (f"{CONTRACTIONS}?", f"{CONTRACTIONS}?", "{1,3}"),),
+        BY_ASCII,
     ),
+    (KIMI,): (frozenset({"kimi-k2"}), (UNHAN,), NO_CASE),
+    (THREES, GPT4O): (frozenset({"tiny_aya", "cohere2moe"}), (GROUPS, LETTERED), NO_CASE),
 }
 # The same expression under names with which llama.cpp makes up no BOS where the file has none.
 WITHOUT_BOS = {"llama-bpe": "glm4", "smaug-bpe": "chatglm-bpe"}
@@ -150,9 +160,9 @@ def find(tokenizer: dict[str, Any], where: str, pre: str | None = None) -> Found
         )
     fit = [item for item in known if item.whole == whole]
     name = pre or (fit or known)[0].name
-    names_of, dialect = DIALECTS.get(steps, (frozenset(), ()))
+    names_of, dialect, habit = DIALECTS.get(steps, (frozenset(), (), ""))
     sure = any(item.name == name for item in fit) if pre is None else False
-    return Found(name, dialect if name in names_of else (), sure)
+    return Found(name, dialect, habit, sure) if name in names_of else Found(name, sure=sure)
 
 
 def node(steps: Steps) -> dict[str, Any]:
@@ -179,40 +189,30 @@ def normalizes(tokenizer: dict[str, Any]) -> bool:
     return _normalizer(tokenizer.get("normalizer")) == ("NFC",)
 
 
-def _normalizer(part: Any) -> tuple[str, ...]:
-    match part:
-        case None:
-            return ()
-        case {"type": "Sequence", "normalizers": [*parts]}:
-            return tuple(name for item in parts for name in _normalizer(item))
-        case {"type": str(name)}:
-            return (name,)
-    return ("?",)
+def _normalizer(node: Any) -> tuple[str, ...]:
+    parts = [part for part in flat(node, "normalizers") if part is not None]
+    return tuple(str(part.get("type")) if isinstance(part, dict) else "?" for part in parts)
 
 
-def _taken(part: Any) -> Steps:
+def _taken(node: Any) -> Steps:
     """The steps before the bytes; a step that is in no table where text never becomes bytes."""
-    steps = tuple(_steps(part))
+    steps = tuple(_step(part) for part in flat(node, "pretokenizers"))
     if steps[-1:] == ("bytes",):
         return steps[:-1]
     return steps if "gpt2" in steps else (*steps, "?")
 
 
-def _steps(part: Any) -> Iterator[str]:
-    """The pre-tokenizer as names and regular expressions; "?" for what has no counterpart."""
+def _step(part: Any) -> str:
+    """One step as a name or a regular expression; "?" for what has no counterpart."""
     match part:
-        case {"type": "Sequence", "pretokenizers": [*parts]}:
-            for item in parts:
-                yield from _steps(item)
         case {"type": "ByteLevel", "add_prefix_space": False}:
-            yield "gpt2" if part.get("use_regex", True) else "bytes"
+            return "gpt2" if part.get("use_regex", True) else "bytes"
         case {"type": "Digits", "individual_digits": bool(single)}:
-            yield "digits" if single else "numbers"
+            return "digits" if single else "numbers"
         case {"type": "Punctuation", "behavior": "Contiguous"}:
-            yield "punctuation"
+            return "punctuation"
         case {"type": "Split", "pattern": {"Regex": str(regex)}, "behavior": "Isolated"} if not part.get("invert"):
-            yield regex
+            return regex
         case {"type": "Split", "pattern": {"Regex": str(regex)}, "behavior": "Removed", "invert": True}:
-            yield regex  # what the expression leaves out would be lost: those that are known leave nothing
-        case _:
-            yield "?"
+            return regex  # what the expression leaves out would be lost: those that are known leave nothing
+    return "?"

@@ -1,9 +1,10 @@
-"""A SentencePiece model file, tokenizer.model: its pieces and two settings, by a minimal protobuf reader.
+"""A SentencePiece model file, tokenizer.model: its pieces and its settings, by a minimal protobuf reader.
 
 The sentencepiece package would be a dependency for these few fields (sentencepiece_model.proto: ModelProto,
 SentencePiece, TrainerSpec, NormalizerSpec). It knows the encoding and those fields, nothing of GGUF.
 """
 
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,47 +13,72 @@ from pathlib import Path
 from quant.errors import Refusal
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # the same numbers as GGUF's token types
-BPE = 2  # TrainerSpec.model_type; 1 (unigram) is the default
+UNIGRAM, BPE = 1, 2  # TrainerSpec.model_type
+MOST = 1 << 22  # pieces: sixteen times the largest vocabulary there is
+LARGEST = 1 << 27  # bytes of a file
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One piece; `type` is one of the numbers above."""
 
-    text: bytes
+    text: str
     score: float
     type: int
 
 
 @dataclass(frozen=True, slots=True)
 class SentencePiece:
-    """A model: `dummy_prefix` says whether text gets a leading space."""
+    """A model; the settings are named as in its protobuf, and default as there.
+
+    `charsmap` (precompiled_charsmap) is empty where characters are taken as they come.
+    """
 
     pieces: tuple[Piece, ...]
-    model_type: int
-    dummy_prefix: bool
+    model_type: int = UNIGRAM
+    byte_fallback: bool = False
+    treat_whitespace_as_suffix: bool = False
+    charsmap: bytes = b""
+    add_dummy_prefix: bool = True
+    remove_extra_whitespaces: bool = True
+    escape_whitespaces: bool = True
 
 
 def load(file: Path) -> SentencePiece:
     """Read a tokenizer.model; raises Refusal for anything that is not one."""
     try:
+        if file.stat().st_size > LARGEST:
+            raise ValueError("too large")
         return _model(file.read_bytes())
     except (ValueError, struct.error, IndexError, TypeError):
         raise Refusal(f"{file} is not a sound SentencePiece model", hint="fetch the file again") from None
 
 
 def _model(data: bytes) -> SentencePiece:
-    pieces, kind, prefix = [], 1, True
+    pieces: list[Piece] = []
+    trainer: dict[int, int | bytes] = {}
+    normalizer: dict[int, int | bytes] = {}
     for number, value in _fields(data):
         if number == 1:
             pieces.append(_piece(_blob(value)))
         elif number == 2:
-            kind = next((_int(item) for field, item in _fields(_blob(value)) if field == 3), 1)
+            trainer |= _fields(_blob(value))
         elif number == 3:
-            prefix = next((bool(item) for field, item in _fields(_blob(value)) if field == 3), True)
+            normalizer |= _fields(_blob(value))
+        if len(pieces) > MOST:
+            raise ValueError("too many pieces")
     if not pieces:
         raise ValueError("no pieces")
-    return SentencePiece(tuple(pieces), kind, prefix)
+    return SentencePiece(
+        tuple(pieces),
+        model_type=_int(trainer.get(3, UNIGRAM)),
+        byte_fallback=bool(_int(trainer.get(35, 0))),
+        treat_whitespace_as_suffix=bool(_int(trainer.get(24, 0))),
+        charsmap=_blob(normalizer.get(2, b"")),
+        add_dummy_prefix=bool(_int(normalizer.get(3, 1))),
+        remove_extra_whitespaces=bool(_int(normalizer.get(4, 1))),
+        escape_whitespaces=bool(_int(normalizer.get(5, 1))),
+    )
 
 
 def _piece(data: bytes) -> Piece:
@@ -64,10 +90,9 @@ def _piece(data: bytes) -> Piece:
             (score,) = struct.unpack("<f", _blob(value))
         elif number == 3:
             kind = _int(value)
-    text.decode()
-    if not NORMAL <= kind <= BYTE:
-        raise ValueError(kind)
-    return Piece(text, score, kind)
+    if not NORMAL <= kind <= BYTE or not math.isfinite(score):
+        raise ValueError(kind, score)
+    return Piece(text.decode(), score, kind)
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from quant import native
+from quant import charsmap, native
 from quant.errors import Refusal
 from quant.header import Array, Value
 
@@ -20,6 +20,7 @@ MAX_LAYERS, MAX_EXPERTS, MAX_GATING = 512, 1024, 4  # llama-hparams.h
 MAX_WINDOW, MAX_TOKENS = 1 << 24, 1 << 22
 STRANGE = native.INTEGERS | {"F64", "Q8_1", "Q8_K"}  # no graph multiplies by these
 TABLES = ("tid2eid", "d2t", "t2d")  # integers by nature
+MAX_PIECE = 4096  # bytes of a Unigram's piece
 ALIGNMENT = 32  # the CPU backend asserts that mapped weights begin at a multiple of it
 SCALINGS = ("none", "linear", "yarn", "longrope")
 EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.group_norm_epsilon")
@@ -162,6 +163,8 @@ def _vocabulary(header: "Header") -> Iterator[str]:
     known = set(words)
     if len(known) != len(words):
         yield f"its vocabulary has {len(words) - len(known)} tokens twice"
+    if kind == "t5":
+        yield from _unigram(header, words)
     if kind == "llama":
         missing = [byte for byte in range(256) if b"<0x%02X>" % byte not in known and bytes([byte]) not in known]
         if missing:
@@ -172,3 +175,18 @@ def _vocabulary(header: "Header") -> Iterator[str]:
         absent = not isinstance(named, int) or named >= len(words)
         if header.metadata.get(f"tokenizer.ggml.add_{slot}_token") is True and lacking and absent:
             yield f"it adds a {slot} token and has none"
+
+
+def _unigram(header: "Header", words: list[bytes]) -> Iterator[str]:
+    """llama.cpp follows rules wherever they lead, and keeps pieces in a tree as deep as they are long."""
+    if max(map(len, words), default=0) > MAX_PIECE:
+        yield f"its vocabulary has a piece of {max(map(len, words))} bytes, allowed are {MAX_PIECE}"
+    rules = header.metadata.get("tokenizer.ggml.precompiled_charsmap")
+    if rules is None or (isinstance(rules, Array) and not rules.count):
+        return
+    try:
+        if not isinstance(rules, Array) or rules.kind not in ("int8", "uint8") or rules.nbytes > charsmap.LARGEST:
+            raise ValueError("it is no array of bytes, or too long")
+        charsmap.parse(rules.raw())
+    except ValueError as error:
+        yield f"its precompiled_charsmap is damaged: {error}"

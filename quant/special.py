@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quant.errors import Refusal
+from quant.structure import flat
 
 # Texts that end generation in llama.cpp whatever the file says (src/llama-vocab.cpp): they need no slot.
 ENDS = frozenset({
@@ -91,22 +92,17 @@ def around(tokenizer: Json, settings: Json, pieces: bool) -> tuple[bool, bool, l
     return first, last, notes
 
 
-def _silent(part: Any) -> bool:
+def _silent(node: Any) -> bool:
     """Whether a post-processor says nothing of special tokens."""
-    match part:
-        case None | {"type": "ByteLevel"}:
-            return True
-        case {"type": "Sequence", "processors": [*parts]}:
-            return all(_silent(item) for item in parts)
-    return False
+    parts = (part for part in flat(node, "processors") if part is not None)
+    return all(isinstance(part, dict) and part.get("type") == "ByteLevel" for part in parts)
 
 
-def _around(part: Any) -> tuple[bool, bool]:
+def _around(node: Any) -> tuple[bool, bool]:
     """Whether a post-processor puts a special token first and last around a single text."""
-    match part:
-        case {"type": "Sequence", "processors": [*parts]}:
-            found = [_around(item) for item in parts]
-            return any(first for first, _ in found), any(last for _, last in found)
-        case {"type": "TemplateProcessing", "single": [{**head}, *_, {**tail}]}:
-            return "SpecialToken" in head, "SpecialToken" in tail
-    return False, False
+    first = last = False
+    for part in flat(node, "processors"):
+        match part:
+            case {"type": "TemplateProcessing", "single": [{**head}, *_, {**tail}]}:
+                first, last = first or "SpecialToken" in head, last or "SpecialToken" in tail
+    return first, last

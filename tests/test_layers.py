@@ -16,7 +16,7 @@ DOORS = {
     "ctypes": ("quant/native.py", "llmcli/runtime/binding/"),
     "llama_cpp": ("llmcli/runtime/binding/",),
     "jinja2": ("llmcli/runtime/template.py", "llmcli/runtime/sandbox.py"),
-    "tokenizers": ("quant/proof.py",),
+    "tokenizers": ("quant/own.py", "quant/habits.py"),
     "prompt_toolkit": ("llmcli/chat/repl.py",),
     "typer": ("llmcli/app.py", "llmcli/commands/"),
     "rich": ("llmcli/ui.py", "llmcli/chat/render.py"),

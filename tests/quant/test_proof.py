@@ -1,9 +1,11 @@
 """A converted vocabulary encodes as the model's own tokenizer does, or the conversion fails and says where."""
 
+import base64
 import functools
 import json
 import re
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +13,12 @@ import pytest
 import tokenizers
 
 from llmcli.runtime.binding.model import open_model
-from quant import battery, container, pretokenizer, proof, vocab
-from quant.archs.base import Config
+from quant import battery, container, pretokenizer
 from quant.errors import Refusal
-from quant.proof import Proof
-from quant.writer import entry, layout
 from tests.quant import checkpoint, vocabularies
+from tests.quant.vocabularies import prove
 
 ASSETS = Path(__file__).parents[3] / "shared" / "assets"
-
-
-def prove(folder: Path, size: int, out: Path, pre: str | None = None, spare: bool = False) -> Proof:
-    """Convert a folder's vocabulary, let llama.cpp load it, compare."""
-    found = vocab.load(folder, Config({"vocab_size": size}, "config.json"), pre, spare=spare)
-    out.write_bytes(layout([("general.architecture", entry("string", "llama")), *found.entries], [], 32).header)
-    header = container.read(out)
-    container.check(header)
-    with open_model(out, vocab_only=True) as model:
-        return proof.prove(folder, header.metadata, model, pre)
 
 
 def tokenizer(name: str) -> Path:
@@ -61,6 +51,19 @@ def test_both_sources_of_the_stories_are_proven(stories: Path, tmp_path: Path) -
     assert prove(stories, 512, tmp_path / "v.gguf").notes == ()
 
 
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_file_that_puts_spaces_otherwise_is_caught(prefix: bool, stories: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(stories, tmp_path / "folder")
+    (folder / "tokenizer.model").unlink()
+    values = json.loads((folder / "tokenizer.json").read_text())
+    steps = [{"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    steps = [{"type": "Prepend", "prepend": "▁"}, *steps] if prefix else steps
+    checkpoint.edit(folder / "tokenizer.json", **values | {"normalizer": {"type": "Sequence", "normalizers": steps}})
+    prove(folder, 512, tmp_path / "v.gguf")
+    with pytest.raises(Refusal, match=r"test strings otherwise .*; the first 10:\n  'a'"):
+        prove(folder, 512, tmp_path / "w.gguf", add_space_prefix=("bool", not prefix))
+
+
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe"])
 def test_a_wrong_pre_tokenizer_fails_and_shows_ten(pre: str, tmp_path: Path) -> None:
     with pytest.raises(Refusal, match=r"would encode \d+ test strings otherwise .*; the first 10:") as caught:
@@ -81,7 +84,7 @@ def test_a_finetune_with_one_more_token_is_known_all_the_same(tmp_path: Path) ->
     new = values["added_tokens"][0] | {"id": 49152, "content": "<|my_turn|>"}
     checkpoint.edit(file, added_tokens=[*values["added_tokens"], new])
     assert prove(folder, 49153, tmp_path / "v.gguf").notes == ()
-    assert prove(folder, 49152, tmp_path / "less.gguf", spare=True).notes == ()  # a token without a row is left out
+    assert prove(folder, None, tmp_path / "less.gguf").notes == ()  # a token without a row is left out
 
 
 @pytest.mark.parametrize("path", vocabularies.files(), ids=lambda path: path.name)
@@ -135,11 +138,20 @@ def test_known_structures_split_as_llama_cpp_does_to_the_last_character(steps, p
     assert prove(tmp_path / "folder", size, tmp_path / "v.gguf").notes == ()
 
 
-@pytest.mark.parametrize(("steps", "whole"), [((pretokenizer.GPT4O,), False), ((pretokenizer.TEKKEN,), True)])
-def test_an_expression_that_llama_cpp_rewrote_is_told_with_how_much_it_changes(steps, whole, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("steps", "whole", "said"),
+    [
+        ((pretokenizer.GPT4O,), False, "gpt-4o tells case and combining marks by ASCII letters alone"),
+        ((pretokenizer.TEKKEN,), True, "tekken tells case and combining marks by ASCII letters alone"),
+        ((pretokenizer.KIMI,), False, "kimi-k2 tells no case, and marks in its own way"),
+        ((pretokenizer.THREES, pretokenizer.GPT4O), False, "tiny_aya tells no case, and marks in its own way"),
+    ],
+    ids=["gpt-4o", "tekken", "kimi-k2", "tiny_aya"],
+)
+def test_an_expression_that_llama_cpp_rewrote_is_told_with_how_much_it_changes(steps, whole, said, tmp_path) -> None:
     size = trained(tmp_path / "folder", steps, whole)
     (note,) = prove(tmp_path / "folder", size, tmp_path / "v.gguf").notes
-    assert re.search(r"case and combining marks by ASCII letters alone: \d+ of \d+ test strings", note)
+    assert re.search(rf"llama.cpp's {said}: \d+ of \d+ test strings", note)
 
 
 def test_added_tokens_that_take_the_space_around_them_are_told(tmp_path: Path) -> None:
@@ -168,3 +180,62 @@ def test_a_model_without_a_bos_gets_none(bos: str | None, name: str, tmp_path: P
     assert container.read(tmp_path / "v.gguf").metadata["tokenizer.ggml.pre"] == name
     with open_model(tmp_path / "v.gguf", vocab_only=True) as model:
         assert (model.bos is None) == (bos is None)
+
+
+def changed(stories: Path, target: Path, **changes: Any) -> Path:
+    """The stories' tokenizer.json with other values, and no tokenizer.model."""
+    folder = shutil.copytree(stories, target)
+    (folder / "tokenizer.model").unlink()
+    values = json.loads((folder / "tokenizer.json").read_text())
+    changes = {key: values[key] | change if key == "model" else change for key, change in changes.items()}
+    (folder / "tokenizer.json").write_text(json.dumps(values | changes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}},
+        {"padding": {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+                     "pad_type_id": 0, "pad_token": "<unk>"}},
+        {"model": {"dropout": 0.5}},
+    ],
+    ids=["truncation", "padding", "dropout"],
+)  # fmt: skip
+def test_what_a_tokenizer_was_trained_with_does_not_disturb_the_proof(changes, stories: Path, tmp_path: Path) -> None:
+    assert prove(changed(stories, tmp_path / "folder", **changes), 512, tmp_path / "v.gguf").notes == ()
+
+
+def test_a_tokenizer_that_fails_over_a_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    values = vocabularies.bytewise({"a": 0, "b": 1}, [], ("gpt2",), [], whole=False)
+    values["model"]["unk_token"] = "<none>"
+    (tmp_path / "folder" / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(Refusal, match=r"tokenizer.json is not understood by tokenizers: .*<none>"):
+        prove(tmp_path / "folder", 2, tmp_path / "v.gguf")
+
+
+def test_a_tokenizer_that_makes_the_library_panic_is_refused(stories: Path, tmp_path: Path) -> None:
+    rules = base64.b64encode(struct.pack("<II", 4, 1 << 20) + b"a\0").decode()
+    step = {"type": "Precompiled", "precompiled_charsmap": rules}
+    with pytest.raises(Refusal, match=r"tokenizer.json is not understood by tokenizers: index out of bounds"):
+        prove(changed(stories, tmp_path / "folder", normalizer=step), 512, tmp_path / "v.gguf")
+
+
+def test_an_expression_in_a_tokenizer_of_pieces_is_refused_by_name(stories: Path, tmp_path: Path) -> None:
+    """Not run: it may take for ever, and llama.cpp would not do it."""
+    step = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    with pytest.raises(Refusal, match=r"by the expression '\(a\+\)\+\$'"):
+        prove(changed(stories, tmp_path / "folder", pre_tokenizer=step), 512, tmp_path / "v.gguf")
+
+
+def test_long_strings_are_shown_cut(tmp_path: Path) -> None:
+    folder = shutil.copytree(tokenizer("smollm2"), tmp_path / "folder")
+    (folder / "tokenizer.json").chmod(0o644)
+    values = json.loads((folder / "tokenizer.json").read_text())
+    values["added_tokens"][3] |= {"content": "<" + "y" * 5000 + ">", "lstrip": True, "special": False}
+    values["model"]["merges"].reverse()
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(Refusal, match="test strings otherwise") as caught:
+        prove(folder, 49152, tmp_path / "v.gguf", "gpt-2")
+    assert max(map(len, str(caught.value).split("\n"))) < 600

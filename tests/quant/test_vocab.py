@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import tokenizers
 
-from quant import container, convert, pretokenizer, quantize, sentencepiece, vocab
+from quant import container, convert, pretokenizer, quantize, sentencepiece, special, vocab
 from quant.archs.base import Config
 from quant.errors import Refusal
-from tests.quant import checkpoint
+from tests.quant import checkpoint, vocabularies
 
 ASSETS = Path(__file__).parents[3] / "shared" / "assets" / "tokenizers"
 LINES = [
@@ -254,6 +254,70 @@ def test_an_unknown_pre_tokenizer_is_refused_never_guessed(node: Any) -> None:
         pretokenizer.find({"model": {}, "pre_tokenizer": node}, "x")
 
 
+def deep(kind: str) -> dict[str, Any]:
+    """Sequences in sequences in sequences."""
+    node: dict[str, Any] = {"type": "Whitespace"}
+    for _ in range(2000):
+        node = {"type": "Sequence", kind: [node]}
+    return node
+
+
+@pytest.mark.parametrize("key", ["normalizer", "pre_tokenizer", "post_processor"])
+def test_sequences_within_sequences_are_read_however_deep(key: str, stories: Path, tmp_path: Path) -> None:
+    kinds = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors"}
+    tokenizer = {"model": {}, "pre_tokenizer": GPT2} | {key: deep(kinds[key])}
+    if key == "post_processor":
+        assert special.around(tokenizer, {}, pieces=False) == (False, False, [])
+    else:
+        with pytest.raises(Refusal, match="splits text in a way that is not known"):
+            pretokenizer.find(tokenizer, "x")
+
+
+@pytest.mark.parametrize("index", ["9" * 5000, "-1", "٣", "1.5", True, -3, None, [1]])
+def test_added_tokens_without_a_sound_row_are_passed_over(index: Any, stories: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(stories, tmp_path / "folder")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    strange = {"id": index, "content": "<x>", "special": True}
+    checkpoint.edit(folder / "tokenizer.json", added_tokens=[*tokenizer["added_tokens"], strange])
+    if isinstance(index, str):
+        checkpoint.edit(folder / "tokenizer_config.json", added_tokens_decoder={index: strange})
+    checkpoint.edit(folder / "added_tokens.json", **{"<y>": index})
+    found = container.read(vocab_file(folder, tmp_path / "v.gguf", 512)).metadata
+    assert not {"<x>", "<y>"} & set(found["tokenizer.ggml.tokens"].values())
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf")])
+def test_a_piece_without_a_score_is_refused(score: float, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(vocabularies.sentencepiece([("<unk>", 0.0, 2), ("a", score, 1)]))
+    with pytest.raises(Refusal, match="not a sound SentencePiece model"):
+        sentencepiece.load(tmp_path / "tokenizer.model")
+
+
+def test_more_pieces_than_any_model_has_are_refused_before_they_are_held(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sentencepiece, "MOST", 1000)
+    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x00" * 1001)
+    with pytest.raises(Refusal, match="not a sound SentencePiece model"):
+        sentencepiece.load(tmp_path / "tokenizer.model")
+
+
+def test_a_file_that_is_far_too_large_is_not_read(stories: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(stories, tmp_path / "folder")
+    with (folder / "tokenizer.json").open("r+b") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(Refusal, match=r"has 1,073,741,824 bytes"):
+        vocab.load(folder, Config({"vocab_size": 512}, "config.json"))
+
+
+def test_what_only_looks_like_a_byte_is_none(stories: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(stories, tmp_path / "folder")
+    (folder / "tokenizer.model").unlink()
+    values = json.loads((folder / "tokenizer.json").read_text())
+    values["model"]["vocab"]["<0xzz>"] = 512
+    checkpoint.edit(folder / "tokenizer.json", model=values["model"])
+    found = container.read(vocab_file(folder, tmp_path / "v.gguf", 513)).metadata
+    assert found["tokenizer.ggml.token_type"].values()[512] == sentencepiece.NORMAL
+
+
 def test_a_damaged_sentencepiece_model_is_read_or_refused(stories: Path, tmp_path: Path) -> None:
     import random
 
@@ -270,7 +334,7 @@ def test_a_damaged_sentencepiece_model_is_read_or_refused(stories: Path, tmp_pat
     assert refused > 100
 
 
-@pytest.mark.parametrize("kind", ["Unigram", "WordPiece"])
+@pytest.mark.parametrize("kind", ["WordPiece", "WordLevel"])
 def test_kinds_that_llama_cpp_splits_otherwise_are_refused_by_name(kind: str, stories: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     (folder / "tokenizer.model").unlink()

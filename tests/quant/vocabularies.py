@@ -1,12 +1,19 @@
-"""Folders rebuilt from vocabulary-only GGUFs, whose expected ids lie beside them: what their models were made from."""
+"""Tokenizer folders for tests: rebuilt from vocabulary-only GGUFs, whose expected ids lie beside them, or written.
+
+And the proof of a folder, as the commands ask for it.
+"""
 
 import json
 import struct
 from pathlib import Path
 from typing import Any
 
-from quant import container, pretokenizer
+from llmcli.runtime.binding.model import open_model
+from quant import container, pretokenizer, proof, vocab
+from quant.archs.base import Config
 from quant.pretokenizer import CJK, DEEPSEEK, LLAMA3, QWEN2, QWEN35
+from quant.proof import Proof
+from quant.writer import entry, layout
 
 HERE = Path(__file__).parents[3] / "shared" / "assets" / "vocab"
 SEPARATOR = "\n__ggml_vocab_test__\n"
@@ -26,6 +33,22 @@ STEPS: dict[str, tuple[tuple[str, ...], bool]] = {
     "falcon": (("punctuation", "gpt2", "numbers", "[0-9][0-9][0-9]"), False),
 }
 PIECES = ("llama-spm", "phi-3")
+
+
+def prove(folder: Path, size: int | None, out: Path, pre: str | None = None, **changes: Any) -> Proof:
+    """Convert a folder's vocabulary, let llama.cpp load it, compare.
+
+    Without a `size`, as for a model whose config names none; `changes` (kind, value) are made to the file's entries.
+    """
+    config = Config({} if size is None else {"vocab_size": size}, "config.json")
+    found = vocab.load(folder, config, pre, spare=size is None)
+    entries = {"general.architecture": entry("string", "llama")} | dict(found.entries)
+    entries |= {f"tokenizer.ggml.{name}": entry(*change) for name, change in changes.items()}
+    out.write_bytes(layout(list(entries.items()), [], 32).header)
+    header = container.read(out)
+    container.check(header)
+    with open_model(out, vocab_only=True) as model:
+        return proof.prove(folder, header.metadata, model, pre)
 
 
 def files() -> list[Path]:
@@ -85,14 +108,31 @@ def bytewise(
     }  # fmt: skip
 
 
-def sentencepiece(pieces: list[tuple[str, float, int]], kind: int = 2) -> bytes:
-    """A tokenizer.model with these pieces (text, score, type); `kind` 2 is BPE, 1 unigram."""
+def sentencepiece(pieces: list[tuple[str, float, int]], kind: int = 2, **settings: bool | bytes) -> bytes:
+    """A tokenizer.model with these pieces (text, score, type); `kind` 2 is BPE, 1 unigram.
+
+    `settings` are by the names of their fields; a BPE model merges no spaces unless they say so, as Llama's.
+    """
     data = b""
     for text, score, piece in pieces:
-        word = text.encode()
-        body = b"\x0a" + _varint(len(word)) + word + b"\x15" + struct.pack("<f", score) + b"\x18" + _varint(piece)
-        data += b"\x0a" + _varint(len(body)) + body
-    return data + b"\x12\x02\x18" + bytes([kind])
+        word = _field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + _field(3, piece)
+        data += _field(1, word)
+    said = {"remove_extra_whitespaces": kind != 2} | settings
+    trainer = _field(3, kind) + b"".join(_field(TRAINER[name], said[name]) for name in said if name in TRAINER)
+    normalizer = b"".join(_field(NORMALIZER[name], said[name]) for name in said if name in NORMALIZER)
+    return data + _field(2, trainer) + _field(3, normalizer)
+
+
+TRAINER = {"treat_whitespace_as_suffix": 24, "byte_fallback": 35}
+NORMALIZER = {
+    "precompiled_charsmap": 2, "add_dummy_prefix": 3, "remove_extra_whitespaces": 4, "escape_whitespaces": 5,
+}  # fmt: skip
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    if isinstance(value, bytes):
+        return _varint(number << 3 | 2) + _varint(len(value)) + value
+    return _varint(number << 3) + _varint(int(value))
 
 
 def _varint(value: int) -> bytes:

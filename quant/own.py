@@ -1,0 +1,197 @@
+"""The model's own tokenizer, run by the tokenizers library: what llama.cpp is held against.
+
+From tokenizer.json, or made of the pieces of tokenizer.model where that is all there is. It knows texts and rows, not
+llama.cpp.
+"""
+
+import base64
+import json
+import math
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tokenizers
+
+from quant import charsmap, counterpart, pretokenizer, unigram, vocab
+from quant.charsmap import Charsmap
+from quant.errors import Refusal
+from quant.header import Array, Value
+from quant.rows import Added
+from quant.sentencepiece import NORMAL, UNIGRAM, UNKNOWN
+from quant.spelling import Rules, Spaces
+from quant.structure import flat
+from quant.tensors import read_json
+
+CLOSE = 1e-6  # of a text's score: what float32 leaves of the difference between two ways to split it
+PIECES = pretokenizer.Found("default")  # there is nothing to find where no byte-level BPE is
+T = TypeVar("T")
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A tokenizer of the library that answers in rows of the model; `rows` has them by the token's text."""
+
+    where: Path
+    tokenizer: tokenizers.Tokenizer
+    rows: Mapping[str, int]
+
+    def ids(self, text: str, *, special: bool, around: bool = False) -> list[int]:
+        """Text to rows; `special` reads special tokens out of it, `around` puts them around it."""
+        self.tokenizer.encode_special_tokens = not special
+        found = _asked(self.where, lambda: self.tokenizer.encode(text, add_special_tokens=around))
+        return [self.rows.get(self.tokenizer.id_to_token(index) or "", -1) for index in found.ids]
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """A model's tokenizer.
+
+    `whole` also puts special tokens around a text, where it is known how. `words` are its pieces, `added` its added
+    tokens and `texts` all tokens by row. `nodes` are the normalizers of its tokenizer.json, `form` the normal form
+    that they bring text to, `rules` SentencePiece's for characters; `scores` are those of a Unigram's pieces by row.
+    """
+
+    reader: Reader
+    whole: Reader | None
+    words: list[str]
+    added: Mapping[int, Added]
+    texts: Mapping[int, str]
+    found: pretokenizer.Found = PIECES
+    nodes: tuple[Any, ...] = ()
+    form: str | None = None
+    rules: Charsmap | None = None
+    scores: Mapping[int, float] = field(default_factory=dict)
+
+    def given(self, text: str) -> str:
+        """The text as llama.cpp gets to read it, which joins no characters: the model's form comes from outside.
+
+        A Unigram's vocabulary has rules for single characters, so that only text with parts to join is changed.
+        """
+        if not self.form or (self.scores and not any(map(_joins, text))):
+            return text
+        return unicodedata.normalize(self.form, text)  # type: ignore[arg-type]
+
+    def tied(self, some: list[int], others: list[int]) -> bool:
+        """Whether two ways to split a text are as good to a Unigram as float32 can tell."""
+        if not self.scores or self.spell(some) != self.spell(others):
+            return False
+        first, second = ([self.scores.get(row, 0.0) for row in rows] for rows in (some, others))
+        return abs(math.fsum(first) - math.fsum(second)) <= CLOSE * math.fsum(map(abs, first))
+
+    def spell(self, rows: Iterable[int], joint: str = "") -> str:
+        """The rows' texts."""
+        return joint.join(self.texts.get(row, str(row)) for row in rows)
+
+
+def _joins(char: str) -> bool:
+    """Whether a character may join the one before it: marks, and parts of a Hangul syllable."""
+    return unicodedata.category(char).startswith("M") or "\u1100" <= char <= "\u11ff"
+
+
+def load(folder: Path, metadata: Mapping[str, Value], pre: str | None = None) -> Own:
+    """Open a folder's tokenizer, whose vocabulary is `metadata`'s; `pre` is the pre-tokenizer that was asked for."""
+    file = folder / "tokenizer.json"
+    return _from_json(file, metadata, pre) if file.is_file() else _from_pieces(folder)
+
+
+def _from_json(file: Path, metadata: Mapping[str, Value], pre: str | None) -> Own:
+    values, kind = read_json(file), metadata.get("tokenizer.ggml.model")
+    opened = _asked(file, lambda: tokenizers.Tokenizer.from_file(str(file)))
+    words, listed = metadata.get("tokenizer.ggml.tokens"), values.get("added_tokens") or []
+    if isinstance(words, Array) and any(item["id"] >= words.count for item in listed):  # left out: they have no row
+        listed = [item for item in listed if item["id"] < words.count]
+        values = values | {"added_tokens": listed}
+        opened = _opened(file, values)
+    opened.no_truncation()
+    opened.no_padding()
+    if isinstance(opened.model, tokenizers.models.BPE):
+        opened.model.dropout = None  # for training: some merges are left out, by chance
+    rows = opened.get_vocab(with_added_tokens=True)
+    flags = ("special", "lstrip", "rstrip", "normalized", "single_word")
+    added = {item["id"]: Added(item["content"], **{flag: bool(item.get(flag)) for flag in flags}) for item in listed}
+    reader = Reader(file, opened, rows)
+    nodes = tuple(part for part in flat(values.get("normalizer"), "normalizers") if part is not None)
+    own = Own(reader, reader, list(opened.get_vocab(with_added_tokens=False)), added, _by_row(rows), nodes=nodes)
+    if kind == "gpt2":
+        form = "NFC" if pretokenizer.normalizes(values) else None
+        return replace(own, found=pretokenizer.find(values, str(file), pre), form=form)
+    if kind == unigram.KIND and values["model"]["type"] == "Unigram":
+        return _unigram(own, values)
+    return own
+
+
+def _unigram(own: Own, values: Json) -> Own:
+    """A Unigram whose unknown and special tokens are not found in text that is to be read as text.
+
+    The library takes them for pieces like all others; SentencePiece and llama.cpp do not.
+    """
+    model = values["model"]
+    unknown = model["unk_id"]
+    pieces = {row: (text, score) for row, (text, score) in enumerate(model["vocab"])}
+    added = {unknown: Added(pieces[unknown][0], special=True)} | dict(own.added)
+    plain = {row: piece for row, piece in pieces.items() if row not in added or not added[row].special}
+    made = counterpart.tokenizer(counterpart.unigram(plain, unknown), added)
+    made |= {key: values.get(key) for key in ("normalizer", "pre_tokenizer")}
+    rows = {**own.reader.rows, counterpart.HIDDEN: unknown}
+    compiled = [part.get("precompiled_charsmap") for part in own.nodes if part.get("type") == "Precompiled"]
+    return replace(
+        own,
+        reader=Reader(own.reader.where, _opened(own.reader.where, made), rows),
+        added=added,
+        form=unigram.composes(values),
+        rules=charsmap.parse(base64.b64decode(compiled[0])) if compiled and compiled[0] else None,
+        scores={row: score for row, (_, score) in plain.items() if row != unknown},
+    )
+
+
+def _from_pieces(folder: Path) -> Own:
+    """A SentencePiece model as transformers converts it: control and user-defined pieces are found as they stand."""
+    file = folder / "tokenizer.model"
+    model, more = vocab.pieces(folder)
+    pieces = {row: piece for row, piece in enumerate(model.pieces) if row not in more or more[row].text == piece.text}
+    added = counterpart.named(pieces) | more
+    rows = {piece.text: row for row, piece in pieces.items()} | {token.text: row for row, token in added.items()}
+    scores: dict[int, float] = {}
+    if model.model_type == UNIGRAM:
+        unknown = next(row for row, piece in pieces.items() if piece.type == UNKNOWN)
+        scores = {row: piece.score for row, piece in pieces.items() if piece.type == NORMAL}
+        made = counterpart.unigram({row: (pieces[row].text, score) for row, score in scores.items()}, unknown)
+        rows[counterpart.HIDDEN] = unknown
+    else:
+        made = counterpart.bpe(pieces)
+    opened = _opened(file, counterpart.tokenizer(made, added))
+    rules = charsmap.parse(model.charsmap) if model.charsmap else None
+    spaces = Spaces(model.add_dummy_prefix, model.remove_extra_whitespaces, blank=True)
+    steps: list[Rules | Spaces] = [Rules(rules), spaces] if rules else [spaces]
+    opened.normalizer = tokenizers.normalizers.Sequence([custom(step) for step in steps])
+    reader = Reader(file, opened, rows)
+    words = [piece.text for piece in pieces.values()]
+    return Own(reader, None, words, added, _by_row(rows), rules=rules, scores=scores)
+
+
+def custom(step: Rules | Spaces) -> tokenizers.normalizers.Normalizer:
+    """A step of ours among the library's normalizers."""
+    made: tokenizers.normalizers.Normalizer = tokenizers.normalizers.Normalizer.custom(step)
+    return made
+
+
+def _by_row(rows: Mapping[str, int]) -> dict[int, str]:
+    return {row: text for text, row in rows.items()}
+
+
+def _opened(file: Path, values: Json) -> tokenizers.Tokenizer:
+    return _asked(file, lambda: tokenizers.Tokenizer.from_str(json.dumps(values)))
+
+
+def _asked(file: Path, question: Callable[[], T]) -> T:
+    """The library's answer; where it fails or panics over a file, the file is at fault."""
+    try:
+        return question()
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise Refusal(f"{file} is not understood by tokenizers: {error}", hint="fetch the file again") from error

@@ -1,0 +1,260 @@
+"""A Unigram tokenizer as llama.cpp runs it (tokenizer model "t5", llm_tokenizer_ugm in src/llama-vocab.cpp).
+
+A GGUF file can say scores, types, rules for characters, whether runs of spaces are one and whether a space goes in
+front. A tokenizer that asks for anything else is refused by the setting's name. It knows tokenizer.json and
+SentencePiece models, no folders.
+"""
+
+import base64
+import binascii
+import itertools
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quant import charsmap
+from quant.charsmap import Charsmap
+from quant.errors import Refusal
+from quant.rows import NEVER, SPACE, Token
+from quant.sentencepiece import NORMAL, UNKNOWN, UNUSED, SentencePiece
+from quant.structure import flat, prepends
+
+KIND = "t5"  # the value of tokenizer.ggml.model
+Json = Mapping[str, Any]
+Entries = list[tuple[str, str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """What happens to a text before it is split, as far as a file can say it.
+
+    `prefix`: a space goes in front; `merge`: runs of spaces become one, and none is left at the ends; `charsmap`:
+    rules for characters; `apart`: words are split apart, so that no piece reaches over a space.
+    """
+
+    prefix: bool
+    merge: bool
+    charsmap: bytes = b""
+    apart: bool = False
+
+    def entries(self) -> Entries:
+        """The keys below tokenizer.ggml."""
+        said: Entries = [("add_space_prefix", "bool", self.prefix), ("remove_extra_whitespaces", "bool", self.merge)]
+        return [*said, ("precompiled_charsmap", "array:uint8", list(self.charsmap))] if self.charsmap else said
+
+
+@dataclass(frozen=True, slots=True)
+class Unigram:
+    """The pieces by row, the row of the unknown token, and the spelling."""
+
+    tokens: dict[int, Token]
+    unknown: int
+    spelling: Spelling
+
+
+def from_json(tokenizer: Json, where: str) -> Unigram:
+    """Read a tokenizer.json whose model is a Unigram."""
+    model, spelling = tokenizer["model"], _spelling(tokenizer, where)
+    pieces, unknown = model.get("vocab"), model.get("unk_id")
+    if not isinstance(pieces, list) or not all(map(_scored, pieces)):
+        raise Refusal(f"{where} has pieces without a text and a score", hint="fetch the file again")
+    texts = [text for text, _ in pieces]
+    if len(set(texts)) < len(texts):
+        twice = next(text for text, count in Counter(texts).items() if count > 1)
+        hint = "such a tokenizer was trained on texts with its special tokens in them"
+        raise Refusal(f"{where} has the piece {twice[:60]!r} twice, a GGUF file has every piece once", hint=hint)
+    if model.get("byte_fallback"):
+        raise _cannot(where, "spells unknown characters in bytes (byte_fallback)")
+    if type(unknown) is not int or not 0 <= unknown < len(pieces):
+        raise _cannot(where, "has no unknown token (unk_id)")
+    tokens = {index: Token(text, float(score), NORMAL) for index, (text, score) in enumerate(pieces)}
+    if spelling.apart:  # llama.cpp does not split words apart, so these must not be found
+        over = [index for index, (text, _) in enumerate(pieces) if SPACE in text[1:]]
+        tokens |= {index: Token(tokens[index].text, NEVER, UNUSED) for index in over}
+    tokens[unknown] = Token(tokens[unknown].text, tokens[unknown].score, UNKNOWN)
+    return Unigram(tokens, unknown, spelling)
+
+
+def from_model(model: SentencePiece, where: str) -> Unigram:
+    """Take a SentencePiece model of type Unigram."""
+    unknown = next((index for index, piece in enumerate(model.pieces) if piece.type == UNKNOWN), None)
+    for asked, what in (
+        (model.byte_fallback, "spells unknown characters in bytes (byte_fallback)"),
+        (model.treat_whitespace_as_suffix, "puts spaces behind words (treat_whitespace_as_suffix)"),
+        (not model.escape_whitespaces, "leaves spaces as they are (escape_whitespaces)"),
+        (unknown is None, "has no unknown token"),
+        *_spaces(model.add_dummy_prefix, model.remove_extra_whitespaces),
+    ):
+        if asked:
+            raise _cannot(where, what)
+    assert unknown is not None
+    tokens = {  # llama.cpp finds unused pieces too: their score must keep it from them
+        index: Token(piece.text, NEVER if piece.type == UNUSED else piece.score, piece.type)
+        for index, piece in enumerate(model.pieces)
+    }
+    if model.charsmap:
+        _sound(model.charsmap, where)
+    return Unigram(tokens, unknown, Spelling(model.add_dummy_prefix, model.remove_extra_whitespaces, model.charsmap))
+
+
+def _spaces(prefix: bool, merge: bool) -> tuple[tuple[bool, str], ...]:
+    what = "merges runs of spaces (remove_extra_whitespaces) and puts none in front of a text (add_dummy_prefix)"
+    return ((merge and not prefix, what),)
+
+
+def _cannot(where: str, what: str) -> Refusal:
+    hint = "run this model with the library it was made for"
+    return Refusal(f"{where} {what}: llama.cpp's Unigram tokenizer does not", hint=hint)
+
+
+def _scored(piece: Any) -> bool:
+    match piece:
+        case [str(), int(score) | float(score)]:
+            return not isinstance(score, bool) and abs(score) < 3e38 and math.isfinite(score)
+    return False
+
+
+# Normalizers that take one character after another; what they make of each becomes a rule.
+NMT_GONE = frozenset(map(chr, (*range(1, 9), 0xB, *range(0xE, 0x20), 0x7F, 0x8F, 0x9F)))
+NMT_SPACES = frozenset("\t\n\f\r\u1680\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u2581\ufeff\ufffd")
+WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+BLANK = str.maketrans(dict.fromkeys(WHITE, " "))
+FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+# All characters that a normal form or a change of case touches: no surrogates, private ones or empty planes.
+TOUCHED = (range(1, 0xD800), range(0xF900, 0x30000), range(0xE0000, 0xE1000))
+Step = Callable[[str], str]
+
+
+def _nmt(text: str) -> str:
+    return "".join(" " if char in NMT_SPACES else char for char in text if char not in NMT_GONE)
+
+
+def _lower(text: str) -> str:
+    return "".join(map(str.lower, text))  # a sigma is the same at the end of a word
+
+
+def _unaccented(text: str) -> str:
+    return "".join(char for char in text if not unicodedata.category(char).startswith("M"))
+
+
+def _form(name: Any) -> Step:
+    return lambda text: unicodedata.normalize(name, text)
+
+
+BY_NAME: dict[str, Step] = {"Nmt": _nmt, "StripAccents": _unaccented, "Lowercase": _lower}
+BY_NAME |= {name: _form(name) for name in FORMS}
+
+
+def composes(tokenizer: Json) -> str | None:
+    """The normal form that a tokenizer.json brings text to: it joins characters, which rules cannot always say."""
+    names = [part.get("type") for part in flat(tokenizer.get("normalizer"), "normalizers") if isinstance(part, dict)]
+    return next((name for name in reversed(names) if name in FORMS), None)
+
+
+def _spelling(tokenizer: Json, where: str) -> Spelling:
+    rules = _Rules(where)
+    prefix = merge = stripped = escaped = apart = False
+    for step in flat(tokenizer.get("normalizer"), "normalizers"):
+        match step:
+            case None:
+                pass
+            case {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": (" " | "\u2581")}:
+                merge = True
+            case {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}:
+                escaped = True
+            case {"type": "Prepend", "prepend": "\u2581"}:
+                prefix = True
+            case {"type": "Strip"}:
+                stripped = True
+            case _:
+                rules.add(step)
+    for step in flat(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+        match step:
+            case None:
+                pass
+            case {"type": "WhitespaceSplit"}:
+                merge = apart = True
+                rules.blank()
+            case {"type": "Metaspace", "replacement": "\u2581"}:
+                escaped = True
+                prefix = prefix or prepends(step)
+                apart = apart or step.get("split") is not False
+            case _:
+                raise _cannot(where, f"splits text by {_name(step)}")
+    for asked, what in (
+        (not escaped, "leaves spaces as they are (it has no Metaspace)"),
+        (stripped and not merge, "takes spaces off the ends of a text (Strip)"),
+        *_spaces(prefix, merge),
+    ):
+        if asked:
+            raise _cannot(where, what)
+    return Spelling(prefix, merge, rules.packed(), apart)
+
+
+class _Rules:
+    """What a chain of normalizers does to each character, and to the few sequences it names."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.steps: list[Step] = []
+        self.sequences: list[str] = []
+        self.compiled = b""
+
+    def add(self, part: Any) -> None:
+        match part:
+            case {"type": "Precompiled", "precompiled_charsmap": (None | "")}:
+                pass
+            case {"type": "Precompiled", "precompiled_charsmap": str(text)}:
+                try:
+                    data = base64.b64decode(text, validate=True)
+                except (binascii.Error, ValueError):
+                    data = b""
+                self.steps.append(_sound(data, self.where).apply)
+                if len(self.steps) == 1:
+                    self.compiled = data
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if old and "\0" not in new:
+                self.sequences.append(old)
+                self.steps.append(lambda text: text.replace(old, new))
+            case {"type": str(name)} if name in BY_NAME:
+                self.steps.append(BY_NAME[name])
+            case _:
+                raise _cannot(self.where, f"changes text by {_name(part)}")
+
+    def blank(self) -> None:
+        """Take every white character for a space, where a text is split at all of them."""
+        if any(self._made(char).strip(" ") for char in WHITE):
+            self.steps.append(lambda text: text.translate(BLANK))
+
+    def _made(self, text: str) -> str:
+        for step in self.steps:
+            text = step(text)
+        return text
+
+    def packed(self) -> bytes:
+        """All steps' work on every character, and on sequences too where they begin with a compiled map."""
+        chars = [*self.sequences, *map(chr, itertools.chain(*TOUCHED))]
+        if not self.compiled:
+            made = {text: self._made(text) for text in chars if "\0" not in text}
+            return charsmap.build({text: other for text, other in made.items() if other != text})
+        after = _Rules(self.where)
+        after.steps = self.steps[1:]
+        return charsmap.followed(self.compiled, after._made, chars) if after.steps else self.compiled
+
+
+def _name(part: Any) -> str:
+    """A step's name, and its pattern where it has one."""
+    if not isinstance(part, dict):
+        return repr(part)[:60]
+    pattern = part.get("pattern")
+    return f"{part.get('type')!s} {pattern}"[:80] if pattern is not None else f"{part.get('type')!s}"[:60]
+
+
+def _sound(data: bytes, where: str) -> Charsmap:
+    try:
+        found = charsmap.parse(data)
+    except ValueError as error:
+        raise Refusal(f"{where}: its precompiled_charsmap is damaged: {error}", hint="fetch the file again") from None
+    return found
