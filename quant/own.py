@@ -20,7 +20,7 @@ from quant.charsmap import Charsmap
 from quant.errors import Refusal
 from quant.header import Array, Value
 from quant.rows import Added
-from quant.sentencepiece import NORMAL, UNIGRAM, UNKNOWN
+from quant.sentencepiece import BYTE, NORMAL, UNIGRAM, UNKNOWN
 from quant.spelling import Rules, Spaces
 from quant.structure import flat
 from quant.tensors import read_json
@@ -95,15 +95,15 @@ def _joins(char: str) -> bool:
 def load(folder: Path, metadata: Mapping[str, Value], pre: str | None = None) -> Own:
     """Open a folder's tokenizer, whose vocabulary is `metadata`'s; `pre` is the pre-tokenizer that was asked for."""
     file = folder / "tokenizer.json"
-    return _from_json(file, metadata, pre) if file.is_file() else _from_pieces(folder)
+    return _from_json(file, metadata, pre) if file.is_file() else _from_pieces(folder, metadata)
 
 
 def _from_json(file: Path, metadata: Mapping[str, Value], pre: str | None) -> Own:
-    values, kind = read_json(file), metadata.get("tokenizer.ggml.model")
+    values, kind, size = read_json(file), metadata.get("tokenizer.ggml.model"), _size(metadata)
     opened = _asked(file, lambda: tokenizers.Tokenizer.from_file(str(file)))
-    words, listed = metadata.get("tokenizer.ggml.tokens"), values.get("added_tokens") or []
-    if isinstance(words, Array) and any(item["id"] >= words.count for item in listed):  # left out: they have no row
-        listed = [item for item in listed if item["id"] < words.count]
+    listed = values.get("added_tokens") or []
+    if any(item["id"] >= size for item in listed):  # left out: they have no row
+        listed = [item for item in listed if item["id"] < size]
         values = values | {"added_tokens": listed}
         opened = _opened(file, values)
     opened.no_truncation()
@@ -119,7 +119,8 @@ def _from_json(file: Path, metadata: Mapping[str, Value], pre: str | None) -> Ow
     if kind == "gpt2":
         form = "NFC" if pretokenizer.normalizes(values) else None
         return replace(own, found=pretokenizer.find(values, str(file), pre), form=form)
-    if kind == unigram.KIND and values["model"]["type"] == "Unigram":
+    model = values["model"]
+    if kind == unigram.KIND and model.get("type") == "Unigram" and model.get("unk_id") is not None:
         return _unigram(own, values)
     return own
 
@@ -137,21 +138,23 @@ def _unigram(own: Own, values: Json) -> Own:
     made = counterpart.tokenizer(counterpart.unigram(plain, unknown), added)
     made |= {key: values.get(key) for key in ("normalizer", "pre_tokenizer")}
     rows = {**own.reader.rows, counterpart.HIDDEN: unknown}
-    compiled = [part.get("precompiled_charsmap") for part in own.nodes if part.get("type") == "Precompiled"]
+    compiled = (part.get("precompiled_charsmap") for part in own.nodes if part.get("type") == "Precompiled")
     return replace(
         own,
         reader=Reader(own.reader.where, _opened(own.reader.where, made), rows),
         added=added,
         form=unigram.composes(values),
-        rules=charsmap.parse(base64.b64decode(compiled[0])) if compiled and compiled[0] else None,
+        rules=_rules(base64.b64decode(next(compiled, None) or "")),
         scores={row: score for row, (_, score) in plain.items() if row != unknown},
     )
 
 
-def _from_pieces(folder: Path) -> Own:
+def _from_pieces(folder: Path, metadata: Mapping[str, Value]) -> Own:
     """A SentencePiece model as transformers converts it: control and user-defined pieces are found as they stand."""
-    file = folder / "tokenizer.model"
+    file, size = folder / "tokenizer.model", _size(metadata)
     model, more = vocab.pieces(folder)
+    kept = {row for row, piece in enumerate(model.pieces) if piece.type in (UNKNOWN, BYTE)}
+    more = {row: token for row, token in more.items() if row < size and row not in kept}
     pieces = {row: piece for row, piece in enumerate(model.pieces) if row not in more or more[row].text == piece.text}
     added = counterpart.named(pieces) | more
     rows = {piece.text: row for row, piece in pieces.items()} | {token.text: row for row, token in added.items()}
@@ -164,7 +167,7 @@ def _from_pieces(folder: Path) -> Own:
     else:
         made = counterpart.bpe(pieces)
     opened = _opened(file, counterpart.tokenizer(made, added))
-    rules = charsmap.parse(model.charsmap) if model.charsmap else None
+    rules = _rules(model.charsmap)
     spaces = Spaces(model.add_dummy_prefix, model.remove_extra_whitespaces, blank=True)
     steps: list[Rules | Spaces] = [Rules(rules), spaces] if rules else [spaces]
     opened.normalizer = tokenizers.normalizers.Sequence([custom(step) for step in steps])
@@ -177,6 +180,20 @@ def custom(step: Rules | Spaces) -> tokenizers.normalizers.Normalizer:
     """A step of ours among the library's normalizers."""
     made: tokenizers.normalizers.Normalizer = tokenizers.normalizers.Normalizer.custom(step)
     return made
+
+
+def _size(metadata: Mapping[str, Value]) -> int:
+    words = metadata["tokenizer.ggml.tokens"]
+    assert isinstance(words, Array), words
+    return words.count
+
+
+def _rules(data: bytes) -> Charsmap | None:
+    """Compiled rules; None where there are none, or where they lead nowhere and differ from any that were converted."""
+    try:
+        return charsmap.parse(data)
+    except ValueError:
+        return None
 
 
 def _by_row(rows: Mapping[str, int]) -> dict[int, str]:

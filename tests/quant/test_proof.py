@@ -193,6 +193,20 @@ def changed(stories: Path, target: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(
+    ("first", "last", "told"),
+    [(1, 2, ""), (1, None, ""), (2, 1, "puts </s> <s> around a text, llama.cpp '<s>"), (2, None, "puts </s> around")],
+)
+def test_what_a_file_cannot_put_around_a_text_is_told(first, last, told: str, stories: Path, tmp_path: Path) -> None:
+    names = {1: "<s>", 2: "</s>"}
+    put = [{"SpecialToken": {"id": names[row], "type_id": 0}} for row in (first, last) if row]
+    put.insert(1, {"Sequence": {"id": "A", "type_id": 0}})
+    special = {name: {"id": name, "ids": [row], "tokens": [name]} for row, name in names.items()}
+    post = {"type": "TemplateProcessing", "single": put, "pair": [], "special_tokens": special}
+    notes = prove(changed(stories, tmp_path / "folder", post_processor=post), 512, tmp_path / "v.gguf").notes
+    assert [told in note for note in notes] == [True] * bool(told)
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}},

@@ -212,6 +212,33 @@ def test_a_file_that_says_otherwise_is_caught(source, changes, tmp_path: Path) -
         prove(folder, 512, tmp_path / "v.gguf", **changes)
 
 
+@pytest.mark.parametrize(
+    ("normalizer", "model", "said"),
+    [
+        (COMPILED, {"unk_id": None}, "is not understood by tokenizers"),
+        (COMPILED | {"precompiled_charsmap": "BAAAAGFiY2QAAA=="}, {}, "is not understood by tokenizers: index out of"),
+        (COMPILED, {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}, "test strings otherwise"),
+    ],
+    ids=["no unknown", "damaged rules", "another kind"],
+)
+def test_a_strange_tokenizer_json_beside_a_sound_model_is_refused(normalizer, model, said, tmp_path: Path) -> None:
+    folder = json_folder(tmp_path / "folder", normalizer, WORDS, **model)
+    shutil.copy(DATA / "tokenizer.model", folder)
+    with pytest.raises(Refusal, match=said):
+        prove(folder, 512, tmp_path / "v.gguf")
+
+
+def test_settings_that_rename_the_unknown_piece_do_not(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "folder")
+    words = {"0": {"content": "<what>"}, "600": {"content": "<beyond>"}, "7": {"content": "<seven>", "special": True}}
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"added_tokens_decoder": words}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(Refusal, match=r"token 600 \('<beyond>'\) lies outside"):
+        prove(folder, 512, tmp_path / "v.gguf")
+    assert prove(folder, None, tmp_path / "v.gguf").notes == ()
+    assert "<seven>" in container.read(tmp_path / "v.gguf").metadata["tokenizer.ggml.tokens"].values()
+
+
 def test_pieces_over_a_space_are_not_found_where_words_are_split_apart(tmp_path: Path) -> None:
     pieces = [[piece.text, piece.score] for piece in PIECES.pieces[:-1]] + [["▁a▁b", -0.5]]
     folder = json_folder(tmp_path / "folder", COMPILED, WORDS, vocab=pieces)
