@@ -267,15 +267,15 @@ def test_a_run_killed_again_and_again_ends_with_the_same_sha256(model: Path, tmp
         )
         assert child.stdin is not None
         assert child.stdout is not None
-        with child.stdout as stdout:
+        with child.stdin as stdin, child.stdout as stdout:
             for said in stdout:
                 last = said.strip()
                 if killed < 4 and chance.random() < 0.1:
                     child.kill()
                     break
                 if last.isdigit():
-                    child.stdin.write("\n")
-                    child.stdin.flush()
+                    stdin.write("\n")
+                    stdin.flush()
         if child.wait() == 0:
             break
         assert child.returncode == -signal.SIGKILL
