@@ -9,7 +9,7 @@ import json
 import math
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,10 +21,13 @@ from quant.errors import Refusal
 from quant.header import Array, Value
 from quant.rows import Added
 from quant.sentencepiece import BYTE, NORMAL, UNIGRAM, UNKNOWN
+from quant.soundness import MAX_PIECE
 from quant.spelling import Rules, Spaces
 from quant.structure import flat
 from quant.tensors import read_json
 
+AGAIN = "fetch the file again"
+HELLO = "Hello world"
 CLOSE = 1e-6  # of a text's score: what float32 leaves of the difference between two ways to split it
 PIECES = pretokenizer.Found("default")  # there is nothing to find where no byte-level BPE is
 T = TypeVar("T")
@@ -50,16 +53,17 @@ class Reader:
 class Own:
     """A model's tokenizer.
 
-    `whole` also puts special tokens around a text, where it is known how. `words` are its pieces, `added` its added
-    tokens and `texts` all tokens by row. `nodes` are the normalizers of its tokenizer.json, `form` the normal form
-    that they bring text to, `rules` SentencePiece's for characters; `scores` are those of a Unigram's pieces by row.
+    `words` are its pieces, `added` its added tokens and `texts` all tokens by row. `around` is a text bare and
+    with what is put around it, where that is known. `nodes` are the normalizers of its tokenizer.json, `form` the
+    normal form that they bring text to, `rules` SentencePiece's for characters; `scores` are those of a Unigram's
+    pieces by row.
     """
 
     reader: Reader
-    whole: Reader | None
     words: list[str]
     added: Mapping[int, Added]
     texts: Mapping[int, str]
+    around: tuple[list[int], list[int]] | None = None
     found: pretokenizer.Found = PIECES
     nodes: tuple[Any, ...] = ()
     form: str | None = None
@@ -100,6 +104,7 @@ def load(folder: Path, metadata: Mapping[str, Value], pre: str | None = None) ->
 
 def _from_json(file: Path, metadata: Mapping[str, Value], pre: str | None) -> Own:
     values, kind, size = read_json(file), metadata.get("tokenizer.ggml.model"), _size(metadata)
+    _shallow(file, values.get("model"))
     opened = _asked(file, lambda: tokenizers.Tokenizer.from_file(str(file)))
     listed = values.get("added_tokens") or []
     if any(item["id"] >= size for item in listed):  # left out: they have no row
@@ -110,43 +115,52 @@ def _from_json(file: Path, metadata: Mapping[str, Value], pre: str | None) -> Ow
     opened.no_padding()
     if isinstance(opened.model, tokenizers.models.BPE):
         opened.model.dropout = None  # for training: some merges are left out, by chance
-    rows = opened.get_vocab(with_added_tokens=True)
+    rows, words = opened.get_vocab(with_added_tokens=True), list(opened.get_vocab(with_added_tokens=False))
     flags = ("special", "lstrip", "rstrip", "normalized", "single_word")
     added = {item["id"]: Added(item["content"], **{flag: bool(item.get(flag)) for flag in flags}) for item in listed}
-    reader = Reader(file, opened, rows)
     nodes = tuple(part for part in flat(values.get("normalizer"), "normalizers") if part is not None)
-    own = Own(reader, reader, list(opened.get_vocab(with_added_tokens=False)), added, _by_row(rows), nodes=nodes)
+    reader, model = Reader(file, opened, rows), values["model"]
+    around = reader.ids(HELLO, special=True), reader.ids(HELLO, special=True, around=True)
     if kind == "gpt2":
         form = "NFC" if pretokenizer.normalizes(values) else None
-        return replace(own, found=pretokenizer.find(values, str(file), pre), form=form)
-    model = values["model"]
-    if kind == unigram.KIND and model.get("type") == "Unigram" and model.get("unk_id") is not None:
-        return _unigram(own, values)
-    return own
+        found = pretokenizer.find(values, str(file), pre)
+        return Own(reader, words, added, _by_row(rows), around, found, nodes, form)
+    if kind != unigram.KIND or model.get("type") != "Unigram" or model.get("unk_id") is None:
+        return Own(reader, words, added, _by_row(rows), around, nodes=nodes)
+    del opened, reader  # two trees of a large vocabulary need not be held at once
+    made, added, scores = _unigram(values, added)
+    reader = Reader(file, _opened(file, made), {**rows, counterpart.HIDDEN: model["unk_id"]})
+    compiled = (part.get("precompiled_charsmap") for part in nodes if part.get("type") == "Precompiled")
+    rules, form = _rules(base64.b64decode(next(compiled, None) or "")), unigram.composes(values)
+    return Own(reader, words, added, _by_row(rows), around, PIECES, nodes, form, rules, scores)
 
 
-def _unigram(own: Own, values: Json) -> Own:
-    """A Unigram whose unknown and special tokens are not found in text that is to be read as text.
+def _unigram(values: Json, added: Mapping[int, Added]) -> tuple[Json, dict[int, Added], dict[int, float]]:
+    """A Unigram whose unknown and special tokens are not found in text that is to be read as text; its scores by row.
 
     The library takes them for pieces like all others; SentencePiece and llama.cpp do not.
     """
-    model = values["model"]
-    unknown = model["unk_id"]
-    pieces = {row: (text, score) for row, (text, score) in enumerate(model["vocab"])}
-    added = {unknown: Added(pieces[unknown][0], special=True)} | dict(own.added)
+    unknown = values["model"]["unk_id"]
+    pieces = {row: (text, score) for row, (text, score) in enumerate(values["model"]["vocab"])}
+    added = {unknown: Added(pieces[unknown][0], special=True)} | dict(added)
     plain = {row: piece for row, piece in pieces.items() if row not in added or not added[row].special}
     made = counterpart.tokenizer(counterpart.unigram(plain, unknown), added)
     made |= {key: values.get(key) for key in ("normalizer", "pre_tokenizer")}
-    rows = {**own.reader.rows, counterpart.HIDDEN: unknown}
-    compiled = (part.get("precompiled_charsmap") for part in own.nodes if part.get("type") == "Precompiled")
-    return replace(
-        own,
-        reader=Reader(own.reader.where, _opened(own.reader.where, made), rows),
-        added=added,
-        form=unigram.composes(values),
-        rules=_rules(base64.b64decode(next(compiled, None) or "")),
-        scores={row: score for row, (_, score) in plain.items() if row != unknown},
-    )
+    return made, added, {row: score for row, (_, score) in plain.items() if row != unknown}
+
+
+def _shallow(file: Path, model: Any) -> None:
+    """Refuse pieces so long that the library, which keeps a Unigram's in a tree, would end in taking it down."""
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocabulary, list):
+        return
+    longest = max((len(text) for item in vocabulary for text in _texts(item)), default=0)
+    if longest > MAX_PIECE:
+        raise Refusal(f"{file} has a piece of {longest:,} characters, {MAX_PIECE:,} are the most", hint=AGAIN)
+
+
+def _texts(item: Any) -> list[str]:
+    return [text for text in item if isinstance(text, str)] if isinstance(item, list) else []
 
 
 def _from_pieces(folder: Path, metadata: Mapping[str, Value]) -> Own:
@@ -173,7 +187,7 @@ def _from_pieces(folder: Path, metadata: Mapping[str, Value]) -> Own:
     opened.normalizer = tokenizers.normalizers.Sequence([custom(step) for step in steps])
     reader = Reader(file, opened, rows)
     words = [piece.text for piece in pieces.values()]
-    return Own(reader, None, words, added, _by_row(rows), rules=rules, scores=scores)
+    return Own(reader, words, added, _by_row(rows), rules=rules, scores=scores)
 
 
 def custom(step: Rules | Spaces) -> tokenizers.normalizers.Normalizer:
@@ -211,4 +225,4 @@ def _asked(file: Path, question: Callable[[], T]) -> T:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise Refusal(f"{file} is not understood by tokenizers: {error}", hint="fetch the file again") from error
+        raise Refusal(f"{file} is not understood by tokenizers: {error}", hint=AGAIN) from error

@@ -22,7 +22,6 @@ SHOWN = 10
 WIDEST = 200  # characters of a string that is shown
 SAMPLE = 3000  # of the vocabulary's words, unless every one has to be compared
 LONGEST = 1024  # characters of a word that is compared
-HELLO = "Hello world"
 # How byte-level vocabularies spell bytes: printable ones as themselves, the others from U+0100 on.
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 BYTES = {chr(byte): byte for byte in PRINTABLE} | {
@@ -118,11 +117,10 @@ class _Case:
 
     def _around(self) -> Iterator[str]:
         """What is put around a text: a GGUF can only say BOS and EOS."""
-        if not self.own.whole:
+        if not self.own.around:
             return
-        ours = self.ours.tokenize(HELLO, special=True, add_special=True)
-        body = self.own.whole.ids(HELLO, special=True)
-        theirs = self.own.whole.ids(HELLO, special=True, around=True)
+        body, theirs = self.own.around
+        ours = self.ours.tokenize(own.HELLO, special=True, add_special=True)
         if len(theirs) > len(body) and ours != theirs:
             extra = self._pieces([index for index in theirs if index not in body])
             yield f"the model's tokenizer puts {extra} around a text, llama.cpp {self._pieces(ours)!r}"

@@ -281,3 +281,11 @@ def test_a_piece_as_long_as_a_book_is_refused(tmp_path: Path) -> None:
     words = [*(piece.text for piece in PIECES.pieces[:-1]), "a" * 100_000]
     with pytest.raises(Refusal, match=r"would crash llama.cpp: its vocabulary has a piece of 100000 bytes"):
         prove(DATA, 512, tmp_path / "v.gguf", tokens=("array:string", words))
+
+
+def test_a_piece_as_long_as_a_book_beside_a_sound_model_is_refused(stories: Path, tmp_path: Path) -> None:
+    """The library would take its tree of pieces down by recursion too."""
+    folder = json_folder(tmp_path / "folder", None, METASPACE, vocab=[["<unk>", 0.0], ["a" * 1_000_000, -1.0]])
+    shutil.copy(stories / "tokenizer.model", folder)
+    with pytest.raises(Refusal, match=r"tokenizer.json has a piece of 1,000,000 characters"):
+        prove(folder, 512, tmp_path / "v.gguf")
