@@ -69,4 +69,3 @@ class Watcher(Protocol):
     def note(self, text: str) -> None:
         """Say one line that is neither a result nor an error."""
         ...
-

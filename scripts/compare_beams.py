@@ -70,7 +70,7 @@ def identical(context: Context, model: Model, prompts: int, tokens: int) -> None
 def started(context: Context, model: Model, request: Request) -> tuple[Engine, int]:
     """An engine over an emptied context that has read the prompt."""
     context.clear()
-    engine = Engine(context, Vocabulary(model.piece, lambda token: False), NativeChains(model.n_vocab))
+    engine = Engine(context, Vocabulary(model.piece, lambda token: False, model.n_vocab), NativeChains(model.n_vocab))
     number = engine.submit(request)
     while not engine.ledger.tokens[0] or len(engine.ledger.tokens[0]) < len(request.tokens):
         engine.step()

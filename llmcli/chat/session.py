@@ -157,4 +157,3 @@ def _path(config: Config, name: str) -> Path:
     if not NAME.fullmatch(name):
         raise UserError(f"{name!r} cannot name a chat", hint="use letters, digits and . _ - (at most 100)")
     return config.state / "saved" / f"{name}.jsonl"
-

@@ -253,8 +253,7 @@ class Engine:
         return forks
 
     def _accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> list[Event]:
-        event, finish = sequence.strategy.accept(sequence, rows, spent)
-        events = [event] if event else []
+        events, finish = sequence.strategy.accept(sequence, rows, spent)
         return [*events, self._close(sequence, finish)] if finish else events
 
     def _close(self, sequence: Sequence, finish: Finish) -> Event:

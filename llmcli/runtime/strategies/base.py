@@ -50,8 +50,8 @@ class Strategy(Protocol):
         """(slot, token) of each row of the next pass, where every token of the sequence is computed."""
         ...
 
-    def accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[Event | None, Finish | None]:
-        """Read the rows of a pass that took `spent` seconds: what became visible, and whether the answer ends."""
+    def accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[list[Event], Finish | None]:
+        """Read the rows of a pass that took `spent` seconds: the tokens that came of it, and how the answer ends."""
         ...
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:

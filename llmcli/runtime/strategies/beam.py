@@ -90,13 +90,13 @@ class BeamSearch:
         """The last token of every beam."""
         return [(beam.slot, beam.node.token) for beam in self.beams if beam.node]
 
-    def accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[Event | None, Finish | None]:
+    def accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[list[Event], Finish | None]:
         """Grow the beams by one token. Nothing is visible before the end."""
         begun = time.perf_counter()
         if not self.steps:
             self.beams, self.free = [Beam(sequence.slot, 0.0, None, Decoder(self.request.stops))], sequence.spare[:]
         if self.limit == 0:
-            return None, "length"
+            return [], "length"
         read = [next(rows) for _ in self.beams]
         if not self.steps:
             refuse_nan(read[0])
@@ -110,7 +110,7 @@ class BeamSearch:
         now = time.perf_counter()
         self.steps.append(((now - sequence.last) * 1e3, spent * 1e3, (now - begun) * 1e3))
         sequence.last = now
-        return None, self.ended[0].finish if over else None
+        return [], self.ended[0].finish if over else None
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
         """The best answer's text. Where the search was cut short the unfinished ones count as they are."""

@@ -31,13 +31,13 @@ class Plain:
         """Nothing: the token drawn last stands in the sequence, to be computed."""
         return []
 
-    def accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[Event | None, Finish | None]:
+    def accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[list[Event], Finish | None]:
         """Draw from the one row."""
         row, request = next(rows), sequence.request
         if not sequence.times:
             refuse_nan(row)
         if request.max_tokens == 0:
-            return None, "length"
+            return [], "length"
         # Before the draw: whoever reads the row first waits for the memory, and this one computes meanwhile.
         log_sum = row.log_sum(self.near) if request.logprobs else None
         begun = time.perf_counter()
@@ -46,7 +46,7 @@ class Plain:
         else:
             token = self.chain.draw(row, sequence.tokens)
             if self.vocabulary.ends(token):
-                return None, "stop"
+                return [], "stop"
         sample = time.perf_counter() - begun
         logprob = None
         if log_sum is not None:
@@ -56,8 +56,8 @@ class Plain:
         text = self.decoder.feed(self.vocabulary.piece(token))
         event = Event(sequence.id, sequence.time(token, text, spent, sample, logprob), text)
         if self.decoder.stopped:
-            return event, "stop"
-        return event, "length" if len(sequence.times) == request.max_tokens else None
+            return [event], "stop"
+        return [event], "length" if len(sequence.times) == request.max_tokens else None
 
     def _draw_no_end(self, row: Row, tokens: list[int]) -> int:
         """Draw with every end forbidden, as llama.cpp does; others may read the row, too: it is put right again."""
