@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-Finish = Literal["stop", "length", "cancelled", "context_full"]
+Finish = Literal["stop", "length", "cancelled", "context_full", "repetition"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,10 @@ from llmcli.runtime.runner import Runner
 from llmcli.units import size
 
 PERCENTILES = (0.50, 0.90, 0.95, 0.99)
+NOTES = {
+    "length": "stopped at the token limit", "cancelled": "cut", "context_full": "the context is full",
+    "repetition": "stopped: it only repeats itself; --endless lets it",
+}  # fmt: skip
 
 
 def document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict[str, Any]:
@@ -89,8 +93,7 @@ def timing_line(runner: Runner, answer: Answer) -> str:
         f"p50 {percentile(spread, 0.5):.1f} p99 {percentile(spread, 0.99):.1f} ms",
         _cells(runner),
     ]
-    notes = {"length": "stopped at the token limit", "cancelled": "cut", "context_full": "the context is full"}
-    return f"[{' · '.join(parts)}]" + (f" ({notes[answer.finish]})" if answer.finish in notes else "")
+    return f"[{' · '.join(parts)}]" + (f" ({NOTES[answer.finish]})" if answer.finish in NOTES else "")
 
 
 def samples_line(runner: Runner, answers: Sequence[Answer]) -> str:

@@ -32,6 +32,7 @@ class Talk:
     ui: UI
     stops: tuple[str, ...] = ()
     ignore_eos: bool = False
+    endless: bool = False
     logprobs: bool = False
     file_bytes: int = 0
     record: Callable[[dict[str, Any]], None] = lambda record: None
@@ -79,6 +80,7 @@ class Talk:
         return Request(
             self.tokens(text), self.session.sampling, self.session.predict, self.stops, self.ignore_eos,
             self.logprobs, started, "beam" if self.session.search.beams > 1 else "plain", self.session.search,
+            endless=self.endless,
         )  # fmt: skip
 
     def document(self, answer: Answer) -> dict[str, Any]:

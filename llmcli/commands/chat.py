@@ -142,7 +142,8 @@ def _open(ref: str, given: Flags, config: "Config", ui: "UI", logprobs: bool = F
             ui.note(f"{model.name} is a base model (no chat template): it continues the text")
         yield Talk(
             model.name, runner, Session(sampling, system or None, predict, given.search), config, ui, given.stops,
-            given.ignore_eos, logprobs, file_bytes=sum(file.stat().st_size for file in runner.header.files),
+            given.ignore_eos, given.endless, logprobs,
+            file_bytes=sum(file.stat().st_size for file in runner.header.files),
         )  # fmt: skip
 
 

@@ -49,6 +49,7 @@ ANSWER = (
     Flag("predict", ("-n", "--predict", "--n-predict"), int, "the most tokens of an answer, -1 = no limit", "N"),
     Flag("stops", ("-r", "--reverse-prompt"), list, "end the answer at this text; may be repeated", "TEXT"),
     Flag("ignore_eos", ("--ignore-eos",), bool, "go on where the model would end"),
+    Flag("endless", ("--endless",), bool, "go on where the answer only repeats itself"),
     Flag("samples", ("--samples",), int, "run: this many answers to one prompt, seeds counted up from --seed [1]", "N"),
 )
 SEARCH = (
@@ -87,6 +88,7 @@ class Flags:
     predict: int | None = None
     stops: tuple[str, ...] = ()
     ignore_eos: bool = False
+    endless: bool = False
     samples: int = 1
 
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from llmcli.errors import UserError
 from llmcli.runtime.binding.context import Aborted, NoSlot, Rows
 from llmcli.runtime.ledger import Ledger, Memory
+from llmcli.runtime.repetition import EVERY, repeats
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.sampling import SEEDS
 from llmcli.runtime.sampling.chain import NativeChains, Row, concrete_seed
@@ -98,6 +99,8 @@ class Engine:
         sequence = self._live[self._count] = Sequence(
             self._count, request, strategy, seed, started, tokens=list(request.tokens), last=started, after=after
         )  # fmt: skip
+        if not (request.endless or request.ignore_eos):
+            sequence.look_at = EVERY
         self._waiting.append(sequence)
         return sequence
 
@@ -254,6 +257,9 @@ class Engine:
 
     def _accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> list[Event]:
         events, finish = sequence.strategy.accept(sequence, rows, spent)
+        if finish is None and len(sequence.times) >= sequence.look_at:
+            sequence.look_at = len(sequence.times) + EVERY
+            finish = "repetition" if repeats(sequence.text) else None
         return [*events, self._close(sequence, finish)] if finish else events
 
     def _close(self, sequence: Sequence, finish: Finish) -> Event:

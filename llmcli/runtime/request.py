@@ -36,7 +36,8 @@ class Hypothesis:
 class Request:
     """One prompt and how to answer it.
 
-    `max_tokens` None means: until the model stops or the context is full. `started` is the
+    `max_tokens` None means: until the model stops, the context is full, or the answer only repeats itself;
+    `endless` (and `ignore_eos`) lets it repeat. `started` is the
     `time.perf_counter()` of the call with the text, from which the time to the first token counts.
     `strategy` is a name of runtime/strategies/, `search` is for the one called beam.
     """
@@ -50,6 +51,7 @@ class Request:
     started: float | None = None
     strategy: str = "plain"
     search: Search = NO_SEARCH
+    endless: bool = False
 
 
 @dataclass(frozen=True, slots=True)

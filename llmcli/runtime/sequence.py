@@ -1,5 +1,6 @@
 """One request on its way: the only thing besides the ledger that changes while tokens are made."""
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,7 +19,8 @@ class Sequence:
     `tokens` holds prompt and answer; the first `computed` of them are in the KV cache (slot `slot`).
     The last token of an unfinished answer is not: it enters with the next forward pass. `spare` are
     further slots that the strategy branches into. `after` is the sequence that computes the same prompt for
-    this one, `followed` says that others wait for this one to have done so.
+    this one, `followed` says that others wait for this one to have done so. `look_at` is the number of tokens of the
+    answer at which to look next whether it only repeats itself.
     """
 
     id: int
@@ -36,6 +38,7 @@ class Sequence:
     cancelled: bool = False
     after: "Sequence | None" = None
     followed: bool = False
+    look_at: float = math.inf
     finish: Finish | None = None
     text: list[str] = field(default_factory=list)
     times: list[TokenTime] = field(default_factory=list)
