@@ -17,9 +17,10 @@ FENCE = '"""'
 
 
 def answer(talk: Talk, text: str) -> Answer:
-    """Ask, stream the answer to stdout, then one line of timing on stderr."""
+    """Ask, stream the answer to stdout, then what the screen tells of its time on stderr."""
     made = talk.ask(text, Stream())
-    aside(talk.ui, report.timing_line(talk.runner, made))
+    for line in report.told(talk.runner, made, talk.screen.timing):
+        aside(talk.ui, line)
     if made.finish == "context_full":
         talk.ui.note("the context is full: /clear begins anew, or start with a larger --ctx-size")
     return made

@@ -19,9 +19,10 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from llmcli.chat import commands
+from llmcli.chat.complete import offers
 from llmcli.chat.loop import FENCE, closed, say
 from llmcli.chat.talk import Talk
+from llmcli.ui import visible
 from quant.errors import Refusal
 
 PROMPT, CONTINUED = ">>> ", "... "
@@ -116,22 +117,11 @@ class _History(FileHistory):
 
 
 class _Commands(Completer):
-    """Command words after a slash, then what each command offers."""
+    """What complete.py offers."""
 
     def __init__(self, talk: Talk) -> None:
         self.talk = talk
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        line = document.text_before_cursor
-        if not line.startswith("/") or line.startswith("//") or "\n" in line:
-            return
-        word, space, rest = line[1:].partition(" ")
-        if not space:
-            offers: Iterable[str] = commands.words()
-            rest = word
-        else:
-            command = commands.words().get(word.lower())
-            offers = command.completions(self.talk) if command else ()
-        for offer in offers:
-            if offer.startswith(rest) and " " not in rest:
-                yield Completion(offer, start_position=-len(rest))
+        for start, offer in offers(self.talk, document.text_before_cursor):
+            yield Completion(offer, start_position=start, display_meta=visible(getattr(offer, "about", "")))

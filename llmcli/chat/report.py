@@ -96,6 +96,14 @@ def timing_line(runner: Runner, answer: Answer) -> str:
     return f"[{' · '.join(parts)}]" + (f" ({NOTES[answer.finish]})" if answer.finish in NOTES else "")
 
 
+def told(runner: Runner, answer: Answer, timing: str) -> list[str]:
+    """What is said of an answer's time, as `/set timing` has it."""
+    if timing == "off":
+        return []
+    each = [" ".join(f"{one_line(token.text)}|{token.ms:.1f}" for token in answer.tokens)]
+    return [*(each if timing == "tokens" and answer.tokens else ()), timing_line(runner, answer)]
+
+
 def samples_line(runner: Runner, answers: Sequence[Answer]) -> str:
     """`[4 samples · ttft 41 ms · prefill 12 tok 298 tok/s (+0 reused) · 180 tok 61.2 tok/s together · KV …]`."""
     first = answers[0]

@@ -10,6 +10,7 @@ from typing import Any
 
 from llmcli.chat import report
 from llmcli.chat.render import Stream
+from llmcli.chat.screen import Screen
 from llmcli.chat.session import Session
 from llmcli.config import Config
 from llmcli.errors import UserError
@@ -40,6 +41,7 @@ class Talk:
     unanswered: str | None = None
     saved_as: str = ""
     leaving: bool = False
+    screen: Screen = field(default_factory=Screen)
     _told: set[str] = field(default_factory=set)
 
     def ask(self, text: str, stream: Stream) -> Answer:

@@ -11,11 +11,17 @@ def nothing(talk: Talk) -> Iterable[str]:
     return ()
 
 
+def nothing_more(talk: Talk, words: list[str]) -> Iterable[str]:
+    """No argument after the first can be completed."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """One command. `run` gets the talk and the rest of the line; its docstring's first line is the help.
 
-    `args` shows what follows the word, `completions` gives the arguments that Tab offers.
+    `args` shows what follows the word, `completions` gives the first arguments that Tab offers, `further` those
+    after the words that stand there already.
     """
 
     name: str
@@ -23,6 +29,7 @@ class Command:
     args: str = ""
     aliases: tuple[str, ...] = ()
     completions: Callable[[Talk], Iterable[str]] = nothing
+    further: Callable[[Talk, list[str]], Iterable[str]] = nothing_more
 
     @property
     def help(self) -> str:

@@ -1,0 +1,71 @@
+"""/set: every knob there is."""
+
+from collections.abc import Iterable
+
+from llmcli.chat.commands.base import Command
+from llmcli.chat.commands.settings import listing, set_system
+from llmcli.chat.knobs import find, knobs
+from llmcli.chat.knobs.base import Knob, Offer
+from llmcli.chat.talk import Talk
+from llmcli.errors import UserError
+
+FIXED = {
+    "ctx_size": "--ctx-size", "num_ctx": "--ctx-size", "threads": "--threads", "num_thread": "--threads",
+    "gpu_layers": "--gpu-layers", "num_gpu": "--gpu-layers", "cache_type_k": "-ctk", "cache_type_v": "-ctv",
+    "flash_attn": "-fa", "batch_size": "--batch-size", "ubatch_size": "--ubatch-size", "stop": "--reverse-prompt",
+}  # fmt: skip
+# Words of ollama's that stand alone.
+WORDS = {"verbose": ("timing", "line"), "quiet": ("timing", "off")}
+
+
+def change(talk: Talk, rest: str) -> None:
+    """Change a setting; alone, list all of them.
+
+    `/set parameter NAME VALUE`, `/set system TEXT`, `/set verbose` and `/set quiet` mean what they mean in ollama.
+    """
+    words = rest.split(None, 1)
+    if words and words[0] == "parameter":
+        words = words[1].split(None, 1) if len(words) > 1 else []
+    if not words:
+        listing(talk, knobs().values())
+        return
+    name, value = words[0], words[1].strip() if len(words) > 1 else None
+    key = name.lower().replace("-", "_")
+    if key in WORDS and value is None:
+        key, value = WORDS[key]
+    if key == "system":
+        set_system(talk, value or "")
+    elif key in FIXED:
+        raise UserError(f"{name} is fixed while the model is loaded", hint=f"leave, and start with {FIXED[key]}")
+    elif value is None:
+        listing(talk, [find(key)])
+    else:
+        turn(talk, find(key), value)
+
+
+def turn(talk: Talk, knob: Knob, value: str) -> None:
+    """Change one knob and say what it is now."""
+    knob.change(talk, value)
+    talk.ui.text(f"{knob.name} = {knob.show(talk)}")
+
+
+def _names(talk: Talk) -> Iterable[str]:
+    for knob in knobs().values():
+        yield Offer(knob.name, f"{knob.show(talk)} · {knob.range} · {knob.help}")
+    yield Offer("system", "the system text")
+    for word, (name, value) in WORDS.items():
+        yield Offer(word, f"{name} {value}")
+
+
+def _values(talk: Talk, words: list[str]) -> Iterable[str]:
+    """Values after a name; names after `parameter`."""
+    if words[0] == "parameter":
+        words = words[1:]
+    if not words:
+        return _names(talk)
+    key = words[0].lower().replace("-", "_")
+    known = next((knob for knob in knobs().values() if key in (knob.name, *knob.aliases)), None)
+    return known.values(talk) if known and len(words) == 1 else ()
+
+
+COMMANDS = (Command("set", change, "[NAME [VALUE]]", completions=_names, further=_values),)

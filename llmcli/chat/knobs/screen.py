@@ -1,0 +1,24 @@
+"""What is shown of an answer, and how."""
+
+from collections.abc import Callable, Iterable
+
+from llmcli.chat.knobs.base import SCREEN, Knob, Offer, one_of
+from llmcli.chat.screen import TIMINGS, Screen
+from llmcli.chat.talk import Talk
+
+
+def _words(name: str, meaning: str, about: dict[str, str]) -> Knob:
+    """A knob of the screen that takes one of some words; `about` has each one's meaning."""
+
+    def change(talk: Talk, value: str) -> None:
+        setattr(talk.screen, name, one_of(name, about, value))
+
+    def values(talk: Talk) -> Iterable[str]:
+        return [Offer(word, what) for word, what in about.items()]
+
+    show: Callable[[Talk], str] = lambda talk: str(getattr(talk.screen, name))  # noqa: E731
+    return Knob(name, SCREEN, meaning, ", ".join(about), str(getattr(Screen(), name)), show, change, values)
+
+
+WHAT = ("nothing", "one line after an answer", "every token's milliseconds, and the line")
+KNOBS = (_words("timing", "what is told of an answer's time", dict(zip(TIMINGS, WHAT, strict=True))),)

@@ -1,0 +1,12 @@
+"""What of an answer is shown, and how: nothing here changes what the model is asked or says."""
+
+from dataclasses import dataclass
+
+TIMINGS = ("off", "line", "tokens")
+
+
+@dataclass(slots=True)
+class Screen:
+    """The choices of one sitting. `timing`: nothing, one line after an answer, or every token's milliseconds too."""
+
+    timing: str = "line"
