@@ -29,7 +29,7 @@ def document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict
             "parameters": header.parameters,
         },
         "text": answer.text, "finish": answer.finish,
-        "tokens": _tokens(answer),
+        "tokens": _tokens(runner, answer),
         "timing": _timing(runner.load_ms, answer),
         "kv": {
             "type_k": kv.type_k, "type_v": kv.type_v, "bytes_per_token": kv.bytes_per_token, "cells": kv.cells,
@@ -41,19 +41,29 @@ def document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict
     }  # fmt: skip
 
 
-def samples(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def samples(runner: Runner, answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """Several answers to one prompt, each with the seed that says it again."""
-    return [{"text": a.text, "tokens": _tokens(a), "finish": a.finish, "seed": a.seed} for a in answers]
+    return [{"text": a.text, "tokens": _tokens(runner, a), "finish": a.finish, "seed": a.seed} for a in answers]
 
 
-def _tokens(answer: Answer) -> list[dict[str, Any]]:
-    return [
+def _tokens(runner: Runner, answer: Answer) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [
         {
             "id": t.id, "text": t.text, "ms": t.ms, "decode_ms": t.decode_ms, "sample_ms": t.sample_ms,
             "logprob": t.logprob,
         }
         for t in answer.tokens
     ]  # fmt: skip
+    for row, likeliest in zip(rows, answer.top, strict=False):
+        row["top_logprobs"] = [
+            {"id": one.token, "text": spelled(runner, one.token), "logprob": one.logprob} for one in likeliest
+        ]
+    return rows
+
+
+def spelled(runner: Runner, token: int) -> str:
+    """A token by itself, as text; ends and the like by their names, part of a character as U+FFFD."""
+    return runner.model.piece(token, special=True).decode("utf-8", "replace")
 
 
 def _timing(load_ms: float, answer: Answer) -> dict[str, Any]:

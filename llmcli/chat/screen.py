@@ -7,6 +7,9 @@ TIMINGS = ("off", "line", "tokens")
 
 @dataclass(slots=True)
 class Screen:
-    """The choices of one sitting. `timing`: nothing, one line after an answer, or every token's milliseconds too."""
+    """The choices of one sitting. `timing`: nothing, one line after an answer, or every token's milliseconds too.
+    `probs`: how many of the likeliest tokens are kept at each step, for /probs.
+    """
 
     timing: str = "line"
+    probs: int = 0

@@ -81,8 +81,8 @@ class Talk:
         self.unanswered = text
         return Request(
             self.tokens(text), self.session.sampling, self.session.predict, self.stops, self.ignore_eos,
-            self.logprobs, started, "beam" if self.session.search.beams > 1 else "plain", self.session.search,
-            endless=self.endless,
+            self.logprobs or self.screen.probs > 0, started, "beam" if self.session.search.beams > 1 else "plain",
+            self.session.search, endless=self.endless, top_logprobs=self.screen.probs,
         )  # fmt: skip
 
     def document(self, answer: Answer) -> dict[str, Any]:

@@ -63,6 +63,8 @@ def run(
     prompt = _prompt(given, text)
     if prompt is None and (json or given.samples > 1):
         raise UserError("there is no prompt", hint="give one as PROMPT, with -p or -f, or through a pipe")
+    if prompt is not None and given.logprobs and not json:
+        raise UsageError("--logprobs has no place in plain text", hint="add --json; in a chat, /probs shows them")
     if prompt is not None and not prompt.strip():
         raise UserError("the prompt is empty", hint=f"llmcli run {ref} 'Why is the sky blue?'")
     with _open(ref, given, config, ui, logprobs=json) as talk:
@@ -78,7 +80,7 @@ def _answer(talk: "Talk", text: str, json: bool, samples: int) -> bool:
     stream = Stream(silent=json)
     answers = talk.samples(text, samples, stream) if samples > 1 else [talk.ask(text, stream)]
     if json:
-        more = {"samples": report.samples(answers)} if samples > 1 else {}
+        more = {"samples": report.samples(talk.runner, answers)} if samples > 1 else {}
         talk.ui.result({**talk.document(answers[0]), **more})
     else:
         several = samples > 1
@@ -113,6 +115,7 @@ def _converse(talk: "Talk", first: str | None) -> bool:
 @contextmanager
 def _open(ref: str, given: Flags, config: "Config", ui: "UI", logprobs: bool = False) -> Iterator["Talk"]:
     """Everything from a name to a model that answers. What was typed wins over the alias, and that over defaults."""
+    from llmcli.chat.screen import Screen
     from llmcli.chat.session import Session
     from llmcli.chat.talk import Talk
     from llmcli.commands.ready import ready
@@ -143,6 +146,7 @@ def _open(ref: str, given: Flags, config: "Config", ui: "UI", logprobs: bool = F
         yield Talk(
             model.name, runner, Session(sampling, system or None, predict, given.search), config, ui, given.stops,
             given.ignore_eos, given.endless, logprobs,
+            screen=Screen(probs=given.logprobs),
             file_bytes=sum(file.stat().st_size for file in runner.header.files),
         )  # fmt: skip
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 META = "llmcli.flags"
 MOST_SAMPLES = 256  # as many sequences as llama.cpp takes
+ALTERNATIVES = "10"  # what `--logprobs` means without a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,10 @@ ANSWER = (
     Flag("endless", ("--endless",), bool, "go on where the answer only repeats itself"),
     Flag("samples", ("--samples",), int, "run: this many answers to one prompt, seeds counted up from --seed [1]", "N"),
 )
+SCREEN = (
+    Flag("logprobs", ("--logprobs",), int,
+         "keep each token's N likeliest alternatives [10]: run --json as top_logprobs, chat for /probs", "[N]"),
+)  # fmt: skip
 SEARCH = (
     Flag("beams", ("--beams",), str, "beam search: K answers at once; above 1 sampling does not apply [1]", "K"),
     Flag("length_penalty", ("--length-penalty",), str, "beams: above 0 favours long answers, below 0 short [1]", "P"),
@@ -90,10 +95,15 @@ class Flags:
     ignore_eos: bool = False
     endless: bool = False
     samples: int = 1
+    logprobs: int = 0
 
 
 class RunCommand(TyperCommand):
     """A command with the shared run options, made when its own words are parsed or explained."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As every command's; `--logprobs` alone means ten."""
+        return super().parse_args(ctx, _counted(args))
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its own parameters, then the table's."""
@@ -110,7 +120,7 @@ def table() -> tuple[Flag, ...]:
     """Every shared option; the sampling settings come from the sampler steps."""
     from llmcli.runtime.sampling import settings
 
-    return (*MODEL, *ANSWER, *SEARCH, *RUN, *(
+    return (*MODEL, *ANSWER, *SCREEN, *SEARCH, *RUN, *(
         Flag(s.name, (*s.flags, "--" + s.name.replace("_", "-")), list if s.limits.many else str,
              f"{s.help} [{s.show(s.default)}]", s.limits.metavar)
         for s in settings().values()
@@ -119,6 +129,7 @@ def table() -> tuple[Flag, ...]:
 
 def read(ctx: typer.Context) -> Flags:
     """What was typed for this command, checked as far as that needs no model; raises UserError."""
+    from llmcli.runtime.ranked import MOST as MOST_LOGPROBS
     from llmcli.runtime.request import RunOptions
     from llmcli.runtime.sampling import defaults, settings
     from llmcli.runtime.search import Search
@@ -139,6 +150,10 @@ def read(ctx: typer.Context) -> Flags:
         )
     if typed.get("samples", 1) > 1 and search.beams > 1:
         raise UsageError("--samples draws and --beams does not: they exclude each other", hint="leave one of them out")
+    if not 0 <= typed.get("logprobs", 0) <= MOST_LOGPROBS:
+        raise UserError(
+            f"--logprobs is {typed['logprobs']}", hint=f"--logprobs takes a whole number from 0 to {MOST_LOGPROBS}"
+        )
     if "prompt" in typed and "file" in typed:
         raise UsageError("both -p and -f give the message", hint="leave one of them out")
     if typed.get("raw") and "chat_template" in typed:
@@ -185,6 +200,18 @@ def decoded(raw: bytes, what: str, start: int = 0) -> str:
             f"{what} is not UTF-8 text: byte {start + error.start} is 0x{raw[error.start]:02x}",
             hint="convert it first: iconv -f LATIN1 -t UTF-8",
         ) from None
+
+
+def _counted(args: list[str]) -> list[str]:
+    """With a number after each `--logprobs` that has none."""
+    out: list[str] = []
+    for index, word in enumerate(args):
+        out.append(word)
+        if word == "--":
+            return [*out, *args[index + 1 :]]
+        if word == "--logprobs" and not "".join(args[index + 1 : index + 2]).lstrip("+-").isdigit():
+            out.append(ALTERNATIVES)
+    return out
 
 
 def _keep(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:

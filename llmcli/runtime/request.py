@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from llmcli.runtime.ranked import Ranked
 from llmcli.runtime.sampling import Sampling
 from llmcli.runtime.search import NO_SEARCH, Search
 from llmcli.types import Finish, TokenTime
@@ -39,7 +40,8 @@ class Request:
     `max_tokens` None means: until the model stops, the context is full, or the answer only repeats itself;
     `endless` (and `ignore_eos`) lets it repeat. `started` is the
     `time.perf_counter()` of the call with the text, from which the time to the first token counts.
-    `strategy` is a name of runtime/strategies/, `search` is for the one called beam.
+    `strategy` is a name of runtime/strategies/, `search` is for the one called beam. `top_logprobs`: with
+    `logprobs`, keep as many of the likeliest tokens at each step.
     """
 
     tokens: tuple[int, ...]
@@ -52,13 +54,15 @@ class Request:
     strategy: str = "plain"
     search: Search = NO_SEARCH
     endless: bool = False
+    top_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A finished answer and its accounts; times in milliseconds (definitions: the contract's run --json).
 
-    `beams`: what a beam search found, best first; its text and tokens are the first one's.
+    `beams`: what a beam search found, best first; its text and tokens are the first one's. `top`: for each token
+    the likeliest of its step, none where it was not drawn; empty where nobody asked.
     """
 
     text: str
@@ -69,6 +73,7 @@ class Answer:
     prompt_ms: float
     seed: int
     beams: tuple[Hypothesis, ...] = ()
+    top: tuple[tuple[Ranked, ...], ...] = ()
 
     @property
     def ttft_ms(self) -> float:

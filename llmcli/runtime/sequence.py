@@ -5,6 +5,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcli.runtime.ranked import Ranked, top
 from llmcli.runtime.request import Answer, Hypothesis, Request
 from llmcli.types import Finish, TokenTime
 
@@ -43,6 +47,7 @@ class Sequence:
     text: list[str] = field(default_factory=list)
     times: list[TokenTime] = field(default_factory=list)
     beams: tuple[Hypothesis, ...] = ()
+    top: list[tuple[Ranked, ...]] = field(default_factory=list)
 
     @property
     def prompting(self) -> bool:
@@ -65,6 +70,11 @@ class Sequence:
         self.text.append(text)
         return row
 
+    def rank(self, logits: NDArray[np.float32], log_sum: float) -> None:
+        """Keep the likeliest of the step that makes the next token; tokens before it that had none get none."""
+        self.top += [()] * (len(self.times) - len(self.top))
+        self.top.append(top(logits, self.request.top_logprobs, log_sum))
+
     def answer(self) -> Answer:
         """The accounts, once finished."""
         assert self.finish is not None
@@ -77,4 +87,5 @@ class Sequence:
             self.prompt_seconds * 1e3,
             self.seed,
             self.beams,
+            (*self.top, *[()] * (len(self.times) - len(self.top)))[: len(self.times)] if self.top else (),
         )

@@ -282,9 +282,7 @@ def test_a_logit_bias_may_be_given_many_times(llmcli: Llmcli, fake: Fake) -> Non
     assert llmcli("chat", "fake", *bias, stdin=b"/set logit_bias\n/set logit_bias none\n").out.count("97+100") == 1
 
 
-def test_a_full_disk_behind_stdout_is_one_error(
-    llmcli: Llmcli, fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_behind_stdout_is_one_error(llmcli: Llmcli, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake()
 
     class Full(io.StringIO):

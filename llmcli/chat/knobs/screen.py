@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from llmcli.chat.knobs.base import SCREEN, Knob, Offer, one_of
 from llmcli.chat.screen import TIMINGS, Screen
 from llmcli.chat.talk import Talk
+from llmcli.errors import UserError
+from llmcli.runtime.ranked import MOST
 
 
 def _words(name: str, meaning: str, about: dict[str, str]) -> Knob:
@@ -21,4 +23,19 @@ def _words(name: str, meaning: str, about: dict[str, str]) -> Knob:
 
 
 WHAT = ("nothing", "one line after an answer", "every token's milliseconds, and the line")
-KNOBS = (_words("timing", "what is told of an answer's time", dict(zip(TIMINGS, WHAT, strict=True))),)
+
+
+def _keep(talk: Talk, value: str) -> None:
+    if not (value.isascii() and value.isdigit() and len(value) < 9 and int(value) <= MOST):
+        hint = f"probs takes a whole number from 0 to {MOST}: how many alternatives of each token are kept, 0 = off"
+        raise UserError(f"probs is {value!r}", hint=hint)
+    talk.screen.probs = int(value)
+
+
+KNOBS = (
+    _words("timing", "what is told of an answer's time", dict(zip(TIMINGS, WHAT, strict=True))),
+    Knob(
+        "probs", SCREEN, "alternatives kept of each token, for /probs; 0 = off", f"from 0 to {MOST}", "0",
+        lambda talk: str(talk.screen.probs), _keep, lambda talk: (Offer("0", "off"), Offer("10", "as /probs on")),
+    ),
+)  # fmt: skip

@@ -52,6 +52,8 @@ class Plain:
         if log_sum is not None:
             self.near = float(row.logits[token])
             logprob = self.near - log_sum
+            if request.top_logprobs:
+                sequence.rank(row.logits, log_sum)
         sequence.tokens.append(token)
         text = self.decoder.feed(self.vocabulary.piece(token))
         event = Event(sequence.id, sequence.time(token, text, spent, sample, logprob), text)

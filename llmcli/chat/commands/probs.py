@@ -1,0 +1,85 @@
+"""/probs: how likely each token of the last answer was, and what else might have stood there."""
+
+import math
+
+from llmcli.chat.commands.base import Command
+from llmcli.chat.knobs import find
+from llmcli.chat.render import BANDS, colored, one_line, shaded
+from llmcli.chat.report import spelled
+from llmcli.chat.talk import Talk
+from llmcli.errors import UserError
+from llmcli.runtime.request import Answer
+
+KEPT = 10  # alternatives that `/probs on` keeps
+DOUBTED = 3  # tokens told below the coloured text
+
+
+def show_probs(talk: Talk, rest: str) -> None:
+    """Show the last answer by probability; with a number, that token's alternatives.
+
+    `/probs on` keeps probabilities and ten alternatives from the next answer on, `/probs off` does not.
+    """
+    if rest.lower() in ("on", "off"):
+        knob = find("probs")
+        knob.change(talk, str(KEPT) if rest.lower() == "on" else "0")
+        talk.ui.text(f"probs = {knob.show(talk)}")
+        return
+    answer = _last(talk)
+    if not rest:
+        _overview(talk, answer)
+    elif rest.isascii() and rest.isdigit() and len(rest) < 9 and 0 < int(rest) <= len(answer.tokens):
+        _alternatives(talk, answer, int(rest))
+    else:
+        count = len(answer.tokens)
+        raise UserError(f"/probs {rest}: no such token", hint=f"the last answer has tokens 1 to {count}; or on, off")
+
+
+def _last(talk: Talk) -> Answer:
+    """The last answer, with log-probabilities; raises UserError that says how to get one."""
+    if talk.last is None or not talk.last.tokens:
+        raise UserError("there is no answer yet", hint="/probs on, then ask something")
+    if talk.last.tokens[0].logprob is None:
+        wanted = "/regen answers again with them" if talk.screen.probs else "/probs on, then /regen"
+        raise UserError("no probabilities were kept with the last answer", hint=wanted)
+    return talk.last
+
+
+def _overview(talk: Talk, answer: Answer) -> None:
+    shares = [_share(token.logprob) for token in answer.tokens]
+    if colored(talk.ui):
+        shaded([(f"{name} ", least) for least, name in BANDS])
+        shaded([(token.text, share) for token, share in zip(answer.tokens, shares, strict=True)])
+        doubted = sorted(range(len(shares)), key=shares.__getitem__)[:DOUBTED]
+        told = " · ".join(f"{n + 1} {one_line(answer.tokens[n].text)!r} {shares[n]:.1%}" for n in doubted)
+        talk.ui.text(f"least likely: {told}")
+    else:
+        rows = [
+            (str(number), one_line(token.text), f"{share:.1%}", f"{token.logprob:.4f}")
+            for number, (token, share) in enumerate(zip(answer.tokens, shares, strict=True), 1)
+        ]
+        talk.ui.table(("#", "token", "probability", "logprob"), rows, right=("#", "probability", "logprob"))
+    logprobs = [token.logprob or 0.0 for token in answer.tokens]
+    talk.ui.text(f"perplexity {math.exp(-math.fsum(logprobs) / len(logprobs)):.3f} · /probs N: alternatives of token N")
+
+
+def _alternatives(talk: Talk, answer: Answer, number: int) -> None:
+    chosen = answer.tokens[number - 1]
+    likeliest = answer.top[number - 1] if answer.top else ()
+    if not likeliest:
+        raise UserError(f"token {number} has no alternatives kept", hint="/probs on, then /regen; beams keep none")
+    rows = [
+        (str(rank), one_line(spelled(talk.runner, one.token)), f"{_share(one.logprob):.2%}", f"{one.logprob:.4f}",
+         "<- taken" if one.token == chosen.id else "")
+        for rank, one in enumerate(likeliest, 1)
+    ]  # fmt: skip
+    if chosen.id not in [one.token for one in likeliest]:
+        text = one_line(spelled(talk.runner, chosen.id))
+        rows.append(("", text, f"{_share(chosen.logprob):.2%}", f"{chosen.logprob:.4f}", "<- taken"))
+    talk.ui.table(("#", "token", "probability", "logprob", ""), rows, right=("#", "probability", "logprob"))
+
+
+def _share(logprob: float | None) -> float:
+    return 0.0 if logprob is None else min(1.0, math.exp(logprob))
+
+
+COMMANDS = (Command("probs", show_probs, "[N|on|off]", completions=lambda talk: ("on", "off")),)
