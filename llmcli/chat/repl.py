@@ -14,11 +14,15 @@ except ImportError:  # Windows
     termios = None  # type: ignore[assignment]
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.styles import Style
+from prompt_toolkit.utils import get_cwidth
 
+from llmcli.chat import status
 from llmcli.chat.complete import offers
 from llmcli.chat.loop import FENCE, closed, say
 from llmcli.chat.talk import Talk
@@ -32,6 +36,8 @@ def converse(talk: Talk) -> None:
     """Read, answer, until Ctrl-D or /exit. A user's mistake is told and the talk goes on."""
     session = _session(talk)
     while not talk.leaving:
+        told = status.parts(talk)
+        session.bottom_toolbar = lambda told=told: _bottom(told)
         try:
             text = session.prompt(PROMPT, prompt_continuation=lambda width, number, soft: CONTINUED)
             with _no_echo():
@@ -44,11 +50,16 @@ def converse(talk: Talk) -> None:
             talk.ui.error(str(error), error.hint)
 
 
+def _bottom(told: list[status.Part]) -> str:
+    """The line at the bottom, as wide as the terminal is now."""
+    return status.fit(told, get_app().output.get_size().columns, get_cwidth)
+
+
 def _session(talk: Talk) -> PromptSession[str]:
     history = _History(talk.config.state / "history", talk)
     return PromptSession(
         history=history, completer=_Commands(talk), complete_while_typing=False, multiline=True,
-        key_bindings=_keys(), enable_suspend=True,
+        key_bindings=_keys(), enable_suspend=True, style=Style([("bottom-toolbar", "noreverse dim")]),
     )  # fmt: skip
 
 

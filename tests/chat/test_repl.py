@@ -19,9 +19,9 @@ TIMING = r"\[ttft [^\]]*\]"
 class Terminal:
     """A person at a terminal: types, and waits for what must appear."""
 
-    def __init__(self, model: Path, command: str = "chat", *flags: str) -> None:
+    def __init__(self, model: Path, command: str = "chat", *flags: str, **environ: str) -> None:
         words = ["-m", "llmcli.app", command, str(model), "-t", "1", "-n", "16", "-c", "2048", "--temp", "0", *flags]
-        environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "PYTHONPATH": str(ROOT)}
+        environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "PYTHONPATH": str(ROOT)} | environ
         self.child = pexpect.spawn(
             sys.executable, words, env=environment, dimensions=(40, 120), timeout=120, encoding="utf-8"
         )
@@ -144,3 +144,39 @@ def test_typed_bytes_that_are_no_characters_become_question_marks(terminal: Term
     assert terminal.leave() == 0
     (log,) = (home / "state" / "sessions").glob("*.jsonl")
     assert json.loads(log.read_text(encoding="utf-8"))["prompt"] == "caf??"
+
+
+@pytest.mark.model
+def test_the_bar_at_the_bottom_fits_the_terminal_and_follows_every_command(smollm2: Path) -> None:
+    terminal = Terminal(smollm2, PROMPT_TOOLKIT_NO_CPR="0", NO_COLOR="1")
+    child = terminal.child
+
+    def bar() -> str:
+        """What stands at the bottom of the next prompt; prompt_toolkit draws it once it knows where the cursor is."""
+        child.expect(r"\x1b\[6n")
+        child.send("\x1b[5;1R")
+        child.expect(r"(\d+)/2048 tokens[^\n]*temp [0-9.]+")
+        return ESCAPE.sub("", (child.before or "") + str(child.after))
+
+    assert "24/2048 tokens · KV 0 B · temp 0" in bar()
+    child.send("Hello\r")
+    assert "+0 reused" in terminal.answer()
+    told = bar()
+    assert re.search(r"█░+ · \d\d/2048 tokens · KV [0-9.]+ (Ki|Mi)B · [0-9.]+ tok/s · temp 0$", told)
+    child.send("/set temp 0.25\r")
+    assert "temp 0.25" in bar()
+    child.setwinsize(24, 30)  # the kernel tells by a signal
+    child.expect(r"\x1b\[6n")
+    child.send("\x1b[5;1R")
+    child.expect(r"\d\d/2048 tokens")
+    child.expect(r"tok/s")
+    child.send("/set temp 0.5\r")
+    child.expect(r"temp = 0.5")
+    child.expect(r"\x1b\[6n")
+    child.send("\x1b[5;1R")
+    child.expect(r"/2048 tokens[^\n]*?\x1b")
+    assert "temp" not in str(child.after)  # no room for it
+    child.sendeof()
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0

@@ -1,0 +1,86 @@
+"""The line at the bottom: correct after every command, and never wider than the terminal."""
+
+from collections.abc import Callable
+
+import pytest
+
+from llmcli.chat.loop import say
+from llmcli.chat.render import Stream
+from llmcli.chat.status import fit, parts
+from llmcli.chat.talk import Talk
+from llmcli.runtime.template import Template
+
+Make = Callable[..., Talk]
+
+
+def line(talk: Talk, width: int = 200) -> str:
+    return fit(parts(talk), width)
+
+
+def test_it_tells_model_context_cache_speed_and_settings(talk: Make) -> None:
+    one = talk(b"yes")
+    begun = len(b"<user>") + 1
+    assert line(one) == f"fake · █░░░░░░░░░ · {begun}/256 tokens · KV 0 B · temp 0"
+    one.ask("a?", Stream(silent=True))
+    held = len(b"<user>a?\n<assistant>yes\n") + 1
+    used = one.runner.engine.ledger.used
+    assert one.last
+    assert line(one) == (
+        f"fake · █░░░░░░░░░ · {held}/256 tokens · KV {used / 2:.1f} KiB"
+        f" · {one.last.tokens_per_second:.1f} tok/s · temp 0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("/set temp 0.5", "temp 0.5"), ("/set top_k 3", "temp 0 top_k 3"), ("/set seed 7", "temp 0 seed 7"),
+        ("/set beams 2", "beams 2"),
+    ],
+)  # fmt: skip
+def test_a_changed_setting_is_told_at_once(command: str, told: str, talk: Make) -> None:
+    one = talk(n_seq_max=2)
+    say(one, command)
+    assert line(one).endswith(f" · {told}")
+
+
+def test_a_conversation_that_is_taken_back_holds_less(talk: Make) -> None:
+    one = talk(b"yes")
+    say(one, "a?")
+    before = line(one)
+    say(one, "b?")
+    assert line(one) != before
+    one.session.undo()
+    assert f"{one.held()}/256 tokens" in before
+    say(one, "/clear")
+    assert "7/256 tokens · KV 0 B" in line(one)
+
+
+def test_templates_that_want_a_question_last_and_base_models_are_counted(talk: Make) -> None:
+    one = talk(b"yes", template=None)
+    say(one, "Once")
+    assert one.held() == len(b"Onceyes") + 1
+    two = talk(b"yes")
+    say(two, "a?")
+    two.runner.template = Template(
+        "{% if not add_generation_prompt %}{{ raise_exception('no') }}{% endif %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    assert two.held() == len(b"a?yesa") + 1
+
+
+def test_what_does_not_fit_goes_from_the_least_important_on(talk: Make) -> None:
+    one = talk(b"yes")
+    one.name = "模型" * 20
+    say(one, "a?")
+    widths = [sum(2 if ord(char) > 0x2FFF else 1 for char in line(one, width)) for width in range(1, 200)]
+    assert [len(line(one, width)) <= width for width in range(200)] == [True] * 200
+    assert widths[-1] > widths[10]
+    assert line(one, 16).endswith("/256 tokens")
+    assert line(one, 5) == ""
+
+
+def test_a_hostile_name_is_shown_and_not_obeyed(talk: Make) -> None:
+    one = talk()
+    one.name = "a\x1b[2J\nb"
+    assert line(one).startswith("a␛[2J␊b")
