@@ -34,12 +34,13 @@ PROMPT, CONTINUED = ">>> ", "... "
 
 def converse(talk: Talk) -> None:
     """Read, answer, until Ctrl-D or /exit. A user's mistake is told and the talk goes on."""
-    session = _session(talk)
+    session, talk.prefills = _session(talk), True
     while not talk.leaving:
         told = status.parts(talk)
         session.bottom_toolbar = lambda told=told: _bottom(told)
         try:
-            text = session.prompt(PROMPT, prompt_continuation=lambda width, number, soft: CONTINUED)
+            draft, talk.draft = talk.draft, ""
+            text = session.prompt(PROMPT, prompt_continuation=lambda width, number, soft: CONTINUED, default=draft)
             with _no_echo():
                 say(talk, _proper(text).strip())
         except KeyboardInterrupt:

@@ -24,7 +24,8 @@ from llmcli.ui import UI
 class Talk:
     """Everything a command may look at. `file_bytes` was measured when the model was loaded: its file may be
     replaced while it runs. `unanswered` is a message that an error or Ctrl-C kept from an answer,
-    `record` takes one line per reply, `leaving` ends the loop."""
+    `record` takes one line per reply, `leaving` ends the loop. Where lines are typed (`prefills`) a command may leave
+    a `draft` of the next one."""
 
     name: str
     runner: Runner
@@ -42,6 +43,8 @@ class Talk:
     saved_as: str = ""
     leaving: bool = False
     screen: Screen = field(default_factory=Screen)
+    prefills: bool = False
+    draft: str = ""
     _told: set[str] = field(default_factory=set)
 
     def ask(self, text: str, stream: Stream) -> Answer:
@@ -61,7 +64,7 @@ class Talk:
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         })  # fmt: skip
         if answer.tokens or answer.finish != "cancelled":
-            self.session.add(text, answer.text, answer.finish)
+            self.session.add(text, answer.text, answer.finish, len(answer.tokens))
             self.unanswered = None
         return answer
 
@@ -94,6 +97,18 @@ class Talk:
         if self.runner.template is None:
             return self.runner.encode_text(self._plain(text))
         return self.runner.encode_chat(self._messages(text))
+
+    def spoken(self) -> tuple[int, ...]:
+        """The ids of what was said, without a next message; empty where nothing was or the template cannot tell."""
+        messages = self.session.messages
+        if not messages:
+            return ()
+        if self.runner.template is None:
+            return self.runner.encode_text(self._head() + "\n".join(self._pairs()))
+        try:
+            return self.runner.encode_chat(self._framed(messages), add_generation_prompt=False)
+        except UserError:  # a template that wants a question last
+            return ()
 
     def prefix(self) -> int:
         """How many tokens stand before the first message: system text and what the template adds."""

@@ -95,7 +95,7 @@ def _answer(talk: "Talk", text: str, json: bool, samples: int) -> bool:
 def _converse(talk: "Talk", first: str | None) -> bool:
     """Talk until there is nothing more to read; False where a line from a pipe failed."""
     from llmcli.chat import loop
-    from llmcli.chat.session import Log
+    from llmcli.chat.log import Log
 
     talk.record = Log(talk.config, talk.ui.warn).append
     interactive = sys.stdin.isatty() and sys.stdout.isatty()

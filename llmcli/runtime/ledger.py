@@ -102,6 +102,10 @@ class Ledger:
         self._touch(slot)
         return slot, reused
 
+    def held(self, tokens: Sequence[int]) -> int:
+        """How many of the first of these tokens some slot holds."""
+        return max(_common(mine, tokens) for mine in self.tokens)
+
     @property
     def idle(self) -> int:
         """How many slots nobody is using."""

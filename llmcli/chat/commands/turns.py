@@ -1,12 +1,11 @@
-"""/clear, /regen, /save and /load: the conversation itself."""
+"""/clear, /save and /load: the conversation itself."""
 
 import time
 from collections.abc import Iterable
 
-from llmcli.chat import session
+from llmcli.chat import saved
 from llmcli.chat.commands.base import Command
 from llmcli.chat.talk import Talk
-from llmcli.errors import UserError
 
 
 def clear(talk: Talk, rest: str) -> None:
@@ -17,25 +16,10 @@ def clear(talk: Talk, rest: str) -> None:
     talk.ui.text("the conversation is empty")
 
 
-def regenerate(talk: Talk, rest: str) -> None:
-    """Answer the last message again (also one that an error kept from its answer)."""
-    from llmcli.chat.loop import answer
-
-    kept = list(talk.session.messages), set(talk.session.cut), talk.unanswered
-    question = talk.unanswered or talk.session.undo()
-    if question is None:
-        raise UserError("there is nothing to answer again", hint="ask something first")
-    try:
-        answer(talk, question)
-    finally:
-        if talk.unanswered is not None:  # it came to nothing: all is as it was
-            talk.session.messages, talk.session.cut, talk.unanswered = kept
-
-
 def save(talk: Talk, rest: str) -> None:
     """Write the conversation to disk under a name."""
     name = rest or talk.saved_as or time.strftime("%Y%m%dT%H%M%S")
-    path, replaced = session.save(talk.session, talk.config, name, talk.name)
+    path, replaced = saved.save(talk.session, talk.config, name, talk.name)
     talk.saved_as = name
     talk.ui.text(f"saved as {name} ({path})" + (", in place of the chat of that name" if replaced else ""))
 
@@ -43,10 +27,10 @@ def save(talk: Talk, rest: str) -> None:
 def load(talk: Talk, rest: str) -> None:
     """Go on with a saved conversation; alone, list them."""
     if not rest:
-        names = session.saved_names(talk.config)
+        names = saved.saved_names(talk.config)
         talk.ui.text("saved chats: " + ", ".join(names) if names else "no chat is saved yet")
         return
-    model = session.load(talk.session, talk.config, rest)
+    model = saved.load(talk.session, talk.config, rest)
     talk.saved_as, talk.unanswered = rest, None
     talk.ui.text(f"loaded {rest}: {len(talk.session.messages) // 2} turns")
     if model != talk.name:
@@ -54,12 +38,11 @@ def load(talk: Talk, rest: str) -> None:
 
 
 def _saved(talk: Talk) -> Iterable[str]:
-    return session.saved_names(talk.config)
+    return saved.saved_names(talk.config)
 
 
 COMMANDS = (
     Command("clear", clear),
-    Command("regen", regenerate, aliases=("retry",)),
     Command("save", save, "[NAME]", completions=_saved),
     Command("load", load, "[NAME]", completions=_saved),
 )

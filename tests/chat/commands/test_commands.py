@@ -52,6 +52,7 @@ def test_each_command_offers_words_and_survives_any_argument(name: str, talk: Ma
 
 def test_all_that_was_promised_is_there() -> None:
     promised = "help ? set show system kv timing beams clear regen retry save load exit bye quit"
+    promised += " undo edit branch switch tree"
     assert set(promised.split()) <= set(words())
 
 

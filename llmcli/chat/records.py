@@ -1,0 +1,48 @@
+"""Turns and places of a tree as JSON objects, and back. What is read was written by anybody: all of it is checked.
+
+Saved chats and session logs share it; it knows no files.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmcli.chat.tree import Tree, Turn
+
+
+class Damaged(ValueError):
+    """An object that is no turn or no place; the reason is its text."""
+
+
+def turn_record(turn: Turn) -> dict[str, Any]:
+    """A turn; what is usual is left out."""
+    record = {"parent": turn.parent, "question": turn.question, "answer": turn.answer, "tokens": turn.tokens}
+    return {**record, "cut": True} if turn.cut else record
+
+
+def place_record(tree: Tree) -> dict[str, Any]:
+    """Where the conversation is, and the ends of its branches."""
+    return {"at": tree.at, "branch": tree.branch, "names": dict(tree.names)}
+
+
+def add_turn(tree: Tree, record: Mapping[str, Any]) -> None:
+    """Put a turn that was read into the tree; where the conversation is stays. Raises Damaged."""
+    parent, tokens = record.get("parent"), record.get("tokens", 0)
+    if not isinstance(parent, int) or not 0 <= parent <= len(tree.turns):
+        raise Damaged("its parent is no turn before it")
+    if not isinstance(record.get("question"), str) or not isinstance(record.get("answer"), str):
+        raise Damaged("question and answer must be text")
+    counted = tokens if isinstance(tokens, int) and tokens > 0 else 0
+    tree.turns.append(Turn(parent, record["question"], record["answer"], record.get("cut") is True, counted))
+
+
+def put_place(tree: Tree, record: Mapping[str, Any]) -> None:
+    """Go where the record says, with its branches. Raises Damaged, and then nothing has changed."""
+    at, branch, names = record.get("at"), record.get("branch"), record.get("names")
+    known = isinstance(names, dict) and all(isinstance(end, int) for end in names.values())
+    if not isinstance(at, int) or not isinstance(names, dict) or not known:
+        raise Damaged("it does not tell where the conversation is")
+    if not all(0 <= end <= len(tree.turns) for end in (at, *names.values())):
+        raise Damaged("it leads to a turn that is not there")
+    if not isinstance(branch, str) or (branch and names.get(branch) != at):
+        raise Damaged("its branch does not end where the conversation is")
+    tree.at, tree.branch, tree.names = at, branch, dict(names)
