@@ -86,6 +86,7 @@ class Talk:
             self.tokens(text), self.session.sampling, self.session.predict, self.stops, self.ignore_eos,
             self.logprobs or self.screen.probs > 0, started, "beam" if self.session.search.beams > 1 else "plain",
             self.session.search, endless=self.endless, top_logprobs=self.screen.probs,
+            turn=len(self.session.tree.turns) + 1, path=frozenset(self.session.tree.path()),
         )  # fmt: skip
 
     def document(self, answer: Answer) -> dict[str, Any]:

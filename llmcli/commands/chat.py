@@ -39,7 +39,7 @@ def chat(
     if given.samples > 1:
         raise UsageError("chat gives one answer at a time", hint="llmcli run REF PROMPT --samples N gives several")
     config, ui = _surroundings(given)
-    with _open(ref or given.model or DEFAULT, given, config, ui) as talk:
+    with _open(ref or given.model or DEFAULT, given, config, ui, talks=True) as talk:
         good = _converse(talk, _written(given))
     if not good:
         raise typer.Exit(1)
@@ -67,7 +67,7 @@ def run(
         raise UsageError("--logprobs has no place in plain text", hint="add --json; in a chat, /probs shows them")
     if prompt is not None and not prompt.strip():
         raise UserError("the prompt is empty", hint=f"llmcli run {ref} 'Why is the sky blue?'")
-    with _open(ref, given, config, ui, logprobs=json) as talk:
+    with _open(ref, given, config, ui, logprobs=json, talks=prompt is None) as talk:
         good = _converse(talk, None) if prompt is None else _answer(talk, prompt, json, given.samples)
     if not good:
         raise typer.Exit(1)
@@ -113,8 +113,13 @@ def _converse(talk: "Talk", first: str | None) -> bool:
 
 
 @contextmanager
-def _open(ref: str, given: Flags, config: "Config", ui: "UI", logprobs: bool = False) -> Iterator["Talk"]:
-    """Everything from a name to a model that answers. What was typed wins over the alias, and that over defaults."""
+def _open(
+    ref: str, given: Flags, config: "Config", ui: "UI", *, logprobs: bool = False, talks: bool
+) -> Iterator["Talk"]:
+    """Everything from a name to a model that answers. What was typed wins over the alias, and that over defaults.
+
+    One that `talks` has room for branches.
+    """
     from llmcli.chat.screen import Screen
     from llmcli.chat.session import Session
     from llmcli.chat.talk import Talk
@@ -134,9 +139,10 @@ def _open(ref: str, given: Flags, config: "Config", ui: "UI", logprobs: bool = F
         words = ", ".join("--" + name.replace("_", "-") for name in given.settings)
         ui.warn(f"with {given.search.beams} beams the sampling settings do not apply: {words}")
     slots = max(given.samples, given.search.beams)
-    options, gpu_layers = fit.decide(
-        container.read(model.path), given.options, ui.warn, slots, predict if given.samples > 1 else None
-    )
+    header = container.read(model.path)
+    options, gpu_layers = fit.decide(header, given.options, ui.warn, slots, predict if given.samples > 1 else None)
+    if talks:
+        slots = max(slots, fit.branches(header, options))
     with open_runner(
         model.path, options, template=template, raw=given.raw, slots=slots, gpu_layers=gpu_layers,
         native_sampling=config.native_sampling,

@@ -193,7 +193,7 @@ class Engine:
     def _place(self, sequence: Sequence) -> bool:
         """Give a waiting sequence its slots, where there are as many."""
         slots = sequence.strategy.slots
-        if self.ledger.idle < slots or not (place := self.ledger.place(sequence.request.tokens)):
+        if self.ledger.idle < slots or not (place := self.ledger.place(sequence.request.tokens, sequence.request.path)):
             return False
         sequence.slot, sequence.reused = place
         sequence.computed = sequence.reused
@@ -267,7 +267,7 @@ class Engine:
         sequence.text.append(rest)
         sequence.finish = finish
         if sequence.slot >= 0:
-            self.ledger.release(sequence.slot)
+            self.ledger.release(sequence.slot, sequence.request.turn)
         else:
             self._waiting.remove(sequence)
         del self._live[sequence.id]

@@ -49,6 +49,7 @@ class Ledger:
         self._cells: list[list[int]] = [[] for _ in range(count)]
         self._busy = [False] * count
         self._used_at = [0] * count
+        self._turns = [0] * count
         self._clock = 0
         self._next_cell = 0
         self._used = 0
@@ -76,27 +77,28 @@ class Ledger:
         mine = tuple(holders[cell] > 1 for cell in self._cells[latest])
         return Occupied(mine, len(holders) - len(mine), self.size - len(holders))
 
-    def place(self, tokens: tuple[int, ...]) -> tuple[int, int] | None:
+    def place(self, tokens: tuple[int, ...], path: frozenset[int] = frozenset()) -> tuple[int, int] | None:
         """Claim a slot for a prompt: (slot, tokens already there), or None while every slot is busy.
 
-        At least the last token is left to compute, for its logits. The slot with the longest common
-        prefix is taken over when it is idle; when another keeps it, its cells are shared.
+        At least the last token is left to compute, for its logits. The slot with the longest common prefix is taken
+        over when it is idle and is continued or holds a turn of the prompt's own `path`, which this one spells
+        otherwise; in all other cases its cells are shared, and what it holds besides stays.
         """
         idle = [slot for slot, busy in enumerate(self._busy) if not busy]
         if not idle:
             return None
         lengths = [min(_common(held, tokens), len(tokens) - 1) for held in self.tokens]
         best = max(range(len(lengths)), key=lambda slot: (lengths[slot], not self._busy[slot]))
-        empty = [slot for slot in idle if not self.tokens[slot]]
-        # An idle conversation is taken over where it is simply continued, or where there is no other place.
-        take_over = not self._busy[best] and (lengths[best] == len(self.tokens[best]) or not empty or not self.forks)
+        target = self._oldest(idle)
+        # An idle conversation is taken over where it is simply continued, or where its turn to be forgotten has come.
+        continued = lengths[best] == len(self.tokens[best]) or self._turns[best] in path
+        take_over = not self._busy[best] and (continued or target == best or not self.forks)
         if take_over or not self.forks or not lengths[best]:
-            slot = best if take_over else (empty or sorted(idle, key=self._used_at.__getitem__))[0]
+            slot = best if take_over else target
             reused = self._cut(slot, min(lengths[slot], len(tokens) - 1))
         else:
-            slot = (empty or sorted(idle, key=self._used_at.__getitem__))[0]
+            slot, reused = target, lengths[best]
             self._cut(slot, 0)
-            reused = lengths[best]
             self._share(best, slot, 0, reused)
         self._busy[slot] = True
         self._touch(slot)
@@ -113,8 +115,7 @@ class Ledger:
 
     def claim(self) -> int:
         """Take an idle slot and empty it: one that holds nothing, else the longest unused."""
-        idle = [slot for slot, busy in enumerate(self._busy) if not busy]
-        slot = min(idle, key=lambda slot: (bool(self.tokens[slot]), self._used_at[slot]))
+        slot = self._oldest([slot for slot, busy in enumerate(self._busy) if not busy])
         self._cut(slot, 0)
         self._busy[slot] = True
         self._touch(slot)
@@ -154,9 +155,9 @@ class Ledger:
         if not self.memory.trim(slot, keep) or not self._window_holds(slot, keep):
             self._cut(slot, 0)
 
-    def release(self, slot: int) -> None:
-        """The answer is over; its cells stay for whoever continues it."""
-        self._busy[slot] = False
+    def release(self, slot: int, turn: int = 0) -> None:
+        """The answer is over; its cells stay for whoever continues it, as those of that turn of a conversation."""
+        self._busy[slot], self._turns[slot] = False, turn
         self._touch(slot)
 
     def make_room(self, cells: int) -> bool:
@@ -182,6 +183,10 @@ class Ledger:
             assert self.memory.last(slot) == len(held) - 1, (slot, self.memory.last(slot), len(held))
         assert self.used == len({cell for cells in self._cells for cell in cells}), self.used
         assert self.used <= self.size, (self.used, self.size)
+
+    def _oldest(self, idle: list[int]) -> int:
+        """The slot to fill next: one that holds nothing, else the longest unused."""
+        return min(idle, key=lambda slot: (bool(self.tokens[slot]), self._used_at[slot]))
 
     def _share(self, source: int, target: int, start: int, end: int) -> None:
         """Give `target`, which ends at `start`, the cells of `source` from there to `end`."""

@@ -42,6 +42,8 @@ class Request:
     `time.perf_counter()` of the call with the text, from which the time to the first token counts.
     `strategy` is a name of runtime/strategies/, `search` is for the one called beam. `top_logprobs`: with
     `logprobs`, keep as many of the likeliest tokens at each step.
+    `strategy` is a name of runtime/strategies/, `search` is for the one called beam. `turn` is this one's number in
+    its conversation, `path` those before it: what the cache holds of them may give way to this one.
     """
 
     tokens: tuple[int, ...]
@@ -55,6 +57,8 @@ class Request:
     search: Search = NO_SEARCH
     endless: bool = False
     top_logprobs: int = 0
+    turn: int = 0
+    path: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

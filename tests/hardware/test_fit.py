@@ -1,5 +1,7 @@
 """What the machine decides where the user did not."""
 
+from dataclasses import replace
+
 import pytest
 
 from llmcli.errors import UserError
@@ -83,3 +85,15 @@ def test_this_machine_has_cores_and_memory():
     assert host.cores() >= 1
     assert (host.available_memory() or 1) > 0
     assert host.cpu_name()
+
+
+@pytest.mark.parametrize(
+    ("window", "ctx_size", "count"), [(0, 8192, fit.BRANCHES), (512, 8192, 1), (512, 512, fit.BRANCHES), (512, 400, 4)]
+)
+def test_a_chat_holds_several_branches_where_they_share_cells(monkeypatch, window: int, ctx_size: int, count: int):
+    form = fit.kv.shape(fake_header().metadata)
+    assert form
+    monkeypatch.setattr(fit.kv, "shape", lambda metadata: replace(form, window=window))
+    assert fit.branches(fake_header(), RunOptions(ctx_size=ctx_size)) == count
+    monkeypatch.setattr(fit.kv, "shape", lambda metadata: None)  # recurrent, or a cache of other rules
+    assert fit.branches(fake_header(), RunOptions(ctx_size=ctx_size)) == 1

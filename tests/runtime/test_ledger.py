@@ -137,3 +137,28 @@ def test_any_mix_of_forks_leaves_map_and_memory_in_agreement_and_stores_a_tree_o
     assert ledger.tokens[kept] == wanted[:-1]
     assert ledger.used == memory.used == len(wanted) - 1
     assert ledger.idle == 5
+
+
+def test_a_conversation_that_goes_on_keeps_no_second_copy_of_itself():
+    memory = FakeContext(n_seq_max=4)
+    ledger = Ledger(memory)
+    slot, _ = fill(ledger, memory, (1, 2, 3))
+    ledger.release(slot, turn=1)
+    # The template spells the answer otherwise than it was said: what was said is of no use any more.
+    assert ledger.place((1, 2, 9, 9), path=frozenset({1})) == (slot, 2)
+
+
+def test_a_branch_keeps_what_the_conversation_held_and_the_oldest_gives_way_to_a_new_one():
+    memory = FakeContext(n_seq_max=3)
+    ledger = Ledger(memory)
+    for turn, last in enumerate((3, 4, 5), 1):
+        slot, reused = fill(ledger, memory, (1, 2, last, last))
+        assert reused == (2 if turn > 1 else 0)
+        ledger.release(slot, turn)
+    assert ledger.used == 2 + 3 * 2
+    slot, reused = fill(ledger, memory, (1, 2, 6, 6))
+    assert (slot, reused) == (0, 2)  # in place of the first
+    ledger.release(slot, 4)
+    assert [held[2] for held in ledger.tokens] == [6, 4, 5]
+    assert ledger.held((1, 2, 4, 4, 9)) == 4
+    ledger.check()
