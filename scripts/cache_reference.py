@@ -10,11 +10,12 @@ from llmcli.runtime.binding.context import Rows
 
 @dataclass
 class Cell:
-    """A place of the cache."""
+    """A place of the cache. `pure`: nothing that has left since stood before it."""
 
     position: int
     token: int
     owners: set[int]
+    pure: bool = True
 
 
 @dataclass
@@ -24,12 +25,17 @@ class Reference:
     size: int
     streams: bool = False
     cells: list[Cell] = field(default_factory=list)
+    shifts: int = 0
 
     def held(self, sequence: int) -> list[int]:
         """The tokens of a sequence, in order of position."""
         mine = sorted((cell.position, cell.token) for cell in self.cells if sequence in cell.owners)
         assert [position for position, _ in mine] == list(range(len(mine))), "the reference itself has a gap"
         return [token for _, token in mine]
+
+    def pure(self, sequence: int, end: int) -> bool:
+        """Whether the first `end` tokens of a sequence are as a pass over them alone makes them."""
+        return all(cell.pure for cell in self.cells if sequence in cell.owners and cell.position < end)
 
     def fits(self, rows: Rows) -> bool:
         """Whether there are cells for every row."""
@@ -40,7 +46,7 @@ class Reference:
     def put(self, rows: Rows) -> None:
         """A pass has been computed."""
         for token, position, sequence in zip(rows.tokens, rows.positions, rows.sequences, strict=True):
-            self.cells.append(Cell(position, token, {sequence}))
+            self.cells.append(Cell(position, token, {sequence}, self.pure(sequence, position)))
 
     def trim(self, sequence: int, keep: int) -> None:
         """Positions from `keep` on are given up; a cell that nobody owns is free."""
@@ -53,6 +59,21 @@ class Reference:
         """Cells are shared in a pool, and doubled between streams."""
         for cell in [cell for cell in self.cells if source in cell.owners and start <= cell.position < end]:
             if self.streams:
-                self.cells.append(Cell(cell.position, cell.token, {target}))
+                self.cells.append(Cell(cell.position, cell.token, {target}, cell.pure))
             else:
                 cell.owners.add(target)
+
+    def movable(self, sequence: int, end: int) -> bool:
+        """Whether nobody else holds what a sequence has from `end` on."""
+        return all(cell.owners == {sequence} for cell in self.cells if sequence in cell.owners and cell.position >= end)
+
+    def shift(self, sequence: int, start: int, end: int) -> None:
+        """A piece is given up and what follows moves down; it keeps what it knew of the piece."""
+        self.shifts += 1
+        mine = [cell for cell in self.cells if sequence in cell.owners]
+        for cell in mine:
+            if start <= cell.position < end:
+                cell.owners.discard(sequence)
+            elif cell.position >= end:
+                cell.position, cell.pure = cell.position - (end - start), False
+        self.cells = [cell for cell in self.cells if cell.owners]

@@ -37,7 +37,7 @@ class Watched:
         self.context, self.reference = context, reference
         self.n_ctx, self.n_seq_max = context.n_ctx, context.n_seq_max
         self.n_swa, self.recurrent = context.n_swa, context.recurrent
-        self.first, self.last = context.first, context.last
+        self.first, self.last, self.can_shift = context.first, context.last, context.can_shift
 
     def trim(self, sequence: int, keep: int) -> bool:
         self.reference.trim(sequence, keep)
@@ -46,6 +46,10 @@ class Watched:
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         self.reference.copy(source, target, start, end)
         self.context.copy(source, target, start, end)
+
+    def shift(self, sequence: int, start: int, end: int, last: int) -> None:
+        self.reference.shift(sequence, start, end)
+        self.context.shift(sequence, start, end, last)
 
 
 class Fuzz:
@@ -122,6 +126,23 @@ class Fuzz:
         self.reference.copy(source, target, start, end)
         self._legal()
 
+    def shift(self) -> None:
+        """A piece is taken out, and what follows moves down: only where the sequence has it alone."""
+        sequence = self._sequence()
+        held = self.reference.held(sequence)
+        start, end = sorted(self.rng.sample(range(max(4, len(held) + 2)), 2))
+        last = held[-1] if held else 5
+        if self.rng.random() < 0.3 or end >= len(held) or not self.reference.movable(sequence, end):
+            wrong = [(-1, 0, 1, last), (SEQUENCES, 0, 1, last), (sequence, 3, 3, last), (sequence, -1, 2, last)]
+            wrong += [(sequence, 0, len(held), last), (sequence, 0, max(1, len(held) - 1), -1)]
+            if end >= len(held) or not self.reference.movable(sequence, end):
+                wrong = [(sequence, start, end, last)]
+            self._refused(lambda: self.context.shift(*self.rng.choice(wrong)))
+            return
+        self.context.shift(sequence, start, end, last)
+        self.reference.shift(sequence, start, end)
+        self._legal()
+
     def ask(self) -> None:
         """First and last positions, of sequences that exist and others."""
         ask = self.rng.choice((self.context.first, self.context.last))
@@ -188,6 +209,18 @@ class Fuzz:
         self.busy = [slot for slot in self.busy if slot == kept or slot not in some]
         self._legal()
 
+    def adapt(self) -> None:
+        """The oldest turn leaves: what follows moves up, where nobody else holds it."""
+        if not self.busy:
+            return
+        slot = self.rng.choice(self.busy)
+        held = self.ledger.tokens[slot]
+        start, end = sorted(self.rng.choices(range(len(held) + 1), k=2))
+        wanted = [*held[:start], *held[end:]]
+        kept = self.ledger.adapt(slot, wanted, move=self.rng.random() < 0.8)
+        assert wanted[:kept] == self.ledger.tokens[slot], "what it holds is no beginning"
+        self._legal()
+
     def release(self) -> None:
         """An answer is over."""
         if self.busy:
@@ -249,6 +282,8 @@ class Fuzz:
 
     def _compare(self, logits: np.ndarray, sequence: int, position: int) -> None:
         tokens = self.reference.held(sequence)[: position + 1]
+        if not self.reference.pure(sequence, position + 1):
+            return
         self.fresh.clear()
         for at in range(0, len(tokens), BATCH):
             piece = tokens[at : at + BATCH]
@@ -332,16 +367,16 @@ def run(path: Path, operations: int, seed: int, streams: bool) -> dict[str, obje
     alone = ContextOptions(CELLS, BATCH, UBATCH, 1, 1, 1, "f32", "f32", "off")
     with open_model(path) as model, open_context(model, tested) as context, open_context(model, alone) as fresh:
         fuzz = Fuzz(context, fresh, seed)
-        door = [fuzz.decode, fuzz.interrupt, fuzz.brim, fuzz.trim, fuzz.copy, fuzz.ask, fuzz.clear]
-        through = [fuzz.place, fuzz.shorten, fuzz.fork, fuzz.settle, fuzz.release, fuzz.forget, fuzz.stop]
+        door = [fuzz.decode, fuzz.interrupt, fuzz.brim, fuzz.trim, fuzz.copy, fuzz.shift, fuzz.ask, fuzz.clear]
+        through = [fuzz.place, fuzz.shorten, fuzz.fork, fuzz.settle, fuzz.adapt, fuzz.release, fuzz.forget, fuzz.stop]
         while (left := operations - fuzz.counts.total()) > 0:
-            fuzz.turn(door, [50, 5, 1, 16, 16, 10, 2], min(TURN, left))
+            fuzz.turn(door, [50, 5, 1, 16, 16, 8, 10, 2], min(TURN, left))
             if not streams and (left := operations - fuzz.counts.total()) > 0:
-                fuzz.turn(through, [30, 10, 20, 6, 15, 3, 8], min(TURN, left))
+                fuzz.turn(through, [30, 10, 20, 6, 12, 15, 3, 8], min(TURN, left))
         total = fuzz.counts.total()
         return {
             "operations": total, **fuzz.counts, "legal share": round(fuzz.counts["legal"] / total, 4),
-            "rows compared": fuzz.compared, "largest difference": fuzz.widest,
+            "shifts": fuzz.reference.shifts, "rows compared": fuzz.compared, "largest difference": fuzz.widest,
         }  # fmt: skip
 
 

@@ -62,6 +62,7 @@ class FakeContext:
     reply: bytes | Speak = b"hello"
     n_swa: int = 0
     recurrent: bool = False
+    can_shift: bool = True
     abort_at: int = -1
     before: Callable[[int], None] = lambda number: None
     batches: list[int] = field(default_factory=list)
@@ -136,6 +137,15 @@ class FakeContext:
         assert len(self.cells[target]) == start, "what was there is not cleared"
         self.cells[target] += self.cells[source][start:end]
 
+    def shift(self, sequence: int, start: int, end: int, last: int) -> None:
+        held = self.cells[sequence]
+        assert self.can_shift and not self.recurrent
+        assert 0 <= start < end < len(held)
+        others = {cell for other, cells in enumerate(self.cells) if other != sequence for cell, _ in cells}
+        assert not others & {cell for cell, _ in held[end:]}, "another sequence holds what would move"
+        assert held[-1][1] == last
+        del held[start:end]
+
     def first(self, sequence: int) -> int:
         oldest = self._oldest[sequence]
         return oldest if oldest < len(self.cells[sequence]) else -1
@@ -181,14 +191,25 @@ def fake_header(path: Path = Path("fake.gguf")) -> Header:
     return Header(path, (path,), 3, fields, tensors, 32)
 
 
-def fake_runner(reply: bytes | Speak = b"hello", *, template: str | None = TEMPLATE, path: Path = Path("fake.gguf"),
-                context: FakeContext | None = None, **settings: int) -> Runner:
+def fake_runner(
+    reply: bytes | Speak = b"hello",
+    *,
+    template: str | None = TEMPLATE,
+    path: Path = Path("fake.gguf"),
+    context: FakeContext | None = None,
+    **settings: int,
+) -> Runner:
     """A Runner over the fakes; `settings` go to FakeContext, `template` None makes it a base model."""
     made = context or FakeContext(reply=reply, **settings)
     options = RunOptions(
         ctx_size=made.n_ctx, threads=1, threads_batch=1, batch_size=made.n_batch, ubatch_size=made.n_ubatch
     )  # fmt: skip
     return Runner(
-        fake_header(path), FakeModel(), made, options,  # type: ignore[arg-type]
-        Template(template) if template else None, 1.0, native_sampling=False,
+        fake_header(path),
+        FakeModel(),
+        made,
+        options,  # type: ignore[arg-type]
+        Template(template) if template else None,
+        1.0,
+        native_sampling=False,
     )

@@ -11,6 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from llmcli.errors import UserError
+
+ANCHOR = 16  # tokens that must agree for a text to be found again behind a gap
+TRIED = 32  # places where they agree: a text that turns in circles has many
+
 
 class Memory(Protocol):
     """What the ledger asks of a context (llama_memory_* of llama.h)."""
@@ -20,9 +25,14 @@ class Memory(Protocol):
     n_swa: int
     recurrent: bool
 
+    @property
+    def can_shift(self) -> bool: ...
+
     def trim(self, sequence: int, keep: int) -> bool: ...
 
     def copy(self, source: int, target: int, start: int, end: int) -> None: ...
+
+    def shift(self, sequence: int, start: int, end: int, last: int) -> None: ...
 
     def first(self, sequence: int) -> int: ...
 
@@ -77,16 +87,21 @@ class Ledger:
         mine = tuple(holders[cell] > 1 for cell in self._cells[latest])
         return Occupied(mine, len(holders) - len(mine), self.size - len(holders))
 
-    def place(self, tokens: tuple[int, ...], path: frozenset[int] = frozenset()) -> tuple[int, int] | None:
+    def place(
+        self, tokens: tuple[int, ...], path: frozenset[int] = frozenset(), move: bool = False
+    ) -> tuple[int, int] | None:
         """Claim a slot for a prompt: (slot, tokens already there), or None while every slot is busy.
 
         At least the last token is left to compute, for its logits. The slot with the longest common prefix is taken
         over when it is idle and is continued or holds a turn of the prompt's own `path`, which this one spells
-        otherwise; in all other cases its cells are shared, and what it holds besides stays.
+        otherwise; in all other cases its cells are shared, and what it holds besides stays. `move`: cells of such a
+        slot behind something that the prompt leaves out may move up, as in `adapt`.
         """
         idle = [slot for slot, busy in enumerate(self._busy) if not busy]
         if not idle:
             return None
+        if move and (moved := self._place_moved(tokens, path, idle)):
+            return moved
         lengths = [min(_common(held, tokens), len(tokens) - 1) for held in self.tokens]
         best = max(range(len(lengths)), key=lambda slot: (lengths[slot], not self._busy[slot]))
         target = self._oldest(idle)
@@ -134,6 +149,18 @@ class Ledger:
         self._cut(target, common)
         assert len(self.tokens[target]) == common, "a memory that cannot be forked"
         self._share(source, target, common, len(self.tokens[source]))
+
+    def adapt(self, slot: int, tokens: Sequence[int], move: bool) -> int:
+        """Make a slot hold a beginning of `tokens`, as much as it can; returns how many of them it holds.
+
+        With `move` the cells behind a piece that `tokens` leave out move up, where the memory can do that and no other
+        slot holds them. They stay what they became with that piece before them: a text computed anew differs.
+        """
+        held = self.tokens[slot]
+        at = _common(held, tokens)
+        while move and (gap := _gap(held, tokens, at)) and self._shift(slot, at, at + gap):
+            at += _common(held[at:], tokens[at:])
+        return self._cut(slot, at)
 
     def settle(self, slots: list[int], tokens: list[int]) -> int:
         """Keep the slot that shares most with `tokens`, cut to what it shares; the others are emptied and idle."""
@@ -188,6 +215,33 @@ class Ledger:
         """The slot to fill next: one that holds nothing, else the longest unused."""
         return min(idle, key=lambda slot: (bool(self.tokens[slot]), self._used_at[slot]))
 
+    def _place_moved(self, tokens: tuple[int, ...], path: frozenset[int], idle: list[int]) -> tuple[int, int] | None:
+        """An idle slot of the same conversation that holds more of a prompt with a gap closed than any as it is."""
+        own = [slot for slot in idle if not path or self._turns[slot] in path]
+        slot = max(own, key=lambda slot: (_reach(self.tokens[slot], tokens), self._used_at[slot]), default=-1)
+        if slot < 0 or _reach(self.tokens[slot], tokens) <= self.held(tokens) or not self.memory.can_shift:
+            return None
+        self._busy[slot] = True
+        self._touch(slot)
+        return slot, self.adapt(slot, tokens[:-1], move=True)
+
+    def _shift(self, slot: int, start: int, end: int) -> bool:
+        """Give up the tokens from `start` to `end` and move those behind up; False where that cannot be."""
+        held, cells = self.tokens[slot], self._cells[slot]
+        shared = max((self._shared(slot, other) for other in range(len(self._cells)) if other != slot), default=0)
+        if not self.memory.can_shift or end < shared:
+            return False
+        try:
+            self.memory.shift(slot, start, end, held[-1])
+        except UserError:  # the whole memory is empty
+            for lost in range(len(self.tokens)):
+                self.tokens[lost], self._cells[lost] = [], []
+            self._used = 0
+            raise
+        self._used -= end - max(start, shared)
+        del held[start:end], cells[start:end]
+        return True
+
     def _share(self, source: int, target: int, start: int, end: int) -> None:
         """Give `target`, which ends at `start`, the cells of `source` from there to `end`."""
         if start < end:
@@ -239,3 +293,24 @@ def _common(held: list[int], tokens: Sequence[int]) -> int:
         if one != other:
             return index
     return min(len(held), len(tokens))
+
+
+def _gap(held: list[int], tokens: Sequence[int], at: int) -> int:
+    """How many tokens of `held` to leave out at `at`, so that it goes on longest as `tokens` do there; 0 for none."""
+    anchor = list(tokens[at : at + ANCHOR])
+    if len(anchor) < ANCHOR:
+        return 0
+    first, places = anchor[0], []
+    for place in range(at + 1, len(held) - ANCHOR + 1):
+        if held[place] == first and held[place : place + ANCHOR] == anchor:
+            places.append(place)
+            if len(places) == TRIED:
+                break
+    return max(places, key=lambda place: _common(held[place:], tokens[at:]), default=at) - at
+
+
+def _reach(held: list[int], tokens: Sequence[int]) -> int:
+    """How many of `tokens` a slot would hold with one gap closed."""
+    at = _common(held, tokens)
+    gap = _gap(held, tokens, at)
+    return at + _common(held[at + gap :], tokens[at:]) if gap else at

@@ -10,9 +10,10 @@ import numpy as np
 def llama(
     path: Path, *, hidden: int = 256, ff: int = 256, layers: int = 8, heads: int = 4, kv_heads: int = 2,
     tied: bool = False, experts: int = 0, arch: str = "llama", vocab: int = 300, seed: int = 0, dtype: Any = np.float32,
-    extra: dict[str, tuple[int, ...]] | None = None,
+    extra: dict[str, tuple[int, ...]] | None = None, settings: dict[str, Any] | None = None,
 ) -> Path:  # fmt: skip
-    """A random model of the Llama family, loadable by llama.cpp where arch is llama; `extra` adds tensors."""
+    """A random model of the Llama family, loadable by llama.cpp where arch is llama; `extra` adds tensors, `settings`
+    metadata of the architecture."""
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(64)
     writer.add_embedding_length(hidden)
@@ -20,7 +21,7 @@ def llama(
     writer.add_feed_forward_length(ff)
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
-    writer.add_rope_dimension_count(hidden // heads)
+    more = {"rope.dimension_count": hidden // heads, **(settings or {})}
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_layer_norm_eps(1e-5)
     writer.add_file_type(0)
@@ -33,11 +34,52 @@ def llama(
         writer.add_sliding_window(16)
         writer.add_key_length(hidden // heads)
         writer.add_value_length(hidden // heads)
+    add: dict[type, Any] = {
+        str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, bool: writer.add_bool,
+    }  # fmt: skip
+    for key, value in more.items():
+        add[type(value)](f"{arch}.{key}", value)
     random = np.random.default_rng(seed)
     for name, shape in {**_shapes(hidden, ff, layers, heads, kv_heads, tied, experts, vocab), **(extra or {})}.items():
         norm = name.endswith("_norm.weight")
         values = random.normal(1.0 if norm else 0.0, 0.2 if norm else 0.1, shape).astype(np.float32)
         writer.add_tensor(name, values if len(shape) == 1 else values.astype(dtype))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def mamba(path: Path, hidden: int = 32, layers: int = 2) -> Path:
+    """A random Mamba: state that is not kept by position."""
+    inner, state, rank, kernel = 2 * hidden, 16, 4, 4
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.add_context_length(1024)
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(layers)
+    writer.add_ssm_conv_kernel(kernel)
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_time_step_rank(rank)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_file_type(0)
+    vocabulary(writer, 300)
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (300, hidden), "output_norm.weight": (hidden,)}
+    for i in range(layers):
+        shapes |= {
+            f"blk.{i}.{name}": shape
+            for name, shape in {
+                "attn_norm.weight": (hidden,), "ssm_in.weight": (2 * inner, hidden),
+                "ssm_conv1d.weight": (inner, kernel), "ssm_conv1d.bias": (inner,),
+                "ssm_x.weight": (rank + 2 * state, inner), "ssm_dt.weight": (inner, rank), "ssm_dt.bias": (inner,),
+                "ssm_a": (inner, state), "ssm_d": (inner,), "ssm_out.weight": (hidden, inner),
+            }.items()
+        }  # fmt: skip
+    random = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        values = random.normal(0.0, 0.1, shape).astype(np.float32)
+        writer.add_tensor(name, -np.exp(values) if name.endswith("ssm_a") else values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -77,7 +119,7 @@ def byte_level(writer: gguf.GGUFWriter, size: int) -> None:
     writer.add_eos_token_id(257)
 
 
-def gemma3(path: Path, hidden: int = 32, layers: int = 2) -> Path:
+def gemma3(path: Path, hidden: int = 32, layers: int = 2, settings: dict[str, Any] | None = None) -> Path:
     """A random Gemma 3: sliding window, norms before and behind, norms of queries and keys."""
     head = hidden // 4
     extra = {
@@ -90,7 +132,7 @@ def gemma3(path: Path, hidden: int = 32, layers: int = 2) -> Path:
             ("attn_k_norm", head),
         )
     }
-    return llama(path, arch="gemma3", hidden=hidden, ff=64, layers=layers, tied=True, extra=extra)
+    return llama(path, arch="gemma3", hidden=hidden, ff=64, layers=layers, tied=True, extra=extra, settings=settings)
 
 
 def _shapes(

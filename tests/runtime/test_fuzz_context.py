@@ -27,6 +27,7 @@ def test_random_operations_are_refused_or_do_what_the_reference_says(stories_ggu
     assert figures["operations"] >= 1000
     assert figures["legal share"] >= 0.3
     assert figures["refused"] >= 100
+    assert figures["shifts"] >= 10
     assert figures["rows compared"] >= 20
 
 

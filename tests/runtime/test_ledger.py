@@ -161,4 +161,68 @@ def test_a_branch_keeps_what_the_conversation_held_and_the_oldest_gives_way_to_a
     ledger.release(slot, 4)
     assert [held[2] for held in ledger.tokens] == [6, 4, 5]
     assert ledger.held((1, 2, 4, 4, 9)) == 4
+
+
+def turns(*sizes: int) -> list[list[int]]:
+    """Texts without a token in common."""
+    return [list(range(100 * number, 100 * number + size)) for number, size in enumerate(sizes, 1)]
+
+
+def test_what_stands_behind_a_turn_that_left_moves_up():
+    memory = FakeContext()
+    ledger = Ledger(memory)
+    system, one, two, three = turns(5, 30, 40, 20)
+    slot, _ = fill(ledger, memory, (*system, *one, *two))
+    assert ledger.adapt(slot, [*system, *two, *three], move=True) == 45
+    assert ledger.tokens[slot] == [*system, *two]
+    assert ledger.used == memory.used == 45
+    ledger.check()
+
+
+def test_a_prompt_may_leave_out_several_pieces():
+    memory = FakeContext()
+    ledger = Ledger(memory)
+    system, one, two, three, four = turns(5, 30, 40, 20, 25)
+    ledger.release(fill(ledger, memory, (*system, *one, *two, *three, *four))[0])
+    assert ledger.place((*system, *two, *four, 7, 8), move=True) == (0, 70)
+    ledger.check()
+
+
+@pytest.mark.parametrize("can", [{"can_shift": False}, {"recurrent": True, "can_shift": False}])
+def test_where_cells_cannot_move_they_are_computed_anew(can: dict[str, bool]):
+    memory = FakeContext(**can)
+    ledger = Ledger(memory)
+    system, one, two = turns(5, 30, 40)
+    slot, _ = fill(ledger, memory, (*system, *one, *two))
+    kept = 0 if memory.recurrent else 5
+    assert ledger.adapt(slot, [*system, *two], move=True) == kept
+    ledger.check()
+    assert ledger.place((*system, *two), move=True) is None  # the slot is busy
+    ledger.release(slot)
+    assert ledger.place((*system, *two), move=True) == (0, kept)
+
+
+def test_cells_that_another_slot_holds_are_not_moved():
+    memory = FakeContext(n_seq_max=2)
+    ledger = Ledger(memory)
+    system, one, two, three = turns(5, 30, 40, 20)
+    first, _ = fill(ledger, memory, (*system, *one, *two))
+    second, _ = fill(ledger, memory, (*system, *one, *two, *three))
+    assert ledger.adapt(second, [*system, *two, *three], move=True) == 5  # two is shared
+    ledger.check()
+    assert ledger.tokens[first] == [*system, *one, *two]
+    assert ledger.adapt(first, [*system, *two], move=True) == 45
+    assert ledger.used == memory.used
+    ledger.check()
+
+
+def test_a_shared_beginning_does_not_keep_the_rest_from_moving():
+    memory = FakeContext(n_seq_max=2)
+    ledger = Ledger(memory)
+    system, one, two, three = turns(20, 30, 40, 20)
+    fill(ledger, memory, tuple(system))
+    second, shared = fill(ledger, memory, (*system, *one, *two))
+    assert shared == 20
+    assert ledger.adapt(second, [*system[:10], *two, *three], move=True) == 50  # the gap ends in cells of its own
+    assert ledger.used == memory.used == 60
     ledger.check()

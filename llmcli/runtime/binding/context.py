@@ -9,18 +9,21 @@ import ctypes
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UserError
+from llmcli.runtime.binding.batch import NEVER, Batch, abort_on
 from llmcli.runtime.binding.library import last_words, lib, listen
 from llmcli.runtime.binding.memory import Allocated, allocated
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.positions import Positions, Span, spans
+from llmcli.runtime.binding.sharing import Sharing
 from llmcli.runtime.binding.softmax import LogSumExp
+from llmcli.runtime.binding.turning import can_shift
 
 # enum ggml_type, the types that a KV cache may have (llama.cpp's -ctk/-ctv).
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
@@ -86,7 +89,7 @@ class Row:
 class Context:
     """An open context. Made by `open_context`; unusable after its `with` block."""
 
-    def __init__(self, pointer: Any, model: Model, flag: Any, unified: bool = True) -> None:
+    def __init__(self, pointer: Any, model: Model, flag: Any, unified: bool = True, type_k: str = "f16") -> None:
         library = lib()
         self.pointer, self._flag, self.unified = pointer, flag, unified
         self.n_ctx: int = library.llama_n_ctx(pointer)
@@ -95,13 +98,14 @@ class Context:
         self.n_seq_max: int = library.llama_n_seq_max(pointer)
         self.memory = library.llama_get_memory(pointer)
         self.n_vocab, self.n_swa, self.recurrent = model.n_vocab, model.n_swa, model.recurrent
+        self._ask_shift = partial(can_shift, model, self.memory, type_k)
         # Laying out a batch of several micro-batches, llama.cpp drops old cells of a window for the last of them before
         # the first is computed (prepare and apply_ubatch of llama-kv-cache.cpp); where sequences' cells lie mixed, some
         # that the first still sees: logits off by 0.1 to 1. One micro-batch a pass has nothing to drop too early.
         if self.n_swa and self.n_seq_max > 1:
             self.n_batch = self.n_ubatch
-        self._batch = _Batch(self.n_batch)
-        self._positions = Positions(self.n_seq_max)
+        self._batch = Batch(self.n_batch)
+        self._positions, self._sharing = Positions(self.n_seq_max), Sharing()
         self.log_sum_exp = LogSumExp()
         self._rows: dict[int, Row] = {}  # by address, of which there are few
         # The plain address: a ctypes pointer object made anew for each token costs 15 µs of cold code.
@@ -126,15 +130,15 @@ class Context:
     def prepare(self, rows: Rows) -> Callable[[], None]:
         """The same pass checked and laid out beforehand: what is left to call is llama.cpp alone, for measuring it."""
         self._check(rows)
-        batch = _Batch(len(rows))
+        batch = Batch(len(rows))
         batch.fill(rows)
         return partial(self._measured, batch, spans(rows.positions, rows.sequences))
 
-    def _measured(self, batch: "_Batch", added: Iterable[Span]) -> None:
+    def _measured(self, batch: Batch, added: Iterable[Span]) -> None:
         self._forward(batch, added)
         lib().llama_synchronize(self.pointer)
 
-    def _forward(self, batch: "_Batch", added: Iterable[Span]) -> None:
+    def _forward(self, batch: Batch, added: Iterable[Span]) -> None:
         self._positions.check(added)
         code = lib().llama_decode(self.pointer, batch.struct)
         self._flag[0] = b"\0"  # not before: Ctrl-C may have come while the batch was filled
@@ -193,6 +197,7 @@ class Context:
         if not lib().llama_memory_seq_rm(self.memory, sequence, keep, -1):
             return False
         self._positions.put(sequence, keep)
+        self._sharing.cut(sequence, keep)
         return True
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
@@ -209,6 +214,45 @@ class Context:
         assert not whole or (start == 0 and end == self._positions.length(source)), "only a whole sequence"
         lib().llama_memory_seq_cp(self.memory, source, target, -1 if whole else start, -1 if whole else end)
         self._positions.put(target, end)
+        if self.unified:
+            self._sharing.copied(source, target, start, end)
+
+    @cached_property
+    def can_shift(self) -> bool:
+        """Whether cells may be moved to other positions; the first question is answered by trying (turning.py)."""
+        return self._ask_shift(lib().llama_n_threads_batch(self.pointer))
+
+    def shift(self, sequence: int, start: int, end: int, last: int) -> None:
+        """Give up the positions from `start` to `end` and move what follows down to `start`, its keys turned along.
+
+        `last` is the token at the last position. It is computed anew at its new place, since llama.cpp turns the keys
+        only within a pass; that one is not interrupted. No other sequence may hold the cells that move. Raises
+        UserError where the pass fails; the whole memory is empty then.
+        """
+        self._known(sequence)
+        assert self.can_shift, "this memory cannot move cells"
+        length = self._positions.length(sequence)
+        assert 0 <= start < end < length, (start, end, length)
+        assert end >= self._sharing.end(sequence), "cells that another sequence holds would move"
+        assert 0 <= last < self.n_vocab, last
+        library, behind = lib(), length - (end - start)
+        library.llama_memory_seq_rm(self.memory, sequence, start, end)
+        library.llama_memory_seq_add(self.memory, sequence, end, length, start - end)
+        library.llama_memory_seq_rm(self.memory, sequence, behind - 1, -1)
+        self._batch.fill(Rows([last], [behind - 1], [sequence], [False]))
+        listen()
+        library.llama_set_abort_callback(self.pointer, *abort_on(NEVER))
+        code = library.llama_decode(self.pointer, self._batch.struct)
+        library.llama_synchronize(self.pointer)
+        library.llama_set_abort_callback(self.pointer, *abort_on(self._flag))
+        self._sharing.cut(sequence, start)
+        self._positions.put(sequence, behind)
+        if code or "K-shift" in last_words():
+            self.clear()
+            raise UserError(
+                f"llama.cpp could not move the context (code {code}): {last_words() or 'no reason given'}",
+                hint="ask again: it is computed anew; --on-full stop moves nothing",
+            )
 
     def first(self, sequence: int) -> int:
         """The oldest position still held (above 0 where a sliding window has moved on), −1 when empty."""
@@ -224,6 +268,7 @@ class Context:
         """Forget everything; the bytes are not wiped."""
         lib().llama_memory_clear(self.memory, False)
         self._positions.clear()
+        self._sharing.clear()
 
     @property
     def output_bytes(self) -> int:
@@ -248,39 +293,7 @@ class Context:
         if not length:
             lib().llama_memory_seq_rm(self.memory, sequence, 0, -1)
         self._positions.put(sequence, length)
-
-
-class _Batch:
-    """A llama_batch over arrays of ours: nothing to free.
-
-    ctypes' arrays, not numpy's: after a forward pass nothing of ours is left in the caches, and what
-    counts is how much code a call touches (four slices filled: 20 µs against 50 then, 1 against 2 when warm).
-    """
-
-    def __init__(self, capacity: int) -> None:
-        ints: Any = ctypes.c_int32 * capacity  # they take any sequence of integers, which the stubs do not know
-        flags: Any = ctypes.c_int8 * capacity
-        self.token, self.position, self.sequence, self.wants = ints(), ints(), ints(), flags()
-        counts = np.ones(capacity, np.int32)  # one sequence id a row
-        rows = np.uint64(ctypes.addressof(self.sequence)) + 4 * np.arange(capacity, dtype=np.uint64)
-        self._kept = counts, rows
-        self.struct = struct = lib().llama_batch()
-        for name, address in (
-            ("token", ctypes.addressof(self.token)),
-            ("pos", ctypes.addressof(self.position)),
-            ("n_seq_id", counts.ctypes.data),
-            ("seq_id", rows.ctypes.data),
-            ("logits", ctypes.addressof(self.wants)),
-        ):
-            setattr(struct, name, ctypes.cast(address, dict(struct._fields_)[name]))
-
-    def fill(self, rows: Rows) -> None:
-        count = len(rows)
-        self.token[:count] = rows.tokens
-        self.position[:count] = rows.positions
-        self.sequence[:count] = rows.sequences
-        self.wants[:count] = rows.wants
-        self.struct.n_tokens = count
+        self._sharing.cut(sequence, length)
 
 
 @contextmanager
@@ -301,11 +314,8 @@ def open_context(model: Model, options: ContextOptions) -> Iterator[Context]:
     params.kv_unified = options.unified
     params.swa_full = False  # as llama.cpp's own tools
     params.no_perf = True
-    # libc's strlen as the abort callback: "" runs, "\1" stops, and no Python runs inside the graph.
     flag = ctypes.create_string_buffer(2)
-    strlen = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p)
-    params.abort_callback = ctypes.cast(strlen, type(params.abort_callback))
-    params.abort_callback_data = ctypes.cast(flag, ctypes.c_void_p)
+    params.abort_callback, params.abort_callback_data = abort_on(flag)
     listen()
     pointer = library.llama_init_from_model(model.pointer, params)
     if not pointer:
@@ -313,7 +323,7 @@ def open_context(model: Model, options: ContextOptions) -> Iterator[Context]:
             f"llama.cpp refuses this context: {last_words() or 'not enough memory?'}",
             hint="try a smaller --ctx-size, or --cache-type-k f16 --cache-type-v f16",
         )
-    context = Context(pointer, model, flag, options.unified)
+    context = Context(pointer, model, flag, options.unified, options.type_k)
     try:
         yield context
     finally:

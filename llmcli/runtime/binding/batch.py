@@ -1,0 +1,55 @@
+"""The llama_batch that the rows of a forward pass are laid out in, and what may stop the pass."""
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmcli.runtime.binding.library import lib
+
+if TYPE_CHECKING:
+    from llmcli.runtime.binding.context import Rows
+
+NEVER = ctypes.create_string_buffer(2)  # a flag for abort_on that nobody sets
+
+
+class Batch:
+    """A llama_batch over arrays of ours: nothing to free.
+
+    ctypes' arrays, not numpy's: after a forward pass nothing of ours is left in the caches, and what
+    counts is how much code a call touches (four slices filled: 20 µs against 50 then, 1 against 2 when warm).
+    """
+
+    def __init__(self, capacity: int) -> None:
+        ints: Any = ctypes.c_int32 * capacity  # they take any sequence of integers, which the stubs do not know
+        flags: Any = ctypes.c_int8 * capacity
+        self.token, self.position, self.sequence, self.wants = ints(), ints(), ints(), flags()
+        counts = np.ones(capacity, np.int32)  # one sequence id a row
+        rows = np.uint64(ctypes.addressof(self.sequence)) + 4 * np.arange(capacity, dtype=np.uint64)
+        self._kept = counts, rows
+        self.struct = struct = lib().llama_batch()
+        for name, address in (
+            ("token", ctypes.addressof(self.token)),
+            ("pos", ctypes.addressof(self.position)),
+            ("n_seq_id", counts.ctypes.data),
+            ("seq_id", rows.ctypes.data),
+            ("logits", ctypes.addressof(self.wants)),
+        ):
+            setattr(struct, name, ctypes.cast(address, dict(struct._fields_)[name]))
+
+    def fill(self, rows: "Rows") -> None:
+        count = len(rows)
+        self.token[:count] = rows.tokens
+        self.position[:count] = rows.positions
+        self.sequence[:count] = rows.sequences
+        self.wants[:count] = rows.wants
+        self.struct.n_tokens = count
+
+
+def abort_on(flag: Any) -> tuple[Any, Any]:
+    """An abort callback and its data: libc's strlen over `flag`, so that no Python runs inside the graph.
+
+    An empty text lets the pass run, one of a character stops it.
+    """
+    strlen = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p)
+    return ctypes.cast(strlen, lib().ggml_abort_callback), ctypes.cast(flag, ctypes.c_void_p)
