@@ -15,8 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from llmcli.bench.grid import Test
-from llmcli.runtime.binding.context import Context, ContextOptions, Rows, open_context
+from llmcli.runtime.binding.context import Aborted, Context, ContextOptions, Rows, open_context
 from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.interrupt import on_interrupt
 from llmcli.runtime.request import percentile
 
 SEED = 0x11
@@ -83,7 +84,7 @@ def measure(model: Model, about: Subject, test: Test, repetitions: int, *, warmu
         test.n_threads, test.n_threads, test.type_k, test.type_v, test.flash_attn,
     )  # fmt: skip
     began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    with open_context(model, options) as context:
+    with open_context(model, options) as context, _stopped(context):
         # Checked and laid out before the clock starts: llama-bench's loop around the library costs nothing, ours would.
         random_passes = RandomPasses(context, model)
         depth = random_passes.prompt(0, test.n_depth)
@@ -104,6 +105,16 @@ def measure(model: Model, about: Subject, test: Test, repetitions: int, *, warmu
             samples.append(time.perf_counter_ns() - start)
             tokens += [(after - before) / 1e6 for before, after in pairwise(stamps)]
     return Result(about, test, began, tuple(samples), tuple(tokens))
+
+
+@contextmanager
+def _stopped(context: Context) -> Iterator[None]:
+    """Let Ctrl-C end the running pass; raises KeyboardInterrupt then."""
+    with on_interrupt(context.interrupt):
+        try:
+            yield
+        except Aborted:
+            raise KeyboardInterrupt from None
 
 
 def run_passes(passes: Sequence[Pass]) -> list[int]:

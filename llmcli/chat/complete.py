@@ -17,6 +17,10 @@ def offers(talk: Talk, line: str) -> Iterator[tuple[int, str]]:
         found: list[str] = [Offer(word, command.help) for word, command in commands.words().items()]
     elif not words or not (command := commands.words().get(words[0].lower())):
         return
+    elif command.endings:
+        _, _, rest = line.lstrip("/").partition(" ")
+        yield from ((-len(rest), whole) for whole in command.endings(talk, rest))
+        return
     else:
         found = list(command.completions(talk) if len(words) == 1 else command.further(talk, words[1:]))
     for offer in found:

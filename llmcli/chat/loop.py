@@ -36,7 +36,7 @@ def say(talk: Talk, text: str) -> Answer | None:
     elif text.startswith("/"):
         commands.perform(talk, text)
         return None
-    return answer(talk, text) if text.strip() else None
+    return answer(talk, talk.message(text)) if text.strip() else None
 
 
 def pipe(talk: Talk, source: BinaryIO) -> bool:

@@ -3,9 +3,11 @@
 What a line means is loop.py's; what an answer looks like is render.py's.
 """
 
+import errno
+import signal
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 try:
@@ -24,8 +26,10 @@ from prompt_toolkit.utils import get_cwidth
 
 from llmcli.chat import status
 from llmcli.chat.complete import offers
+from llmcli.chat.hangup import on_hangup, silence
 from llmcli.chat.loop import FENCE, closed, say
 from llmcli.chat.talk import Talk
+from llmcli.runtime.interrupt import interrupts_wait
 from llmcli.ui import visible
 from quant.errors import Refusal
 
@@ -33,20 +37,44 @@ PROMPT, CONTINUED = ">>> ", "... "
 
 
 def converse(talk: Talk) -> None:
-    """Read, answer, until Ctrl-D or /exit. A user's mistake is told and the talk goes on."""
-    session, talk.prefills = _session(talk), True
-    while not talk.leaving:
-        told = status.parts(talk)
-        session.bottom_toolbar = lambda told=told: _bottom(told)
+    """Read, answer, until Ctrl-D or /exit. A user's mistake is told and the talk goes on.
+
+    Raises SystemExit(128 + signal) after SIGHUP and SIGTERM, as a shell counts.
+    """
+
+    def leave() -> None:
+        talk.leaving = True
+
+    with on_hangup(leave) as came:
         try:
+            _converse(talk, _session(talk))
+        except OSError as error:  # the screen is gone, and its signal is still on the way
+            if error.errno != errno.EIO:
+                raise
+            silence()
+            came.append(signal.SIGHUP)
+    if came:
+        raise SystemExit(128 + came[0])
+
+
+def _converse(talk: Talk, session: PromptSession[str]) -> None:
+    talk.prefills = True
+    while not talk.leaving:
+        try:
+            told = status.parts(talk)
+            session.bottom_toolbar = lambda told=told: _bottom(told)
             draft, talk.draft = talk.draft, ""
             text = session.prompt(PROMPT, prompt_continuation=lambda width, number, soft: CONTINUED, default=draft)
-            with _no_echo():
-                say(talk, _proper(text).strip())
         except KeyboardInterrupt:
             talk.ui.note("(Ctrl-D or /exit leaves)")
+            continue
         except EOFError:
             return
+        try:
+            with _no_echo(), interrupts_wait():
+                say(talk, _proper(text).strip())
+        except KeyboardInterrupt:
+            talk.ui.note("(stopped)")
         except Refusal as error:
             talk.ui.error(str(error), error.hint)
 
@@ -97,7 +125,8 @@ def _no_echo() -> Iterator[None]:
     try:
         yield
     finally:
-        termios.tcsetattr(terminal, termios.TCSANOW, before)
+        with suppress(termios.error):  # the terminal may be gone
+            termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
 def _proper(text: str) -> str:

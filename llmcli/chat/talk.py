@@ -4,9 +4,9 @@ What `chat`, `run` and the REPL's commands share. Where lines come from, and the
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from llmcli.chat import report
 from llmcli.chat.render import Stream
@@ -20,12 +20,49 @@ from llmcli.types import Event, Message
 from llmcli.ui import UI
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model ready to answer, and the system text and settings that its name brings along."""
+
+    name: str
+    runner: Runner
+    file_bytes: int
+    system: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Models(Protocol):
+    """Where models come from, which is not the chat's to know."""
+
+    def names(self) -> Iterable[str]:
+        """What may be written as a REF: the catalog's names and the models that are here."""
+        ...
+
+    def change(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
+        """Open `ref` for up to `beams` beams, let `take` have it, then close the model there was.
+
+        Whatever is raised, that one is still open."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One measured test: tokens per second over its repetitions; a generation's milliseconds a token, too."""
+
+    test: str
+    per_second: float
+    deviation: float
+    p50_ms: float | None
+    p99_ms: float | None
+
+
 @dataclass(slots=True)
 class Talk:
     """Everything a command may look at. `file_bytes` was measured when the model was loaded: its file may be
     replaced while it runs. `unanswered` is a message that an error or Ctrl-C kept from an answer,
     `record` takes one line per reply, `leaving` ends the loop. Where lines are typed (`prefills`) a command may leave
-    a `draft` of the next one."""
+    a `draft` of the next one. `models` None: there is no other model to be had, `measure` takes a runner, prompt and
+    answer tokens. `attached` are files' texts for the next message."""
 
     name: str
     runner: Runner
@@ -37,6 +74,9 @@ class Talk:
     endless: bool = False
     logprobs: bool = False
     file_bytes: int = 0
+    models: Models | None = None
+    measure: Callable[[Runner, int, int], Sequence[Speed]] | None = None
+    attached: list[str] = field(default_factory=list)
     record: Callable[[dict[str, Any]], None] = lambda record: None
     last: Answer | None = None
     unanswered: str | None = None
@@ -67,6 +107,12 @@ class Talk:
             self.session.add(text, answer.text, answer.finish, len(answer.tokens))
             self.unanswered = None
         return answer
+
+    def message(self, text: str) -> str:
+        """`text` after the files that wait for it; they wait no longer."""
+        whole = "\n".join([*self.attached, text])
+        self.attached.clear()
+        return whole
 
     def samples(self, text: str, count: int, stream: Stream) -> list[Answer]:
         """Several answers to one message, outside the conversation; each is shown whole, under a line of its own."""

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -123,37 +123,23 @@ def _open(
     from llmcli.chat.screen import Screen
     from llmcli.chat.session import Session
     from llmcli.chat.talk import Talk
-    from llmcli.commands.ready import ready
-    from llmcli.hardware import fit
-    from llmcli.runtime.runner import open_runner
+    from llmcli.commands.measuring import measure
+    from llmcli.commands.opening import Models
     from llmcli.runtime.sampling import defaults
-    from quant import container
 
-    fit.check(given.options)
-    template = flags.template_text(given.chat_template) if given.chat_template else None
-    model = ready(ref, given.quant, config, ui)
-    sampling = defaults().with_values(model.settings).with_values(given.settings)
-    system = model.system if given.system is None else given.system
-    predict = None if given.predict in (None, -1) else given.predict
-    if given.search.beams > 1 and given.settings:
-        words = ", ".join("--" + name.replace("_", "-") for name in given.settings)
-        ui.warn(f"with {given.search.beams} beams the sampling settings do not apply: {words}")
-    slots = max(given.samples, given.search.beams)
-    header = container.read(model.path)
-    options, gpu_layers = fit.decide(header, given.options, ui.warn, slots, predict if given.samples > 1 else None)
-    if talks:
-        slots = max(slots, fit.branches(header, options))
-    with open_runner(
-        model.path, options, template=template, raw=given.raw, slots=slots, gpu_layers=gpu_layers,
-        native_sampling=config.native_sampling,
-    ) as runner:  # fmt: skip
-        if runner.template is None and not given.raw:
-            ui.note(f"{model.name} is a base model (no chat template): it continues the text")
+    with closing(Models(given, config, ui, talks)) as models:
+        opened = models.first(ref)
+        sampling = defaults().with_values(opened.settings).with_values(given.settings)
+        system = opened.system if given.system is None else given.system
+        predict = None if given.predict in (None, -1) else given.predict
+        if given.search.beams > 1 and given.settings:
+            words = ", ".join("--" + name.replace("_", "-") for name in given.settings)
+            ui.warn(f"with {given.search.beams} beams the sampling settings do not apply: {words}")
+        session = Session(sampling, system or None, predict, given.search)
         yield Talk(
-            model.name, runner, Session(sampling, system or None, predict, given.search), config, ui, given.stops,
-            given.ignore_eos, given.endless, logprobs,
+            opened.name, opened.runner, session, config, ui, given.stops, given.ignore_eos, given.endless, logprobs,
+            file_bytes=opened.file_bytes, models=models, measure=measure,
             screen=Screen(probs=given.logprobs),
-            file_bytes=sum(file.stat().st_size for file in runner.header.files),
         )  # fmt: skip
 
 

@@ -1,9 +1,12 @@
 """What a REPL command is: a word, a function, and the words that may follow it."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from llmcli.chat.talk import Talk
+
+GROUPS = ("conversation", "model and settings", "inside the model", "files", "this program")
 
 
 def nothing(talk: Talk) -> Iterable[str]:
@@ -18,10 +21,12 @@ def nothing_more(talk: Talk, words: list[str]) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. `run` gets the talk and the rest of the line; its docstring's first line is the help.
+    """One command. `run` gets the talk and the rest of the line; its docstring is the help, the first line by itself
+    in the list of `group` (one of GROUPS).
 
     `args` shows what follows the word, `completions` gives the first arguments that Tab offers, `further` those
-    after the words that stand there already.
+    after the words that stand there already. `endings`, where there is one, takes their place: from all that was
+    typed after the command's word, what it may become.
     """
 
     name: str
@@ -30,11 +35,18 @@ class Command:
     aliases: tuple[str, ...] = ()
     completions: Callable[[Talk], Iterable[str]] = nothing
     further: Callable[[Talk, list[str]], Iterable[str]] = nothing_more
+    endings: Callable[[Talk, str], Iterable[str]] | None = None
+    group: str = GROUPS[0]
 
     @property
     def help(self) -> str:
         """One line about it."""
         return (self.run.__doc__ or "").strip().split("\n")[0]
+
+    @property
+    def details(self) -> str:
+        """All that its docstring says after the first line."""
+        return "\n".join(inspect.cleandoc(self.run.__doc__ or "").split("\n")[1:]).strip()
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -14,4 +14,4 @@ def show_beams(talk: Talk, rest: str) -> None:
     talk.ui.table(("#", "score", "text"), rows, right=("#", "score"))
 
 
-COMMANDS = (Command("beams", show_beams),)
+COMMANDS = (Command("beams", show_beams, group="inside the model"),)

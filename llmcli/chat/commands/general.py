@@ -1,25 +1,38 @@
 """/help and /exit."""
 
-from llmcli.chat.commands.base import Command
+from llmcli.chat.commands.base import GROUPS, Command
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
 
 
 def show_help(talk: Talk, rest: str) -> None:
-    """List the commands, or tell about one."""
+    """List the commands, or tell all about one."""
     from llmcli.chat.commands import commands, words
 
     wanted = rest.removeprefix("/").lower()
-    if wanted and wanted not in words():
-        raise UserError(f"no command called /{wanted}", hint="/help lists the commands")
-    chosen = [words()[wanted]] if wanted else list(commands().values())
-    talk.ui.table(
-        ("command", "also", "what it does"),
-        [(f"/{c.name} {c.args}".rstrip(), " ".join(f"/{a}" for a in c.aliases), c.help) for c in chosen],
-    )
-    if not wanted:
-        talk.ui.text('Several lines: """ begins and ends them, or Alt-Enter. Ctrl-C stops an answer, Ctrl-D leaves.')
-        talk.ui.text("Two slashes send a text that starts with one.")
+    if wanted:
+        if wanted not in words():
+            raise UserError(f"no command called /{wanted}", hint="/help lists the commands")
+        _tell(talk, words()[wanted])
+        return
+    for group in GROUPS:
+        members = [command for command in commands().values() if command.group == group]
+        if members:
+            talk.ui.table((group, ""), [(" ".join(_spelled(command)), command.help) for command in members])
+    talk.ui.text('Several lines: """ begins and ends them, or Alt-Enter. Tab completes, Ctrl-C stops, Ctrl-D leaves.')
+    talk.ui.text("Two slashes send a text that starts with one. /help COMMAND tells more.")
+
+
+def _tell(talk: Talk, command: Command) -> None:
+    talk.ui.text(" or ".join(_spelled(command)))
+    talk.ui.text(command.help)
+    if command.details:
+        talk.ui.text(f"\n{command.details}")
+
+
+def _spelled(command: Command) -> list[str]:
+    """A command's word with what may follow it, then its other words."""
+    return [f"/{command.name} {command.args}".rstrip(), *(f"/{alias}" for alias in command.aliases)]
 
 
 def leave(talk: Talk, rest: str) -> None:
@@ -34,6 +47,6 @@ def _words(talk: Talk) -> list[str]:
 
 
 COMMANDS = (
-    Command("help", show_help, "[COMMAND]", ("?",), _words),
-    Command("exit", leave, aliases=("bye", "quit")),
+    Command("help", show_help, "[COMMAND]", ("?",), _words, group="this program"),
+    Command("exit", leave, aliases=("bye", "quit"), group="this program"),
 )

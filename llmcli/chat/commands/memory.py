@@ -72,6 +72,6 @@ def _difference(predicted: int | None, allocated: int | None) -> str:
 
 
 COMMANDS = (
-    Command("kv", show_kv, args="[TOKENS …]"),
-    Command("timing", show_timing),
+    Command("kv", show_kv, args="[TOKENS …]", group="inside the model"),
+    Command("timing", show_timing, group="inside the model"),
 )

@@ -82,4 +82,6 @@ def _share(logprob: float | None) -> float:
     return 0.0 if logprob is None else min(1.0, math.exp(logprob))
 
 
-COMMANDS = (Command("probs", show_probs, "[N|on|off]", completions=lambda talk: ("on", "off")),)
+COMMANDS = (
+    Command("probs", show_probs, "[N|on|off]", completions=lambda talk: ("on", "off"), group="inside the model"),
+)

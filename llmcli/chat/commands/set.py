@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from llmcli.chat.commands.base import Command
-from llmcli.chat.commands.settings import listing, set_system
+from llmcli.chat.commands.settings import list_settings, listing, set_system
 from llmcli.chat.knobs import find, knobs
 from llmcli.chat.knobs.base import Knob, Offer
 from llmcli.chat.talk import Talk
@@ -27,7 +27,7 @@ def change(talk: Talk, rest: str) -> None:
     if words and words[0] == "parameter":
         words = words[1].split(None, 1) if len(words) > 1 else []
     if not words:
-        listing(talk, knobs().values())
+        list_settings(talk)
         return
     name, value = words[0], words[1].strip() if len(words) > 1 else None
     key = name.lower().replace("-", "_")
@@ -68,4 +68,6 @@ def _values(talk: Talk, words: list[str]) -> Iterable[str]:
     return known.values(talk) if known and len(words) == 1 else ()
 
 
-COMMANDS = (Command("set", change, "[NAME [VALUE]]", completions=_names, further=_values),)
+COMMANDS = (
+    Command("set", change, "[NAME [VALUE]]", completions=_names, further=_values, group="model and settings"),
+)

@@ -1,4 +1,4 @@
-"""/system and /show: what the next answer depends on."""
+"""/system: what the next answer depends on."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,6 @@ from llmcli.chat.commands.base import Command
 from llmcli.chat.knobs import knobs
 from llmcli.chat.knobs.base import Knob
 from llmcli.chat.talk import Talk
-from llmcli.units import size
 
 
 def set_system(talk: Talk, rest: str) -> None:
@@ -19,20 +18,8 @@ def set_system(talk: Talk, rest: str) -> None:
     talk.ui.text("system text set" if text else "system text removed")
 
 
-def show(talk: Talk, rest: str) -> None:
-    """Tell about the model and the settings in effect."""
-    runner, header = talk.runner, talk.runner.header
-    rows = [
-        ("model", talk.name), ("file", str(header.path)), ("architecture", header.architecture),
-        ("type", f"{header.file_type}, {header.bits_per_weight:.2f} bits per weight"),
-        ("parameters", f"{header.parameters:,}"), ("size", size(header.tensor_bytes)),
-        ("context", f"{runner.n_ctx} of {header.context_length or '?'} tokens"),
-        ("KV cache", f"K {runner.options.cache_type_k}, V {runner.options.cache_type_v}"),
-        ("threads", f"{runner.options.threads}"),
-        ("template", "the model's own or yours" if runner.template else "none: the text is continued"),
-        ("system", talk.session.system or "-"), ("turns", str(len(talk.session.messages) // 2)),
-    ]  # fmt: skip
-    talk.ui.table(("", ""), rows)
+def list_settings(talk: Talk) -> None:
+    """A table of every knob there is."""
     listing(talk, knobs().values())
 
 
@@ -43,6 +30,5 @@ def listing(talk: Talk, wanted: Iterable[Knob]) -> None:
 
 
 COMMANDS = (
-    Command("show", show),
-    Command("system", set_system, "[TEXT]"),
+    Command("system", set_system, "[TEXT]", group="model and settings"),
 )

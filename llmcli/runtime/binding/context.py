@@ -6,6 +6,7 @@ to check them (positions.py); which cells hold which tokens is the ledger's.
 """
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from llmcli.runtime.binding.positions import Positions, Span, spans
 from llmcli.runtime.binding.sharing import Sharing
 from llmcli.runtime.binding.softmax import LogSumExp
 from llmcli.runtime.binding.turning import can_shift
+from llmcli.runtime.interrupt import on_interrupt
 
 # enum ggml_type, the types that a KV cache may have (llama.cpp's -ctk/-ctv).
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
@@ -317,7 +319,13 @@ def open_context(model: Model, options: ContextOptions) -> Iterator[Context]:
     flag = ctypes.create_string_buffer(2)
     params.abort_callback, params.abort_callback_data = abort_on(flag)
     listen()
-    pointer = library.llama_init_from_model(model.pointer, params)
+    stopped = threading.Event()
+    with on_interrupt(stopped.set):
+        pointer = library.llama_init_from_model(model.pointer, params)
+    if stopped.is_set():
+        if pointer:
+            library.llama_free(pointer)
+        raise KeyboardInterrupt
     if not pointer:
         raise UserError(
             f"llama.cpp refuses this context: {last_words() or 'not enough memory?'}",

@@ -1,6 +1,7 @@
 """One model file held by llama.cpp: its vocabulary, and nothing that changes while it generates."""
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.library import last_words, lib, listen
+from llmcli.runtime.interrupt import on_interrupt
 from quant import container
 
 ALL_LAYERS = -1
@@ -86,7 +88,7 @@ def open_model(
 
     On a CPU with AMX llama.cpp lays matrices out anew, and aborts where a latent attention multiplies one by what
     does not stand in memory order: those models' stay as they are.
-    Raises UserError with llama.cpp's own reason where it refuses the file.
+    Raises UserError with llama.cpp's own reason where it refuses the file, KeyboardInterrupt at Ctrl-C.
     """
     library = lib()
     params = library.llama_model_default_params()
@@ -95,7 +97,15 @@ def open_model(
     if not vocab_only and b"AMX" in library.llama_print_system_info():
         params.use_extra_bufts = not (container.read(path).latent if latent is None else latent)
     listen()
-    pointer = library.llama_model_load_from_file(str(path).encode(), params)
+    stopped = threading.Event()
+    # Asked after each tensor: Ctrl-C ends a long load. It is never raised inside the callback, which would swallow it.
+    params.progress_callback = library.llama_progress_callback(lambda share, data: not stopped.is_set())
+    with on_interrupt(stopped.set):
+        pointer = library.llama_model_load_from_file(str(path).encode(), params)
+    if stopped.is_set():
+        if pointer:
+            library.llama_model_free(pointer)
+        raise KeyboardInterrupt
     if not pointer:
         reason = last_words() or "no reason given"
         raise UserError(f"llama.cpp cannot load {path.name}: {reason}", hint=_hint(reason, path))

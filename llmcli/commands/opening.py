@@ -1,0 +1,83 @@
+"""From a REF to a model that answers: what `chat` and `run` begin with, and what `/model` does again.
+
+It joins the catalog, the machine and the runtime; what is said with the model is the talk's.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from llmcli.catalog import catalog, store
+from llmcli.chat.talk import Opened
+from llmcli.commands import flags
+from llmcli.commands.flags import Flags
+from llmcli.commands.ready import ready
+from llmcli.config import Config
+from llmcli.errors import UserError
+from llmcli.hardware import fit
+from llmcli.runtime import runner
+from llmcli.runtime.interrupt import interrupts_raise
+from llmcli.ui import UI
+from quant import container
+
+
+class Models:
+    """The model of one talk, held open until the next one is there or the talk is over.
+
+    What was typed on the command line holds for all of them, but `--quant` and `--chat-template`, which were meant
+    for the first. `talks`: more than one answer is to come.
+    """
+
+    def __init__(self, given: Flags, config: Config, ui: UI, talks: bool) -> None:
+        fit.check(given.options)
+        self.given, self.config, self.ui, self.talks = given, config, ui, talks
+        self._template = flags.template_text(given.chat_template) if given.chat_template else None
+        self._held = ExitStack()
+
+    def names(self) -> list[str]:
+        """The catalog's names and the models that are here; nothing where the user's catalog is broken."""
+        try:
+            known = [*catalog.load(self.config), *(manifest.name for manifest in store.manifests(self.config))]
+        except UserError:
+            return []
+        return sorted(set(known))
+
+    def first(self, ref: str) -> Opened:
+        """The model that the command line names."""
+        slots = max(self.given.samples, self.given.search.beams)
+        return self._open(self._held, ref, self.given.quant, self._template, slots)
+
+    def change(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
+        """Open `ref`, let `take` have it, then close the one before. Whatever is raised, that one is still open.
+
+        Both are held for a moment: their weights are mapped, and the second cache must fit beside the first.
+        """
+        fresh = ExitStack()
+        try:
+            take(self._open(fresh, ref, None, None, max(self.given.samples, beams)))
+        except BaseException:
+            fresh.close()
+            raise
+        before, self._held = self._held, fresh
+        before.close()
+
+    def close(self) -> None:
+        """Free the model."""
+        self._held.close()
+
+    def _open(self, stack: ExitStack, ref: str, quant: str | None, template: str | None, slots: int) -> Opened:
+        given, ui = self.given, self.ui
+        with interrupts_raise():  # fetching and quantizing go on another time where they were stopped
+            model = ready(ref, quant, self.config, ui)
+        predict = None if given.predict in (None, -1) else given.predict
+        header = container.read(model.path)
+        options, gpu_layers = fit.decide(header, given.options, ui.warn, slots, predict if given.samples > 1 else None)
+        if self.talks:
+            slots = max(slots, fit.branches(header, options))
+        opened = stack.enter_context(runner.open_runner(
+            model.path, options, template=template, raw=given.raw, slots=slots, gpu_layers=gpu_layers,
+            native_sampling=self.config.native_sampling,
+        ))  # fmt: skip
+        if opened.template is None and not given.raw:
+            ui.note(f"{model.name} is a base model (no chat template): it continues the text")
+        file_bytes = sum(file.stat().st_size for file in opened.header.files)
+        return Opened(model.name, opened, file_bytes, model.system, model.settings)

@@ -1,0 +1,65 @@
+"""/bench: its table, and that a real conversation's cells stay as they are."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmcli import config
+from llmcli.chat.commands import perform
+from llmcli.chat.render import Stream
+from llmcli.chat.session import Session
+from llmcli.chat.talk import Speed, Talk
+from llmcli.commands.measuring import measure
+from llmcli.errors import UserError
+from llmcli.runtime.interrupt import interrupts_wait
+from llmcli.runtime.request import RunOptions
+from llmcli.runtime.runner import Runner, open_runner
+from llmcli.runtime.sampling import defaults
+from llmcli.ui import UI
+
+Make = Callable[..., Talk]
+
+
+def test_speeds_are_a_table_and_lengths_are_checked(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = []
+
+    def told(runner: Runner, prompt: int, answer: int) -> list[Speed]:
+        asked.append((prompt, answer))
+        return [Speed("pp16", 200.5, 1.25, None, None), Speed("tg8", 20.0, 0.5, 49.5, 52.25)]
+
+    one = talk()
+    with pytest.raises(UserError, match="nothing can be measured"):
+        perform(one, "/bench")
+    one.measure = told
+    perform(one, "/bench")
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["test tok/s p50 ms p99 ms", "pp16 200.50 ± 1.25", "tg8 20.00 ± 0.50 49.50 52.25"]
+    perform(one, "/bench 64")
+    perform(one, "/bench 64 8")
+    assert asked == [(128, 32), (64, 32), (64, 8)]
+    for rest in ("0", "many", "1 2 3", "257", "1 -1", "9" * 30):
+        with pytest.raises(UserError, match="not lengths") as error:
+            perform(one, f"/bench {rest}")
+        assert "up to 256" in error.value.hint
+
+
+def test_a_measurement_and_one_that_is_stopped_leave_the_conversation_its_cells(
+    stories_gguf: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = RunOptions(ctx_size=256, threads=1, cache_type_k="f32", cache_type_v="f32")
+    with open_runner(stories_gguf, options) as runner:
+        session = Session(defaults().with_values({"temp": 0}), predict=8)
+        one = Talk("stories", runner, session, config.load(), UI(color=False), measure=measure)
+        first = one.ask("Once upon", Stream(silent=True))
+        before = [*runner.engine.ledger.tokens[0]]
+        perform(one, "/bench 16 4")
+        rows = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+        assert rows == ["test", "pp16", "tg4", "last"]
+        with pytest.raises(KeyboardInterrupt), interrupts_wait():  # noqa: PT012
+            signal.raise_signal(signal.SIGINT)
+            perform(one, "/bench 16 4")
+        runner.engine.ledger.check()
+        assert runner.engine.ledger.tokens[0] == before
+        assert one.ask(" there", Stream(silent=True)).cached_tokens >= first.prompt_tokens
