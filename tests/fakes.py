@@ -179,6 +179,9 @@ class FakeModel:
     def ends(self, token: int) -> bool:
         return token == EOS
 
+    def control(self, token: int) -> bool:
+        return token >= 256
+
 
 def fake_header(path: Path = Path("fake.gguf")) -> Header:
     """The header of a llama with two layers of two heads of 32: its KV cache is 512 bytes a token in f16."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from llmcli.chat import commands, report
-from llmcli.chat.render import Stream, aside
+from llmcli.chat.render import aside
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
 from llmcli.runtime.request import Answer
@@ -18,7 +18,7 @@ FENCE = '"""'
 
 def answer(talk: Talk, text: str) -> Answer:
     """Ask, stream the answer to stdout, then what the screen tells of its time on stderr."""
-    made = talk.ask(text, Stream())
+    made = talk.ask(text, talk.stream())
     for line in report.told(talk.runner, made, talk.screen.timing):
         aside(talk.ui, line)
     if made.finish == "context_full":

@@ -6,9 +6,14 @@ nothing of models and conversations.
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from llmcli.runtime.thinking import Tags
 from llmcli.types import Event, TokenTime
 from llmcli.ui import UI, put, visible
+
+if TYPE_CHECKING:  # it writes with what is here
+    from llmcli.chat.paint import Paint
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 WIDTH = 40
@@ -18,18 +23,34 @@ SHADES = ("\x1b[32m", "\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[31m")
 
 
 class Stream:
-    """One answer on stdout. `silent` shows nothing (under --json)."""
+    """One answer on stdout. `silent` shows nothing (under --json), `paint` None shows the text as it is."""
 
-    def __init__(self, silent: bool = False) -> None:
+    def __init__(self, silent: bool = False, paint: "Paint | None" = None) -> None:
         self.silent = silent
+        self._paint, self._painting = paint, False
         self._open_line = False
+
+    def begin(self, opened: Tags | None) -> None:
+        """An answer begins whose prompt has opened these thinking tags."""
+        if self._paint and not self.silent:
+            self._paint.begin(opened)
+            self._painting = True
 
     def show(self, event: Event) -> None:
         """Write what became visible with this event."""
-        if event.text and not self.silent:
+        if self._painting and self._paint:
+            self._write(self._paint.feed(event.text))
+            self._painting = not self._paint.over
+        elif event.text and not self.silent:
             self._open_line = False  # if this fails there is no line to end
             put(sys.stdout, visible(event.text))
             self._open_line = not event.text.endswith("\n")
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._open_line = False
+            put(sys.stdout, text)
+            self._open_line = not text.endswith("\n")
 
     def heading(self, line: str) -> None:
         """A line of its own before what follows."""
@@ -38,6 +59,9 @@ class Stream:
 
     def close(self) -> None:
         """End the line, so that what follows begins a new one."""
+        if self._painting and self._paint:
+            self._painting = False
+            self._write(self._paint.finish())
         if self._open_line:
             self._open_line = False
             put(sys.stdout, "\n")
@@ -49,6 +73,12 @@ def aside(ui: UI, line: str) -> None:
         put(sys.stderr, f"{DIM}{visible(line)}{PLAIN}\n")
     else:
         ui.note(line)
+
+
+def dimmed(text: str) -> str:
+    """Shown text, dimmed; a line's end stays outside, so that whoever looks finds it last."""
+    body = text.rstrip("\n")
+    return f"{DIM}{body}{PLAIN}{text[len(body) :]}" if body else text
 
 
 def colored(ui: UI) -> bool:

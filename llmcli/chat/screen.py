@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 
 TIMINGS = ("off", "line", "tokens")
+SHOW, FOLD, HIDE = "show", "fold", "hide"
 
 
 @dataclass(slots=True)
 class Screen:
     """The choices of one sitting. `timing`: nothing, one line after an answer, or every token's milliseconds too.
-    `probs`: how many of the likeliest tokens are kept at each step, for /probs.
+    `thinking`: dimmed, one line in its place, or left out. `probs`: how many of the likeliest tokens are kept at each
+    step, for /probs.
     """
 
     timing: str = "line"
+    thinking: str = SHOW
     probs: int = 0

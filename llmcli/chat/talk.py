@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from llmcli.chat import report
+from llmcli.chat.paint import painted
 from llmcli.chat.render import Stream
 from llmcli.chat.screen import Screen
 from llmcli.chat.session import Session
@@ -16,6 +17,7 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.runner import Runner
+from llmcli.runtime.thinking import Tags, split
 from llmcli.types import Event, Message
 from llmcli.ui import UI
 
@@ -62,7 +64,8 @@ class Talk:
     replaced while it runs. `unanswered` is a message that an error or Ctrl-C kept from an answer,
     `record` takes one line per reply, `leaving` ends the loop. Where lines are typed (`prefills`) a command may leave
     a `draft` of the next one. `models` None: there is no other model to be had, `measure` takes a runner, prompt and
-    answer tokens. `attached` are files' texts for the next message."""
+    answer tokens. `attached` are files' texts for the next message, `opened` thinking
+    tags that the last prompt ends with."""
 
     name: str
     runner: Runner
@@ -82,6 +85,7 @@ class Talk:
     unanswered: str | None = None
     saved_as: str = ""
     leaving: bool = False
+    opened: Tags | None = None
     screen: Screen = field(default_factory=Screen)
     prefills: bool = False
     draft: str = ""
@@ -93,6 +97,7 @@ class Talk:
         request = self._request(text)
         reply = self.runner.reply(request)
         try:
+            stream.begin(self.opened)
             for event in reply:
                 stream.show(event)
         finally:
@@ -104,7 +109,7 @@ class Talk:
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         })  # fmt: skip
         if answer.tokens or answer.finish != "cancelled":
-            self.session.add(text, answer.text, answer.finish, len(answer.tokens))
+            self.session.add(text, self.whole(answer.text), answer.finish, len(answer.tokens))
             self.unanswered = None
         return answer
 
@@ -120,6 +125,7 @@ class Talk:
         for _ in reply:
             pass
         for number, answer in enumerate(reply.answers, 1):
+            stream.begin(self.opened)
             stream.heading(f"--- sample {number} · seed {answer.seed} ---")
             stream.show(Event(0, None, answer.text))
             stream.close()
@@ -128,16 +134,28 @@ class Talk:
     def _request(self, text: str) -> Request:
         started = time.perf_counter()
         self.unanswered = text
+        tokens = self.tokens(text)
+        self.opened = self.runner.opened(tokens)
         return Request(
-            self.tokens(text), self.session.sampling, self.session.predict, self.stops, self.ignore_eos,
+            tokens, self.session.sampling, self.session.predict, self.stops, self.ignore_eos,
             self.logprobs or self.screen.probs > 0, started, "beam" if self.session.search.beams > 1 else "plain",
             self.session.search, endless=self.endless, top_logprobs=self.screen.probs,
             turn=len(self.session.tree.turns) + 1, path=frozenset(self.session.tree.path()),
         )  # fmt: skip
 
+    def stream(self, silent: bool = False) -> Stream:
+        """The screen for the next answer."""
+        return Stream(silent, painted(self.screen, self.ui))
+
+    def whole(self, text: str) -> str:
+        """An answer's text with the thinking tag that its prompt has opened for it."""
+        return self.opened.opens + text if self.opened else text
+
     def document(self, answer: Answer) -> dict[str, Any]:
         """An answer's accounts, as `run --json` prints them."""
-        return report.document(self.runner, self.name, self.file_bytes, answer)
+        thought, said = split(self.whole(answer.text))
+        more = {"thinking": thought, "content": said} if thought else {}
+        return {**report.document(self.runner, self.name, self.file_bytes, answer), **more}
 
     def tokens(self, text: str) -> tuple[int, ...]:
         """The ids of the conversation so far with `text` as its next message."""
@@ -202,8 +220,12 @@ class Talk:
         return self._framed([*self.session.messages, Message("user", text)])
 
     def _framed(self, messages: list[Message]) -> list[Message]:
-        """With the system text: as a message of its own, or inside the first one where the template drops it."""
+        """With the system text: as a message of its own, or inside the first one where the template drops it.
+
+        Answers go without their thinking: most templates take it out themselves, and none wants it later on.
+        """
         assert self.runner.template is not None
+        messages = [_talked(message) for message in messages]
         system = self.session.system
         if not system:
             return messages
@@ -224,3 +246,11 @@ class Talk:
     def _pairs(self) -> list[str]:
         turns = [message.content for message in self.session.messages]
         return [one + other for one, other in zip(turns[::2], turns[1::2], strict=True)]
+
+
+def _talked(message: Message) -> Message:
+    """A message as it is sent again: an answer without what was thought."""
+    if message.role != "assistant":
+        return message
+    thought, said = split(message.content)
+    return Message("assistant", said) if thought else message

@@ -75,9 +75,9 @@ def run(
 
 def _answer(talk: "Talk", text: str, json: bool, samples: int) -> bool:
     from llmcli.chat import report
-    from llmcli.chat.render import Stream, aside
+    from llmcli.chat.render import aside
 
-    stream = Stream(silent=json)
+    stream = talk.stream(silent=json)
     answers = talk.samples(text, samples, stream) if samples > 1 else [talk.ask(text, stream)]
     if json:
         more = {"samples": report.samples(talk.runner, answers)} if samples > 1 else {}
@@ -120,7 +120,8 @@ def _open(
 
     One that `talks` has room for branches.
     """
-    from llmcli.chat.screen import Screen
+    from llmcli.chat.knobs import find
+    from llmcli.chat.screen import HIDE, SHOW, Screen
     from llmcli.chat.session import Session
     from llmcli.chat.talk import Talk
     from llmcli.commands.measuring import measure
@@ -136,11 +137,14 @@ def _open(
             words = ", ".join("--" + name.replace("_", "-") for name in given.settings)
             ui.warn(f"with {given.search.beams} beams the sampling settings do not apply: {words}")
         session = Session(sampling, system or None, predict, given.search)
-        yield Talk(
+        talk = Talk(
             opened.name, opened.runner, session, config, ui, given.stops, given.ignore_eos, given.endless, logprobs,
             file_bytes=opened.file_bytes, models=models, measure=measure,
-            screen=Screen(probs=given.logprobs),
+            screen=Screen(probs=given.logprobs, thinking=HIDE if given.hide_thinking else SHOW),
         )  # fmt: skip
+        if given.reasoning != "auto":
+            find("reasoning").change(talk, given.reasoning)
+        yield talk
 
 
 def _surroundings(given: Flags, json: bool = False) -> "tuple[Config, UI]":

@@ -54,6 +54,8 @@ ANSWER = (
     Flag("samples", ("--samples",), int, "run: this many answers to one prompt, seeds counted up from --seed [1]", "N"),
 )
 SCREEN = (
+    Flag("reasoning", ("-rea", "--reasoning", "--think"), str, "let the model think: on, off [auto]", "MODE"),
+    Flag("hide_thinking", ("--hidethinking",), bool, "leave the model's thinking out of what is shown"),
     Flag("logprobs", ("--logprobs",), int,
          "keep each token's N likeliest alternatives [10]: run --json as top_logprobs, chat for /probs", "[N]"),
 )  # fmt: skip
@@ -95,6 +97,8 @@ class Flags:
     ignore_eos: bool = False
     endless: bool = False
     samples: int = 1
+    reasoning: str = "auto"
+    hide_thinking: bool = False
     logprobs: int = 0
 
 

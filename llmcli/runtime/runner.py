@@ -21,8 +21,11 @@ from llmcli.runtime.request import Answer, Request, RunOptions
 from llmcli.runtime.sampling import logit_bias
 from llmcli.runtime.strategies.base import Vocabulary
 from llmcli.runtime.template import Template
+from llmcli.runtime.thinking import HIDDEN, TAGS, Tags, opened
 from llmcli.types import Event, Message
 from quant import container
+
+LAST = 16  # tokens of a prompt that may spell a tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,8 @@ class Runner:
     ) -> None:
         self.header, self.model, self.context, self.options = header, model, context, options
         self.template, self.load_ms = template, load_ms
+        for token in _tag_tokens(model):
+            model.show(token)
         native = NativeChains(model.n_vocab, model.vocab) if native_sampling else None
         self.engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), native)
         self._shape = kv.shape(header.metadata)
@@ -124,6 +129,11 @@ class Runner:
         if not ids and self.model.bos is not None:
             ids = [self.model.bos]
         return tuple(ids)
+
+    def opened(self, tokens: Sequence[int]) -> Tags | None:
+        """The thinking tags that a prompt of these ids has opened."""
+        tail = b"".join(self.model.piece(token, special=True) for token in tokens[-LAST:])
+        return opened(tail.decode("utf-8", "replace"))
 
     def reply(self, request: Request, samples: int = 1) -> Reply:
         """Start an answer, or several to one prompt; raises UserError when they do not fit the context."""
@@ -248,6 +258,15 @@ def open_runner(
         made = Template(str(source), bos=words[0], eos=words[1]) if source else None
         load_ms = (time.perf_counter() - begun) * 1e3
         yield Runner(header, model, context, options, made, load_ms, native_sampling)
+
+
+def _tag_tokens(model: Model) -> set[int]:
+    """Control tokens that thinking tags are made of."""
+    words = [word for tags in TAGS for word in (tags.opens, tags.closes)]
+    made = {token for word in words for token in model.tokenize(word, special=True) if model.control(token)}
+    if any(model.piece(token, special=True) == b"<|channel|>" for token in made):
+        made |= {token for word in HIDDEN for token in model.tokenize(word, special=True) if model.control(token)}
+    return made
 
 
 def _special_words(model: Model) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 What a template may do, and how much of it, is sandbox.py's; here is what a conversation becomes.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from llmcli.types import Message
 if TYPE_CHECKING:
     import jinja2
 
+SWITCHES = ("enable_thinking", "thinking")  # as Qwen3 and others, DeepSeek and Granite have them
 HINT = "use --raw for no template, or --chat-template FILE for another one"
 
 
@@ -21,6 +23,7 @@ class Template:
 
     def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
         self.source, self.bos, self.eos = source, bos, eos
+        self.reasoning: bool | None = None  # whether the model is asked to think; None leaves it to the template
         self._compiled: jinja2.Template | None = None
         self._budget = Budget()
 
@@ -39,6 +42,7 @@ class Template:
                 bos_token=self.bos,
                 eos_token=self.eos,
                 tools=None,
+                **({} if self.reasoning is None else dict.fromkeys(self.switches, self.reasoning)),
             ):
                 length += len(part)
                 if length > CHARACTERS + said:
@@ -57,6 +61,18 @@ class Template:
         ) as error:  # fmt: skip
             # Whatever Python raises inside the template is the template's mistake, not ours.
             raise UserError(f"the chat template fails: {type(error).__name__}: {error}", hint=HINT) from None
+
+    @functools.cached_property
+    def switches(self) -> tuple[str, ...]:
+        """The variables by which this template lets a model think or not."""
+        import jinja2
+        from jinja2 import meta
+
+        try:
+            asked = meta.find_undeclared_variables(environment(self._budget).parse(self.source))
+        except (jinja2.TemplateError, RecursionError):  # render() tells what is wrong with it
+            return ()
+        return tuple(name for name in SWITCHES if name in asked)
 
     def accepts_system(self) -> bool:
         """Whether a system message reaches the prompt (some templates refuse or drop it)."""

@@ -7,20 +7,21 @@ from llmcli.chat.commands.base import Command
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
 from llmcli.hardware import clipboard
+from llmcli.runtime.thinking import split
 from llmcli.ui import put
 
 MOST = 74_994  # bytes of base64 that xterm takes in one sequence; others take more
 
 
 def copy(talk: Talk, rest: str) -> None:
-    """Copy the last answer to the clipboard.
+    """Copy the last answer to the clipboard, without what was thought before it.
 
     Through the desktop's own program where there is one (pbcopy, wl-copy, xclip, xsel), and through the terminal
     (OSC 52), which reaches your clipboard over ssh, too, where the terminal allows it.
     """
     if rest:
         raise UserError(f"/copy takes no argument: {rest}", hint="/copy alone; /export md FILE writes all answers")
-    answers = [message.content for message in talk.session.messages if message.role == "assistant"]
+    answers = [split(message.content)[1] for message in talk.session.messages if message.role == "assistant"]
     if not answers:
         raise UserError("there is no answer yet", hint="ask something first")
     if talk.ui.json or not sys.stdout.isatty():

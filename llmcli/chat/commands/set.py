@@ -15,13 +15,17 @@ FIXED = {
     "flash_attn": "-fa", "batch_size": "--batch-size", "ubatch_size": "--ubatch-size", "stop": "--reverse-prompt",
 }  # fmt: skip
 # Words of ollama's that stand alone.
-WORDS = {"verbose": ("timing", "line"), "quiet": ("timing", "off")}
+WORDS = {
+    "verbose": ("timing", "line"), "quiet": ("timing", "off"), "think": ("reasoning", "on"),
+    "nothink": ("reasoning", "off"),
+}  # fmt: skip
 
 
 def change(talk: Talk, rest: str) -> None:
     """Change a setting; alone, list all of them.
 
-    `/set parameter NAME VALUE`, `/set system TEXT`, `/set verbose` and `/set quiet` mean what they mean in ollama.
+    `/set parameter NAME VALUE`, `/set system TEXT`, `/set verbose`, `quiet`, `think` and `nothink`
+    mean what they mean in ollama.
     """
     words = rest.split(None, 1)
     if words and words[0] == "parameter":

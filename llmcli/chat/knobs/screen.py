@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from llmcli.chat.knobs.base import SCREEN, Knob, Offer, one_of
-from llmcli.chat.screen import TIMINGS, Screen
+from llmcli.chat.screen import FOLD, HIDE, SHOW, TIMINGS, Screen
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
 from llmcli.runtime.ranked import MOST
@@ -34,6 +34,10 @@ def _keep(talk: Talk, value: str) -> None:
 
 KNOBS = (
     _words("timing", "what is told of an answer's time", dict(zip(TIMINGS, WHAT, strict=True))),
+    _words(
+        "thinking", "a model's thinking on the screen",
+        {SHOW: "dimmed; in a pipe as it is", FOLD: "one line in its place", HIDE: "left out"},
+    ),
     Knob(
         "probs", SCREEN, "alternatives kept of each token, for /probs; 0 = off", f"from 0 to {MOST}", "0",
         lambda talk: str(talk.screen.probs), _keep, lambda talk: (Offer("0", "off"), Offer("10", "as /probs on")),

@@ -72,6 +72,10 @@ class Model:
             self._pieces[token] = raw
         return raw
 
+    def show(self, token: int) -> None:
+        """Let a control token be text from now on: its piece is its name."""
+        self._pieces[token] = self.piece(token, special=True)
+
     def ends(self, token: int) -> bool:
         """Whether llama.cpp counts this token as an end of generation (EOS, end of turn, …)."""
         known = self._ends.get(token)

@@ -1,4 +1,4 @@
-"""run --json --logprobs N and chat --logprobs N."""
+"""Flags about what is shown: --logprobs, --hidethinking, --reasoning."""
 
 import json
 from collections.abc import Callable
@@ -56,3 +56,32 @@ def test_a_chat_begun_with_logprobs_shows_them(llmcli: Llmcli, fake: Fake) -> No
     done = llmcli("chat", "fake", "--logprobs", "2", stdin=b"a?\n/probs 1\n")
     assert done.code == 0
     assert "<- taken" in done.out
+
+
+def test_hidethinking_leaves_only_the_answer_in_a_pipe(llmcli: Llmcli, fake: Fake) -> None:
+    text = "<think>Hm.</think>\n\nFour."
+    fake(text.encode())
+    assert llmcli("run", "fake", "x", "--temp", "0").out == text + "\n"
+    assert llmcli("run", "fake", "x", "--temp", "0", "--hidethinking").out == "Four.\n"
+    assert llmcli("chat", "fake", "--temp", "0", "--hidethinking", stdin=b"x\n").out == "Four.\n"
+    document = json.loads(llmcli("run", "fake", "x", "--temp", "0", "--json", "--hidethinking").out)
+    assert document["text"] == text  # programs get all of it, and its parts
+    assert (document["thinking"], document["content"]) == ("<think>Hm.</think>", "Four.")
+
+
+@pytest.mark.parametrize("spelling", ["-rea", "--reasoning", "--think"])
+def test_reasoning_reaches_the_template(spelling: str, llmcli: Llmcli, fake: Fake) -> None:
+    template = "{{ messages[0].content }}{% if enable_thinking == false %}<think></think>{% endif %}"
+    opened = fake(b"yes", template=template)
+    for mode, end in (("on", "x"), ("off", "x<think></think>"), ("auto", "x")):
+        assert llmcli("run", "fake", "x", spelling, mode).code == 0
+        held = bytes(token for token in opened[-1].engine.ledger.tokens[0] if token < 256)
+        assert held.startswith(end.encode() + b"yes"[:1])
+
+
+@pytest.mark.parametrize(("mode", "what"), [("maybe", "one of: auto, on, off"), ("on", "--hidethinking")])
+def test_reasoning_is_refused_where_it_means_nothing(mode: str, what: str, llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"yes")
+    done = llmcli("run", "fake", "x", "--reasoning", mode)
+    assert done.code == 1
+    assert what in done.err

@@ -1,0 +1,34 @@
+"""/think: what the model thought, how much of it is shown, and whether it shall think at all."""
+
+from llmcli.chat.commands.base import Command
+from llmcli.chat.commands.set import turn
+from llmcli.chat.knobs import find
+from llmcli.chat.screen import FOLD, HIDE, SHOW
+from llmcli.chat.talk import Talk
+from llmcli.errors import UserError
+from llmcli.runtime.thinking import split
+
+ON_SCREEN, ASKED = (SHOW, FOLD, HIDE), ("on", "off", "auto")
+
+
+def think(talk: Talk, rest: str) -> None:
+    """Show what the last answer thought; with a word, change what is shown of it.
+
+    `show` dims it, `fold` puts one line in its place, `hide` leaves it out; `on` and `off` ask the model to think or
+    not to, where its template can, `auto` leaves it to the template.
+    """
+    word = rest.lower()
+    if word in ON_SCREEN:
+        turn(talk, find("thinking"), word)
+    elif word in ASKED:
+        turn(talk, find("reasoning"), word)
+    elif rest:
+        raise UserError(f"/think {rest}: no such choice", hint=f"one of: {', '.join((*ON_SCREEN, *ASKED))}")
+    else:
+        thought, _ = split(talk.whole(talk.last.text)) if talk.last else ("", "")
+        if not thought:
+            raise UserError("the last answer thought nothing", hint="/think on asks a model for it that can")
+        talk.ui.text(thought.strip())
+
+
+COMMANDS = (Command("think", think, "[show|fold|hide|on|off]", completions=lambda talk: (*ON_SCREEN, *ASKED)),)

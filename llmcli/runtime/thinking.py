@@ -1,0 +1,112 @@
+"""Where an answer is thinking and where it is talking, told by the tags that templates use.
+
+Thinking stands at the beginning of an answer: a model that writes about `<think>` later on only writes.
+Knows nothing of models and screens; tags may be split over any number of pieces.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What opens and what closes thinking; both belong to it."""
+
+    opens: str
+    closes: str
+
+
+TAGS = (
+    Tags("<think>", "</think>"),  # Qwen3, DeepSeek, GLM, SmolLM3, Granite, MiniMax and most others
+    Tags("<thinking>", "</thinking>"),  # Apriel
+    Tags("<seed:think>", "</seed:think>"),  # Seed-OSS
+    Tags("<mm:think>", "</mm:think>"),  # MiniMax-M3
+    Tags("[THINK]", "[/THINK]"),  # Magistral, Ministral
+    Tags("<|START_THINKING|>", "<|END_THINKING|>"),  # Command
+    Tags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    Tags("<|channel>thought", "<channel|>"),  # Gemma 4
+    Tags("◁think▷", "◁/think▷"),  # Kimi-VL
+    Tags("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
+)
+# Between gpt-oss's two channels.
+HIDDEN = ("<|start|>", "<|end|>")
+
+
+class Piece(NamedTuple):
+    """Text of one kind."""
+
+    thinking: bool
+    text: str
+
+
+class Splitter:
+    """One answer's text, a piece at a time. `opened`: the prompt has opened these tags already."""
+
+    def __init__(self, opened: Tags | None = None) -> None:
+        self._inside = opened
+        self._begun = opened is not None  # what the answer begins with is known
+        self._held = ""
+
+    @property
+    def talking(self) -> bool:
+        """Whether the thinking is over, or there is none: all that follows is said."""
+        return self._begun and self._inside is None
+
+    def feed(self, text: str) -> list[Piece]:
+        """What is certain after this text; what may be the beginning of a tag is held back."""
+        if self.talking:
+            return [Piece(False, text)] if text else []
+        text, self._held = self._held + text, ""
+        return self._inner(text) if self._begun else self._first(text)
+
+    def finish(self) -> list[Piece]:
+        """What was held back, now that nothing follows."""
+        rest, self._held = self._held, ""
+        return [Piece(self._inside is not None, rest)] if rest else []
+
+    def _first(self, text: str) -> list[Piece]:
+        body = text.lstrip()
+        for tags in TAGS:
+            if body.startswith(tags.opens):
+                self._begun, self._inside = True, tags
+                return self._inner(text)
+            if body.startswith(tags.closes):  # nothing was thought
+                self._begun = True
+                return _pieces(text, len(text) - len(body) + len(tags.closes))
+        if any(tag.startswith(body) for tags in TAGS for tag in (tags.opens, tags.closes)):
+            self._held = text  # also where it is white space only
+            return []
+        self._begun = True
+        return [Piece(False, text)]
+
+    def _inner(self, text: str) -> list[Piece]:
+        assert self._inside
+        closes = self._inside.closes
+        at = text.find(closes)
+        if at >= 0:
+            self._inside = None
+            return _pieces(text, at + len(closes))
+        keep = next((n for n in range(min(len(text), len(closes) - 1), 0, -1) if text.endswith(closes[:n])), 0)
+        self._held = text[len(text) - keep :]
+        return _pieces(text, len(text) - keep)[: 1 if len(text) > keep else 0]
+
+
+def _pieces(text: str, end: int) -> list[Piece]:
+    return [piece for piece in (Piece(True, text[:end]), Piece(False, text[end:])) if piece.text]
+
+
+def split(text: str) -> tuple[str, str]:
+    """(what was thought, tags and all; what was said, without the blank lines between them)."""
+    if not any(tag in text for tags in TAGS for tag in (tags.opens, tags.closes)):
+        return "", text
+    splitter = Splitter()
+    pieces = [*splitter.feed(text), *splitter.finish()]
+    thought = "".join(piece.text for piece in pieces if piece.thinking)
+    said = "".join(piece.text for piece in pieces if not piece.thinking)
+    return thought, said.lstrip() if thought else said
+
+
+def opened(tail: str) -> Tags | None:
+    """The tags that a prompt which ends with `tail` has opened."""
+    body = tail.rstrip()
+    return next((tags for tags in TAGS if body.endswith(tags.opens)), None)
