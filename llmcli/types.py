@@ -20,8 +20,9 @@ class TokenTime:
     """One generated token and where its time went, in milliseconds.
 
     `ms` is the whole gap since the token before (for the first one: since the call),
-    `decode_ms` and `sample_ms` are parts of it, the rest is ours. `logprob` is the log-softmax
-    over the whole vocabulary, None where nobody asked for it.
+    `decode_ms`, `sample_ms` and `constraint_ms` (in a grammar) are parts of it, the rest is ours. `logprob` is the
+    log-softmax over the whole vocabulary, None where nobody asked for it. `forced`: a grammar left no other, and
+    nothing was drawn.
     """
 
     id: int
@@ -30,11 +31,13 @@ class TokenTime:
     decode_ms: float
     sample_ms: float
     logprob: float | None = None
+    constraint_ms: float = 0.0
+    forced: bool = False
 
     @property
     def rest_ms(self) -> float:
-        """What is neither decode nor sampling: detokenizing, stop strings, the screen."""
-        return max(0.0, self.ms - self.decode_ms - self.sample_ms)
+        """What is neither decode, sampling nor grammar: detokenizing, stop strings, the screen."""
+        return max(0.0, self.ms - self.decode_ms - self.sample_ms - self.constraint_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ DOORS = {
     "gguf": ("quant/",),
     "ctypes": ("quant/native.py", "llmcli/runtime/binding/"),
     "llama_cpp": ("llmcli/runtime/binding/",),
+    "llguidance": ("llmcli/runtime/constraint/llguidance.py",),
     "jinja2": ("llmcli/runtime/template.py", "llmcli/runtime/sandbox.py"),
     "tokenizers": ("quant/own.py", "quant/habits.py"),
     "prompt_toolkit": ("llmcli/chat/repl.py",),

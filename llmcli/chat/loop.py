@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from llmcli.chat import commands, report
+from llmcli.chat.constraint import incomplete, whole
 from llmcli.chat.render import aside
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
@@ -21,6 +22,8 @@ def answer(talk: Talk, text: str) -> Answer:
     made = talk.ask(text, talk.stream())
     for line in report.told(talk.runner, made, talk.screen.timing):
         aside(talk.ui, line)
+    if not whole(talk, made):
+        talk.ui.note(incomplete(talk, made)[0])
     if made.finish == "context_full":
         talk.ui.note("the context is full: /clear begins anew, or start with a larger --ctx-size")
     return made

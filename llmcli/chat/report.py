@@ -47,10 +47,11 @@ def samples(runner: Runner, answers: Sequence[Answer]) -> list[dict[str, Any]]:
 
 
 def _tokens(runner: Runner, answer: Answer) -> list[dict[str, Any]]:
+    guided = any(token.constraint_ms for token in answer.tokens)
     rows: list[dict[str, Any]] = [
         {
             "id": t.id, "text": t.text, "ms": t.ms, "decode_ms": t.decode_ms, "sample_ms": t.sample_ms,
-            "logprob": t.logprob,
+            "logprob": t.logprob, **({"constraint_ms": t.constraint_ms, "forced": t.forced} if guided else {}),
         }
         for t in answer.tokens
     ]  # fmt: skip
@@ -101,6 +102,7 @@ def timing_line(runner: Runner, answer: Answer) -> str:
         _prefill(answer),
         f"{len(answer.tokens)} tok {answer.tokens_per_second:.1f} tok/s",
         f"p50 {percentile(spread, 0.5):.1f} p99 {percentile(spread, 0.99):.1f} ms",
+        *_grammar(answer),
         _cells(runner),
     ]
     return f"[{' · '.join(parts)}]" + (f" ({NOTES[answer.finish]})" if answer.finish in NOTES else "")
@@ -129,6 +131,15 @@ def samples_line(runner: Runner, answers: Sequence[Answer]) -> str:
     ]
     full = sum(answer.finish == "context_full" for answer in answers)
     return f"[{' · '.join(parts)}]" + (f" ({full} cut: the context is full)" if full else "")
+
+
+def _grammar(answer: Answer) -> list[str]:
+    """The grammar's bill: how many tokens it left no choice for, and its time a token."""
+    spent = sum(token.constraint_ms for token in answer.tokens)
+    if not spent:
+        return []
+    forced = sum(token.forced for token in answer.tokens)
+    return [f"{forced} tok forced, grammar {spent / len(answer.tokens):.2f} ms/tok"]
 
 
 def _prefill(answer: Answer) -> str:

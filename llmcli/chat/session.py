@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from llmcli.chat.tree import Tree
+from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.sampling import Sampling
 from llmcli.runtime.search import NO_SEARCH, Search
 from llmcli.types import Finish, Message
@@ -11,12 +12,14 @@ from llmcli.types import Finish, Message
 @dataclass(slots=True)
 class Session:
     """What the next answer depends on. The system text stands apart from the turns because templates differ in how
-    they take it. `predict` None: no limit. `search` holds where it has more than one beam, `sampling` otherwise."""
+    they take it. `predict` None: no limit. `search` holds where it has more than one beam, `sampling` otherwise.
+    `constraint`: what every answer must be."""
 
     sampling: Sampling
     system: str | None = None
     predict: int | None = None
     search: Search = NO_SEARCH
+    constraint: Constraint | None = None
     tree: Tree = field(default_factory=Tree)
 
     @property

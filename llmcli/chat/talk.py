@@ -134,13 +134,15 @@ class Talk:
     def _request(self, text: str) -> Request:
         started = time.perf_counter()
         self.unanswered = text
-        tokens = self.tokens(text)
+        tokens, session = self.tokens(text), self.session
         self.opened = self.runner.opened(tokens)
+        grammar = self.runner.grammars(session.constraint) if session.constraint else None
+        strategy = "beam" if session.search.beams > 1 else "guided" if grammar else "plain"
         return Request(
-            tokens, self.session.sampling, self.session.predict, self.stops, self.ignore_eos,
-            self.logprobs or self.screen.probs > 0, started, "beam" if self.session.search.beams > 1 else "plain",
-            self.session.search, endless=self.endless, top_logprobs=self.screen.probs,
-            turn=len(self.session.tree.turns) + 1, path=frozenset(self.session.tree.path()),
+            tokens, session.sampling, session.predict, self.stops, self.ignore_eos,
+            self.logprobs or self.screen.probs > 0, started, strategy, session.search, endless=self.endless,
+            top_logprobs=self.screen.probs, turn=len(session.tree.turns) + 1, path=frozenset(session.tree.path()),
+            grammar=grammar,
         )  # fmt: skip
 
     def stream(self, silent: bool = False) -> Stream:

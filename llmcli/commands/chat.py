@@ -74,14 +74,14 @@ def run(
 
 
 def _answer(talk: "Talk", text: str, json: bool, samples: int) -> bool:
-    from llmcli.chat import report
+    from llmcli.chat import constraint, report
     from llmcli.chat.render import aside
 
     stream = talk.stream(silent=json)
     answers = talk.samples(text, samples, stream) if samples > 1 else [talk.ask(text, stream)]
     if json:
         more = {"samples": report.samples(talk.runner, answers)} if samples > 1 else {}
-        talk.ui.result({**talk.document(answers[0]), **more})
+        talk.ui.result({**talk.document(answers[0]), **constraint.facts(talk, answers[0]), **more})
     else:
         several = samples > 1
         line = report.samples_line(talk.runner, answers) if several else report.timing_line(talk.runner, answers[0])
@@ -89,7 +89,10 @@ def _answer(talk: "Talk", text: str, json: bool, samples: int) -> bool:
             aside(talk.ui, told)
     if any(answer.finish == "cancelled" for answer in answers):
         raise typer.Exit(130)
-    return True
+    short = [answer for answer in answers if not constraint.whole(talk, answer)]
+    if short:
+        talk.ui.error(*constraint.incomplete(talk, short[0]))
+    return not short
 
 
 def _converse(talk: "Talk", first: str | None) -> bool:
@@ -136,7 +139,7 @@ def _open(
         if given.search.beams > 1 and given.settings:
             words = ", ".join("--" + name.replace("_", "-") for name in given.settings)
             ui.warn(f"with {given.search.beams} beams the sampling settings do not apply: {words}")
-        session = Session(sampling, system or None, predict, given.search)
+        session = Session(sampling, system or None, predict, given.search, given.constraint)
         talk = Talk(
             opened.name, opened.runner, session, config, ui, given.stops, given.ignore_eos, given.endless, logprobs,
             file_bytes=opened.file_bytes, models=models, measure=measure,

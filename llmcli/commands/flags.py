@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
+    from llmcli.runtime.constraint.base import Constraint
     from llmcli.runtime.request import RunOptions
     from llmcli.runtime.search import Search
 
@@ -64,6 +65,14 @@ SEARCH = (
     Flag("length_penalty", ("--length-penalty",), str, "beams: above 0 favours long answers, below 0 short [1]", "P"),
     Flag("early_stopping", ("--early-stopping",), str, "beams: stop at K finished: yes, no, never [no]", "WHEN"),
 )
+CONSTRAINT = (
+    Flag("json_schema", ("-j", "--json-schema"), str, "the answer is JSON of this schema; {} is any", "SCHEMA"),
+    Flag("json_schema_file", ("-jf", "--json-schema-file"), str, "the same from a file", "FILE"),
+    Flag("grammar", ("--grammar",), str, "the answer follows this GBNF grammar", "TEXT"),
+    Flag("grammar_file", ("--grammar-file",), str, "the same from a file", "FILE"),
+    Flag("grammar_engine", ("--grammar-engine",), str, "llguidance, llama (llama.cpp's own) [llguidance]", "NAME"),
+    Flag("jump", ("--jump",), str, "text that must come is not drawn: lossless, fast, off [lossless]", "HOW"),
+)
 RUN = (
     Flag("ctx_size", ("-c", "--ctx-size"), int, "tokens of context; default: the model's, up to 8192", "N"),
     Flag("threads", ("-t", "--threads"), int, "threads; default: the physical cores", "N"),
@@ -100,6 +109,7 @@ class Flags:
     reasoning: str = "auto"
     hide_thinking: bool = False
     logprobs: int = 0
+    constraint: "Constraint | None" = None
 
 
 class RunCommand(TyperCommand):
@@ -124,7 +134,7 @@ def table() -> tuple[Flag, ...]:
     """Every shared option; the sampling settings come from the sampler steps."""
     from llmcli.runtime.sampling import settings
 
-    return (*MODEL, *ANSWER, *SCREEN, *SEARCH, *RUN, *(
+    return (*MODEL, *ANSWER, *CONSTRAINT, *SCREEN, *SEARCH, *RUN, *(
         Flag(s.name, (*s.flags, "--" + s.name.replace("_", "-")), list if s.limits.many else str,
              f"{s.help} [{s.show(s.default)}]", s.limits.metavar)
         for s in settings().values()
@@ -133,6 +143,7 @@ def table() -> tuple[Flag, ...]:
 
 def read(ctx: typer.Context) -> Flags:
     """What was typed for this command, checked as far as that needs no model; raises UserError."""
+    from llmcli.commands.constraint import constraint
     from llmcli.runtime.ranked import MOST as MOST_LOGPROBS
     from llmcli.runtime.request import RunOptions
     from llmcli.runtime.sampling import defaults, settings
@@ -162,11 +173,14 @@ def read(ctx: typer.Context) -> Flags:
         raise UsageError("both -p and -f give the message", hint="leave one of them out")
     if typed.get("raw") and "chat_template" in typed:
         raise UsageError("--raw uses no chat template", hint="leave out --raw or --chat-template")
+    guide = constraint(typed)
+    if guide and search.beams > 1:
+        raise UsageError("beam search follows no grammar or schema", hint="leave out --beams, or the grammar")
     for name, what in (("prompt", "--prompt"), ("system", "--system"), ("chat_template", "--chat-template")):
         proper(what, typed.get(name, ""))
     for text in typed.get("stops", ()):
         proper("--reverse-prompt", text)
-    return Flags(options, chosen, search, **{**typed, "stops": tuple(typed.get("stops", ()))})
+    return Flags(options, chosen, search, **{**typed, "stops": tuple(typed.get("stops", ()))}, constraint=guide)
 
 
 def proper(what: str, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from llmcli.runtime.constraint.base import Grammar
 from llmcli.runtime.ranked import Ranked
 from llmcli.runtime.sampling import Sampling
 from llmcli.runtime.search import NO_SEARCH, Search
@@ -40,10 +41,9 @@ class Request:
     `max_tokens` None means: until the model stops, the context is full, or the answer only repeats itself;
     `endless` (and `ignore_eos`) lets it repeat. `started` is the
     `time.perf_counter()` of the call with the text, from which the time to the first token counts.
-    `strategy` is a name of runtime/strategies/, `search` is for the one called beam. `top_logprobs`: with
-    `logprobs`, keep as many of the likeliest tokens at each step.
-    `strategy` is a name of runtime/strategies/, `search` is for the one called beam. `turn` is this one's number in
-    its conversation, `path` those before it: what the cache holds of them may give way to this one.
+    `strategy` is a name of runtime/strategies/, `search` is for the one called beam, `grammar` what the answer must
+    follow. `top_logprobs`: with `logprobs`, keep as many of the likeliest tokens at each step. `turn` is this one's
+    number in its conversation, `path` those before it: what the cache holds of them may give way to this one.
     """
 
     tokens: tuple[int, ...]
@@ -59,6 +59,7 @@ class Request:
     top_logprobs: int = 0
     turn: int = 0
     path: frozenset[int] = frozenset()
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

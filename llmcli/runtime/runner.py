@@ -13,8 +13,10 @@ from pathlib import Path
 from llmcli.errors import UserError
 from llmcli.runtime import kv
 from llmcli.runtime.binding.context import Context, ContextOptions, open_context
+from llmcli.runtime.binding.grammar import NativeGrammars
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.sampler import NativeChains
+from llmcli.runtime.constraint.compile import Grammars
 from llmcli.runtime.engine import Engine
 from llmcli.runtime.interrupt import on_interrupt
 from llmcli.runtime.request import Answer, Request, RunOptions
@@ -104,6 +106,8 @@ class Runner:
         for token in _tag_tokens(model):
             model.show(token)
         native = NativeChains(model.n_vocab, model.vocab) if native_sampling else None
+        self.native_grammars = NativeGrammars(model)
+        self.grammars = Grammars(model, self.native_grammars.compile)
         self.engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), native)
         self._shape = kv.shape(header.metadata)
         # Asked once: the cache never changes its size, and llama.cpp's answer leaves a few words behind each time.
@@ -148,6 +152,10 @@ class Runner:
             )
         if request.strategy == "beam":
             self._refuse_beams(request)
+        if request.grammar and request.ignore_eos:
+            raise UserError(
+                "a grammar says where the answer ends, and --ignore-eos that it goes on", hint="leave one of them out"
+            )
         if samples > 1:
             self._refuse_samples(samples, count, request.max_tokens)
         return Reply(self.engine, self.context, request, samples)
@@ -167,6 +175,8 @@ class Runner:
     def _refuse_beams(self, request: Request) -> None:
         """Raise UserError where the memory cannot hold a search, before it begins."""
         beams, count, window = request.search.beams, len(request.tokens), self.context.n_swa
+        if request.grammar:
+            raise UserError("beam search follows no grammar or schema", hint="leave out --beams, or the grammar")
         if beams > self.context.n_seq_max:
             raise UserError(
                 f"{beams} beams take {beams} sequences, and this model was loaded for {self.context.n_seq_max}",
@@ -257,7 +267,11 @@ def open_runner(
         words = _special_words(model)
         made = Template(str(source), bos=words[0], eos=words[1]) if source else None
         load_ms = (time.perf_counter() - begun) * 1e3
-        yield Runner(header, model, context, options, made, load_ms, native_sampling)
+        runner = Runner(header, model, context, options, made, load_ms, native_sampling)
+        try:
+            yield runner
+        finally:
+            runner.native_grammars.close()
 
 
 def _tag_tokens(model: Model) -> set[int]:

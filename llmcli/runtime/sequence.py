@@ -59,12 +59,16 @@ class Sequence:
         """Whether another sequence still computes the prompt of this one."""
         return self.after is not None and self.after.finish is None and self.after.prompting
 
-    def time(self, token: int, text: str, decode: float, sample: float, logprob: float | None) -> TokenTime:
+    def time(
+        self, token: int, text: str, decode: float, sample: float, logprob: float | None,
+        *, constraint: float = 0.0, forced: bool = False,
+    ) -> TokenTime:  # fmt: skip
         """Account for one token: the gap since the one before, and its parts (seconds in, milliseconds out)."""
         now = time.perf_counter()
         if not self.times:
             decode = self.prompt_seconds
-        row = TokenTime(token, text, (now - self.last) * 1e3, decode * 1e3, sample * 1e3, logprob)
+        gap = (now - self.last) * 1e3
+        row = TokenTime(token, text, gap, decode * 1e3, sample * 1e3, logprob, constraint * 1e3, forced)
         self.last = now
         self.times.append(row)
         self.text.append(text)

@@ -37,7 +37,8 @@ def test_help_of_chat_loads_no_engine() -> None:
     )
     loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
     assert "typer" in loaded
-    assert not loaded & {"torch", "llama_cpp", "transformers", "gguf", "prompt_toolkit", "huggingface_hub"}
+    heavy = {"torch", "llama_cpp", "transformers", "gguf", "prompt_toolkit", "huggingface_hub", "llguidance"}
+    assert not loaded & heavy
 
 
 def test_the_options_named_as_fields_are_the_run_options() -> None:

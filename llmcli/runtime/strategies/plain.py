@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from llmcli.runtime.constraint.chain import guided
 from llmcli.runtime.request import Request
 from llmcli.runtime.sampling.chain import Row, make_chain
 from llmcli.runtime.sequence import Sequence
@@ -23,7 +24,7 @@ class Plain:
 
     def __init__(self, request: Request, seed: int, means: Means) -> None:
         self.vocabulary = means.vocabulary
-        self.chain = make_chain(request.sampling, seed, means.native, means.vocabulary)
+        self.chain = guided(make_chain(request.sampling, seed, means.native, means.vocabulary), request)
         self.decoder = Decoder(request.stops)
         self.near = math.nan  # the logit of the last token drawn: about the largest of the next row
 

@@ -1,0 +1,133 @@
+"""llama.cpp's own grammars (src/llama-grammar.cpp): the second engine, for GBNF as llama.cpp reads it.
+
+It matches characters over the whole vocabulary and knows no forced text. Telling it a token that the grammar does
+not allow throws through C and ends the process, so it is asked for each one first.
+"""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.library import last_words, lib, listen
+from llmcli.runtime.binding.model import Model
+from llmcli.runtime.constraint import gbnf
+from llmcli.runtime.constraint.base import Bits, Constraint
+
+CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
+
+
+class NativeGrammars:
+    """Compiles GBNF for one model and owns what it compiled."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._made: list[Any] = []
+        self._text: NDArray[np.bool_] | None = None
+        self._ends: NDArray[np.int32] | None = None
+
+    def compile(self, constraint: Constraint) -> "NativeGrammar":
+        """Raises UserError for what is no GBNF, with its place where our own reading finds it."""
+        if constraint.kind != "gbnf":
+            raise UserError("llama.cpp's engine takes GBNF, no JSON schemas", hint="leave out --grammar-engine llama")
+        if constraint.jump == "fast":
+            raise UserError("llama.cpp's engine knows no forced text", hint="leave out --jump fast")
+        gbnf.check(constraint.text)
+        listen()
+        pointer = lib().llama_sampler_init_grammar(self.model.vocab, constraint.text.encode(), b"root")
+        if not pointer:
+            reason = last_words() or "no reason given"
+            raise UserError(f"llama.cpp refuses the grammar: {reason}", hint="leave out --grammar-engine llama")
+        self._made.append(pointer)
+        return NativeGrammar(constraint, pointer, self.text, self.ends)
+
+    @property
+    def text(self) -> NDArray[np.bool_]:
+        """Which tokens are text or an end, [n_vocab]; llama.cpp would read a control token as its name."""
+        if self._text is None:
+            model = self.model
+            found = (bool(model.piece(token)) or model.ends(token) for token in range(model.n_vocab))
+            self._text = np.fromiter(found, np.bool_, model.n_vocab)
+        return self._text
+
+    @property
+    def ends(self) -> NDArray[np.int32]:
+        """The tokens that end an answer."""
+        if self._ends is None:
+            self._ends = np.array([token for token in range(self.model.n_vocab) if self.model.ends(token)], np.int32)
+        return self._ends
+
+    def close(self) -> None:
+        """Free all that was compiled."""
+        while self._made:
+            lib().llama_sampler_free(self._made.pop())
+
+
+class NativeGrammar:
+    """A Grammar; its sampler stays at the beginning and is copied."""
+
+    def __init__(self, constraint: Constraint, pointer: Any, text: NDArray[np.bool_], ends: NDArray[np.int32]) -> None:
+        self.constraint, self.pointer, self.text, self.ends = constraint, pointer, text, ends
+
+    def start(self) -> "NativeMatcher":
+        return NativeMatcher(self)
+
+
+class NativeMatcher:
+    """A Matcher."""
+
+    def __init__(self, grammar: NativeGrammar) -> None:
+        self._grammar = grammar
+        self._pointer = lib().llama_sampler_clone(grammar.pointer)
+        self._taken: list[int] = []
+
+    def mask(self) -> Bits:
+        return np.packbits(self._legal(np.arange(len(self._grammar.text), dtype=np.int32)), bitorder="little")
+
+    def allows(self, token: int) -> bool:
+        return bool(self._legal(np.array([token], np.int32))[0])
+
+    def accept(self, token: int) -> None:
+        assert self.allows(token), token
+        lib().llama_sampler_accept(self._pointer, token)
+        self._taken.append(token)
+
+    def rewind(self, count: int) -> None:
+        kept = self._taken[: len(self._taken) - count]
+        self.close()
+        self._pointer, self._taken = lib().llama_sampler_clone(self._grammar.pointer), []
+        for token in kept:
+            self.accept(token)
+
+    def forced(self, jump: str) -> list[int]:
+        """None: finding them would take a mask, which is what costs here."""
+        return []
+
+    @property
+    def accepting(self) -> bool:
+        return bool(self._legal(self._grammar.ends).any())
+
+    @property
+    def complete(self) -> bool:
+        """Not told, for the same reason: only an end can be drawn then."""
+        return False
+
+    def close(self) -> None:
+        """Free the sampler; a second call does nothing."""
+        if self._pointer:
+            lib().llama_sampler_free(self._pointer)
+            self._pointer = None
+
+    def _legal(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which of `tokens` may come next."""
+        library = lib()
+        candidates = np.zeros(len(tokens), CANDIDATE)
+        candidates["id"] = tokens
+        array = library.llama_token_data_array()
+        array.size, array.selected, array.sorted = len(tokens), -1, False
+        array.data = ctypes.cast(candidates.ctypes.data, type(array.data))
+        library.llama_sampler_apply(self._pointer, ctypes.byref(array))
+        legal: NDArray[np.bool_] = np.isfinite(candidates["logit"]) & self._grammar.text[tokens]
+        return legal

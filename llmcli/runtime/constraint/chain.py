@@ -1,0 +1,108 @@
+"""The sampler chain inside a grammar.
+
+One rule: a token that is the only legal one is taken without a draw; otherwise the logits of all illegal ones are
+-inf before the first step of the chain. So a seed gives the same text whether forced text is jumped over or not.
+Where the likeliest token is always taken, it is looked for first and the mask is made only where the grammar refuses
+it: those steps look at each token by itself, so that the likeliest of all, if legal, is the likeliest of the legal.
+"""
+
+import time
+
+import numpy as np
+
+from llmcli.errors import UserError
+from llmcli.runtime.constraint.base import Bits, Matcher, single
+from llmcli.runtime.request import Request
+from llmcli.runtime.sampling.base import Logits
+from llmcli.runtime.sampling.chain import Chain, Greedy, Row
+
+
+class GuidedChain:
+    """Draws only what the grammar allows after the answer's tokens, which it reads off those that draw() gets."""
+
+    def __init__(self, chain: Chain, matcher: Matcher, start: int) -> None:
+        """`start` is where the answer begins in the tokens that draw() gets."""
+        self.chain, self.matcher, self.start = chain, matcher, start
+        self._told: list[int] = []  # tokens of the answer that the matcher knows
+        self._total = self._inside = 0.0  # seconds in the grammar, and those of them in draw()
+
+    def draw(self, row: Row, tokens: list[int]) -> int:
+        """The next token. Raises UserError where the grammar leaves none."""
+        begun = time.perf_counter()
+        self.follow(tokens)
+        if isinstance(self.chain, Greedy):
+            chosen = time.perf_counter()
+            token = self.chain.draw(row, tokens)
+            begun += time.perf_counter() - chosen
+            if self.matcher.allows(token):
+                self._spend(begun)
+                return token
+        bits = self.matcher.mask()
+        only = single(bits)
+        if only is not None:
+            self._spend(begun)
+            return only
+        logits = row.logits
+        before = logits.copy()
+        forbid(logits, bits)
+        self._spend(begun)
+        try:
+            token = self.chain.draw(row, tokens)
+            if not bits[token >> 3] >> (token & 7) & 1:  # of candidates that are all as good as impossible
+                token = int(logits.argmax())
+        finally:
+            logits[:] = before  # others may read the row, too
+        return token
+
+    def follow(self, tokens: list[int]) -> None:
+        """Bring the matcher to where `tokens` are; what it was told and is not there any more is taken back."""
+        answer, told = tokens[self.start :], self._told
+        if answer[: len(told)] != told:
+            same = next(at for at, token in enumerate(told) if answer[at : at + 1] != [token])
+            self.matcher.rewind(len(told) - same)
+            del told[same:]
+        for token in answer[len(told) :]:
+            self.matcher.accept(token)
+            told.append(token)
+
+    def ahead(self, tokens: list[int], jump: str) -> tuple[list[int], bool]:
+        """What must come after `tokens`, and whether that is the end."""
+        begun = time.perf_counter()
+        self.follow(tokens)
+        complete = self.matcher.complete
+        forced = [] if complete else self.matcher.forced(jump)
+        self._total += time.perf_counter() - begun
+        return forced, complete
+
+    def spent(self) -> tuple[float, float]:
+        """Seconds in the grammar since last asked, and those of them that were part of a draw."""
+        spent = self._total, self._inside
+        self._total = self._inside = 0.0
+        return spent
+
+    def _spend(self, begun: float) -> None:
+        seconds = time.perf_counter() - begun
+        self._total += seconds
+        self._inside += seconds
+
+    def close(self) -> None:
+        """Free the chain and the matcher."""
+        self.chain.close()
+        self.matcher.close()
+
+
+def guided(chain: Chain, request: Request) -> Chain:
+    """`chain` inside the request's grammar, where it has one."""
+    grammar = request.grammar
+    return GuidedChain(chain, grammar.start(), len(request.tokens)) if grammar else chain
+
+
+def forbid(logits: Logits, bits: Bits) -> None:
+    """Write -inf where `bits` has no token; raises UserError where that would leave none."""
+    if not bits.any():
+        raise UserError(
+            "no token of the model goes on in this grammar",
+            hint="it may ask for characters that the model's vocabulary does not have",
+        )
+    allowed = np.unpackbits(bits, count=len(logits), bitorder="little").view(np.bool_)
+    np.copyto(logits, -np.inf, where=~allowed)

@@ -1,0 +1,55 @@
+"""Constraints compiled for one model, once each."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from llmcli.errors import UserError
+from llmcli.runtime.constraint.base import Constraint, Grammar
+
+KEPT = 16  # compiled constraints; a conversation has few
+
+
+class Tongue(Protocol):
+    """What is asked of a model: its tokens as bytes, which of them end an answer, and text as tokens."""
+
+    n_vocab: int
+
+    def piece(self, token: int) -> bytes: ...
+
+    def ends(self, token: int) -> bool: ...
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]: ...
+
+
+class Grammars:
+    """Compiles constraints and keeps them; the engine that a constraint names is loaded with its first one."""
+
+    def __init__(self, model: Tongue, native: Callable[[Constraint], Grammar]) -> None:
+        """`native` compiles for llama.cpp's own grammars."""
+        self._model, self._native = model, native
+        self._compiler: Any = None
+        self._compiled: dict[Constraint, Grammar] = {}
+
+    def __call__(self, constraint: Constraint) -> Grammar:
+        """Raises UserError where the constraint is no grammar, or not one that can be followed."""
+        if constraint not in self._compiled:
+            while len(self._compiled) >= KEPT:
+                del self._compiled[next(iter(self._compiled))]
+            self._compiled[constraint] = self._compile(constraint)
+        return self._compiled[constraint]
+
+    def _compile(self, constraint: Constraint) -> Grammar:
+        if constraint.engine == "llama":
+            return self._native(constraint)
+        if self._compiler is None:
+            from llmcli.runtime.constraint.llguidance import Compiler, Words
+
+            model = self._model
+            pieces = [model.piece(token) for token in range(model.n_vocab)]
+            ends = [token for token in range(model.n_vocab) if model.ends(token)]
+            if not ends:
+                raise UserError("this model has no token that ends an answer", hint="leave out the grammar or schema")
+            words = Words(pieces, ends, lambda text: model.tokenize(text, special=False))
+            self._compiler = Compiler(words, ends)
+        made: Grammar = self._compiler(constraint)
+        return made

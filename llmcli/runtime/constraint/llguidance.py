@@ -1,0 +1,179 @@
+"""llguidance, the engine for JSON schemas and GBNF grammars: masks of tokens in some microseconds.
+
+Its tokenizer is made of the vocabulary's bytes, so that it needs nothing of llama.cpp's. Only this module imports
+the library, and only when a constraint is used.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import llguidance
+import numpy as np
+
+from llmcli.errors import UserError
+from llmcli.runtime.constraint import gbnf, schema
+from llmcli.runtime.constraint.base import Bits, Constraint, single
+
+SPECIAL = b"\xff"  # before the name of a token that is no text
+# Whitespace is as models write it, and nowhere free: one that may goes on for ever.
+LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# For schemas and grammars from anywhere: what is beyond is refused within a second or so.
+LIMITS = {"max_lexer_states": 50_000, "max_grammar_size": 300_000}
+
+
+class Words:
+    """A vocabulary as llguidance takes it: the bytes of each token, and how text becomes tokens."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, pieces: list[bytes], ends: list[int], tokenize: Callable[[str], list[int]]) -> None:
+        """`pieces` are the bytes of each token, empty for one that is no text; `ends` end an answer."""
+        self.tokens = [piece or SPECIAL + f"<|{token}|>".encode() for token, piece in enumerate(pieces)]
+        for token in ends:
+            self.tokens[token] = SPECIAL + f"<|{token}|>".encode()
+        self.eos_token_id: int = ends[0]
+        self.special_token_ids: list[int] = []
+        self._tokenize, self._pieces = tokenize, pieces
+        self._known: dict[bytes, int] = {}
+        self._longest = 0
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Tokens whose bytes are `text`: where fewer come, the library allows more than the grammar does."""
+        raw = text if isinstance(text, bytes) else text.encode()
+        words = raw.decode("utf-8", "replace")
+        tokens = self._tokenize(words)
+        if self._bytes(tokens) == raw:
+            return tokens
+        tokens = self._tokenize("\n" + words)  # SentencePiece puts a space before the first word only
+        cuts = (tokens[cut:] for cut in range(1, len(tokens)))
+        return next((rest for rest in cuts if self._bytes(rest) == raw), None) or self._greedily(raw)
+
+    def _greedily(self, raw: bytes) -> list[int]:
+        """The longest token each time, as far as there are any."""
+        if not self._known:
+            self._known = {piece: token for token, piece in enumerate(self._pieces) if piece}
+            self._longest = max(map(len, self._known))
+        tokens: list[int] = []
+        while raw:
+            cuts = range(min(self._longest, len(raw)), 0, -1)
+            token = next((self._known[raw[:cut]] for cut in cuts if raw[:cut] in self._known), None)
+            if token is None:
+                break
+            tokens.append(token)
+            raw = raw[len(self._pieces[token]) :]
+        return tokens
+
+    def _bytes(self, tokens: list[int]) -> bytes:
+        return b"".join(self._pieces[token] for token in tokens)
+
+
+class Compiler:
+    """Compiles constraints for one vocabulary; making it takes about 0.3 s for 49,152 tokens."""
+
+    def __init__(self, words: Words, ends: list[int]) -> None:
+        self._tokenizer = llguidance.LLTokenizer(words, eos_token=ends)
+        self._ends = frozenset(ends)
+
+    def __call__(self, constraint: Constraint) -> "Compiled":
+        """Raises UserError where the schema or the grammar is refused, by us or by the library."""
+        if constraint.kind == "json_schema":
+            matcher = self._schema(schema.checked(constraint.text))
+        else:
+            matcher = self._matcher(llguidance.LLMatcher.grammar_from_lark(gbnf.to_lark(constraint.text)))
+            if matcher.is_error():
+                raise UserError(f"the grammar cannot be followed: {_reason(matcher)}", hint="simplify it")
+        return Compiled(constraint, matcher, self._tokenizer.vocab_size, self._ends)
+
+    def _schema(self, checked: schema.Checked) -> Any:
+        matcher = self._matcher(_json_grammar(checked.text))
+        if not matcher.is_error():
+            return matcher
+        # The library does not say where. A part that it refuses by itself does, the deepest first.
+        for path, text in checked.parts():
+            part = self._matcher(_json_grammar(text))
+            if part.is_error():
+                raise _refused(path, part)
+        raise _refused("#", matcher)
+
+    def _matcher(self, source: str) -> Any:
+        limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)
+        return llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
+
+
+class Compiled:
+    """A Grammar."""
+
+    def __init__(self, constraint: Constraint, matcher: Any, size: int, ends: frozenset[int]) -> None:
+        self.constraint, self._matcher, self._size, self._ends = constraint, matcher, size, ends
+
+    def start(self) -> "Guide":
+        return Guide(self._matcher.deep_copy(), self._size, self._ends)
+
+
+class Guide:
+    """A Matcher. `mask` is made in one place that the next one overwrites."""
+
+    def __init__(self, matcher: Any, size: int, ends: frozenset[int]) -> None:
+        self._matcher, self._ends = matcher, ends
+        self._bits = np.zeros((size + 31) // 32 * 4, np.uint8)
+
+    def mask(self) -> Bits:
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        self._check()
+        return self._bits
+
+    def allows(self, token: int) -> bool:
+        if token in self._ends:  # where nothing else may follow the library says no to them, too
+            return self.accepting
+        return bool(self._matcher.validate_tokens([token]))
+
+    def accept(self, token: int) -> None:
+        taken = self._matcher.consume_tokens([token])
+        self._check()
+        assert taken, token
+
+    def rewind(self, count: int) -> None:
+        done = self._matcher.rollback(count)
+        assert done, count
+
+    def forced(self, jump: str) -> list[int]:
+        # A token can be the only one where its bytes are; asking for those takes half a microsecond.
+        if jump == "off" or not self._matcher.compute_ff_bytes():
+            return []
+        if jump == "fast":
+            tokens: list[int] = self._matcher.compute_ff_tokens()
+            return [] if self._ends.intersection(tokens) else tokens
+        only = single(self.mask())
+        return [] if only is None or only in self._ends else [only]
+
+    @property
+    def accepting(self) -> bool:
+        return bool(self._matcher.is_accepting())
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._matcher.is_stopped())
+
+    def close(self) -> None:
+        """Nothing of C is held."""
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise UserError(f"the grammar cannot be followed any further: {_reason(self._matcher)}", hint="simplify it")
+
+
+def _json_grammar(text: str) -> str:
+    return str(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=LAYOUT))
+
+
+def _refused(path: str, matcher: Any) -> UserError:
+    reason = _reason(matcher)
+    if "coerce_one_of" in reason:  # the library's advice is about an option that would let more through
+        reason = "the alternatives of oneOf may hold at once, and that cannot be ruled out: anyOf takes any of them"
+    return UserError(f"the schema cannot be followed at {path}: {reason}", hint="write that part another way")
+
+
+def _reason(matcher: Any) -> str:
+    """The library's reason on one line."""
+    return " ".join(str(matcher.get_error()).split())[:200]

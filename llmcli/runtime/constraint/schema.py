@@ -1,0 +1,215 @@
+"""A JSON schema from anywhere, read and refused where an answer could not be held to it.
+
+Every keyword is known or refused by name and place; none is passed over in silence. It knows JSON Schema
+(draft 2020-12) and what llguidance enforces of it (docs/json_schema.md there), nothing of models.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from llmcli.errors import UserError
+
+LARGEST, DEEPEST = 1 << 18, 64  # characters of a schema, levels of JSON in it
+PARTS = 200  # tried one by one to find the one that is refused
+# Keywords whose value is a schema, a list of schemas, a table of schemas.
+ONE = ("items", "additionalProperties", "additionalItems")
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+TABLES = ("properties", "patternProperties", "$defs", "definitions")
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+ENFORCED = {
+    *ONE, *LISTS, *TABLES, *COUNTS, "$ref", "type", "enum", "const", "required", "pattern", "format", "minimum",
+    "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+}  # fmt: skip
+# They say something about a value and ask nothing of it. What begins with x- is somebody's own remark.
+REMARKS = {
+    "$schema", "$id", "$comment", "title", "description", "default", "examples", "example", "readOnly", "writeOnly",
+    "deprecated", "contentMediaType", "contentEncoding", "contentSchema",
+}  # fmt: skip
+FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+IN_PLACE = ("anyOf", "oneOf", "allOf")  # their schemas are about the same value
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A schema that may be compiled; `schemas` are it and all within it, by place."""
+
+    root: Any
+    schemas: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The schema as JSON, without remarks."""
+        return json.dumps(self.root, ensure_ascii=False)
+
+    def parts(self) -> Iterator[tuple[str, str]]:
+        """The schemas within, by themselves, the deepest first; references find what they name."""
+        shared = {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
+        paths = sorted(self.schemas, key=lambda path: -path.count("/"))
+        for path in paths[:PARTS]:
+            part = self.schemas[path]
+            if path != "#" and isinstance(part, dict):
+                yield path, json.dumps({**part, **shared}, ensure_ascii=False)
+
+
+def checked(text: str) -> Checked:
+    """Read a schema; raises UserError naming every keyword that could not be enforced, and where."""
+    root = _read(text)
+    if isinstance(root, bool):
+        if not root:
+            raise UserError("the schema is false: no document is valid", hint="{} allows every JSON document")
+        root = {}
+    if not isinstance(root, dict):
+        raise UserError(f"the schema is {_kind(root)}", hint='a JSON schema is an object: {"type": "object", …}')
+    walk = _Walk(root)
+    root = walk.schema(root, "#")
+    walk.references()
+    if walk.wrong:
+        more = f" (and {len(walk.wrong) - 5} more)" if len(walk.wrong) > 5 else ""
+        raise UserError(f"the schema cannot be enforced: {'; '.join(walk.wrong[:5])}{more}", hint="leave that out")
+    return Checked(root, walk.found)
+
+
+def _read(text: str) -> Any:
+    if len(text) > LARGEST:
+        raise UserError(f"the schema has {len(text)} characters", hint=f"at most {LARGEST}")
+    try:
+        root = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        json.dumps(root, ensure_ascii=False).encode()
+    except RecursionError:
+        raise _too_deep() from None
+    except UnicodeEncodeError:
+        hint = "\\ud800 to \\udfff come in pairs"
+        raise UserError("the schema has half a character in a string", hint=hint) from None
+    except ValueError as error:
+        hint = '-j takes JSON text, -jf a file: {"type": "object"}'
+        raise UserError(f"the schema is not JSON: {error}", hint=hint) from None
+    level, depth = [root], 0
+    while level:
+        depth += 1
+        if depth > DEEPEST:
+            raise _too_deep()
+        level = [
+            inner
+            for value in level
+            if isinstance(value, (dict, list))
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+    return root
+
+
+def _too_deep() -> UserError:
+    return UserError(f"the schema is nested more than {DEEPEST} levels deep", hint="name its parts in $defs")
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON number")
+
+
+def _finite(word: str) -> float:
+    number = float(word)
+    if math.isinf(number):
+        raise ValueError(f"{word[:40]} is too large a number")
+    return number
+
+
+class _Walk:
+    """All schemas of a document; `wrong` are what cannot be enforced, `found` the schemas by place."""
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self.root = root
+        self.wrong: list[str] = []
+        self.found: dict[str, Any] = {}
+        self._links: dict[str, list[str]] = {}  # place -> places that are about the same value
+
+    def schema(self, value: Any, path: str) -> Any:
+        """`value` as it goes to the library: remarks left out, 2.0 where a count is wanted written 2."""
+        if not isinstance(value, dict):
+            if not isinstance(value, bool):
+                self.wrong.append(f"{_kind(value)} instead of a schema at {path}")
+            self.found[path] = value
+            return value
+        made: dict[str, Any] = {}
+        links = self._links.setdefault(path, [])
+        for key, inner in value.items():
+            place = f"{path}/{_escaped(key)}"
+            if key in REMARKS or key.startswith("x-") or (key == "uniqueItems" and inner is False):
+                if key == "$schema" or (key == "$id" and path == "#"):
+                    made[key] = inner
+                elif key == "$id":
+                    self.wrong.append(f"$id at {path}")
+                continue
+            if key not in ENFORCED:
+                self.wrong.append(f"{key} at {path}")
+                continue
+            if key in IN_PLACE and isinstance(inner, list):
+                links += [f"{place}/{number}" for number in range(len(inner))]
+            made[key] = self._keyword(key, inner, place)
+        self._counted(made, path)
+        self.found[path] = made
+        return made
+
+    def _keyword(self, key: str, value: Any, place: str) -> Any:
+        if key in TABLES and isinstance(value, dict):
+            return {name: self.schema(inner, f"{place}/{_escaped(name)}") for name, inner in value.items()}
+        if (key in LISTS or key in ONE) and isinstance(value, list):
+            return [self.schema(inner, f"{place}/{number}") for number, inner in enumerate(value)]
+        if key in ONE:
+            return self.schema(value, place)
+        if key in TABLES or key in LISTS:
+            self.wrong.append(f"{_kind(value)} at {place}")
+        elif key == "format" and value not in FORMATS:
+            self.wrong.append(f"format {json.dumps(value)} at {place.removesuffix('/format')}")
+        elif key in COUNTS and isinstance(value, float) and value.is_integer():
+            return int(value)
+        return value
+
+    def _counted(self, made: dict[str, Any], path: str) -> None:
+        """A name may be written twice, which counts once: that many different ones cannot be promised."""
+        least, required = made.get("minProperties", 0), made.get("required", [])
+        if isinstance(least, int) and isinstance(required, list) and least > max(1, len(set(map(str, required)))):
+            self.wrong.append(f"minProperties {least} at {path}")
+
+    def references(self) -> None:
+        """Look at every $ref: it must name a place in this document, and not come back to itself."""
+        for path, schema in list(self.found.items()):
+            target = schema.get("$ref") if isinstance(schema, dict) else None
+            if target is None:
+                continue
+            if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
+                remote = isinstance(target, str) and not target.startswith("#")
+                why = "nothing is fetched" if remote else "only #/… is followed"
+                self.wrong.append(f"$ref {json.dumps(target)[:100]} at {path} ({why})")
+            elif target not in self.found:
+                self.wrong.append(f"$ref {json.dumps(target)[:100]} at {path} (there is no such schema)")
+            else:
+                self._links[path].append(target)
+        for path in self._links:
+            if self._returns(path):
+                self.wrong.append(f"$ref at {path} (it comes back to itself)")
+                return
+
+    def _returns(self, start: str) -> bool:
+        """Whether a schema asks of its value that it be valid against itself."""
+        seen: set[str] = set()
+        ahead = list(self._links[start])
+        while ahead:
+            path = ahead.pop()
+            if path == start:
+                return True
+            if path not in seen:
+                seen.add(path)
+                ahead += self._links.get(path, ())
+        return False
+
+
+def _escaped(key: str) -> str:
+    """A key in a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

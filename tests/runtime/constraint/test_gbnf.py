@@ -1,0 +1,137 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.grammar import NativeGrammars
+from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.constraint import gbnf
+from llmcli.runtime.constraint.base import Constraint, Matcher, accepts
+from llmcli.runtime.constraint.compile import Grammars
+from llmcli.runtime.constraint.llguidance import Words
+from tests.runtime.constraint.words import gbnf as followed
+
+JSON = r"""
+root ::= object   # as llama.cpp's own
+value ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array ::=
+  "[" ws ( value
+    ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+CASES = {
+    "json": (JSON, '{"name": "Zoë", "age": [1, -2.5, true]}'),
+    "letters that begin alike": ('root ::= ("a" "bc" | "ab" "d" | [a-c]+ "!")', "abca!"),
+    "counts": ('root ::= [0-9]{2} "-"{1,} ("x" | "yy"){0,3} end\nend ::= "."?', "12--xyyx."),
+    "any character": ('root ::= "<" . .? ">" [^>]*', "<é->rest of it"),
+    "other scripts": (r'root ::= [ぁ-ゟァ-ヿ]+ "\u3002" [\U0001F600-\U0001F64F]?', "こんにちは。😀"),
+    "an empty rule": ('root ::= none "a"* none\nnone ::= ""', "aaa"),
+    "right recursion": ('root ::= "(" root ")" | "x"', "((x))"),
+}
+
+
+@pytest.fixture(scope="module")
+def both(stories_gguf: Path):
+    """Both engines over one real SentencePiece vocabulary."""
+    with open_model(stories_gguf, vocab_only=True) as model:
+        native = NativeGrammars(model)
+        yield model, Grammars(model, native.compile)
+        native.close()
+
+
+def legal(matcher: Matcher, size: int) -> list[int]:
+    return np.flatnonzero(np.unpackbits(matcher.mask(), count=size, bitorder="little")).tolist()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_engines_allow_the_same_tokens_at_every_step(name: str, both) -> None:
+    model, grammars = both
+    text, said = CASES[name]
+    pieces = [model.piece(token) for token in range(model.n_vocab)]
+    tokens = Words(pieces, [model.eos], lambda text: model.tokenize(text, special=False))(said)
+    assert b"".join(pieces[token] for token in tokens) == said.encode()
+    matchers = [grammars(Constraint("gbnf", text, engine)).start() for engine in ("llguidance", "llama")]
+    # llama.cpp takes bytes that UTF-8 never has, and no NUL.
+    odd = {token for token, piece in enumerate(pieces) if piece == b"\0" or (len(piece) == 1 and piece >= b"\xf5")}
+    for token in [*tokens, None]:
+        one, other = (sorted(set(legal(matcher, model.n_vocab)) - odd) for matcher in matchers)
+        # Of several cuts of forced text llguidance takes the tokenizer's own.
+        assert one == other or (len(one) == 1 and set(one) < set(other))
+        assert matchers[0].accepting == matchers[1].accepting == any(map(model.ends, one))
+        if token is not None:
+            assert token in other
+            assert matchers[0].allows(token) or len(one) == 1
+            for matcher in matchers:
+                assert matcher.allows(token)
+                matcher.accept(token)
+    assert matchers[0].accepting
+    for matcher in matchers:
+        matcher.rewind(len(tokens) - 1)
+        assert matcher.allows(tokens[1])
+        matcher.rewind(1)
+        assert matcher.allows(tokens[0])
+        matcher.close()
+
+
+def test_a_token_is_not_its_name(both) -> None:
+    model, grammars = both
+    for engine in ("llguidance", "llama"):
+        grammar = grammars(Constraint("gbnf", "root ::= .*", engine))
+        allowed = legal(grammar.start(), model.n_vocab)
+        assert model.bos not in allowed
+        assert model.eos in allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no rule called root"),
+        ('start ::= "a"', "no rule called root"),
+        ('root ::= "a" b', "line 1, column 14: there is no rule called b"),
+        ('root ::= "a"\nroot ::= "b"', "line 2, column 1: the rule root is there twice"),
+        ('root ::= "a', "column 12: the text ends"),
+        ("root ::= [a", "the text ends"),
+        ("root ::= []", "a class of no characters"),
+        ("root ::= [z-a]", "the range z-a is empty"),
+        ('root ::= ("a"', "expected )"),
+        ('root ::= "a")', "expected the end of the rule"),
+        ("root = 3", "expected ::="),
+        (r'root ::= "\q"', r"there is no escape \q"),
+        (r'root ::= "\x4"', r"\x takes 2 hexadecimal digits"),
+        (r'root ::= "\uD800"', r"\uD800 is no character"),
+        ('root ::= "a"{2001}', "more than 2000 repetitions"),
+        ('root ::= "a"{3,2}', "at most fewer"),
+        ('root ::= "a"{x}', "expected a number"),
+        ("root ::= " + "(" * 100_000, "groups within groups"),
+        ("root ::= <[5]>", "only --grammar-engine llama"),
+        ('root ::= "a\0b"', "NUL"),
+        ("root ::= " + '"a" ' * 100_000, "characters"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(UserError) as wrong:
+        gbnf.to_lark(text)
+    assert message in str(wrong.value)
+    assert "\n" not in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    "text", ['root ::= root "a" | "a"', "root ::= (((", "root ::= <[99999]", 'root ::= a\na ::= b\nb ::= a "x"']
+)
+def test_what_llama_cpp_refuses_is_an_error_and_no_crash(text: str, both) -> None:
+    with pytest.raises(UserError, match="grammar"):
+        both[1](Constraint("gbnf", text, "llama"))
+
+
+def test_the_second_engine_takes_no_schema_and_no_forced_text(both) -> None:
+    for constraint in (Constraint("json_schema", "{}", "llama"), Constraint("gbnf", "root ::= .", "llama", "fast")):
+        with pytest.raises(UserError, match=r"llama\.cpp's engine"):
+            both[1](constraint)
+
+
+def test_left_recursion_is_a_grammar_for_the_first_engine() -> None:
+    assert accepts(followed('root ::= root "a" | "b"'), list(b"baaa"))

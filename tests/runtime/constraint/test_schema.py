@@ -1,0 +1,139 @@
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from llmcli.errors import UserError
+from llmcli.runtime.constraint.base import accepts
+from tests.runtime.constraint.words import schema
+
+ASSETS = Path(__file__).parents[4] / "shared" / "assets" / "json-schema"
+MEETING = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "$defs": {"person": {"type": "object", "properties": {"name": {"type": "string", "minLength": 1}},
+                         "required": ["name"], "additionalProperties": False}},
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 5},
+        "day": {"enum": ["Mon", "Tue"]},
+        "who": {"type": "array", "items": {"$ref": "#/$defs/person"}, "minItems": 1, "maxItems": 2},
+        "room": {"anyOf": [{"type": "integer", "minimum": 3, "maximum": 17}, {"type": "null"}]},
+    },
+    "required": ["title", "who"],
+    "additionalProperties": False,
+}  # fmt: skip
+ANN = {"name": "Ann"}
+MEETINGS: list[Any] = [
+    {"title": "a", "who": [ANN]}, {"title": "", "day": "Tue", "who": [ANN, ANN], "room": 17},
+    {"title": "a", "who": [ANN], "room": None}, {"title": "abcdef", "who": [ANN]}, {"title": "a", "day": "Sun"},
+    {"title": "a", "who": []}, {"title": "a", "who": [ANN, ANN, ANN]}, {"title": "a", "who": [{"name": ""}]},
+    {"title": "a", "who": [ANN], "room": 2}, {"title": "a", "who": [ANN], "room": 18}, {"who": [ANN]}, [], 3,
+    {"title": "a", "who": [ANN], "more": 1}, {"title": "a", "who": [{**ANN, "age": 3}]}, {"title": 3, "who": [ANN]},
+]  # fmt: skip
+
+
+def written(value: Any) -> list[int]:
+    return list(json.dumps(value, ensure_ascii=False).encode())
+
+
+@pytest.mark.parametrize("value", MEETINGS, ids=json.dumps)
+def test_what_may_be_written_is_what_jsonschema_calls_valid(value: Any) -> None:
+    valid = jsonschema.Draft202012Validator(MEETING).is_valid(value)
+    assert accepts(schema(MEETING), written(value)) == valid
+
+
+def groups() -> Iterator[dict[str, Any]]:
+    if not (ASSETS / "suite.jsonl").exists():
+        pytest.skip("../shared/assets is not here")
+    yield from map(json.loads, (ASSETS / "suite.jsonl").read_text().splitlines())
+
+
+def test_the_suites_invalid_instances_cannot_be_written() -> None:
+    refused, supersets, count = [], [], 0
+    for group in groups():
+        try:
+            grammar = schema(group["schema"])
+        except UserError as error:
+            refused.append(str(error))
+            continue
+        for one in group["tests"]:
+            count += 1
+            if accepts(grammar, written(one["data"])) and not one["valid"]:
+                supersets.append((group["id"], one["data"]))
+    assert supersets == []
+    assert count > 100
+    assert len(refused) <= 3
+    assert all(" at #" in reason for reason in refused)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"properties": {"a/b": {"not": {"type": "null"}}}}, "not at #/properties/a~1b"),
+        ({"type": "array", "items": {"type": "array", "uniqueItems": True}}, "uniqueItems at #/items"),
+        ({"if": {}, "then": {}, "else": {}}, "if at #; then at #; else at #"),
+        ({"allOf": [{}, {"propertyNames": {}}]}, "propertyNames at #/allOf/1"),
+        ({"additionalProperties": {"unevaluatedItems": False}}, "unevaluatedItems at #/additionalProperties"),
+        ({"dependentRequired": {}}, "dependentRequired at #"),
+        ({"contains": {}}, "contains at #"),
+        ({"colour": "red"}, "colour at #"),
+        ({"items": {"format": "phone"}}, 'format "phone" at #/items'),
+        ({"properties": {"a": 5}}, "a number instead of a schema at #/properties/a"),
+        ({"properties": []}, "an array at #/properties"),
+        ({"$ref": "https://example.org/schema"}, "nothing is fetched"),
+        ({"$ref": "#/$defs/none"}, "there is no such schema"),
+        ({"$ref": "#"}, "comes back to itself"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}},
+         "comes back to itself"),
+        ({"additionalProperties": {}, "minProperties": 3}, "minProperties 3 at #"),
+        ({"properties": {"a": {"type": "text"}}}, "at #/properties/a: Invalid type: text"),
+        ({"items": {"pattern": "(?=a)"}}, "at #/items: "),
+        ({"properties": {"a": {"items": {"oneOf": [{"minimum": 2}, {"type": "integer"}]}}}},
+         "at #/properties/a/items: the alternatives of oneOf"),
+        ({"anyOf": [{"type": "integer", "minimum": 5, "maximum": 3}]}, "minimum (5) is greater than maximum (3)"),
+        (False, "no document is valid"),
+        ("[]", "the schema is an array"),
+        ("{", "is not JSON"),
+        ('{"const": NaN}', "NaN is no JSON number"),
+        ('{"const": 1e999}', "1e999 is too large"),
+        ('{"const": "\\ud800"}', "half a character"),
+        ("[" * 100_000, "more than 64 levels"),
+        ('{"a":' * 100 + "1" + "}" * 100, "more than 64 levels"),
+        ('{"description": "' + "x" * 300_000 + '"}', "characters"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_enforced_is_refused_by_name_and_place(given: Any, words: str) -> None:
+    with pytest.raises(UserError) as refused:
+        schema(given)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 400
+    assert refused.value.hint
+
+
+def test_remarks_are_no_constraints() -> None:
+    remarks = {"title": "T", "description": "D", "default": 3, "examples": [1], "deprecated": True, "x-order": 1,
+               "x-guidance": {"lenient": True}, "uniqueItems": False}  # fmt: skip
+    grammar = schema({**remarks, "type": "boolean"})
+    assert [accepts(grammar, written(value)) for value in (True, False, None, 1, "true")] == [True, True] + [False] * 3
+
+
+def test_a_count_may_be_written_as_a_float() -> None:
+    assert accepts(schema({"type": "string", "maxLength": 2.0}), written("ab"))
+    assert not accepts(schema({"type": "string", "maxLength": 2.0}), written("abc"))
+
+
+def test_a_schema_may_hold_itself() -> None:
+    tree = {"type": "object", "properties": {"in": {"$ref": "#"}}, "additionalProperties": False}
+    assert accepts(schema(tree), written({"in": {"in": {}}}))
+    assert not accepts(schema(tree), written({"in": {"in": 3}}))
+
+
+@pytest.mark.parametrize("text", ['{"a":  1}', '{ "a": 1}', '{"a" : 1}', '{"a": 1 }', '{"a":\n1}', '{"a": 1}\n', ' {}'])
+def test_whitespace_stands_after_commas_and_colons_only(text: str) -> None:
+    grammar = schema({"type": "object"})
+    assert accepts(grammar, list(b'{"a": 1, "b": [1, 2]}'))
+    assert not accepts(grammar, list(text.encode()))

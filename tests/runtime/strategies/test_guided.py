@@ -1,0 +1,96 @@
+import json
+from typing import Any
+
+import pytest
+
+from llmcli.runtime.constraint.base import JUMPS, Grammar
+from llmcli.runtime.engine import Engine
+from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.sampling import defaults
+from llmcli.runtime.strategies.base import Vocabulary
+from llmcli.types import Event
+from tests.fakes import FakeContext, FakeModel
+from tests.runtime.constraint.words import gbnf, schema
+
+CALL = {
+    "type": "object",
+    "properties": {"current": {"type": "integer", "minimum": 0, "maximum": 99}, "unit": {"enum": ["ampere", "volt"]}},
+    "required": ["current", "unit"],
+    "additionalProperties": False,
+}
+
+
+def answer(
+    grammar: Grammar, *, n_ctx: int = 256, seed: int = 5, **more: Any
+) -> tuple[Answer, list[Event], FakeContext]:
+    """One guided answer of a model that would rather say something else."""
+    model, context = FakeModel(), FakeContext(reply=b"Well, let me see.", n_ctx=n_ctx)
+    engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None)
+    sampling = defaults().with_values({"seed": seed, **more.pop("settings", {})})
+    one = engine.submit(Request(tuple(b"ask"), sampling, strategy="guided", grammar=grammar, logprobs=True, **more))
+    events: list[Event] = []
+    while engine.busy:
+        events += engine.step()
+        engine.ledger.check()
+    return engine.answer(one), events, context
+
+
+@pytest.mark.parametrize("settings", [{}, {"temp": 0}, {"repeat_penalty": 1.3, "temp": 2, "top_k": 0}], ids=str)
+def test_jumping_changes_the_passes_and_not_the_answer(settings: dict[str, float]) -> None:
+    told, passes = set(), {}
+    for jump in JUMPS:
+        made, events, context = answer(schema(CALL, jump), settings=settings)
+        document = json.loads(made.text)
+        assert made.finish == "stop"
+        assert set(document) == {"current", "unit"}
+        assert "".join(event.text for event in events) == made.text
+        told.add((made.text, tuple(token.id for token in made.tokens)))
+        forced = [token for token in made.tokens if token.forced]
+        assert bool(forced) == (jump != "off")
+        assert all(token.logprob is None for token in forced)
+        assert all(token.logprob is not None for token in made.tokens if not token.forced)
+        assert sum(token.constraint_ms for token in made.tokens) > 0
+        passes[jump] = len(context.batches)
+        assert sum(context.batches) <= 3 + len(made.tokens)
+        if jump != "off":
+            assert passes[jump] == 1 + sum(not token.forced for token in made.tokens[1:])
+    assert len(told) == 1
+    assert passes["lossless"] < passes["off"] / 2
+
+
+def test_an_answer_ends_without_a_pass_for_the_end() -> None:
+    made, _, context = answer(gbnf('root ::= ("yes" | "no") "!"'))
+    assert made.text in ("yes!", "no!")
+    assert len(context.batches) == 1
+    made, _, context = answer(gbnf('root ::= ("yes" | "no") "!"', "off"))
+    assert len(context.batches) == len(made.text)
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_limits_and_stops_hold_within_forced_text(jump: str) -> None:
+    made, _, _ = answer(schema(CALL, jump), max_tokens=5)
+    assert (made.text, made.finish, len(made.tokens)) == ('{"cur', "length", 5)
+    made, _, _ = answer(schema(CALL, jump), stops=("ent",))
+    assert (made.text, made.finish) == ('{"curr', "stop")
+    made, _, _ = answer(schema(CALL, jump), max_tokens=0)
+    assert (made.text, made.finish) == ("", "length")
+
+
+@pytest.mark.parametrize("n_ctx", range(5, 15))
+def test_a_full_context_ends_forced_text_where_it_ends_drawn_text(n_ctx: int) -> None:
+    jumped, drawn = (answer(schema(CALL, jump), n_ctx=n_ctx)[0] for jump in ("lossless", "off"))
+    assert (jumped.text, jumped.finish) == (drawn.text, drawn.finish)
+    assert jumped.finish == "context_full"
+    assert len(jumped.tokens) == n_ctx + 1 - 3
+
+
+def test_samples_each_follow_the_grammar_with_a_seed_of_their_own() -> None:
+    model = FakeModel()
+    engine = Engine(FakeContext(n_seq_max=3), Vocabulary(model.piece, model.ends, model.n_vocab), None)
+    sampling = defaults().with_values({"seed": 5})
+    request = Request(tuple(b"ask"), sampling, strategy="guided", grammar=schema(CALL))
+    ids = engine.sample(request, 3)
+    while engine.busy:
+        engine.step()
+    texts = [engine.answer(one).text for one in ids]
+    assert texts == [answer(schema(CALL), seed=seed)[0].text for seed in (5, 6, 7)]
