@@ -1,6 +1,7 @@
 """The one reader of os.environ: where files live and which switches the environment sets."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,11 @@ def quiet_hub() -> None:
     """Keep huggingface_hub from telling anybody anything and from drawing bars; call before it is imported."""
     for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_UPDATE_CHECK"):
         os.environ.setdefault(name, "1")
+
+
+def rotated_cache() -> bool:
+    """Whether llama.cpp stores quantized K and V rotated (src/llama-kv-cache.cpp); it reads a number."""
+    return not re.match(r"\s*[+-]?0*[1-9]", os.environ.get("LLAMA_ATTN_ROT_DISABLE", ""))
 
 
 def child_environ(**changes: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ FakeContext keeps the promises of the real context (positions, cells, slots) and
 so the engine, the chat and the commands can be tested in microseconds.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,7 @@ class FakeContext:
     n_swa: int = 0
     recurrent: bool = False
     can_shift: bool = True
+    word: bytes = b"state"
     abort_at: int = -1
     before: Callable[[int], None] = lambda number: None
     batches: list[int] = field(default_factory=list)
@@ -152,6 +154,20 @@ class FakeContext:
 
     def last(self, sequence: int) -> int:
         return len(self.cells[sequence]) - 1
+
+    def state(self, sequence: int) -> bytes:
+        """A word of its own for each context's kind, and the tokens."""
+        return self.word + bytes(str([token for _, token in self.cells[sequence]]), "ascii")
+
+    def put_state(self, sequence: int, kept: bytes) -> bool:
+        """As llama_state_seq_set_data: cells of its own, or none at all."""
+        del self.cells[sequence][:]
+        tokens = json.loads(bytes(kept).removeprefix(self.word)) if bytes(kept).startswith(self.word) else None
+        if tokens is None or self.used + len(tokens) > self.n_ctx:
+            return False
+        for token in tokens:
+            self.put(sequence, token)
+        return True
 
     @property
     def output_bytes(self) -> int:

@@ -122,13 +122,13 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Replace `path` by `data`, or leave it as it was. `mode` is narrowed by the user's umask."""
+def write_whole(path: Path, *data: bytes | memoryview, mode: int = 0o666) -> None:
+    """Replace `path` by the pieces of `data`, or leave it as it was. `mode` is narrowed by the user's umask."""
     make_folder(path.parent)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-            file.write(data)
+            file.writelines(data)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)

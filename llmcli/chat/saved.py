@@ -107,6 +107,11 @@ def _damaged(path: Path, number: int, reason: str) -> UserError:
     return UserError(f"{path}: line {number} is damaged: {reason}", hint=hint)
 
 
+def state_path(config: Config, name: str) -> Path:
+    """Where the KV state of a saved chat belongs."""
+    return _path(config, name).with_suffix(".kv")
+
+
 def _path(config: Config, name: str) -> Path:
     if not NAME.fullmatch(name):
         raise UserError(f"{name!r} cannot name a chat", hint="use letters, digits and . _ - (at most 100)")

@@ -205,12 +205,7 @@ class Talk:
         """How many tokens the conversation so far has, as it is sent with the next message."""
         if not self.session.messages:
             return self.prefix()
-        if self.runner.template is None:
-            return len(self.runner.encode_text(self._head() + "\n".join(self._pairs())))
-        try:
-            return len(self.runner.encode_chat(self._framed(self.session.messages), add_generation_prompt=False))
-        except UserError:  # a template that wants a question last: with a short one
-            return len(self.tokens("a"))
+        return len(self.spoken() or self.tokens("a"))  # a template that wants a question last: with a short one
 
     def tell_once(self, line: str) -> None:
         """A warning that need not be repeated in one sitting."""

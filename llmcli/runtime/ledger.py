@@ -7,7 +7,7 @@ what it can do: a sliding window that has moved on, or recurrent state, cannot b
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -119,9 +119,32 @@ class Ledger:
         self._touch(slot)
         return slot, reused
 
-    def held(self, tokens: Sequence[int]) -> int:
-        """How many of the first of these tokens some slot holds."""
-        return max(_common(mine, tokens) for mine in self.tokens)
+    @property
+    def latest(self) -> list[int]:
+        """The tokens of the slot used last."""
+        return self.tokens[max(range(len(self.tokens)), key=self._used_at.__getitem__)]
+
+    def nearest(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """The slot that holds most of the beginning of these tokens, and how many; of equals the one used last."""
+        lengths = [_common(mine, tokens) for mine in self.tokens]
+        slot = max(range(len(lengths)), key=lambda slot: (lengths[slot], self._used_at[slot]))
+        return slot, lengths[slot]
+
+    def adopt(self, tokens: Sequence[int], put: Callable[[int], bool], turn: int) -> bool:
+        """Let an idle slot hold tokens whose cells `put` brings from elsewhere; False where it does not, or no slot
+        is idle or too few cells are free: then none holds them."""
+        if not self.idle:
+            return False
+        slot = self.claim()
+        good = self.make_room(len(tokens)) and put(slot)
+        if good and self.memory.last(slot) == len(tokens) - 1:
+            self.append(slot, list(tokens))
+        else:
+            emptied = self.memory.trim(slot, 0)
+            assert emptied, "a memory that cannot even be emptied"
+            good = False
+        self.release(slot, turn)
+        return good
 
     @property
     def idle(self) -> int:
@@ -219,7 +242,7 @@ class Ledger:
         """An idle slot of the same conversation that holds more of a prompt with a gap closed than any as it is."""
         own = [slot for slot in idle if not path or self._turns[slot] in path]
         slot = max(own, key=lambda slot: (_reach(self.tokens[slot], tokens), self._used_at[slot]), default=-1)
-        if slot < 0 or _reach(self.tokens[slot], tokens) <= self.held(tokens) or not self.memory.can_shift:
+        if slot < 0 or _reach(self.tokens[slot], tokens) <= self.nearest(tokens)[1] or not self.memory.can_shift:
             return None
         self._busy[slot] = True
         self._touch(slot)

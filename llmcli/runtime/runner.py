@@ -18,6 +18,7 @@ from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.sampler import NativeChains
 from llmcli.runtime.constraint.compile import Grammars
 from llmcli.runtime.engine import Engine
+from llmcli.runtime.identity import stamp
 from llmcli.runtime.interrupt import on_interrupt
 from llmcli.runtime.request import Answer, Request, RunOptions
 from llmcli.runtime.sampling import logit_bias
@@ -105,6 +106,7 @@ class Runner:
         self.template, self.load_ms = template, load_ms
         for token in _tag_tokens(model):
             model.show(token)
+        self.stamp = stamp(header.files)
         native = NativeChains(model.n_vocab, model.vocab) if native_sampling else None
         self.native_grammars = NativeGrammars(model)
         self.grammars = Grammars(model, self.native_grammars.compile)

@@ -160,7 +160,7 @@ def test_a_branch_keeps_what_the_conversation_held_and_the_oldest_gives_way_to_a
     assert (slot, reused) == (0, 2)  # in place of the first
     ledger.release(slot, 4)
     assert [held[2] for held in ledger.tokens] == [6, 4, 5]
-    assert ledger.held((1, 2, 4, 4, 9)) == 4
+    assert ledger.nearest((1, 2, 4, 4, 9)) == (1, 4)
 
 
 def turns(*sizes: int) -> list[list[int]]:

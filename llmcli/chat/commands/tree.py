@@ -102,7 +102,7 @@ def switch(talk: Talk, rest: str) -> None:
     tree.switch(rest)
     talk.unanswered = None
     spoken = talk.spoken()
-    cached = f", {talk.runner.engine.ledger.held(spoken)} of {len(spoken)} tokens in the cache" if spoken else ""
+    cached = f", {talk.runner.engine.ledger.nearest(spoken)[1]} of {len(spoken)} tokens in the cache" if spoken else ""
     count = len(tree.path())
     talk.ui.text(
         f"at turn {tree.at}{f' on {tree.branch}' if tree.branch else ''}: {count} turn{'s' * (count != 1)}{cached}"

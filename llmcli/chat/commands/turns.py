@@ -3,9 +3,11 @@
 import time
 from collections.abc import Iterable
 
-from llmcli.chat import saved
+from llmcli.chat import saved, states
 from llmcli.chat.commands.base import Command
 from llmcli.chat.talk import Talk
+from llmcli.errors import UserError
+from llmcli.units import size
 
 
 def clear(talk: Talk, rest: str) -> None:
@@ -17,11 +19,18 @@ def clear(talk: Talk, rest: str) -> None:
 
 
 def save(talk: Talk, rest: str) -> None:
-    """Write the conversation to disk under a name."""
+    """Write the conversation to disk under a name: all its branches, and its KV state."""
     name = rest or talk.saved_as or time.strftime("%Y%m%dT%H%M%S")
     path, replaced = saved.save(talk.session, talk.config, name, talk.name)
     talk.saved_as = name
-    talk.ui.text(f"saved as {name} ({path})" + (", in place of the chat of that name" if replaced else ""))
+    state = saved.state_path(talk.config, name)
+    try:
+        told = states.keep(talk, state)
+    except UserError as error:  # what was said is on the disk
+        told = f"without its KV state: {error}"
+    nbytes = sum(file.stat().st_size for file in (path, state) if file.exists())
+    instead = ", in place of the chat of that name" if replaced else ""
+    talk.ui.text(f"saved as {name} ({path}){instead}: {', '.join(filter(None, (size(nbytes), told)))}")
 
 
 def load(talk: Talk, rest: str) -> None:
@@ -32,9 +41,11 @@ def load(talk: Talk, rest: str) -> None:
         return
     model = saved.load(talk.session, talk.config, rest)
     talk.saved_as, talk.unanswered = rest, None
-    talk.ui.text(f"loaded {rest}: {len(talk.session.messages) // 2} turns")
     if model != talk.name:
         talk.ui.warn(f"that chat was held with {model}; {talk.name} goes on with it")
+    count = len(talk.session.tree.path())
+    told = states.take_up(talk, saved.state_path(talk.config, rest))
+    talk.ui.text(f"loaded {rest}: {', '.join(filter(None, (f'{count} turn' + 's' * (count != 1), told)))}")
 
 
 def _saved(talk: Talk) -> Iterable[str]:

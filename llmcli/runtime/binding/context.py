@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UserError
+from llmcli.runtime.binding import state
 from llmcli.runtime.binding.batch import NEVER, Batch, abort_on
 from llmcli.runtime.binding.library import last_words, lib, listen
 from llmcli.runtime.binding.memory import Allocated, allocated
@@ -271,6 +272,23 @@ class Context:
         lib().llama_memory_clear(self.memory, False)
         self._positions.clear()
         self._sharing.clear()
+
+    def state(self, sequence: int) -> memoryview:
+        """All that is kept of a sequence, for `put_state`."""
+        self._known(sequence)
+        return state.take(self.pointer, sequence)
+
+    def put_state(self, sequence: int, kept: bytes | memoryview) -> bool:
+        """Let a sequence hold what `state` gave, in cells of its own; False where it cannot: then it holds nothing."""
+        self._known(sequence)
+        self._sharing.cut(sequence, 0)
+        good = state.put(self.pointer, sequence, kept)
+        if good:
+            self._reread(sequence)
+        else:
+            lib().llama_memory_seq_rm(self.memory, sequence, -1, -1)
+            self._positions.put(sequence, 0)
+        return good
 
     @property
     def output_bytes(self) -> int:

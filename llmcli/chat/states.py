@@ -1,0 +1,45 @@
+"""KV states beside saved chats: NAME.kv, which spares the chat's next answer its prefill.
+
+A chat can always be read without one. Of a state that cannot be taken up it is said why, in one line.
+"""
+
+from pathlib import Path
+
+from llmcli.catalog.partial import write_whole
+from llmcli.chat.talk import Talk
+from llmcli.runtime import identity, state
+
+
+def keep(talk: Talk, path: Path) -> str:
+    """Write the conversation's KV state to `path` and tell how large it is; where there is none remove the old one.
+
+    Raises UserError where the disk does not take it.
+    """
+    kept = state.keep(talk.runner, talk.spoken() or talk.runner.engine.ledger.latest)
+    here = identity.world(talk.runner)
+    if kept is None or here is None:
+        path.unlink(missing_ok=True)
+        return "" if kept is None else "without its KV state: the model's file has changed since it was loaded"
+    write_whole(path, *state.parts(kept, here), mode=0o600)  # what people say can be read from it
+    return f"with the KV state of {len(kept.tokens)} tokens"
+
+
+def take_up(talk: Talk, path: Path) -> str:
+    """Read the KV state of the conversation that was just loaded; what it is worth, in words."""
+    spoken = talk.spoken()
+    if not spoken:
+        return ""
+    why = ""
+    try:
+        with path.open("rb") as file:
+            state.resume(talk.runner, state.read(file, talk.runner), talk.session.tree.at)
+    except FileNotFoundError:
+        why = "no KV state is kept with it"
+    except OSError as error:
+        why = f"its KV state cannot be read ({error.strerror})"
+    except state.Unusable as error:
+        why = f"its KV state is not used: {error}"
+    cached = talk.runner.engine.ledger.nearest(spoken)[1]
+    if cached:
+        return f"{cached} of {len(spoken)} tokens in the cache" + (f" ({why})" if why else "")
+    return f"{why or 'its KV state is of other tokens'}; {len(spoken)} tokens are computed with the next message"

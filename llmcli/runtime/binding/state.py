@@ -1,0 +1,33 @@
+"""What a context keeps of one sequence, taken out and put back (llama_state_seq_* of llama.h).
+
+llama.cpp trusts the bytes it is given: they must be its own, of the same build, model and cache types, which
+runtime/state.py sees to.
+"""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from llmcli.runtime.binding.library import lib, listen
+
+
+def take(context: Any, sequence: int) -> memoryview:
+    """The state of a sequence; the memory is the caller's."""
+    size = int(lib().llama_state_seq_get_size(context, sequence))
+    buffer: Any = (ctypes.c_uint8 * size)()
+    written = lib().llama_state_seq_get_data(context, buffer, size, sequence)
+    assert written == size > 0, (written, size)
+    return memoryview(buffer).cast("B")
+
+
+def put(context: Any, sequence: int, state: bytes | memoryview) -> bool:
+    """Let a sequence hold a state in place of what it held; False where llama.cpp refuses it.
+
+    Refused is one for which there are not enough cells, or that is kept otherwise than this context keeps it; parts
+    of it may have been put, and must be dropped.
+    """
+    array = np.frombuffer(state, np.uint8)
+    pointer = ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+    listen()
+    return int(lib().llama_state_seq_set_data(context, pointer, array.size, sequence)) == array.size
