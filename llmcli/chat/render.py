@@ -4,7 +4,9 @@ Plain writes, because they happen once a token (2 µs; a console library takes 5
 nothing of models and conversations.
 """
 
+import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -110,6 +112,28 @@ def bar(parts: Sequence[tuple[str, float]], total: float, width: int = WIDTH) ->
         columns = max(1, round(amount / total * width)) if amount > 0 and total else 0
         line += character * min(width - len(line), columns)
     return line
+
+
+def histogram(values: Sequence[float], most: int = 8) -> list[tuple[str, int]]:
+    """(from-to, how many) of `values`, at most `most` equal steps and one for what is far beyond; steps are round.
+
+    The steps end at the 95th percentile, so that one slow token does not press all others into a single step.
+    """
+    ordered = sorted(values)
+    low, high = ordered[0], ordered[-(-len(ordered) * 95 // 100) - 1]
+    step = next(
+        size * 10.0**power
+        for power in range(-3, 9)
+        for size in (1, 2, 5)
+        if math.floor(high / (size * 10.0**power)) - math.floor(low / (size * 10.0**power)) < most
+    )
+    first, last = math.floor(low / step), math.floor(high / step)
+    digits = max(0, -math.floor(math.log10(step)))
+    counts = Counter(min(math.floor(value / step), last + 1) for value in ordered)
+    rows = [
+        (f"{n * step:.{digits}f}-{(n + 1) * step:.{digits}f}", counts[n]) for n in range(first, last + 1)
+    ]  # fmt: skip
+    return [*rows, (f"above {(last + 1) * step:.{digits}f}", counts[last + 1])] if counts[last + 1] else rows
 
 
 def token_rows(tokens: Sequence[TokenTime]) -> list[tuple[str, ...]]:

@@ -13,6 +13,7 @@ from llmcli.chat.paint import painted
 from llmcli.chat.render import Stream
 from llmcli.chat.screen import Screen
 from llmcli.chat.session import Session
+from llmcli.chat.tally import Tally
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.runtime.request import Answer, Request
@@ -87,6 +88,7 @@ class Talk:
     leaving: bool = False
     opened: Tags | None = None
     screen: Screen = field(default_factory=Screen)
+    tally: Tally = field(default_factory=Tally)
     prefills: bool = False
     draft: str = ""
     _told: set[str] = field(default_factory=set)
@@ -103,6 +105,7 @@ class Talk:
         finally:
             stream.close()
         answer = self.last = reply.answer
+        self.tally.add(answer, len(self.thought(answer)))
         self.record({
             **self.document(answer), "prompt": text, "system": self.session.system,
             "settings": self.session.sampling.as_dict(), "turn": len(self.session.messages) // 2 + 1,
@@ -152,6 +155,11 @@ class Talk:
     def whole(self, text: str) -> str:
         """An answer's text with the thinking tag that its prompt has opened for it."""
         return self.opened.opens + text if self.opened else text
+
+    def thought(self, answer: Answer) -> str:
+        """What of the last answer's own text is thinking."""
+        thought, _ = split(self.whole(answer.text))
+        return thought.removeprefix(self.opened.opens) if self.opened else thought
 
     def document(self, answer: Answer) -> dict[str, Any]:
         """An answer's accounts, as `run --json` prints them."""

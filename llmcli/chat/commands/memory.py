@@ -1,14 +1,11 @@
-"""/kv and /timing: where the bytes are and where the milliseconds went."""
+"""/kv: where the bytes are."""
 
 from collections.abc import Sequence
 
-from llmcli.chat import report
 from llmcli.chat.cells import parts, picture
 from llmcli.chat.commands.base import Command
-from llmcli.chat.render import token_rows
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
-from llmcli.runtime.request import percentile
 from llmcli.runtime.runner import Runner
 from llmcli.units import size
 
@@ -51,18 +48,6 @@ def _lengths(rest: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words[:6])
 
 
-def show_timing(talk: Talk, rest: str) -> None:
-    """Show the last answer token by token: milliseconds, and what they were spent on."""
-    if talk.last is None:
-        raise UserError("there is no answer yet", hint="ask something first")
-    columns = ("#", "token", "ms", "decode", "sample", "rest", "█ decode ▒ sample ░ rest")
-    talk.ui.table(columns, token_rows(talk.last.tokens), right=("#", "ms", "decode", "sample", "rest"))
-    gaps = report.gaps(talk.last)
-    shares = " · ".join(f"p{share * 100:.0f} {percentile(gaps, share):.2f}" for share in report.PERCENTILES)
-    talk.ui.text(f"between tokens: {shares} · max {max(gaps, default=0.0):.2f} ms")
-    talk.ui.text(report.timing_line(talk.runner, talk.last))
-
-
 def _bytes(number: int | None) -> str:
     return "unknown" if number is None else f"{number:,} ({size(number)})"
 
@@ -71,7 +56,4 @@ def _difference(predicted: int | None, allocated: int | None) -> str:
     return "unknown" if predicted is None or allocated is None else f"{allocated - predicted:,}"
 
 
-COMMANDS = (
-    Command("kv", show_kv, args="[TOKENS …]", group="inside the model"),
-    Command("timing", show_timing, group="inside the model"),
-)
+COMMANDS = (Command("kv", show_kv, args="[TOKENS …]", group="inside the model"),)

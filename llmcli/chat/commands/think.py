@@ -31,4 +31,9 @@ def think(talk: Talk, rest: str) -> None:
         talk.ui.text(thought.strip())
 
 
-COMMANDS = (Command("think", think, "[show|fold|hide|on|off]", completions=lambda talk: (*ON_SCREEN, *ASKED)),)
+COMMANDS = (
+    Command(
+        "think", think, "[show|fold|hide|on|off]", completions=lambda talk: (*ON_SCREEN, *ASKED),
+        group="model and settings",
+    ),
+)  # fmt: skip

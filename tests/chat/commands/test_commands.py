@@ -196,7 +196,7 @@ def test_timing_shows_each_token_of_the_last_answer(talk: Make, capsys: pytest.C
     perform(one, "/timing")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[1:4]] == [["1", "a"], ["2", "␊"], ["3", "b"]]
-    assert "p99" in lines[4]
+    assert any("p99" in line for line in lines[4:])
 
 
 def test_clear_empties_conversation_and_cache(talk: Make) -> None:
