@@ -7,7 +7,8 @@ nothing of models and conversations.
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmcli.runtime.thinking import Tags
@@ -136,22 +137,37 @@ def histogram(values: Sequence[float], most: int = 8) -> list[tuple[str, int]]:
     return [*rows, (f"above {(last + 1) * step:.{digits}f}", counts[last + 1])] if counts[last + 1] else rows
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of a token's time: its name in tables, its mark in bars."""
+
+    name: str
+    mark: str
+    of: Callable[[TokenTime], float]
+
+
+SHARES = (
+    Share("decode", "█", lambda token: token.decode_ms), Share("sample", "▒", lambda token: token.sample_ms),
+    Share("grammar", "▓", lambda token: token.constraint_ms), Share("rest", "░", lambda token: token.rest_ms),
+)  # fmt: skip
+
+
+def shares(tokens: Sequence[TokenTime]) -> list[Share]:
+    """The parts that these tokens' times have; a grammar's only where there was one."""
+    return [share for share in SHARES if share.name != "grammar" or any(map(share.of, tokens))]
+
+
 def token_rows(tokens: Sequence[TokenTime]) -> list[tuple[str, ...]]:
-    """Rows of the /timing table: number, text, ms, decode, sample, rest, bar.
+    """Rows of the /timing table: number, text, ms, each of `shares`, bar.
 
     Bars are scaled to the slowest token after the first, whose gap holds the whole prompt.
     """
     slowest = max((token.ms for token in tokens[1:]), default=tokens[0].ms if tokens else 1.0)
+    parts = shares(tokens)
     return [
         (
-            str(number), one_line(token.text), f"{token.ms:.2f}", f"{token.decode_ms:.2f}", f"{token.sample_ms:.2f}",
-            f"{token.rest_ms:.2f}", _token_bar(token, slowest),
+            str(number), one_line(token.text), f"{token.ms:.2f}", *(f"{part.of(token):.2f}" for part in parts),
+            bar([(part.mark, part.of(token)) for part in parts], slowest) if token.ms <= slowest else "█" * WIDTH + "…",
         )
         for number, token in enumerate(tokens, 1)
     ]  # fmt: skip
-
-
-def _token_bar(token: TokenTime, slowest: float) -> str:
-    if token.ms > slowest:
-        return "█" * WIDTH + "…"
-    return bar([("█", token.decode_ms), ("▒", token.sample_ms), ("░", token.rest_ms)], slowest)

@@ -38,27 +38,27 @@ def _last(talk: Talk) -> Answer:
     """The last answer, with log-probabilities; raises UserError that says how to get one."""
     if talk.last is None or not talk.last.tokens:
         raise UserError("there is no answer yet", hint="/probs on, then ask something")
-    if talk.last.tokens[0].logprob is None:
+    if all(token.logprob is None for token in talk.last.tokens):
         wanted = "/regen answers again with them" if talk.screen.probs else "/probs on, then /regen"
         raise UserError("no probabilities were kept with the last answer", hint=wanted)
     return talk.last
 
 
 def _overview(talk: Talk, answer: Answer) -> None:
-    shares = [_share(token.logprob) for token in answer.tokens]
+    shares = [None if token.logprob is None else _share(token.logprob) for token in answer.tokens]
     if colored(talk.ui):
         shaded([(f"{name} ", least) for least, name in BANDS])
         shaded([(token.text, share) for token, share in zip(answer.tokens, shares, strict=True)])
-        doubted = sorted(range(len(shares)), key=shares.__getitem__)[:DOUBTED]
-        told = " · ".join(f"{n + 1} {one_line(answer.tokens[n].text)!r} {shares[n]:.1%}" for n in doubted)
+        drawn = sorted((share, number) for number, share in enumerate(shares, 1) if share is not None)
+        told = " · ".join(f"{n} {one_line(answer.tokens[n - 1].text)!r} {share:.1%}" for share, n in drawn[:DOUBTED])
         talk.ui.text(f"least likely: {told}")
     else:
         rows = [
-            (str(number), one_line(token.text), f"{share:.1%}", f"{token.logprob:.4f}")
+            (str(number), one_line(token.text), *_figures(share, token.logprob))
             for number, (token, share) in enumerate(zip(answer.tokens, shares, strict=True), 1)
         ]
         talk.ui.table(("#", "token", "probability", "logprob"), rows, right=("#", "probability", "logprob"))
-    logprobs = [token.logprob or 0.0 for token in answer.tokens]
+    logprobs = [token.logprob for token in answer.tokens if token.logprob is not None]
     talk.ui.text(f"perplexity {math.exp(-math.fsum(logprobs) / len(logprobs)):.3f} · /probs N: alternatives of token N")
 
 
@@ -66,7 +66,8 @@ def _alternatives(talk: Talk, answer: Answer, number: int) -> None:
     chosen = answer.tokens[number - 1]
     likeliest = answer.top[number - 1] if answer.top else ()
     if not likeliest:
-        raise UserError(f"token {number} has no alternatives kept", hint="/probs on, then /regen; beams keep none")
+        hint = "/probs on, then /regen; beams and forced text have none"
+        raise UserError(f"token {number} has no alternatives kept", hint=hint)
     rows = [
         (str(rank), one_line(spelled(talk.runner, one.token)), f"{_share(one.logprob):.2%}", f"{one.logprob:.4f}",
          "<- taken" if one.token == chosen.id else "")
@@ -76,6 +77,10 @@ def _alternatives(talk: Talk, answer: Answer, number: int) -> None:
         text = one_line(spelled(talk.runner, chosen.id))
         rows.append(("", text, f"{_share(chosen.logprob):.2%}", f"{chosen.logprob:.4f}", "<- taken"))
     talk.ui.table(("#", "token", "probability", "logprob", ""), rows, right=("#", "probability", "logprob"))
+
+
+def _figures(share: float | None, logprob: float | None) -> tuple[str, str]:
+    return ("forced", "") if share is None else (f"{share:.1%}", f"{logprob:.4f}")
 
 
 def _share(logprob: float | None) -> float:

@@ -84,10 +84,16 @@ def test_timing_tells_percentiles_bars_and_shares(talk: Make, capsys: pytest.Cap
     perform(one, "/timing")
     out = capsys.readouterr().out
     assert "between tokens: p50 10.00 · p90 11.00 · p95 11.00 · p99 90.00 · max 90.00 ms" in out
-    assert "spent on: decode 75.0% · sampling 12.5% · detokenizing, screen and the rest 12.5%" in out
+    assert "spent on: decode 75.0% · sample 12.5% · rest 12.5% (detokenizing, screen)" in out
     assert re.search(rf"^ *10\.0-10\.2 +10 +{'█' * 40}$", out, re.MULTILINE)
     assert re.search(rf"^ *11\.0-11\.2 +9 +{'█' * 36} *$", out, re.MULTILINE)
     assert re.search(r"^ *above 11\.2 +1 +████ *$", out, re.MULTILINE)
+    guided = [replace(token, sample_ms=0.0, constraint_ms=token.ms / 8) for token in one.last.tokens]
+    one.last = replace(one.last, tokens=tuple(guided))
+    perform(one, "/timing")
+    out = capsys.readouterr().out
+    assert "spent on: decode 75.0% · sample 0.0% · grammar 12.5% · rest 12.5%" in out
+    assert "▓ grammar" in out
     one.last = replace(one.last, tokens=one.last.tokens[:1])
     perform(one, "/timing")  # one token: no gaps, and no bars
     assert "spent on" not in capsys.readouterr().out
