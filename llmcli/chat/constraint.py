@@ -4,11 +4,12 @@ from typing import Any
 
 from llmcli.chat.talk import Talk
 from llmcli.runtime.constraint.base import accepts
+from llmcli.runtime.constraint.chain import after
 from llmcli.runtime.request import Answer
 
 REASONS = {
     "context_full": ("the context is full", "start with a larger --ctx-size"),
-    "stop": ("a stop text came first", "leave out --reverse-prompt"),
+    "stop": ("a stop text came first, or the model ended in its thoughts", "leave out --reverse-prompt, or ask again"),
     "cancelled": ("it was cut", "ask again"),
     "repetition": ("it only repeats itself", "--endless lets it; a bound in the schema (maxLength, maxItems) ends it"),
 }
@@ -19,8 +20,10 @@ def whole(talk: Talk, answer: Answer) -> bool:
     if talk.session.constraint is None:
         return True
     tokens = [token.id for token in answer.tokens]
-    said = b"".join(map(talk.runner.model.piece, tokens)).decode("utf-8", "replace")
-    return said == answer.text and accepts(talk.runner.grammars(talk.session.constraint), tokens)
+    pieces = [talk.runner.model.piece(token) for token in tokens]
+    start = after(talk.opened.closes if talk.opened else "", pieces)
+    uncut = b"".join(pieces).decode("utf-8", "replace") == answer.text
+    return start is not None and uncut and accepts(talk.runner.grammars(talk.session.constraint), tokens[start:])
 
 
 def incomplete(talk: Talk, answer: Answer) -> tuple[str, str]:

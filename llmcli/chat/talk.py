@@ -145,7 +145,7 @@ class Talk:
             tokens, session.sampling, session.predict, self.stops, self.ignore_eos,
             self.logprobs or self.screen.probs > 0, started, strategy, session.search, endless=self.endless,
             top_logprobs=self.screen.probs, turn=len(session.tree.turns) + 1, path=frozenset(session.tree.path()),
-            grammar=grammar,
+            grammar=grammar, after=self.opened.closes if self.opened else "",
         )  # fmt: skip
 
     def stream(self, silent: bool = False) -> Stream:

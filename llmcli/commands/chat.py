@@ -139,11 +139,13 @@ def _open(
         if given.search.beams > 1 and given.settings:
             words = ", ".join("--" + name.replace("_", "-") for name in given.settings)
             ui.warn(f"with {given.search.beams} beams the sampling settings do not apply: {words}")
+        # Whoever asks for a document wants nothing else on stdout.
+        hidden = given.hide_thinking or (given.constraint is not None and not talks)
         session = Session(sampling, system or None, predict, given.search, given.constraint)
         talk = Talk(
             opened.name, opened.runner, session, config, ui, given.stops, given.ignore_eos, given.endless, logprobs,
             file_bytes=opened.file_bytes, models=models, measure=measure,
-            screen=Screen(probs=given.logprobs, thinking=HIDE if given.hide_thinking else SHOW),
+            screen=Screen(probs=given.logprobs, thinking=HIDE if hidden else SHOW),
         )  # fmt: skip
         if given.reasoning != "auto":
             find("reasoning").change(talk, given.reasoning)

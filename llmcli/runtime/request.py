@@ -42,7 +42,7 @@ class Request:
     `endless` (and `ignore_eos`) lets it repeat. `started` is the
     `time.perf_counter()` of the call with the text, from which the time to the first token counts.
     `strategy` is a name of runtime/strategies/, `search` is for the one called beam, `grammar` what the answer must
-    follow. `top_logprobs`: with `logprobs`, keep as many of the likeliest tokens at each step. `turn` is this one's
+    follow, from where it has said `after` (the end of its thinking). `top_logprobs`: with `logprobs`, keep as many of the likeliest tokens at each step. `turn` is this one's
     number in its conversation, `path` those before it: what the cache holds of them may give way to this one.
     """
 
@@ -60,6 +60,7 @@ class Request:
     turn: int = 0
     path: frozenset[int] = frozenset()
     grammar: Grammar | None = None
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True)

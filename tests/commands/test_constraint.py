@@ -11,6 +11,7 @@ from llmcli.runtime.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.runtime.sampling import defaults
 from tests.commands.conftest import Done
+from tests.fakes import TEMPLATE
 
 Llmcli = Callable[..., Done]
 Fake = Callable[..., list[Any]]
@@ -75,6 +76,21 @@ def test_samples_are_told_apart(llmcli: Llmcli, fake: Fake) -> None:
     done = llmcli("run", "fake", "Which?", "-j", '{"type": "boolean"}', "--samples", "3", "--json")
     assert [json.loads(one["text"]) for one in json.loads(done.out)["samples"]]
     assert done.code == 0
+
+
+def test_the_document_comes_after_the_thinking_that_the_prompt_opens(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"Let me see.</think>\n\nIt is four.", template=TEMPLATE + "{% if add_generation_prompt %}<think>{% endif %}")
+    done = llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "--temp", "0")
+    assert done.code == 0, done.err
+    jsonschema.validate(json.loads(done.out), CALL)
+    told = json.loads(llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "--temp", "0", "--json").out)
+    assert told["thinking"] == "<think>Let me see.</think>"
+    jsonschema.validate(json.loads(told["content"]), CALL)
+    assert told["constraint"]["complete"]
+    assert not any(token["forced"] for token in told["tokens"][:19])
+    done = llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "--temp", "0", "-n", "5")
+    assert done.code == 1
+    assert "incomplete: its limit of 5 tokens" in done.err
 
 
 def test_every_answer_of_a_chat_follows_the_grammar(llmcli: Llmcli, fake: Fake) -> None:

@@ -7,6 +7,7 @@ it: those steps look at each token by itself, so that the likeliest of all, if l
 """
 
 import time
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -20,16 +21,18 @@ from llmcli.runtime.sampling.chain import Chain, Greedy, Row
 class GuidedChain:
     """Draws only what the grammar allows after the answer's tokens, which it reads off those that draw() gets."""
 
-    def __init__(self, chain: Chain, matcher: Matcher, start: int) -> None:
-        """`start` is where the answer begins in the tokens that draw() gets."""
-        self.chain, self.matcher, self.start = chain, matcher, start
+    def __init__(self, chain: Chain, matcher: Matcher, begin: Callable[[list[int]], int | None]) -> None:
+        """`begin` finds in the tokens that draw() gets where the grammar begins; None: not yet, all is allowed."""
+        self.chain, self.matcher, self.begin = chain, matcher, begin
+        self._start: int | None = None
         self._told: list[int] = []  # tokens of the answer that the matcher knows
         self._total = self._inside = 0.0  # seconds in the grammar, and those of them in draw()
 
     def draw(self, row: Row, tokens: list[int]) -> int:
         """The next token. Raises UserError where the grammar leaves none."""
         begun = time.perf_counter()
-        self.follow(tokens)
+        if not self.follow(tokens):
+            return self.chain.draw(row, tokens)
         if isinstance(self.chain, Greedy):
             chosen = time.perf_counter()
             token = self.chain.draw(row, tokens)
@@ -54,9 +57,14 @@ class GuidedChain:
             logits[:] = before  # others may read the row, too
         return token
 
-    def follow(self, tokens: list[int]) -> None:
-        """Bring the matcher to where `tokens` are; what it was told and is not there any more is taken back."""
-        answer, told = tokens[self.start :], self._told
+    def follow(self, tokens: list[int]) -> bool:
+        """Bring the matcher to where `tokens` are, and tell whether the grammar has begun.
+
+        What the matcher was told and is not there any more is taken back.
+        """
+        if self._start is None or self._start > len(tokens):
+            self._start = self.begin(tokens)
+        answer, told = [] if self._start is None else tokens[self._start :], self._told
         if answer[: len(told)] != told:
             same = next(at for at, token in enumerate(told) if answer[at : at + 1] != [token])
             self.matcher.rewind(len(told) - same)
@@ -64,11 +72,13 @@ class GuidedChain:
         for token in answer[len(told) :]:
             self.matcher.accept(token)
             told.append(token)
+        return self._start is not None
 
     def ahead(self, tokens: list[int], jump: str) -> tuple[list[int], bool]:
         """What must come after `tokens`, and whether that is the end."""
         begun = time.perf_counter()
-        self.follow(tokens)
+        if not self.follow(tokens):
+            return [], False
         complete = self.matcher.complete
         forced = [] if complete else self.matcher.forced(jump)
         self._total += time.perf_counter() - begun
@@ -91,10 +101,30 @@ class GuidedChain:
         self.matcher.close()
 
 
-def guided(chain: Chain, request: Request) -> Chain:
-    """`chain` inside the request's grammar, where it has one."""
-    grammar = request.grammar
-    return GuidedChain(chain, grammar.start(), len(request.tokens)) if grammar else chain
+def guided(chain: Chain, request: Request, piece: Callable[[int], bytes]) -> Chain:
+    """`chain` inside the request's grammar, where it has one; `piece` are a token's bytes."""
+    grammar, prompt, tag = request.grammar, len(request.tokens), request.after
+    if grammar is None:
+        return chain
+
+    def begin(tokens: list[int]) -> int | None:
+        # Asked at every token: what ends with the last one has no more tokens than bytes.
+        recent = tokens[max(prompt, len(tokens) - len(tag.encode())) :] if tag else []
+        return prompt if not tag else None if after(tag, map(piece, recent)) is None else len(tokens)
+
+    return GuidedChain(chain, grammar.start(), begin)
+
+
+def after(tag: str, pieces: Iterable[bytes]) -> int | None:
+    """How many pieces it takes until `tag` has been said; None where it has not. No tag is said at once."""
+    if not tag:
+        return 0
+    text, wanted = b"", tag.encode()
+    for count, piece in enumerate(pieces, 1):
+        text = text[-len(wanted) :] + piece
+        if wanted in text:
+            return count
+    return None
 
 
 def forbid(logits: Logits, bits: Bits) -> None:

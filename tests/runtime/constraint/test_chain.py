@@ -3,7 +3,7 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import single
-from llmcli.runtime.constraint.chain import GuidedChain, forbid
+from llmcli.runtime.constraint.chain import GuidedChain, after, forbid
 from llmcli.runtime.sampling import defaults
 from llmcli.runtime.sampling.chain import Chain, make_chain
 from tests.fakes import EOS, N_VOCAB, FakeModel, FakeRow
@@ -24,7 +24,7 @@ def noise(seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_a_draw_is_the_chains_own_on_logits_without_illegal_tokens(settings: dict[str, float]) -> None:
-    guided = GuidedChain(plain(settings), gbnf(VOWELS).start(), 3)
+    guided = GuidedChain(plain(settings), gbnf(VOWELS).start(), lambda tokens: 3)
     twin, matcher = plain(settings), gbnf(VOWELS).start()
     tokens = [*b"ask"]
     for step in range(40):
@@ -54,12 +54,12 @@ def test_the_end_is_legal_exactly_where_the_grammar_accepts() -> None:
     assert not matcher.complete
     matcher.accept(ord("b"))
     assert matcher.complete
-    chain = GuidedChain(plain({}), matcher, 0)
+    chain = GuidedChain(plain({}), matcher, lambda tokens: 0)
     assert chain.draw(FakeRow(noise(1)), []) == EOS
 
 
 def test_tokens_that_were_taken_back_are_forgotten() -> None:
-    chain = GuidedChain(plain({"temp": 0}), schema({"enum": ["ab", "ac"]}).start(), 1)
+    chain = GuidedChain(plain({"temp": 0}), schema({"enum": ["ab", "ac"]}).start(), lambda tokens: 1)
     logits = np.zeros(N_VOCAB, np.float32)
     logits[ord("c")] = 5
     assert chain.draw(FakeRow(logits), [9, *b'"a']) == ord("c")
@@ -72,6 +72,14 @@ def test_tokens_that_were_taken_back_are_forgotten() -> None:
 def test_a_grammar_that_leads_nowhere_is_an_error_and_no_draw() -> None:
     with pytest.raises(UserError, match="no token of the model"):
         forbid(noise(1), np.zeros(-(-N_VOCAB // 8), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("tag", "pieces", "count"),
+    [("", [b"a"], 0), ("</t>", [b"a", b"<", b"/t", b">", b"b"], 4), ("</t>", [b"a</t>b"], 1), ("</t>", [b"</t"], None)],
+)
+def test_a_grammar_begins_after_a_tag(tag: str, pieces: list[bytes], count: int | None) -> None:
+    assert after(tag, pieces) == count
 
 
 @pytest.mark.parametrize(
