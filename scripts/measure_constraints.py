@@ -16,11 +16,13 @@ import os
 import statistics
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import regex
 from measure_speed import interval
 
 from llmcli.errors import UserError
@@ -42,14 +44,16 @@ class Case:
     schema: Any
     question: str
 
+    @property
+    def message(self) -> Message:
+        """What the model is told."""
+        return Message("user", f"{self.question}\nAnswer in JSON: {json.dumps(self.schema)}")
+
 
 def cases(folder: Path, count: int) -> list[Case]:
     """`count` of the schemas, evenly spread over all."""
     rows = [json.loads(line) for name in ("functions", "suite") for line in (folder / f"{name}.jsonl").open()]
-    found = [
-        Case(row["id"], row["schema"], f"{row.get('prompt', 'Write an example.')}\nAnswer in JSON: {json.dumps(row['schema'])}")
-        for row in rows
-    ]
+    found = [Case(row["id"], row["schema"], row.get("prompt", "Write an example.")) for row in rows]
     return [found[index * len(found) // count] for index in range(min(count, len(found)))]
 
 
@@ -64,8 +68,15 @@ def verdict(case: Case, made: Answer) -> str:
     """What became of a document: valid, INVALID, or why it has no end."""
     if made.finish != "stop":
         return made.finish
-    validator = jsonschema.validators.validator_for(case.schema, jsonschema.Draft202012Validator)
+    own = jsonschema.validators.validator_for(case.schema, jsonschema.Draft202012Validator)
+    validator = jsonschema.validators.extend(own, {"pattern": pattern})
     return "valid" if validator(case.schema).is_valid(json.loads(made.text)) else "INVALID"
+
+
+def pattern(_: Any, wanted: str, value: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+    """jsonschema's own, but for its expressions: Python's know no classes of Unicode."""
+    if isinstance(value, str) and not regex.search(wanted, value):
+        yield jsonschema.ValidationError(f"{value!r} does not match {wanted!r}")
 
 
 def milliseconds(made: Answer) -> float:
@@ -118,7 +129,7 @@ def told(runner: Runner, wanted: list[Case], sampling: Sampling, asked: argparse
             refused += 1
             print(f"refused   {case.name}: {error}")
             continue
-        prompt = runner.encode_chat([Message("user", case.question)])
+        prompt = runner.encode_chat([case.message])
         request = Request(prompt, sampling, asked.tokens, strategy="guided", grammar=grammar)
         made = answer(runner, request)
         result = verdict(case, made)

@@ -41,9 +41,10 @@ class Request:
     `max_tokens` None means: until the model stops, the context is full, or the answer only repeats itself;
     `endless` (and `ignore_eos`) lets it repeat. `started` is the
     `time.perf_counter()` of the call with the text, from which the time to the first token counts.
-    `strategy` is a name of runtime/strategies/, `search` is for the one called beam, `grammar` what the answer must
-    follow, from where it has said `after` (the end of its thinking). `top_logprobs`: with `logprobs`, keep as many of the likeliest tokens at each step. `turn` is this one's
-    number in its conversation, `path` those before it: what the cache holds of them may give way to this one.
+    `strategy` is a name of runtime/strategies/, `search` is for the one called beam. `grammar` is what the answer must
+    follow, from where it has said `after` (the end of its thinking). `top_logprobs`: with `logprobs`, keep as many of
+    the likeliest tokens at each step. `turn` is this one's number in its conversation, `path` those before it: what the
+    cache holds of them may give way to this one.
     """
 
     tokens: tuple[int, ...]

@@ -24,7 +24,8 @@ class Plain:
 
     def __init__(self, request: Request, seed: int, means: Means) -> None:
         self.vocabulary = means.vocabulary
-        self.chain = guided(make_chain(request.sampling, seed, means.native, means.vocabulary), request, self.vocabulary.piece)
+        chain = make_chain(request.sampling, seed, means.native, means.vocabulary)
+        self.chain = guided(chain, request, self.vocabulary.piece)
         self.decoder = Decoder(request.stops)
         self.near = math.nan  # the logit of the last token drawn: about the largest of the next row
 

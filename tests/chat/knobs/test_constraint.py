@@ -1,0 +1,63 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmcli.chat import commands
+from llmcli.chat.knobs import find
+from llmcli.chat.render import Stream
+from llmcli.chat.talk import Talk
+from llmcli.errors import UserError
+
+Make = Callable[..., Talk]
+
+
+def test_answers_are_json_from_where_that_is_set(talk: Make) -> None:
+    one = talk(b"Good morning.")
+    assert one.ask("a", Stream(silent=True)).text == "Good morning."
+    commands.perform(one, '/set format {"enum": ["Goo", "Gah"]}')
+    assert find("format").show(one) == '{"enum": ["Goo", "Gah"]}'
+    assert json.loads(one.ask("b", Stream(silent=True)).text) in ("Goo", "Gah")
+    commands.perform(one, '/set grammar root ::= "Go" [od]+')
+    assert (find("format").show(one), find("grammar").show(one)) == ("none", 'root ::= "Go" [od]+')
+    commands.perform(one, "/set format none")
+    assert find("grammar").show(one) != "none", "that was not about the grammar"
+    commands.perform(one, "/set grammar none")
+    assert one.session.constraint is None
+    assert one.ask("c", Stream(silent=True)).text == "Good morning."
+
+
+def test_a_schema_may_stand_in_a_file(talk: Make, tmp_path: Path) -> None:
+    one = talk()
+    file = tmp_path / "my schema.json"
+    file.write_text('{"type": "null"}')
+    commands.perform(one, f'/set format "{file}"')
+    assert one.ask("a", Stream(silent=True)).text == "null"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("format {", "is not JSON"), ("format no-such-file", "cannot read no-such-file"),
+        ('format {"not": {}}', "not at #"), ("grammar root ::= a", "no rule called a"),
+    ],
+)  # fmt: skip
+def test_a_mistake_leaves_what_was_set(line: str, message: str, talk: Make) -> None:
+    one = talk()
+    commands.perform(one, "/set format json")
+    with pytest.raises(UserError, match=message):
+        commands.perform(one, f"/set {line}")
+    assert find("format").show(one) == "json"
+
+
+def test_beams_and_a_grammar_exclude_each_other(talk: Make) -> None:
+    one = talk(n_seq_max=2)
+    commands.perform(one, "/set beams 2")
+    with pytest.raises(UserError, match="beam search follows no grammar"):
+        commands.perform(one, "/set format json")
+    commands.perform(one, "/set beams 1")
+    commands.perform(one, "/set format json")
+    commands.perform(one, "/set beams 2")
+    with pytest.raises(UserError, match="beam search follows no grammar"):
+        one.ask("a", Stream(silent=True))
