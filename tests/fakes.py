@@ -65,6 +65,7 @@ class FakeContext:
     recurrent: bool = False
     can_shift: bool = True
     word: bytes = b"state"
+    n_outputs: int = 16
     abort_at: int = -1
     before: Callable[[int], None] = lambda number: None
     batches: list[int] = field(default_factory=list)
@@ -87,6 +88,7 @@ class FakeContext:
     def decode(self, rows: Rows) -> list[FakeRow]:
         """One pass: as the real one, positions must follow on, and NoSlot changes nothing."""
         assert 0 < len(rows) <= self.n_batch
+        assert sum(rows.wants) <= max(self.n_outputs, self.n_seq_max)
         self.before(len(self.batches))
         if self.used + len(rows) > self.n_ctx:
             raise NoSlot

@@ -70,12 +70,13 @@ def spelled(runner: Runner, token: int) -> str:
 def _timing(load_ms: float, answer: Answer) -> dict[str, Any]:
     spread = gaps(answer)
     itl = {f"p{share * 100:.0f}": percentile(spread, share) for share in PERCENTILES}
+    guessed = {} if answer.drafted is None else {"drafted_tokens": answer.drafted, "accepted_tokens": answer.accepted}
     return {
         "load_ms": load_ms, "prompt_tokens": answer.prompt_tokens, "cached_tokens": answer.cached_tokens,
         "prompt_ms": answer.prompt_ms, "prompt_per_second": answer.prompt_per_second, "ttft_ms": answer.ttft_ms,
         "generated_tokens": len(answer.tokens), "generate_ms": answer.generate_ms,
         "tokens_per_second": answer.tokens_per_second, "tpot_ms": answer.tpot_ms,
-        "itl_ms": {**itl, "max": max(spread, default=0.0)},
+        "itl_ms": {**itl, "max": max(spread, default=0.0)}, **guessed,
     }  # fmt: skip
 
 
@@ -103,6 +104,7 @@ def timing_line(runner: Runner, answer: Answer) -> str:
         f"{len(answer.tokens)} tok {answer.tokens_per_second:.1f} tok/s",
         f"p50 {percentile(spread, 0.5):.1f} p99 {percentile(spread, 0.99):.1f} ms",
         *_grammar(answer),
+        *([f"{answer.accepted} of {answer.drafted} guessed tokens right"] if answer.drafted else []),
         _cells(runner),
     ]
     return f"[{' · '.join(parts)}]" + (f" ({NOTES[answer.finish]})" if answer.finish in NOTES else "")

@@ -140,7 +140,7 @@ class Talk:
         tokens, session = self.tokens(text), self.session
         self.opened = self.runner.opened(tokens)
         grammar = self.runner.grammars(session.constraint) if session.constraint else None
-        strategy = "beam" if session.search.beams > 1 else "guided" if grammar else "plain"
+        strategy = "beam" if session.search.beams > 1 else self.runner.strategy(grammar)
         return Request(
             tokens, session.sampling, session.predict, self.stops, self.ignore_eos,
             self.logprobs or self.screen.probs > 0, started, strategy, session.search, endless=self.endless,

@@ -73,6 +73,9 @@ CONSTRAINT = (
     Flag("grammar_engine", ("--grammar-engine",), str, "llguidance, llama (llama.cpp's own) [llguidance]", "NAME"),
     Flag("jump", ("--jump",), str, "text that must come is not drawn: lossless, fast, off [lossless]", "HOW"),
 )
+DRAFTING = (
+    Flag("ngram_draft", ("--ngram-draft",), str, "guess tokens from repetitions in the text: on, off [auto]", "MODE"),
+)
 RUN = (
     Flag("ctx_size", ("-c", "--ctx-size"), int, "tokens of context; default: the model's, up to 8192", "N"),
     Flag("threads", ("-t", "--threads"), int, "threads; default: the physical cores", "N"),
@@ -110,6 +113,7 @@ class Flags:
     hide_thinking: bool = False
     logprobs: int = 0
     constraint: "Constraint | None" = None
+    ngram_draft: str = "auto"
 
 
 class RunCommand(TyperCommand):
@@ -134,7 +138,7 @@ def table() -> tuple[Flag, ...]:
     """Every shared option; the sampling settings come from the sampler steps."""
     from llmcli.runtime.sampling import settings
 
-    return (*MODEL, *ANSWER, *CONSTRAINT, *SCREEN, *SEARCH, *RUN, *(
+    return (*MODEL, *ANSWER, *CONSTRAINT, *SCREEN, *SEARCH, *DRAFTING, *RUN, *(
         Flag(s.name, (*s.flags, "--" + s.name.replace("_", "-")), list if s.limits.many else str,
              f"{s.help} [{s.show(s.default)}]", s.limits.metavar)
         for s in settings().values()
@@ -144,6 +148,7 @@ def table() -> tuple[Flag, ...]:
 def read(ctx: typer.Context) -> Flags:
     """What was typed for this command, checked as far as that needs no model; raises UserError."""
     from llmcli.commands.constraint import constraint
+    from llmcli.runtime.drafting.wish import parse
     from llmcli.runtime.ranked import MOST as MOST_LOGPROBS
     from llmcli.runtime.request import RunOptions
     from llmcli.runtime.sampling import defaults, settings
@@ -165,6 +170,11 @@ def read(ctx: typer.Context) -> Flags:
         )
     if typed.get("samples", 1) > 1 and search.beams > 1:
         raise UsageError("--samples draws and --beams does not: they exclude each other", hint="leave one of them out")
+    typed["ngram_draft"] = parse(typed.get("ngram_draft", "auto"))
+    if typed["ngram_draft"] == "on" and (typed.get("samples", 1) > 1 or search.beams > 1):
+        raise UsageError(
+            "tokens are guessed ahead for one answer at a time", hint="leave out --ngram-draft, --samples or --beams"
+        )
     if not 0 <= typed.get("logprobs", 0) <= MOST_LOGPROBS:
         raise UserError(
             f"--logprobs is {typed['logprobs']}", hint=f"--logprobs takes a whole number from 0 to {MOST_LOGPROBS}"

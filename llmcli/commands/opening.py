@@ -15,6 +15,7 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import fit
 from llmcli.runtime import runner
+from llmcli.runtime.drafting.wish import NO_DRAFTING, Drafting
 from llmcli.runtime.interrupt import interrupts_raise
 from llmcli.ui import UI
 from quant import container
@@ -75,9 +76,14 @@ class Models:
             slots = max(slots, fit.branches(header, options))
         opened = stack.enter_context(runner.open_runner(
             model.path, options, template=template, raw=given.raw, slots=slots, gpu_layers=gpu_layers,
-            native_sampling=self.config.native_sampling,
+            native_sampling=self.config.native_sampling, drafting=self._drafting(),
         ))  # fmt: skip
         if opened.template is None and not given.raw:
             ui.note(f"{model.name} is a base model (no chat template): it continues the text")
         file_bytes = sum(file.stat().st_size for file in opened.header.files)
         return Opened(model.name, opened, file_bytes, model.system, model.settings)
+
+    def _drafting(self) -> Drafting:
+        """What guesses tokens; nothing where several answers are made at once."""
+        alone = self.given.samples == 1 and self.given.search.beams == 1
+        return Drafting(self.given.ngram_draft) if alone else NO_DRAFTING

@@ -20,7 +20,7 @@ from llmcli.runtime.sampling import SEEDS
 from llmcli.runtime.sampling.chain import NativeChains, Row, concrete_seed
 from llmcli.runtime.sequence import Sequence
 from llmcli.runtime.strategies import strategies
-from llmcli.runtime.strategies.base import Means, Vocabulary
+from llmcli.runtime.strategies.base import Means, Speculation, Vocabulary
 from llmcli.types import Event, Finish
 
 
@@ -28,6 +28,7 @@ class Forward(Memory, Protocol):
     """What the engine asks of a context: a forward pass, and a memory to keep books of."""
 
     n_batch: int
+    n_outputs: int
 
     def decode(self, rows: Rows) -> Iterable[Row]: ...
 
@@ -49,7 +50,17 @@ class _Plan:
         self.slots += [sequence.slot] * count
         last = start + count == len(sequence.tokens)
         self.wants += [False] * (count - 1) + [last]
+        if last and sequence.draft:
+            self._guess(sequence)
         self.shares.append((sequence, count))
+
+    def _guess(self, sequence: Sequence) -> None:
+        """The rows of a draft, behind its sequence's tokens."""
+        end, count = len(sequence.tokens), len(sequence.draft)
+        self.tokens += sequence.draft
+        self.positions += range(end, end + count)
+        self.slots += [sequence.slot] * count
+        self.wants += [True] * count
 
     def branch(self, sequence: Sequence, ledger: Ledger) -> None:
         """A row for each branch of a sequence, behind what its slot holds."""
@@ -64,10 +75,13 @@ class _Plan:
 class Engine:
     """Owns the context while it lives; all calls come from one thread (except interrupting the context)."""
 
-    def __init__(self, context: Forward, vocabulary: Vocabulary, native: NativeChains | None) -> None:
+    def __init__(
+        self, context: Forward, vocabulary: Vocabulary, native: NativeChains | None,
+        speculation: Speculation | None = None,
+    ) -> None:  # fmt: skip
         self.context = context
         self.ledger = Ledger(context)
-        self.means = Means(vocabulary, native, self.ledger)
+        self.means = Means(vocabulary, native, self.ledger, speculation)
         self._live: dict[int, Sequence] = {}
         self._answers: dict[int, Answer] = {}
         self._waiting: deque[Sequence] = deque()
@@ -164,7 +178,7 @@ class Engine:
             return None
         (sequence,) = self._live.values()
         at, tokens = sequence.computed, sequence.tokens
-        if len(tokens) - at != 1 or sequence.slot < 0 or sequence.cancelled:
+        if len(tokens) - at != 1 or sequence.draft or sequence.slot < 0 or sequence.cancelled:
             return None
         if len(tokens) > self.context.n_ctx or self.ledger.used >= self.ledger.size:
             return None
@@ -185,6 +199,8 @@ class Engine:
             count = min(left, room) if left else len(sequence.strategy.pending())
             if count > 0 and sequence.finish is None and self._has_room(sequence, plan, count, events):
                 if left:
+                    if sequence.draft:
+                        self._cut_draft(sequence, len(plan.tokens) + count, alone=len(placed) == 1)
                     plan.add(sequence, count)
                 else:
                     plan.branch(sequence, self.ledger)
@@ -213,6 +229,15 @@ class Engine:
                 return False
         return True
 
+    def _cut_draft(self, sequence: Sequence, rows: int, alone: bool) -> None:
+        """As much of a draft as there is room for: nothing leaves for a guess, and who has company has rows enough."""
+        context, ledger = self.context, self.ledger
+        room = min(
+            context.n_ctx - len(sequence.tokens), ledger.size - ledger.used - rows, context.n_batch - rows,
+            context.n_outputs - 1,
+        )  # fmt: skip
+        del sequence.draft[max(0, room) if alone else 0 :]
+
     def _decode(self, plan: _Plan) -> Iterable[Row]:
         rows = Rows(plan.tokens, plan.positions, plan.slots, plan.wants)
         try:
@@ -231,6 +256,8 @@ class Engine:
             sequence.computed += count
             if sequence.computed < len(sequence.tokens):
                 return []
+            if sequence.draft:
+                self.ledger.append(sequence.slot, sequence.draft)
         else:
             for slot, token in sequence.strategy.pending():
                 self.ledger.append(slot, [token])

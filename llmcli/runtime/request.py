@@ -69,7 +69,8 @@ class Answer:
     """A finished answer and its accounts; times in milliseconds (definitions: the contract's run --json).
 
     `beams`: what a beam search found, best first; its text and tokens are the first one's. `top`: for each token
-    the likeliest of its step, none where it was not drawn; empty where nobody asked.
+    the likeliest of its step, none where it was not drawn; empty where nobody asked. `drafted` tokens were
+    guessed and computed, `accepted` of them were right; None: nothing was to be guessed.
     """
 
     text: str
@@ -81,6 +82,8 @@ class Answer:
     seed: int
     beams: tuple[Hypothesis, ...] = ()
     top: tuple[tuple[Ranked, ...], ...] = ()
+    drafted: int | None = None
+    accepted: int = 0
 
     @property
     def ttft_ms(self) -> float:

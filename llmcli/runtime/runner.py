@@ -13,16 +13,19 @@ from pathlib import Path
 from llmcli.errors import UserError
 from llmcli.runtime import kv
 from llmcli.runtime.binding.context import Context, ContextOptions, open_context
+from llmcli.runtime.binding.devices import gpu_free
 from llmcli.runtime.binding.grammar import NativeGrammars
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.sampler import NativeChains
+from llmcli.runtime.constraint.base import Grammar
 from llmcli.runtime.constraint.compile import Grammars
+from llmcli.runtime.drafting.wish import NO_DRAFTING, Drafting, speculation
 from llmcli.runtime.engine import Engine
 from llmcli.runtime.identity import stamp
 from llmcli.runtime.interrupt import on_interrupt
 from llmcli.runtime.request import Answer, Request, RunOptions
 from llmcli.runtime.sampling import logit_bias
-from llmcli.runtime.strategies.base import Vocabulary
+from llmcli.runtime.strategies.base import Speculation, Vocabulary
 from llmcli.runtime.template import Template
 from llmcli.runtime.thinking import HIDDEN, TAGS, Tags, opened
 from llmcli.types import Event, Message
@@ -101,6 +104,7 @@ class Runner:
         template: Template | None,
         load_ms: float,
         native_sampling: bool,
+        speculation: Speculation | None = None,
     ) -> None:
         self.header, self.model, self.context, self.options = header, model, context, options
         self.template, self.load_ms = template, load_ms
@@ -108,9 +112,10 @@ class Runner:
             model.show(token)
         self.stamp = stamp(header.files)
         native = NativeChains(model.n_vocab, model.vocab) if native_sampling else None
+        self.guessing = speculation is not None
         self.native_grammars = NativeGrammars(model)
         self.grammars = Grammars(model, self.native_grammars.compile)
-        self.engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), native)
+        self.engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), native, speculation)
         self._shape = kv.shape(header.metadata)
         # Asked once: the cache never changes its size, and llama.cpp's answer leaves a few words behind each time.
         allocated = context.allocated()
@@ -121,6 +126,10 @@ class Runner:
     def n_ctx(self) -> int:
         """Tokens that fit, prompt and answer together."""
         return self.context.n_ctx
+
+    def strategy(self, grammar: Grammar | None = None) -> str:
+        """How an answer is made where nobody asks for a search."""
+        return "speculative" if self.guessing else "guided" if grammar else "plain"
 
     def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> tuple[int, ...]:
         """A conversation through the model's template, as ids; one BOS even where template and file both add one."""
@@ -241,11 +250,12 @@ def open_runner(
     slots: int = 1,
     gpu_layers: int = -1,
     native_sampling: bool = True,
+    drafting: Drafting = NO_DRAFTING,
 ) -> Iterator[Runner]:
     """Check and load a GGUF. `options` must have ctx_size and threads decided (hardware/fit.py).
 
-    `template` replaces the file's chat template, `raw` leaves it out. Raises Refusal for a file that
-    is damaged or that llama.cpp does not run.
+    `template` replaces the file's chat template, `raw` leaves it out, `drafting` says what guesses tokens. Raises
+    Refusal for a file that is damaged or that llama.cpp does not run.
     """
     assert options.ctx_size and options.threads, options
     begun = time.perf_counter()
@@ -262,14 +272,15 @@ def open_runner(
         options.cache_type_k,
         options.cache_type_v,
         options.flash_attn,
+        n_outputs=drafting.outputs(options, gpu_layers != 0 and gpu_free() is not None),
     )
     opened = open_model(path, gpu_layers=gpu_layers, latent=header.latent)
-    with opened as model, open_context(model, wanted) as context:
+    with opened as model, open_context(model, wanted) as context, speculation(drafting, context) as guesses:
         source = None if raw else template or header.metadata.get("tokenizer.chat_template")
         words = _special_words(model)
         made = Template(str(source), bos=words[0], eos=words[1]) if source else None
         load_ms = (time.perf_counter() - begun) * 1e3
-        runner = Runner(header, model, context, options, made, load_ms, native_sampling)
+        runner = Runner(header, model, context, options, made, load_ms, native_sampling, guesses)
         try:
             yield runner
         finally:

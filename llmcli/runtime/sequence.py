@@ -22,9 +22,10 @@ class Sequence:
 
     `tokens` holds prompt and answer; the first `computed` of them are in the KV cache (slot `slot`).
     The last token of an unfinished answer is not: it enters with the next forward pass. `spare` are
-    further slots that the strategy branches into. `after` is the sequence that computes the same prompt for
-    this one, `followed` says that others wait for this one to have done so. `look_at` is the number of tokens of the
-    answer at which to look next whether it only repeats itself.
+    further slots that the strategy branches into. `draft` are tokens that it guesses to follow the last one: they
+    are computed with it, each with its logits, as far as there is room. `after` is the sequence that computes the
+    same prompt for this one, `followed` says that others wait for this one to have done so. `look_at` is the number
+    of tokens of the answer at which to look next whether it only repeats itself.
     """
 
     id: int
@@ -35,6 +36,7 @@ class Sequence:
     slot: int = -1
     spare: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    draft: list[int] = field(default_factory=list)
     computed: int = 0
     reused: int = 0
     prompt_seconds: float = 0.0
@@ -48,6 +50,8 @@ class Sequence:
     times: list[TokenTime] = field(default_factory=list)
     beams: tuple[Hypothesis, ...] = ()
     top: list[tuple[Ranked, ...]] = field(default_factory=list)
+    drafted: int | None = None
+    accepted: int = 0
 
     @property
     def prompting(self) -> bool:
@@ -92,4 +96,6 @@ class Sequence:
             self.seed,
             self.beams,
             (*self.top, *[()] * (len(self.times) - len(self.top)))[: len(self.times)] if self.top else (),
+            self.drafted,
+            self.accepted,
         )

@@ -39,7 +39,7 @@ Logits = NDArray[np.float32]
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
     """What a context is made with; sizes in tokens. `unified` is one pool of cells, otherwise each sequence has its own
-    `n_ctx` / `n_seq_max`."""
+    `n_ctx` / `n_seq_max`. `n_outputs` rows of logits a pass may ask for, where that is more than one a sequence."""
 
     n_ctx: int
     n_batch: int = 2048
@@ -51,6 +51,7 @@ class ContextOptions:
     type_v: str = "f16"
     flash_attn: str = "auto"
     unified: bool = True
+    n_outputs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +93,17 @@ class Row:
 class Context:
     """An open context. Made by `open_context`; unusable after its `with` block."""
 
-    def __init__(self, pointer: Any, model: Model, flag: Any, unified: bool = True, type_k: str = "f16") -> None:
+    def __init__(
+        self, pointer: Any, model: Model, flag: Any, unified: bool = True, type_k: str = "f16", n_outputs: int = 1
+    ) -> None:
         library = lib()
         self.pointer, self._flag, self.unified = pointer, flag, unified
         self.n_ctx: int = library.llama_n_ctx(pointer)
         self.n_batch: int = library.llama_n_batch(pointer)
         self.n_ubatch: int = library.llama_n_ubatch(pointer)
         self.n_seq_max: int = library.llama_n_seq_max(pointer)
+        self.n_outputs = max(n_outputs, self.n_seq_max)
+        self._most_outputs: int = self.n_seq_max
         self.memory = library.llama_get_memory(pointer)
         self.n_vocab, self.n_swa, self.recurrent = model.n_vocab, model.n_swa, model.recurrent
         self._ask_shift = partial(can_shift, model, self.memory, type_k)
@@ -180,7 +185,10 @@ class Context:
         count = len(rows)
         assert 0 < count <= self.n_batch, (count, self.n_batch)
         assert len(rows.positions) == len(rows.sequences) == len(rows.wants) == count
-        assert sum(rows.wants) <= self.n_seq_max, "more outputs than the context was made for"
+        wanted = sum(rows.wants)
+        assert wanted <= self.n_outputs, "more outputs than the context was made for"
+        if wanted > self._most_outputs:
+            self._most_outputs = wanted
         assert min(rows.tokens) >= 0 and max(rows.tokens) < self.n_vocab, "token outside the vocabulary"
         assert min(rows.sequences) >= 0 and max(rows.sequences) < self.n_seq_max, "sequence id out of range"
 
@@ -292,9 +300,9 @@ class Context:
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of the output buffer: a row of logits for each sequence, which is as many as a pass may ask for
-        (llama_context::output_reserve; llama.cpp's accounts leave it out)."""
-        return 4 * self.n_vocab * self.n_seq_max
+        """Bytes of the output buffer: a row of logits for each sequence, or as many as a pass has asked for
+        (llama_context::output_reserve, which grows it; llama.cpp's accounts leave it out)."""
+        return 4 * self.n_vocab * self._most_outputs
 
     def allocated(self) -> Allocated | None:
         """The bytes llama.cpp really allocated, None where this build cannot be asked."""
@@ -323,11 +331,11 @@ def open_context(model: Model, options: ContextOptions) -> Iterator[Context]:
     _refuse(options)
     params = library.llama_context_default_params()
     params.n_ctx = options.n_ctx
-    params.n_batch = max(options.n_batch, options.n_seq_max)
+    params.n_batch = max(options.n_batch, options.n_seq_max, options.n_outputs)
     params.n_ubatch = options.n_ubatch
     params.n_seq_max = options.n_seq_max
     # The default reserves a row of logits for every token of a batch: 107 MB instead of 16 on SmolLM2.
-    params.n_outputs_max = options.n_seq_max
+    params.n_outputs_max = max(options.n_seq_max, options.n_outputs)
     params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
     params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
     params.flash_attn_type = FLASH[options.flash_attn]
@@ -349,7 +357,7 @@ def open_context(model: Model, options: ContextOptions) -> Iterator[Context]:
             f"llama.cpp refuses this context: {last_words() or 'not enough memory?'}",
             hint="try a smaller --ctx-size, or --cache-type-k f16 --cache-type-v f16",
         )
-    context = Context(pointer, model, flag, options.unified, options.type_k)
+    context = Context(pointer, model, flag, options.unified, options.type_k, options.n_outputs)
     try:
         yield context
     finally:

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.errors import UserError
+from llmcli.runtime.drafting.base import Drafter
+from llmcli.runtime.drafting.curve import Curve
 from llmcli.runtime.ledger import Ledger
 from llmcli.runtime.request import Request
 from llmcli.runtime.sampling.chain import NativeChains, Row
@@ -30,12 +32,26 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, slots=True)
+class Speculation:
+    """What guesses are made with: drafters, the one to ask first standing first, the price of a pass by its rows, and
+    the most rows a pass may have."""
+
+    drafters: tuple[Drafter, ...]
+    curve: Curve
+    most: int
+
+
+NOTHING = Speculation((), Curve({1: 1.0}), 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Means:
-    """What a strategy works with; `native` None keeps its sampling to numpy."""
+    """What a strategy works with; `native` None keeps its sampling to numpy, `speculation` None guesses nothing."""
 
     vocabulary: Vocabulary
     native: NativeChains | None
     ledger: Ledger
+    speculation: Speculation | None = None
 
 
 class Strategy(Protocol):

@@ -1,0 +1,106 @@
+"""What a forward pass costs by its rows: T(m), measured when a model is loaded and followed while it runs.
+
+Multiples of four: llama.cpp multiplies quantized weights with four rows at a time, three cost as much.
+The same measurement shows whether a row's logits depend on how many stand beside it.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from llmcli.runtime.binding.context import Rows
+from llmcli.runtime.sampling.chain import Row
+
+WIDTHS = (4, 8, 12, 16)  # rows of a pass with guesses
+MOST = WIDTHS[-1]
+SINGLES = 4  # passes of one row, at least
+BUDGET = 0.25  # seconds, which small models stay within
+WEIGHT = 0.1  # of a new pass in the running mean
+
+
+class Passes(Protocol):
+    """What is measured: a context in which nothing is held yet."""
+
+    n_vocab: int
+    n_ctx: int
+    n_outputs: int
+
+    def decode(self, rows: Rows) -> Iterable[Row]: ...
+
+    def trim(self, sequence: int, keep: int) -> bool: ...
+
+
+class Curve:
+    """Seconds of a pass by its rows. `equal`: up to so many rows each had, bit for bit, the logits it has alone."""
+
+    def __init__(self, seconds: Mapping[int, float], equal: int = 0) -> None:
+        self.seconds, self.equal = dict(seconds), equal
+        self.one = self.seconds[1]
+
+    def __call__(self, rows: int) -> float:
+        """Between two measured numbers of rows a straight line, beyond the largest the last one's slope."""
+        known = self.seconds.get(rows)
+        if known is not None:
+            return known
+        marks = sorted(self.seconds)
+        low = max((mark for mark in marks if mark < rows), default=marks[0])
+        high = min((mark for mark in marks if mark > rows), default=low)
+        if high == low:
+            low = marks[max(0, marks.index(high) - 1)]
+        if high == low:
+            return self.seconds[low] * rows / low
+        slope = (self.seconds[high] - self.seconds[low]) / (high - low)
+        return self.seconds[low] + slope * (rows - low)
+
+    def saw(self, rows: int, seconds: float) -> None:
+        """A pass took so long: the context grows, other programs come and go. One hiccup counts twice at most."""
+        if rows == 1:
+            one = self.one
+            self.one = self.seconds[1] = one + WEIGHT * (min(seconds, 2 * one) - one)
+        else:
+            known = self(rows)
+            self.seconds[rows] = known + WEIGHT * (min(seconds, 2 * known) - known)
+
+
+def measure(context: Passes, most: int = MOST) -> Curve:
+    """Time passes of one row and of several over the same tokens; the context is empty before and after.
+
+    A large model gets as few passes as can be: one row four times, four rows once; what was not measured is
+    told from the slope.
+    """
+    tokens = np.random.default_rng(0).integers(0, context.n_vocab, most).tolist()
+    _pass(context, tokens[:1], 0)  # the first one pages the weights in
+    context.trim(0, 0)
+    begun = time.perf_counter()
+    alone, times = [], []
+    for at in range(most):
+        seconds, rows = _pass(context, tokens[at : at + 1], at)
+        times.append(seconds)
+        alone += rows
+        if at + 1 >= SINGLES and time.perf_counter() - begun > BUDGET / 3:
+            break
+    context.trim(0, 0)
+    found, equal, same = {1: float(np.median(times))}, 0, True
+    for width in WIDTHS:
+        late = time.perf_counter() - begun + width * found[1] > BUDGET
+        if width > most or (late and width > WIDTHS[0]):
+            break
+        seconds, rows = _pass(context, tokens[:width], 0)
+        context.trim(0, 0)
+        found[width] = seconds
+        same = same and _same(rows, alone)
+        equal = width if same else equal
+    return Curve(found, equal)
+
+
+def _pass(context: Passes, tokens: Sequence[int], start: int) -> tuple[float, list[np.ndarray]]:
+    count = len(tokens)
+    begun = time.perf_counter()
+    rows = list(context.decode(Rows(tokens, range(start, start + count), [0] * count, [True] * count)))
+    return time.perf_counter() - begun, [row.logits.copy() for row in rows]
+
+
+def _same(rows: list[np.ndarray], alone: list[np.ndarray]) -> bool:
+    return all(np.array_equal(row, one) for row, one in zip(rows, alone, strict=False))

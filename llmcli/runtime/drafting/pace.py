@@ -1,0 +1,57 @@
+"""How many tokens to guess: as many as pay, and never more than the answer can afford to lose.
+
+A pass of m rows that makes k tokens in place of k passes of one row pays where k > T(m) / T(1) (Leviathan et al.
+2023, with a measured cost). The expected k comes from the drafter's chances, the cost from the curve. Chances are
+estimates, so there is a balance, too: what guessing has saved, in plain tokens. A pass is made only if
+the answer would stay within 3% of plain decoding even if all its guesses were wrong; what is won may be risked.
+"""
+
+from llmcli.runtime.drafting.base import Guesses
+from llmcli.runtime.drafting.curve import WIDTHS, Curve
+
+MARGIN = 1.05  # the expected gain that makes a pass worth its while
+SHARE = 0.025  # of an answer's tokens may be lost
+FIRST = 2.0  # tokens that may be lost at once: four wrong rows
+
+
+class Pace:
+    """One answer's balance."""
+
+    def __init__(self, curve: Curve, most: int = WIDTHS[-1]) -> None:
+        self.curve, self.most = curve, most
+        self.made, self.saved = 0, 0.0
+
+    def plain(self, seconds: float) -> None:
+        """A pass of one row made a token."""
+        self.made += 1
+        self.curve.saw(1, seconds)
+
+    def guessed(self, rows: int, made: int, seconds: float, drafting: float) -> None:
+        """A pass of several rows made `made` tokens, after `drafting` seconds."""
+        self.curve.saw(rows, seconds)
+        self.made += made
+        self.saved += made - (seconds + drafting) / self.curve.one
+
+    def choose(self, guesses: Guesses, limit: float) -> int:
+        """How many tokens to guess, at most `limit`; 0: none."""
+        chances = guesses.chances(int(min(self.most - 1, limit)))
+        if not chances:
+            return 0
+        best, chosen = MARGIN, 0
+        expected, right, counted = 1.0, 1.0, 0
+        for width in WIDTHS:
+            count = min(width - 1, len(chances))
+            for chance in chances[counted:count]:
+                right *= chance
+                expected += right
+            counted = count
+            cost = (self.curve(count + 1) + guesses.cost(count)) / self.curve.one
+            if expected > best * cost and self.affords(cost):
+                best, chosen = expected / cost, count
+            if count == len(chances):
+                break
+        return chosen
+
+    def affords(self, cost: float) -> bool:
+        """Whether a pass that costs as much as `cost` plain tokens may turn out to make a single one."""
+        return self.saved + 1 - cost >= -max(FIRST, SHARE * self.made)

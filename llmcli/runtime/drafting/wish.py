@@ -1,0 +1,77 @@
+"""What a user wants guessed, in the words of the flags, and what this model, machine and cache make of it.
+
+`auto` guesses only where nobody can tell by the text: on a CPU, with quantized K and V, every row of a pass has bit
+for bit the logits that it has alone (the start-up measurement looks), so that a seed gives the same text with and
+without guesses. With floats in the cache llama.cpp computes one row another way than several; near ties then fall
+otherwise, now and then, and whoever asks for guesses (`on`, or a draft model) accepts that.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.context import Context
+from llmcli.runtime.drafting.curve import MOST, WIDTHS, Curve, measure
+from llmcli.runtime.drafting.ngram import Lookup
+from llmcli.runtime.drafting.pace import MARGIN
+from llmcli.runtime.request import RunOptions
+from llmcli.runtime.strategies.base import Speculation
+
+NGRAM = ("auto", "on", "off")
+FLOATS = ("f32", "f16", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """`ngram`: guess what stood behind the same words before; `model`: a smaller model's file that guesses."""
+
+    ngram: str = "auto"
+    model: Path | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody asked for guesses."""
+        return self.ngram == "on" or self.model is not None
+
+    def outputs(self, options: RunOptions, gpu: bool) -> int:
+        """Rows of logits that passes will ask for: 1 where nothing can be guessed."""
+        exact = not gpu and options.cache_type_k not in FLOATS and options.cache_type_v not in FLOATS
+        wanted = self.asked or (self.ngram == "auto" and exact)
+        return MOST if wanted else 1
+
+
+NO_DRAFTING = Drafting("off")
+
+
+def parse(text: str) -> str:
+    """A value of --ngram-draft; raises UserError."""
+    if text.lower() not in NGRAM:
+        raise UserError(f"ngram_draft is {text!r}", hint=f"--ngram-draft takes one of: {', '.join(NGRAM)}")
+    return text.lower()
+
+
+@contextmanager
+def speculation(wish: Drafting, context: Context) -> Iterator[Speculation | None]:
+    """What guesses are made with over an empty context; None where they are not wanted, or cannot pay.
+
+    Raises UserError where somebody asked for what the memory cannot do.
+    """
+    if context.recurrent and wish.asked:
+        raise UserError(
+            "guessed tokens must be taken back, and this model's recurrent state cannot",
+            hint="leave out --model-draft" if wish.model else "leave out --ngram-draft on",
+        )
+    room = min(MOST, context.n_outputs, context.n_batch)
+    if wish == NO_DRAFTING or room < WIDTHS[0] or context.recurrent:
+        yield None
+        return
+    curve = measure(context, room)
+    most = room if wish.asked else curve.equal
+    yield Speculation((Lookup(),), curve, most) if _pays(curve, most) else None
+
+
+def _pays(curve: Curve, most: int) -> bool:
+    """Whether any pass would pay if all its guesses were right."""
+    return any(width * curve.one > MARGIN * curve(width) for width in WIDTHS if width <= most)

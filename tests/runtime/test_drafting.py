@@ -1,0 +1,212 @@
+"""Guessing: what is found in a text, when it pays, and what a pass is measured to cost."""
+
+import numpy as np
+import pytest
+
+from llmcli.errors import UserError
+from llmcli.runtime.drafting import drafters
+from llmcli.runtime.drafting.curve import Curve, measure
+from llmcli.runtime.drafting.ngram import CLASSES, LONGEST, Lookup, Matches
+from llmcli.runtime.drafting.pace import FIRST, SHARE, Pace
+from llmcli.runtime.drafting.wish import Drafting, parse, speculation
+from llmcli.runtime.request import Request, RunOptions
+from llmcli.runtime.sampling import defaults
+from llmcli.runtime.sequence import Sequence
+from tests.drafts import CHEAP, Steady
+from tests.fakes import FakeContext, FakeRow
+
+REQUEST = Request((0,), defaults())
+
+
+def following(matches: Matches, tokens: list[int]) -> Matches:
+    matches.follow(Sequence(1, REQUEST, None, 0, 0.0, tokens=tokens))  # type: ignore[arg-type]
+    return matches
+
+
+def test_every_drafter_starts_an_answer():
+    assert "ngram" in drafters()
+    for drafter in drafters().values():
+        assert drafter.name
+
+
+def test_what_followed_the_last_tokens_before_is_guessed_again():
+    matches = following(Lookup().start(REQUEST, 0), [1, 2, 3, 4, 5, 6, 9, 2, 3, 4])
+    assert matches.draft(3).tokens == [5, 6, 9]
+    assert (matches.length, len(matches.chances(8))) == (3, 8)
+
+
+def test_nothing_is_guessed_where_nothing_stood_before():
+    matches = following(Lookup().start(REQUEST, 0), list(range(20)))
+    assert matches.chances(8) == []
+
+
+def test_the_latest_occurrence_is_taken_and_its_length_counted_back():
+    matches = following(Lookup().start(REQUEST, 0), [7, 1, 2, 3, 4, 8, 9, 1, 2, 3, 4, 6, 5, 9, 1, 2, 3, 4])
+    assert matches.draft(1).tokens == [6]
+    assert matches.length == 5
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 5])
+def test_a_guess_runs_on_beyond_the_end_of_the_text(period: int):
+    tokens = [index % period for index in range(24)]
+    assert following(Lookup().start(REQUEST, 0), tokens).draft(10).tokens == [index % period for index in range(24, 34)]
+
+
+def test_a_text_read_at_once_and_one_read_token_by_token_give_the_same_guesses():
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, 3, 300).tolist()
+    whole, steps = Lookup().start(REQUEST, 0), Lookup().start(REQUEST, 0)
+    following(whole, tokens[:200])
+    for end in range(200, 300):
+        following(whole, tokens[:end])
+    for end in range(200, 300, 7):
+        following(steps, tokens[:end])
+    following(whole, tokens)
+    following(steps, tokens)
+    assert whole.draft(15) == steps.draft(15)
+    assert whole.lookup.hits == steps.lookup.hits
+
+
+def test_how_often_repetitions_went_on_becomes_the_chance_of_the_next():
+    lookup = Lookup()
+    before = [lookup.chance(length) for length in range(LONGEST + 2)]
+    assert before == sorted(before)
+    for _ in range(300):
+        lookup.went_on(3, False)
+        lookup.went_on(12, True)
+    assert lookup.chance(3) < 0.01
+    assert lookup.chance(12) > 0.99
+    assert lookup.chance(40) == pytest.approx(CLASSES[-1][1])
+
+
+class Sure:
+    """A drafter that is this sure of each guess."""
+
+    def __init__(self, chance: float, cost: float = 0.0) -> None:
+        self.chance, self.price = chance, cost
+
+    def chances(self, count: int) -> list[float]:
+        return [self.chance] * count
+
+    def cost(self, count: int) -> float:
+        return count * self.price
+
+
+# T(m) of the notes, 6.1: Q4_0, two slow cores. What pays there is in 8.3.
+NOTES = {1: 1.0, 4: 2.7, 8: 4.57, 12: 6.67, 16: 7.78}
+
+
+@pytest.mark.parametrize(("chance", "rows"), [(0.5, 0), (0.7, 0), (0.8, 4), (0.85, 4), (0.95, 8), (1.0, 16)])
+def test_as_many_are_guessed_as_the_curve_says_pays_most(chance: float, rows: int):
+    pace = Pace(Steady(NOTES))
+    pace.saved = 100.0
+    assert pace.choose(Sure(chance), 100) == max(0, rows - 1)
+
+
+def test_a_dear_drafter_is_asked_less():
+    pace = Pace(Steady(CHEAP))
+    assert pace.choose(Sure(0.95), 100) == 15
+    assert 0 < pace.choose(Sure(0.95, cost=0.3), 100) < 15
+    assert pace.choose(Sure(0.95, cost=2.0), 100) == 0
+
+
+def test_no_more_is_risked_than_a_fortieth_of_the_answer_and_what_was_won():
+    pace = Pace(Steady(NOTES))
+    lost = 0.0
+    for _ in range(400):
+        count = pace.choose(Sure(1.0), 100)  # it says it is sure, and is always wrong
+        if count:
+            rows = count + 1
+            pace.guessed(rows, 1, NOTES[rows], 0.0)
+            lost += NOTES[rows] - 1
+        else:
+            pace.plain(1.0)
+        assert lost <= max(FIRST, SHARE * (pace.made + 1)) + 1e-9
+    assert lost > FIRST
+    pace.saved = 10.0
+    assert pace.choose(Sure(1.0), 100) == 15
+
+
+def test_no_more_is_guessed_than_asked_for():
+    assert Pace(Steady(CHEAP)).choose(Sure(1.0), 2) == 2
+    assert Pace(Steady(CHEAP)).choose(Sure(1.0), 0) == 0
+    assert Pace(Steady(CHEAP), most=4).choose(Sure(1.0), 100) == 3
+
+
+def test_what_was_not_measured_is_told_from_its_neighbours():
+    curve = Curve({1: 1.0, 4: 2.5, 8: 4.5})
+    assert [curve(rows) for rows in (1, 2, 4, 6, 8, 16)] == [1.0, 1.5, 2.5, 3.5, 4.5, 8.5]
+    assert Curve({1: 2.0})(8) == 16.0
+
+
+def test_the_curve_follows_what_passes_take_and_one_hiccup_does_not_move_it_far():
+    curve = Curve({1: 1.0, 4: 2.0})
+    for _ in range(100):
+        curve.saw(1, 1.5)
+        curve.saw(4, 4.0)
+    assert curve.one == pytest.approx(1.5, rel=0.01)
+    assert curve(4) == pytest.approx(4.0, rel=0.01)
+    curve.saw(1, 1000.0)
+    assert curve.one < 1.7
+
+
+class Sociable(FakeContext):
+    """Rows whose logits depend on company where there are more than `equal` of them."""
+
+    equal, n_vocab = 16, 260
+
+    def decode(self, rows):
+        found = super().decode(rows)
+        return found if len(rows) <= self.equal else [FakeRow(row.logits + 1) for row in found]
+
+
+@pytest.mark.parametrize(("equal", "seen"), [(16, 16), (8, 8), (11, 8), (1, 0)])
+def test_the_measurement_leaves_the_context_empty_and_sees_whether_rows_are_equal(
+    equal: int, seen: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("llmcli.runtime.drafting.curve.BUDGET", 1e9)
+    context = Sociable(n_ctx=256)
+    context.equal = equal
+    curve = measure(context)
+    assert curve.equal == seen
+    assert set(curve.seconds) == {1, 4, 8, 12, 16}
+    assert context.used == 0
+
+
+def test_of_a_slow_model_no_more_is_measured_than_must_be(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("llmcli.runtime.drafting.curve.BUDGET", 0.0)
+    context = Sociable(n_ctx=256)
+    assert set(measure(context).seconds) == {1, 4}
+    assert context.batches == [1, 1, 1, 1, 1, 4]
+
+
+def test_what_is_wanted_decides_how_many_rows_of_logits_are_reserved():
+    floats, quantized = RunOptions(), RunOptions(cache_type_k="q8_0", cache_type_v="q8_0")
+    assert Drafting().outputs(floats, gpu=False) == 1
+    assert Drafting().outputs(quantized, gpu=False) == 16
+    assert Drafting().outputs(quantized, gpu=True) == 1
+    assert Drafting("off").outputs(quantized, gpu=False) == 1
+    assert Drafting("on").outputs(floats, gpu=False) == 16
+
+
+def test_by_itself_nothing_is_guessed_where_company_changes_logits():
+    context = Sociable(n_ctx=256)
+    context.equal = 1
+    with speculation(Drafting(), context) as found:  # type: ignore[arg-type]
+        assert found is None
+
+
+def test_recurrent_state_cannot_be_taken_back_and_who_asked_is_told():
+    context = FakeContext(recurrent=True)
+    with speculation(Drafting(), context) as found:  # type: ignore[arg-type]
+        assert found is None
+    with pytest.raises(UserError, match="recurrent") as error, speculation(Drafting("on"), context):  # type: ignore[arg-type]
+        pass
+    assert "--ngram-draft" in error.value.hint
+
+
+def test_words_that_are_none_of_the_three_are_refused():
+    assert parse("ON") == "on"
+    with pytest.raises(UserError, match="ngram_draft") as error:
+        parse("perhaps")
+    assert "auto, on, off" in error.value.hint

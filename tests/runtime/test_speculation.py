@@ -1,0 +1,79 @@
+"""Guessing on a real model: with quantized weights and a quantized cache, bit for bit what plain decoding says."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmcli.runtime.binding.context import ContextOptions, Rows, open_context
+from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.drafting.ngram import Lookup
+from llmcli.runtime.drafting.wish import Drafting
+from llmcli.runtime.request import Answer, Request, RunOptions
+from llmcli.runtime.runner import Runner, open_runner
+from llmcli.runtime.sampling import Sampling, defaults
+from llmcli.runtime.strategies.base import Speculation
+from quant import convert, quantize
+from tests.drafts import CHEAP, Knowing, Steady
+from tests.quant import checkpoint
+
+GREEDY = defaults().with_values({"temp": 0})
+WARM = defaults().with_values({"temp": 1.2, "seed": 11})
+PENALIZED = defaults().with_values({"temp": 0.9, "seed": 5, "repeat_penalty": 1.2, "dry_multiplier": 0.5})
+PROMPT = "Lily has a dog. Lily has a cat. Lily has a dog. Lily has a cat."
+
+
+@pytest.fixture(scope="module", params=["Q8_0", "Q4_0", "Q4_K_M"])
+def runner(request: pytest.FixtureRequest, stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    """A small random llama with heads of 64, whose cache can be quantized."""
+    place = tmp_path_factory.mktemp("grown")
+    folder, file = checkpoint.grown(stories, place / "folder", layers=2), place / "model.gguf"
+    quantize.run(quantize.plan(convert.open_folder(folder), request.param), file, threads=1)
+    options = RunOptions(ctx_size=1024, threads=2, cache_type_k="q8_0", cache_type_v="q8_0")
+    with open_runner(file, options, raw=True, drafting=Drafting()) as opened:
+        yield opened
+
+
+def answer(runner: Runner, sampling: Sampling, strategy: str, prompt: tuple[int, ...], tokens: int = 48) -> Answer:
+    wanted = Request(prompt, sampling, tokens, ignore_eos=True, logprobs=True, strategy=strategy)
+    reply = runner.reply(wanted)
+    for _ in reply:
+        runner.engine.ledger.check()
+    return reply.answer
+
+
+def guessing(runner: Runner, drafter: Lookup | Knowing) -> None:
+    means = runner.engine.means
+    runner.engine.means = replace(means, speculation=Speculation((drafter,), Steady(CHEAP), 16))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM, PENALIZED], ids=["greedy", "warm", "penalized"])
+@pytest.mark.parametrize("length", [20, 300])
+def test_text_and_probabilities_are_plain_s_to_the_last_bit(runner: Runner, sampling: Sampling, length: int):
+    prompt = (runner.encode_text(PROMPT) * 20)[:length]
+    plain = answer(runner, sampling, "plain", prompt)
+    ids = [token.id for token in plain.tokens]
+    for drafter in (Lookup(), Knowing(ids, 0.85, chance=0.99, n_vocab=runner.model.n_vocab)):
+        guessing(runner, drafter)
+        guessed = answer(runner, sampling, "speculative", prompt)
+        assert [(t.id, t.text, t.logprob) for t in guessed.tokens] == [(t.id, t.text, t.logprob) for t in plain.tokens]
+    assert guessed.accepted > 20
+
+
+def test_by_itself_it_guesses_only_over_a_quantized_cache(runner: Runner):
+    options = replace(runner.options, cache_type_k="f16")
+    with open_runner(runner.header.path, options, raw=True, drafting=Drafting()) as floats:
+        assert floats.strategy() == "plain"
+        assert floats.context.n_outputs == 1
+    assert runner.context.n_outputs == 16
+
+
+def test_the_output_buffer_is_as_large_as_what_was_asked_for(stories_gguf: Path):
+    with open_model(stories_gguf) as model, open_context(model, ContextOptions(256, n_outputs=8)) as context:
+        assert context.output_bytes == 4 * model.n_vocab
+        rows = list(context.decode(Rows([5] * 8, range(8), [0] * 8, [True] * 8)))
+        assert len({row.address for row in rows}) == 8
+        assert context.output_bytes == 8 * 4 * model.n_vocab
+        with pytest.raises(AssertionError, match="outputs"):
+            context.decode(Rows([5] * 9, range(8, 17), [0] * 9, [True] * 9))
