@@ -87,6 +87,32 @@ class UI:
             task = progress.add_task(label, total=total, completed=done)
             yield _RichBar(progress, task)
 
+    def markdown(self, text: str) -> str:
+        """Markdown as this terminal shows it, its lines ended. What a model writes cannot do more than that:
+        control characters are shown, also those spelled as entities; HTML and images stay as they are written.
+        """
+        from rich.markdown import Markdown
+
+        drawing = Markdown(visible(text), hyperlinks=False, code_theme="ansi_dark")
+        _tame(drawing.parsed)
+        drawn = io.StringIO()
+        self._console(sys.stdout, drawn).print(drawing)
+        lines = [line.rstrip() for line in drawn.getvalue().strip("\n").split("\n")]
+        return "\n".join(lines) + "\n"
+
+    def code(self, line: str, language: str) -> str:
+        """One line of code in its language's colours, where it is known; long ones are the terminal's to wrap."""
+        from rich.syntax import Syntax
+
+        line = visible(line)
+        if not self.color or not line.strip():
+            return line + "\n"
+        drawn = io.StringIO()
+        painted = Syntax("", language or "text", theme="ansi_dark").highlight(line)
+        painted.rstrip()
+        self._console(sys.stdout, drawn).print(painted, soft_wrap=True)
+        return drawn.getvalue()
+
     def _progress(self, unit: str) -> "Progress":
         from rich.progress import (
             BarColumn,
@@ -149,6 +175,26 @@ class _Lines:
     def close(self, total: int | None, unit: str) -> None:
         amount = total if total is not None else self.count
         self.ui.note(f"{self.label}: " + (size(amount) if unit == "bytes" else f"{amount} {unit}"))
+
+
+def _tame(tokens: Iterable[Any]) -> None:
+    """Parsed Markdown whose every piece is text that can be shown, and whose lines end where the writer ended them."""
+    for token in tokens:
+        token.content = visible(token.content)
+        if "href" in token.attrs:
+            token.attrs["href"] = visible(str(token.attrs["href"]))
+        match token.type:
+            case "html_inline":
+                token.type = "text"
+            case "html_block":
+                token.type = "code_block"
+            case "softbreak":
+                token.type = "hardbreak"
+            case "image":
+                token.type, token.tag = "text", ""
+                token.content = f"![{token.content}]({visible(str(token.attrs.get('src', '')))})"
+                token.children = None
+        _tame(token.children or ())
 
 
 def put(stream: TextIO, text: str) -> None:

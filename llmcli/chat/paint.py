@@ -1,8 +1,9 @@
-"""An answer's text as a terminal shows it: thinking dimmed, folded or left out. Text in, text out."""
+"""An answer's text as a terminal shows it: thinking dimmed, folded or left out; Markdown drawn. Text in, text out."""
 
 import sys
 import time
 
+from llmcli.chat.markdown import Blocks, Drawer
 from llmcli.chat.render import DIM, PLAIN, dimmed
 from llmcli.chat.screen import FOLD, HIDE, SHOW, Screen
 from llmcli.runtime.thinking import Piece, Splitter, Tags
@@ -10,22 +11,26 @@ from llmcli.ui import UI, visible
 
 
 class Paint:
-    """One answer. `thinking` is SHOW, FOLD or HIDE; `color` allows dimming."""
+    """One answer. `thinking` is SHOW, FOLD or HIDE; `color` allows dimming; `drawer` draws Markdown, None leaves it."""
 
-    def __init__(self, thinking: str, color: bool) -> None:
-        self._thinking, self._color = thinking, color
+    def __init__(self, thinking: str, color: bool, drawer: Drawer | None = None) -> None:
+        self._thinking, self._color, self._drawer = thinking, color, drawer
+        self._blocks = Blocks(drawer) if drawer else None
         self._splitter = Splitter()
         self._steps, self._since = 0, 0.0
         self._bare = False  # nothing was said since the thinking that is not shown
+        self._above = False  # thinking that is shown stands on the line
 
     def begin(self, opened: Tags | None) -> None:
         """The answer begins; `opened` are the tags that its prompt has opened."""
         self._splitter = Splitter(opened)
+        self._blocks = Blocks(self._drawer) if self._drawer else None
+        self._steps, self._since, self._bare, self._above = 0, 0.0, False, False
 
     @property
     def over(self) -> bool:
         """Whether all that follows stays as it is."""
-        return self._splitter.talking and not self._bare
+        return self._splitter.talking and not self._bare and not self._blocks
 
     def feed(self, text: str) -> str:
         """What one token's text becomes, control characters shown; to be called for empty texts as well."""
@@ -37,13 +42,16 @@ class Paint:
     def finish(self) -> str:
         """What was held back, and the end of a fold that never closed."""
         shown = self._shown(self._splitter.finish())
-        return shown + (self._unfold() if self._bare and not self._splitter.talking else "")
+        if self._bare and not self._splitter.talking:
+            shown += self._unfold()
+        return shown + (self._apart(self._blocks.finish()) if self._blocks else "")
 
     def _shown(self, pieces: list[Piece]) -> str:
         return "".join(self._thought(one.text) if one.thinking else self._said(one.text) for one in pieces)
 
     def _thought(self, text: str) -> str:
         if self._thinking == SHOW:
+            self._above = True
             return dimmed(visible(text)) if self._color else visible(text)
         begins, self._bare = not self._bare, True
         if self._thinking == HIDE:
@@ -62,7 +70,13 @@ class Paint:
         if self._bare:
             text = text.lstrip()
             self._bare = not text
-        return visible(text)
+        return self._apart(self._blocks.feed(text)) if self._blocks else visible(text)
+
+    def _apart(self, drawn: str) -> str:
+        """What is drawn first after thinking that is shown stands below it: drawing has no use for blank lines."""
+        if drawn and self._above:
+            self._above, drawn = False, f"\n\n{drawn}"
+        return drawn
 
     def _faint(self, text: str) -> str:
         return f"{DIM}{text}{PLAIN}" if self._color else text
@@ -72,6 +86,9 @@ def painted(screen: Screen, ui: UI) -> Paint | None:
     """How answers are painted on this stdout; None where their text stays as it is, which is what a pipe gets."""
     terminal = sys.stdout.isatty() and not ui.json
     thinking = HIDE if screen.thinking == FOLD and not terminal else screen.thinking
-    if thinking == SHOW and not (terminal and ui.color):
+    drawer = ui if screen.markdown and terminal else None
+    if thinking == SHOW and not (terminal and ui.color) and not drawer:
         return None
-    return Paint(thinking, terminal and ui.color)
+    if drawer:
+        drawer.markdown("")  # what it takes is loaded before the answer, not in the middle of it
+    return Paint(thinking, terminal and ui.color, drawer)

@@ -9,10 +9,11 @@ SHOW, FOLD, HIDE = "show", "fold", "hide"
 @dataclass(slots=True)
 class Screen:
     """The choices of one sitting. `timing`: nothing, one line after an answer, or every token's milliseconds too.
-    `thinking`: dimmed, one line in its place, or left out. `probs`: how many of the likeliest tokens are kept at each
-    step, for /probs.
+    `thinking`: dimmed, one line in its place, or left out. `markdown`: drawn, on a terminal. `probs`: how many of the
+    likeliest tokens are kept at each step, for /probs.
     """
 
     timing: str = "line"
     thinking: str = SHOW
+    markdown: bool = False
     probs: int = 0

@@ -145,7 +145,7 @@ def _open(
         talk = Talk(
             opened.name, opened.runner, session, config, ui, given.stops, given.ignore_eos, given.endless, logprobs,
             file_bytes=opened.file_bytes, models=models, measure=measure,
-            screen=Screen(probs=given.logprobs, thinking=HIDE if hidden else SHOW),
+            screen=Screen(probs=given.logprobs, thinking=HIDE if hidden else SHOW, markdown=given.markdown),
         )  # fmt: skip
         if given.reasoning != "auto":
             find("reasoning").change(talk, given.reasoning)

@@ -56,6 +56,7 @@ ANSWER = (
 )
 SCREEN = (
     Flag("reasoning", ("-rea", "--reasoning", "--think"), str, "let the model think: on, off [auto]", "MODE"),
+    Flag("markdown", ("--markdown",), bool, "draw the answer's Markdown; without a terminal nothing changes"),
     Flag("hide_thinking", ("--hidethinking",), bool, "leave the model's thinking out of what is shown"),
     Flag("logprobs", ("--logprobs",), int,
          "keep each token's N likeliest alternatives [10]: run --json as top_logprobs, chat for /probs", "[N]"),
@@ -110,6 +111,7 @@ class Flags:
     endless: bool = False
     samples: int = 1
     reasoning: str = "auto"
+    markdown: bool = False
     hide_thinking: bool = False
     logprobs: int = 0
     constraint: "Constraint | None" = None

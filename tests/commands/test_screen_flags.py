@@ -85,3 +85,10 @@ def test_reasoning_is_refused_where_it_means_nothing(mode: str, what: str, llmcl
     done = llmcli("run", "fake", "x", "--reasoning", mode)
     assert done.code == 1
     assert what in done.err
+
+
+def test_markdown_changes_nothing_without_a_terminal(llmcli: Llmcli, fake: Fake) -> None:
+    text = "# One\n**two**\n\n- three"
+    fake(text.encode())
+    assert llmcli("run", "fake", "x", "--temp", "0", "--markdown").out == text + "\n"
+    assert llmcli("chat", "fake", "--temp", "0", stdin=b"/set markdown on\nx\n").out == "markdown = on\n" + text + "\n"

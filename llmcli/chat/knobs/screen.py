@@ -22,7 +22,12 @@ def _words(name: str, meaning: str, about: dict[str, str]) -> Knob:
     return Knob(name, SCREEN, meaning, ", ".join(about), str(getattr(Screen(), name)), show, change, values)
 
 
+SWITCH = {"off": False, "on": True}
 WHAT = ("nothing", "one line after an answer", "every token's milliseconds, and the line")
+
+
+def _draw(talk: Talk, value: str) -> None:
+    talk.screen.markdown = SWITCH[one_of("markdown", SWITCH, value)]
 
 
 def _keep(talk: Talk, value: str) -> None:
@@ -37,6 +42,11 @@ KNOBS = (
     _words(
         "thinking", "a model's thinking on the screen",
         {SHOW: "dimmed; in a pipe as it is", FOLD: "one line in its place", HIDE: "left out"},
+    ),
+    Knob(
+        "markdown", SCREEN, "draw an answer's Markdown on a terminal", ", ".join(SWITCH), "off",
+        lambda talk: next(word for word, on in SWITCH.items() if on is talk.screen.markdown), _draw,
+        lambda talk: SWITCH,
     ),
     Knob(
         "probs", SCREEN, "alternatives kept of each token, for /probs; 0 = off", f"from 0 to {MOST}", "0",
