@@ -9,7 +9,7 @@ from contextlib import suppress
 import typer
 
 from llmcli import __version__
-from llmcli.commands import bench, chat, convert, diff, models, show, weights
+from llmcli.commands import bench, chat, convert, diff, models, sessions, show, weights
 from quant.errors import Refusal
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ diff.register(app)
 convert.register(app)
 weights.register(app)
 chat.register(app)
+sessions.register(app)
 bench.register(app)
 
 

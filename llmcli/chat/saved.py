@@ -11,6 +11,7 @@ from typing import Any
 
 from llmcli.catalog.partial import write_whole
 from llmcli.chat import records
+from llmcli.chat.held import Held
 from llmcli.chat.session import Session
 from llmcli.chat.tree import Tree
 from llmcli.config import Config
@@ -21,14 +22,14 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 ROLES = ("user", "assistant")
 
 
-def saved_names(config: Config) -> list[str]:
+def names(config: Config) -> list[str]:
     """The names of saved conversations."""
     return sorted(path.stem for path in (config.state / "saved").glob("*.jsonl"))
 
 
 def save(session: Session, config: Config, name: str, model: str) -> tuple[Path, bool]:
     """Write the conversation as `name`: its file, and whether one of that name was replaced."""
-    path = _path(config, name)
+    path = path_of(config, name)
     head = {
         "chat": FORMAT, "model": model, "system": session.system, "predict": session.predict,
         "settings": session.sampling.as_dict(), **records.place_record(session.tree),
@@ -40,26 +41,17 @@ def save(session: Session, config: Config, name: str, model: str) -> tuple[Path,
     return path, replaced
 
 
-def load(session: Session, config: Config, name: str) -> str:
-    """Fill `session` from a saved one; the model it was held with. On an error nothing changes."""
-    path = _path(config, name)
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        known = ", ".join(saved_names(config))
-        hint = f"there are: {known}" if known else "/save NAME makes one"
-        raise UserError(f"no saved chat called {name!r}", hint=hint) from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+def read(path: Path) -> Held:
+    """A saved chat; UserError where it is damaged, FileNotFoundError where there is none."""
+    lines = path.read_bytes().splitlines()
     head, *rest = [_line(path, number, raw) for number, raw in enumerate(lines, 1)] or [{}]
     if head.get("chat") not in (1, FORMAT) or not isinstance(head.get("settings"), dict):
         raise _damaged(path, 1, "it is not the head of a saved chat")
-    sampling, system, predict = session.sampling.with_values(head["settings"]), head.get("system"), head.get("predict")
+    system, predict = head.get("system"), head.get("predict")
     if not isinstance(system, str | None) or not isinstance(predict, int | None):
         raise _damaged(path, 1, "system or predict has the wrong type")
     tree = _messages(path, rest) if head["chat"] == 1 else _turns(path, head, rest)
-    session.sampling, session.system, session.predict, session.tree = sampling, system, predict, tree
-    return str(head.get("model", ""))
+    return Held(tree, str(head.get("model", "")), head["settings"], system, predict)
 
 
 def _turns(path: Path, head: dict[str, Any], lines: list[dict[str, Any]]) -> Tree:
@@ -107,12 +99,8 @@ def _damaged(path: Path, number: int, reason: str) -> UserError:
     return UserError(f"{path}: line {number} is damaged: {reason}", hint=hint)
 
 
-def state_path(config: Config, name: str) -> Path:
-    """Where the KV state of a saved chat belongs."""
-    return _path(config, name).with_suffix(".kv")
-
-
-def _path(config: Config, name: str) -> Path:
+def path_of(config: Config, name: str) -> Path:
+    """The file of the chat called `name`; its KV state's ends with .kv. Raises UserError for what is no name."""
     if not NAME.fullmatch(name):
         raise UserError(f"{name!r} cannot name a chat", hint="use letters, digits and . _ - (at most 100)")
     return config.state / "saved" / f"{name}.jsonl"

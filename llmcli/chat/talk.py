@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from llmcli.chat import report
+from llmcli.chat.log import NoLog
 from llmcli.chat.paint import painted
 from llmcli.chat.render import Stream
 from llmcli.chat.screen import Screen
@@ -63,7 +64,7 @@ class Speed:
 class Talk:
     """Everything a command may look at. `file_bytes` was measured when the model was loaded: its file may be
     replaced while it runs. `unanswered` is a message that an error or Ctrl-C kept from an answer,
-    `record` takes one line per reply, `leaving` ends the loop. Where lines are typed (`prefills`) a command may leave
+    `log` keeps what happens, `leaving` ends the loop. Where lines are typed (`prefills`) a command may leave
     a `draft` of the next one. `models` None: there is no other model to be had, `measure` takes a runner, prompt and
     answer tokens. `attached` are files' texts for the next message, `opened` thinking
     tags that the last prompt ends with."""
@@ -81,7 +82,7 @@ class Talk:
     models: Models | None = None
     measure: Callable[[Runner, int, int], Sequence[Speed]] | None = None
     attached: list[str] = field(default_factory=list)
-    record: Callable[[dict[str, Any]], None] = lambda record: None
+    log: NoLog = field(default_factory=NoLog)
     last: Answer | None = None
     unanswered: str | None = None
     saved_as: str = ""
@@ -97,23 +98,29 @@ class Talk:
         """One turn: encode, answer, keep. Raises UserError where the prompt cannot be made or does not fit;
         then the conversation is as it was, and the message waits in `unanswered`."""
         request = self._request(text)
-        reply = self.runner.reply(request)
+        reply, session = self.runner.reply(request), self.session
+        self.log.asked({
+            "prompt": text, "parent": session.tree.at, "turn": len(session.tree.path()) + 1, "system": session.system,
+            "settings": session.sampling.as_dict(), "predict": session.predict,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        })  # fmt: skip
         try:
             stream.begin(self.opened)
             for event in reply:
                 stream.show(event)
+        except BaseException:
+            self.log.missed()
+            raise
         finally:
             stream.close()
         answer = self.last = reply.answer
         self.tally.add(answer, len(self.thought(answer)))
-        self.record({
-            **self.document(answer), "prompt": text, "system": self.session.system,
-            "settings": self.session.sampling.as_dict(), "turn": len(self.session.messages) // 2 + 1,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        })  # fmt: skip
+        document, said = self.document(answer), self.whole(answer.text)
         if answer.tokens or answer.finish != "cancelled":
-            self.session.add(text, self.whole(answer.text), answer.finish, len(answer.tokens))
+            session.add(text, said, answer.finish, len(answer.tokens))
             self.unanswered = None
+            document |= {"node": session.tree.at, **({"answer": said} if said != answer.text else {})}
+        self.log.answered(document, session)
         return answer
 
     def message(self, text: str) -> str:

@@ -14,6 +14,8 @@ from llmcli.commands.flags import Flags, RunCommand
 from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
+    from llmcli.chat.session import Session
+    from llmcli.chat.shelf import Item
     from llmcli.chat.talk import Talk
     from llmcli.config import Config
     from llmcli.ui import UI
@@ -31,6 +33,10 @@ def register(app: typer.Typer) -> None:
 def chat(
     ctx: typer.Context,
     ref: Annotated[str | None, typer.Argument(metavar="REF", help=f"{REF} Default: {DEFAULT}")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="[NAME]", help="Go on with a saved chat or a sitting before; alone: with the last one."),
+    ] = None,
 ) -> None:
     """Talk with a model. From a pipe: a message a line."""
     given = flags.read(ctx)
@@ -39,8 +45,9 @@ def chat(
     if given.samples > 1:
         raise UsageError("chat gives one answer at a time", hint="llmcli run REF PROMPT --samples N gives several")
     config, ui = _surroundings(given)
-    with _open(ref or given.model or DEFAULT, given, config, ui, talks=True) as talk:
-        good = _converse(talk, _written(given))
+    item, ref = _resumed(resume, config) if resume else None, ref or given.model
+    with _open(ref or (item and item.read().model) or DEFAULT, given, config, ui, talks=True) as talk:
+        good = _converse(talk, _written(given), given, item)
     if not good:
         raise typer.Exit(1)
 
@@ -68,7 +75,7 @@ def run(
     if prompt is not None and not prompt.strip():
         raise UserError("the prompt is empty", hint=f"llmcli run {ref} 'Why is the sky blue?'")
     with _open(ref, given, config, ui, logprobs=json, talks=prompt is None) as talk:
-        good = _converse(talk, None) if prompt is None else _answer(talk, prompt, json, given.samples)
+        good = _converse(talk, None, given) if prompt is None else _answer(talk, prompt, json, given.samples)
     if not good:
         raise typer.Exit(1)
 
@@ -95,12 +102,36 @@ def _answer(talk: "Talk", text: str, json: bool, samples: int) -> bool:
     return not short
 
 
-def _converse(talk: "Talk", first: str | None) -> bool:
-    """Talk until there is nothing more to read; False where a line from a pipe failed."""
-    from llmcli.chat import loop
+def _resumed(name: str, config: "Config") -> "Item":
+    from llmcli.chat import shelf
+
+    return shelf.find(config, name)
+
+
+def _converse(talk: "Talk", first: str | None, given: Flags, item: "Item | None" = None) -> bool:
+    """Talk until there is nothing more to read, `item` being where it begins; False where a line from a pipe failed."""
+    from llmcli.chat import resume
     from llmcli.chat.log import Log
 
-    talk.record = Log(talk.config, talk.ui.warn).append
+    def typed(session: "Session") -> None:
+        session.sampling = session.sampling.with_values(given.settings)
+        if given.system is not None:
+            session.system = given.system or None
+        if given.predict is not None:
+            session.predict = None if given.predict == -1 else given.predict
+
+    talk.log = Log(talk.config, talk.ui.warn)
+    try:
+        if item:
+            resume.go_on(talk, item, typed)
+        return _talk(talk, first)
+    finally:
+        talk.log.close()
+
+
+def _talk(talk: "Talk", first: str | None) -> bool:
+    from llmcli.chat import loop
+
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if interactive:
         context = f"{talk.runner.n_ctx} tokens of context"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from llmcli.runtime.search import Search
 
 META = "llmcli.flags"
+NEWEST = "last"  # chat/shelf.py's name of the newest sitting
 MOST_SAMPLES = 256  # as many sequences as llama.cpp takes
 ALTERNATIVES = "10"  # what `--logprobs` means without a number
 
@@ -122,7 +123,7 @@ class RunCommand(TyperCommand):
     """A command with the shared run options, made when its own words are parsed or explained."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As every command's; `--logprobs` alone means ten."""
+        """As every command's; `--logprobs` alone means ten, `--resume` the last sitting."""
         return super().parse_args(ctx, _counted(args))
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -233,7 +234,7 @@ def decoded(raw: bytes, what: str, start: int = 0) -> str:
 
 
 def _counted(args: list[str]) -> list[str]:
-    """With a number after each `--logprobs` that has none."""
+    """With a number after each `--logprobs` that has none, and a name after each `--resume`."""
     out: list[str] = []
     for index, word in enumerate(args):
         out.append(word)
@@ -241,6 +242,8 @@ def _counted(args: list[str]) -> list[str]:
             return [*out, *args[index + 1 :]]
         if word == "--logprobs" and not "".join(args[index + 1 : index + 2]).lstrip("+-").isdigit():
             out.append(ALTERNATIVES)
+        if word == "--resume" and (index + 1 == len(args) or args[index + 1].startswith("-")):
+            out.append(NEWEST)
     return out
 
 

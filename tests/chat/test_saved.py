@@ -3,10 +3,19 @@ from pathlib import Path
 import pytest
 
 from llmcli import config
-from llmcli.chat.saved import load, save, saved_names
+from llmcli.chat import shelf
+from llmcli.chat.saved import names, save
 from llmcli.chat.session import Session
+from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.runtime.sampling import defaults
+
+
+def load(session: Session, config: Config, name: str) -> str:
+    """As /load does; the model's name."""
+    found = shelf.find(config, name).read()
+    found.put(session)
+    return found.model
 
 
 def held() -> Session:
@@ -30,7 +39,7 @@ def test_a_saved_chat_comes_back_as_it_was() -> None:
 def test_saving_under_a_name_again_says_that_it_replaces() -> None:
     save(held(), config.load(), "one", "model")
     assert save(held(), config.load(), "one", "model")[1]
-    assert saved_names(config.load()) == ["one"]
+    assert names(config.load()) == ["one"]
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b", "x" * 101, "nul\0"])
@@ -46,7 +55,7 @@ def test_a_name_that_could_leave_the_folder_is_refused(name: str, home: Path) ->
         (1, "{}", "line 1 is damaged: it is not the head"),
         (1, '{"chat": 2, "settings": 3}', "line 1 is damaged"),
         (1, '{"chat": 3, "settings": {}}', "line 1 is damaged: it is not the head"),
-        (1, '{"chat": 2, "settings": {"temp": -1}}', "temp must be from 0 to 100, not -1"),
+        (1, '{"chat": 2, "settings": {"temp": -1}, "at": 0, "branch": "", "names": {}}', "temp must be from 0 to 100"),
         (1, '{"chat": 2, "settings": {}, "predict": "x"}', "line 1 is damaged"),
         (1, '{"chat": 2, "settings": {}}', "line 1 is damaged: it does not tell where"),
         (1, '{"chat": 2, "settings": {}, "at": 3, "branch": "", "names": {}}', "line 1 is damaged: it leads to a turn"),
@@ -122,4 +131,4 @@ def test_loading_what_is_not_there_lists_what_is() -> None:
     save(held(), config.load(), "one", "model")
     with pytest.raises(UserError) as error:
         load(Session(defaults()), config.load(), "two")
-    assert error.value.hint == "there are: one"
+    assert error.value.hint == "did you mean one? llmcli sessions lists them"

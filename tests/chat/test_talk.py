@@ -85,16 +85,6 @@ def test_the_prefix_is_what_stands_before_the_first_message(talk: Make) -> None:
     assert base.prefix() == 0
 
 
-def test_every_reply_is_recorded_with_what_led_to_it(talk: Make) -> None:
-    one = talk(b"yes")
-    lines: list[dict] = []
-    one.record = lines.append
-    one.ask("a?", Stream(silent=True))
-    one.ask("b?", Stream(silent=True))
-    assert [(line["turn"], line["prompt"], line["text"]) for line in lines] == [(1, "a?", "yes"), (2, "b?", "yes")]
-    assert lines[0]["settings"]["temp"] == 0
-
-
 def test_a_base_model_goes_on_with_the_text_so_far(talk: Make) -> None:
     one = talk(b" more", template=None)
     one.ask("Once", Stream(silent=True))

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 
-from llmcli.chat import saved, states
+from llmcli.chat import resume, saved, shelf, states
 from llmcli.chat.commands.base import Command
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
@@ -23,7 +23,7 @@ def save(talk: Talk, rest: str) -> None:
     name = rest or talk.saved_as or time.strftime("%Y%m%dT%H%M%S")
     path, replaced = saved.save(talk.session, talk.config, name, talk.name)
     talk.saved_as = name
-    state = saved.state_path(talk.config, name)
+    state = path.with_suffix(".kv")
     try:
         told = states.keep(talk, state)
     except UserError as error:  # what was said is on the disk
@@ -34,22 +34,19 @@ def save(talk: Talk, rest: str) -> None:
 
 
 def load(talk: Talk, rest: str) -> None:
-    """Go on with a saved conversation; alone, list them."""
-    if not rest:
-        names = saved.saved_names(talk.config)
-        talk.ui.text("saved chats: " + ", ".join(names) if names else "no chat is saved yet")
+    """Go on with a saved conversation or a sitting before; alone, list them.
+
+    `/load last` is the newest sitting; the shell's `llmcli sessions` lists all of them.
+    """
+    if rest:
+        resume.take_up(talk, shelf.find(talk.config, rest))
         return
-    model = saved.load(talk.session, talk.config, rest)
-    talk.saved_as, talk.unanswered = rest, None
-    if model != talk.name:
-        talk.ui.warn(f"that chat was held with {model}; {talk.name} goes on with it")
-    count = len(talk.session.tree.path())
-    told = states.take_up(talk, saved.state_path(talk.config, rest))
-    talk.ui.text(f"loaded {rest}: {', '.join(filter(None, (f'{count} turn' + 's' * (count != 1), told)))}")
+    names = saved.names(talk.config)
+    talk.ui.text("saved chats: " + ", ".join(names) if names else "no chat is saved yet")
 
 
 def _saved(talk: Talk) -> Iterable[str]:
-    return saved.saved_names(talk.config)
+    return saved.names(talk.config)
 
 
 COMMANDS = (

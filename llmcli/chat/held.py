@@ -1,0 +1,33 @@
+"""What a file tells of a conversation that was held: the same of a saved chat and of a sitting's log."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmcli.chat.session import Session
+from llmcli.chat.tree import Tree
+
+
+@dataclass(slots=True)
+class Held:
+    """A conversation, the model it was last held with and the settings of then. `unanswered` is a question that was
+    kept from its answer; `damaged` counts lines that could not be read."""
+
+    tree: Tree
+    model: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    system: str | None = None
+    predict: int | None = None
+    unanswered: str | None = None
+    damaged: int = 0
+
+    def put(self, session: Session) -> None:
+        """Let `session` go on with it. Raises UserError for settings out of range; then nothing has changed."""
+        session.sampling = session.sampling.with_values(self.settings)
+        session.system, session.predict, session.tree = self.system, self.predict, self.tree
+
+    @property
+    def first(self) -> str:
+        """The first question of the conversation as it stands, or of any; empty where there is none."""
+        path = self.tree.path() or [1] * bool(self.tree.turns)
+        return self.tree[path[0]].question if path else self.unanswered or ""

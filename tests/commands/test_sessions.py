@@ -1,0 +1,167 @@
+"""`llmcli sessions`, and `chat --resume`: what was said is found again."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands.conftest import Done
+
+Llmcli = Callable[..., Done]
+Fake = Callable[..., list[Any]]
+
+
+def kept(home: Path) -> list[str]:
+    """The names of the sittings, the newest first."""
+    found = sorted((home / "state" / "sessions").glob("*.jsonl"), key=lambda path: -path.stat().st_mtime_ns)
+    return [path.stem for path in found]
+
+
+def aged(home: Path) -> str:
+    """Make the one sitting old, and give it another name; it."""
+    (name,) = kept(home)
+    path = home / "state" / "sessions" / f"{name}.jsonl"
+    os.utime(path, (1e9, 1e9))
+    path.rename(path.with_name("20010909T014640-1.jsonl"))
+    return "20010909T014640-1"
+
+
+def test_a_sitting_goes_on_where_it_was_with_the_model_it_had(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+    opened = fake(b"yes")
+    llmcli("chat", "fake", "-sys", "Be brief.", "--temp", "0.5", stdin=b"a?\nb?\n/undo\n")
+    name = aged(home)
+    done = llmcli("chat", "--resume", stdin=b"c?\n/set temp\n/system\n")
+    assert (done.code, done.out.splitlines()[0][:28]) == (0, f"loaded {name}: 1 "[:28])
+    assert "no KV state is kept with it; " in done.out
+    assert "Be brief." in done.out
+    assert " 0.5 " in done.out
+    assert kept(home) == [name]
+    assert b"<system>Be brief.\n<user>a?\n<assistant>yes\n<user>c?\n" in bytes(
+        token for token in opened[1].engine.ledger.tokens[0] if token < 256
+    )
+    shown = llmcli("sessions", "show", "last")
+    assert shown.out.splitlines()[1:] == [
+        "", "[system] Be brief.", "", ">>> a?", "", "yes", "", ">>> c?", "", "yes"
+    ]  # fmt: skip
+    assert "1 turn on other branches" in shown.err
+
+
+def test_what_is_typed_wins_over_what_was(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+    fake(b"yes")
+    llmcli("chat", "fake", "-sys", "Be brief.", "--temp", "0.5", "-n", "7", stdin=b"a?\n")
+    name = aged(home)
+    line = ["fake", "--resume", name, "-sys", "", "--temp", "0.25", "-n", "-1"]
+    done = llmcli("chat", *line, stdin=b"/set temp\n/set predict\n/system\n")
+    assert " 0.25 " in done.out
+    assert " -1 " in done.out
+    assert "no system text is set" in done.out
+
+
+def test_a_saved_chat_is_resumed_with_its_state(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+    fake(b"yes")
+    llmcli("chat", "fake", stdin=b"a?\n/save trip\n")
+    aged(home)
+    done = llmcli("chat", "fake", "--resume", "trip", stdin=b"b?\n/regen\n/tree\n")
+    assert done.out.startswith("loaded trip: 1 turn, 24 of 25 tokens in the cache\n")
+    assert len(kept(home)) == 2  # a saved chat stays as it was saved
+    rows = json.loads(llmcli("sessions", "--json").out)
+    assert sorted((row["kind"], row["turns"], row["first"]) for row in rows) == [
+        ("saved", 1, "a?"), ("sitting", 1, "a?"), ("sitting", 3, "a?"),
+    ]  # fmt: skip
+
+
+def test_they_are_listed_shown_and_removed(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+    assert llmcli("sessions").out == "no conversations yet; llmcli chat begins one\n"
+    assert json.loads(llmcli("sessions", "--json").out) == []
+    fake(b"a long\nanswer\x1b[2J")
+    llmcli("chat", "fake", stdin=b"what?\n/save trip\nmore?\n")
+    old = aged(home)
+    llmcli("chat", "fake", stdin=b"other?\n")
+    new = kept(home)[0]
+    rows = json.loads(llmcli("sessions", "--json").out)
+    assert [row["name"] for row in rows if row["name"] != "trip"] == [new, old]
+    (trip,) = (row for row in rows if row["name"] == "trip")
+    assert trip["bytes"] == sum(path.stat().st_size for path in (home / "state" / "saved").iterdir())
+    assert trip["kv_bytes"] == (home / "state" / "saved" / "trip.kv").stat().st_size
+    assert (trip["model"], trip["first"]) == ("fake", "what?")
+    table = [line.split() for line in llmcli("sessions").out.splitlines()]
+    assert table[0][0] == "name"
+    assert {row[0] for row in table[1:]} == {new, old, "trip"}
+    document = json.loads(llmcli("sessions", "show", old, "--json").out)
+    assert [turn["question"] for turn in document["turns"]] == ["what?", "more?"]
+    assert (document["at"], document["names"], document["kind"]) == (2, {"main": 2}, "sitting")
+    assert "\x1b" not in llmcli("sessions", "show", old).out
+    done = llmcli("sessions", "rm", "trip", old)
+    assert [line.split(":")[0] for line in done.out.splitlines()] == ["removed trip", f"removed {old}"]
+    assert list((home / "state" / "saved").iterdir()) == []
+    assert kept(home) == [new]
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "hint"),
+    [
+        (["sessions", "show", "trap"], "no conversation called 'trap'", "mean trip? llmcli sessions lists them"),
+        (["sessions", "rm", "trip", "../x"], "no conversation called '../x'", "llmcli sessions lists them"),
+        (["chat", "fake", "--resume", "nowhere"], "no conversation called 'nowhere'", "llmcli sessions lists them"),
+    ],
+)
+def test_an_unknown_name_is_one_line_and_removes_nothing(
+    words: list[str], what: str, hint: str, llmcli: Llmcli, fake: Fake, home: Path
+) -> None:
+    fake(b"yes")
+    llmcli("chat", "fake", stdin=b"a?\n/save trip\n")
+    done = llmcli(*words)
+    assert done.code == 1
+    assert done.err.splitlines()[0] == f"error: {what}"
+    assert done.err.splitlines()[1].endswith(hint)
+    assert len(list((home / "state" / "saved").iterdir())) == 2
+
+
+def test_nothing_to_go_on_with_is_told(llmcli: Llmcli, fake: Fake) -> None:
+    fake(b"yes")
+    done = llmcli("chat", "--resume")
+    assert (done.code, done.err) == (
+        1, "error: there is no sitting to go on with yet\nhint: llmcli chat begins one\n"
+    )  # fmt: skip
+
+
+def test_a_damaged_one_does_not_end_the_list(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+    fake(b"yes")
+    llmcli("chat", "fake", stdin=b"a?\n/save trip\n")
+    (home / "state" / "saved" / "trip.jsonl").write_text("{")
+    done = llmcli("sessions", "--json")
+    assert [row["turns"] for row in json.loads(done.out)] == [0, 1]
+    assert "trip: " in done.err
+    assert llmcli("chat", "fake", "--resume", "trip").code == 1
+
+
+def test_a_running_chat_is_not_removed(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+    from llmcli import config
+    from llmcli.chat.log import Log
+    from llmcli.chat.session import Session
+    from llmcli.runtime.sampling import defaults
+
+    fake(b"yes")
+    llmcli("chat", "fake", stdin=b"a?\n")
+    name = aged(home)
+    log = Log(config.load(), pytest.fail, home / "state" / "sessions" / f"{name}.jsonl")
+    assert log.resume(Session(defaults()))
+    done = llmcli("sessions", "rm", name)
+    assert (done.code, done.err.splitlines()[0]) == (1, f"error: {name} is going on")
+    again = llmcli("chat", "fake", "--resume", name, stdin=b"b?\n")
+    assert "another chat goes on with that sitting" in again.err
+    assert len(kept(home)) == 2
+    log.close()
+
+
+def test_a_pipe_that_ends_in_the_middle_of_a_line_is_answered(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+    fake(b"yes")
+    done = llmcli("chat", "fake", stdin=b"one\ntwo")
+    assert (done.code, done.out) == (0, "yes\nyes\n")
+    broken = llmcli("chat", "fake", stdin=b"one\ntw\xc3")
+    assert (broken.code, broken.out) == (1, "yes\n")
+    assert "error: stdin is not UTF-8 text: byte 6 is 0xc3" in broken.err
+    assert llmcli("chat", "fake", stdin=b'"""\nhalf a fence').out == "yes\n"
