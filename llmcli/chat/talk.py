@@ -66,8 +66,8 @@ class Talk:
     replaced while it runs. `unanswered` is a message that an error or Ctrl-C kept from an answer,
     `log` keeps what happens, `leaving` ends the loop. Where lines are typed (`prefills`) a command may leave
     a `draft` of the next one. `models` None: there is no other model to be had, `measure` takes a runner, prompt and
-    answer tokens. `attached` are files' texts for the next message, `opened` thinking
-    tags that the last prompt ends with."""
+    answer tokens. `attached` are files' texts for the next message, `opened` thinking tags
+    that the last prompt ends with, `counted` the tokens of a conversation, and of which (status.py)."""
 
     name: str
     runner: Runner
@@ -90,6 +90,7 @@ class Talk:
     opened: Tags | None = None
     screen: Screen = field(default_factory=Screen)
     tally: Tally = field(default_factory=Tally)
+    counted: tuple[tuple[object, ...], int] = ((), 0)
     prefills: bool = False
     draft: str = ""
     _told: set[str] = field(default_factory=set)

@@ -180,3 +180,25 @@ def test_the_bar_at_the_bottom_fits_the_terminal_and_follows_every_command(smoll
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
+
+
+@pytest.mark.model
+def test_tab_shows_what_each_value_means(smollm2: Path) -> None:
+    terminal = Terminal(smollm2, PROMPT_TOOLKIT_NO_CPR="0")
+    child = terminal.child
+    child.expect(r"\x1b\[6n")
+    child.send("\x1b[1;1R")
+    child.expect("temp 0")
+    child.send("/set timing \t")
+    child.expect("every token's milliseconds")
+    child.send("\x15/set timing t\t")  # one word begins so
+    child.expect("tokens")
+    child.send("\r")
+    child.expect("timing = tokens")
+    child.expect(r"\x1b\[6n")
+    child.send("\x1b[1;1R")
+    child.expect("2048 tokens")
+    child.sendeof()
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0

@@ -84,3 +84,24 @@ def test_a_hostile_name_is_shown_and_not_obeyed(talk: Make) -> None:
     one = talk()
     one.name = "a\x1b[2J\nb"
     assert line(one).startswith("a␛[2J␊b")
+
+
+def test_it_is_counted_once_a_change(talk: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = talk(b"yes")
+    say(one, "a?")
+    counts = []
+    real = Talk.held
+    monkeypatch.setattr(Talk, "held", lambda self: counts.append(1) or real(self))
+    lines = [line(one), line(one)]
+    assert counts == [1]
+    one.session.system = "Be brief."
+    assert line(one) != lines[0] == lines[1]
+    assert counts == [1, 1]
+
+
+def test_a_template_that_refuses_all_leaves_a_line(talk: Make) -> None:
+    one = talk(b"yes")
+    say(one, "a?")
+    used = one.runner.engine.ledger.used
+    one.runner.template = Template("{{ raise_exception('no') }}")
+    assert f" {used}/256 tokens" in line(one)

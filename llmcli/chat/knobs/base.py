@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
 
+SWITCH = {"off": False, "on": True}
 SAMPLING, SEARCH, ANSWER, SCREEN = range(4)  # the order of `/set`'s list
 
 

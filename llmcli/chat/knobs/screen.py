@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from llmcli.chat.knobs.base import SCREEN, Knob, Offer, one_of
+from llmcli.chat.knobs.base import SCREEN, SWITCH, Knob, Offer, one_of
 from llmcli.chat.screen import FOLD, HIDE, SHOW, TIMINGS, Screen
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
@@ -22,7 +22,6 @@ def _words(name: str, meaning: str, about: dict[str, str]) -> Knob:
     return Knob(name, SCREEN, meaning, ", ".join(about), str(getattr(Screen(), name)), show, change, values)
 
 
-SWITCH = {"off": False, "on": True}
 WHAT = ("nothing", "one line after an answer", "every token's milliseconds, and the line")
 
 

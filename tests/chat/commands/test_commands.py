@@ -86,7 +86,7 @@ def test_set_changes_a_setting(
     assert capsys.readouterr().out == f"{name} = {value:.10g}\n"
 
 
-@pytest.mark.parametrize("line", ["temp -1", "temp hot", "temperatur 1", "num_ctx 99", "predict x", "stop END"])
+@pytest.mark.parametrize("line", ["temp -1", "temp hot", "temperatur 1", "num_ctx 99", "predict x"])
 def test_set_refuses_and_changes_nothing(line: str, talk: Make) -> None:
     one = talk()
     before = one.session.sampling

@@ -30,7 +30,7 @@ def test_a_refused_value_changes_nothing_and_says_what_to_type(name: str, talk: 
     one = talk()
     before = {knob.name: knob.show(one) for knob in knobs().values()}
     with pytest.raises(UserError) as error:
-        perform(one, f"/set {name} \x1bnonsense")
+        perform(one, f"/set {name} " + ('""' if name == "stop" else "\x1bnonsense"))
     assert error.value.hint
     assert {knob.name: knob.show(one) for knob in knobs().values()} == before
 
@@ -57,3 +57,27 @@ def test_timing_is_told_as_it_was_set(line: str, lines: int, talk: Make, capsys:
     if lines == 2:
         assert [word.split("|")[0] for word in told[0].split()] == ["a", "␛", "b"]
         assert all(float(word.split("|")[1]) >= 0 for word in told[0].split())
+
+
+def test_stop_texts_add_up_and_hold_for_the_next_answer(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    one = talk(b"one two\nthree")
+    for line in ("/set stop three", '/set parameter stop "\\n"', '/set stop " two"', "/set stop three"):
+        say(one, line)
+    assert one.stops == ("three", "\n", " two")
+    assert capsys.readouterr().out.splitlines()[-1] == 'stop = "three" "\\n" " two"'
+    say(one, "x")
+    assert capsys.readouterr().out == "one\n"
+    say(one, "/set stop none")
+    assert one.stops == ()
+    with pytest.raises(UserError):
+        say(one, '/set stop ""')
+
+
+def test_switches_reach_the_next_request(talk: Make) -> None:
+    one = talk(b"yes")
+    for line in ("/set ignore_eos on", "/set endless on", "/set predict 5"):
+        say(one, line)
+    say(one, "x")
+    assert one.last
+    assert len(one.last.tokens) == 5
+    assert (one.ignore_eos, one.endless) == (True, True)
