@@ -9,7 +9,7 @@ from contextlib import suppress
 import typer
 
 from llmcli import __version__
-from llmcli.commands import bench, chat, convert, diff, models, sessions, show, weights
+from llmcli.commands import bench, chat, convert, diff, models, plan, sessions, show, weights
 from quant.errors import Refusal
 
 app = typer.Typer(
@@ -45,6 +45,7 @@ weights.register(app)
 chat.register(app)
 sessions.register(app)
 bench.register(app)
+plan.register(app)
 
 
 # What the disk or its owner does not allow is the world's mistake wherever it is met; other OSErrors are our bugs.

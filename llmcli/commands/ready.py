@@ -27,7 +27,7 @@ def ready(ref: str, quant: str | None, config: Config, ui: UI) -> Model:
         quant = checked(quant)
     with pickles.offered(lambda: _pull(ref, quant, config)):
         model = fetched(ref, quant, config, ui)
-        wanted = quant or model.quant or _promised(model)
+        wanted = quant or model.quant or promised(model)
         return derive(model, wanted, config, ui) if wanted else model
 
 
@@ -57,7 +57,7 @@ def fetched(
     return here or fetch.obtain(ref, config, ui, revision=revision, source=source, force=force)
 
 
-def _promised(model: Model) -> str | None:
+def promised(model: Model) -> str | None:
     """The type that the catalog says a GGUF of floats becomes; None for a file of any other kind."""
     from quant import container
 

@@ -36,6 +36,15 @@ def available_memory() -> int | None:
     return min(found, limit - used) if limit is not None and used is not None else found
 
 
+def resident_memory() -> int | None:
+    """Bytes of this process that are in memory now, shared libraries and mapped files among them."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def _total_memory() -> int | None:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

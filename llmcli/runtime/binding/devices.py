@@ -7,6 +7,7 @@ from typing import Any
 
 from llmcli.runtime.binding.library import ggml
 
+HOST, GPUS = "CPU", ("gpu", "igpu")
 KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}  # enum ggml_backend_dev_type
 
 
@@ -19,6 +20,36 @@ class Device:
     kind: str
     free: int
     total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where buffers of one type lie: llama.cpp's name of the type ("CPU_Mapped", "CUDA0"), and the device's name, "CPU"
+    for all that is in the machine's own memory."""
+
+    buffer: str
+    device: str
+
+    @property
+    def repacks(self) -> bool:
+        """Whether it holds copies of weights, laid out anew for the kernels of this CPU."""
+        return self.device == HOST and self.buffer not in (HOST, "CPU_Mapped") and not self.buffer.endswith("_Host")
+
+
+def place(kind: int) -> Place:
+    """The place that a ggml_backend_buffer_type_t stands for."""
+    library = _functions()
+    buffer = library.ggml_backend_buft_name(kind).decode()
+    device = library.ggml_backend_buft_get_device(kind)
+    outside = device and KINDS.get(library.ggml_backend_dev_type(device)) in GPUS
+    if not outside or library.ggml_backend_buft_is_host(kind):
+        return Place(buffer, HOST)
+    return Place(buffer, library.ggml_backend_dev_name(device).decode())
+
+
+def buffer_place(buffer: int) -> Place:
+    """Where a ggml_backend_buffer_t lies."""
+    return place(_functions().ggml_backend_buffer_get_type(buffer))
 
 
 def devices() -> list[Device]:
@@ -43,7 +74,7 @@ def devices() -> list[Device]:
 
 def gpu_free() -> int | None:
     """Free bytes over all GPUs, None where there is none."""
-    gpus = [device.free for device in devices() if device.kind in ("gpu", "igpu")]
+    gpus = [device.free for device in devices() if device.kind in GPUS]
     return sum(gpus) if gpus else None
 
 
@@ -51,13 +82,17 @@ def gpu_free() -> int | None:
 def _functions() -> Any:
     library = ggml()
     for name, result, arguments in (
-        ("count", ctypes.c_size_t, []),
-        ("get", ctypes.c_void_p, [ctypes.c_size_t]),
-        ("name", ctypes.c_char_p, [ctypes.c_void_p]),
-        ("description", ctypes.c_char_p, [ctypes.c_void_p]),
-        ("type", ctypes.c_int, [ctypes.c_void_p]),
-        ("memory", None, [ctypes.c_void_p] * 3),
+        ("dev_count", ctypes.c_size_t, []),
+        ("dev_get", ctypes.c_void_p, [ctypes.c_size_t]),
+        ("dev_name", ctypes.c_char_p, [ctypes.c_void_p]),
+        ("dev_description", ctypes.c_char_p, [ctypes.c_void_p]),
+        ("dev_type", ctypes.c_int, [ctypes.c_void_p]),
+        ("dev_memory", None, [ctypes.c_void_p] * 3),
+        ("buft_name", ctypes.c_char_p, [ctypes.c_void_p]),
+        ("buft_get_device", ctypes.c_void_p, [ctypes.c_void_p]),
+        ("buft_is_host", ctypes.c_bool, [ctypes.c_void_p]),
+        ("buffer_get_type", ctypes.c_void_p, [ctypes.c_void_p]),
     ):
-        function = getattr(library, f"ggml_backend_dev_{name}")
+        function = getattr(library, f"ggml_backend_{name}")
         function.restype, function.argtypes = result, arguments
     return library

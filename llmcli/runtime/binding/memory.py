@@ -1,4 +1,4 @@
-"""The bytes that llama.cpp really allocated, read back from the context.
+"""The bytes that llama.cpp allocated, or would allocate, read back from a context.
 
 `llama_get_memory_breakdown` is a C++ function of include/llama-ext.h that returns a std::map by value;
 it is exported under its mangled name. libstdc++ lays the map out as six words, its nodes as
@@ -12,18 +12,47 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from llmcli.runtime.binding.devices import Place, place
 from llmcli.runtime.binding.library import lib
 
 SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
 
 
 @dataclass(frozen=True, slots=True)
-class Allocated:
-    """Bytes by purpose, summed over all buffer types: weights, KV (and other state), compute buffers."""
+class Buffers:
+    """All buffers of one type: bytes of weights, of KV (and other state), of compute buffers."""
 
+    place: Place
     model: int
     context: int
     compute: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """What a context and its model hold, by type of buffer."""
+
+    buffers: tuple[Buffers, ...]
+
+    @property
+    def model(self) -> int:
+        """Bytes of weights: those of the mapped file, and the copies that were laid out anew."""
+        return sum(one.model for one in self.buffers)
+
+    @property
+    def context(self) -> int:
+        """Bytes of KV and other state."""
+        return sum(one.context for one in self.buffers)
+
+    @property
+    def compute(self) -> int:
+        """Bytes of compute buffers."""
+        return sum(one.compute for one in self.buffers)
+
+    @property
+    def repacked(self) -> int:
+        """Bytes of weights that were copied into another layout for this CPU."""
+        return sum(one.model for one in self.buffers if one.place.repacks)
 
 
 class _Map(ctypes.Structure):
@@ -40,13 +69,13 @@ def allocated(context: Any) -> Allocated | None:
     rows = list(_nodes(header.root)) if header.count else []
     if len(rows) != header.count:
         return None
-    return Allocated(*(sum(row[column] for row in rows) for column in range(3)))
+    return Allocated(tuple(Buffers(place(kind), *sizes) for kind, *sizes in rows))
 
 
-def _nodes(address: int, depth: int = 0) -> Iterator[tuple[int, int, int]]:
+def _nodes(address: int, depth: int = 0) -> Iterator[tuple[int, int, int, int]]:
     if not address or depth > 64:
         return
     words = (ctypes.c_uint64 * 8).from_address(address)
-    yield words[5], words[6], words[7]
+    yield words[4], words[5], words[6], words[7]
     yield from _nodes(words[2], depth + 1)
     yield from _nodes(words[3], depth + 1)

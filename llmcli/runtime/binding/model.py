@@ -13,6 +13,7 @@ from llmcli.runtime.interrupt import on_interrupt
 from quant import container
 
 ALL_LAYERS = -1
+LOAD_NONE = 0  # enum llama_load_mode
 
 
 class Model:
@@ -86,10 +87,11 @@ class Model:
 
 @contextmanager
 def open_model(
-    path: Path, *, gpu_layers: int = ALL_LAYERS, vocab_only: bool = False, latent: bool | None = None
+    path: Path, *, gpu_layers: int = ALL_LAYERS, vocab_only: bool = False, latent: bool | None = None, dry: bool = False
 ) -> Iterator[Model]:
     """Load a GGUF that `quant.container.check` has passed; `latent` is its header's, looked up where it is not given.
 
+    `dry`: no weight is read and nothing allocated, for rehearsal.py alone; a context of it computes nothing.
     On a CPU with AMX llama.cpp lays matrices out anew, and aborts where a latent attention multiplies one by what
     does not stand in memory order: those models' stay as they are.
     Raises UserError with llama.cpp's own reason where it refuses the file, KeyboardInterrupt at Ctrl-C.
@@ -98,6 +100,8 @@ def open_model(
     params = library.llama_model_default_params()
     params.n_gpu_layers = gpu_layers
     params.vocab_only = vocab_only
+    if dry:
+        params.no_alloc, params.load_mode = True, LOAD_NONE  # a mapped file would not be simulated: llama.cpp aborts
     if not vocab_only and b"AMX" in library.llama_print_system_info():
         params.use_extra_bufts = not (container.read(path).latent if latent is None else latent)
     listen()

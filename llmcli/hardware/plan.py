@@ -1,0 +1,253 @@
+"""What a run will take, before anything is allocated: the receipt of `llmcli plan`.
+
+Weights, KV and compute buffers are llama.cpp's own dry run (runtime/binding/rehearsal.py), the KV of each layer
+runtime/kv.py's arithmetic, and the interpreter is this process itself, weighed while the dry run stands. What cannot
+be known on this machine is None, never a guess. It knows no names of models and prints nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from llmcli.errors import UserError
+from llmcli.hardware import host
+from llmcli.runtime import kv
+from llmcli.runtime.binding import devices
+from llmcli.runtime.binding.context import ContextOptions, Rows, open_context
+from llmcli.runtime.binding.devices import HOST, Place
+from llmcli.runtime.binding.memory import Allocated
+from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.rehearsal import Rehearsal, rehearse
+from quant.container import Header
+
+KINDS = ("f16", "q8_0", "q4_0")  # cache types whose largest context is told
+# Rehearsing a context takes llama.cpp's notes of its cells, some 80 bytes each: none is longer than this.
+MOST_CELLS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one device holds, in bytes; None: not known. `weights` are those in the mapped file's place or the device's
+    own memory, `repacked` copies in another layout, `droppable` the mapped bytes that nobody reads after loading."""
+
+    device: str
+    weights: int | None
+    repacked: int | None
+    kv: int | None
+    compute: int | None
+    output: int
+    droppable: int | None
+    available: int | None
+
+    @property
+    def total(self) -> int | None:
+        """All that llama.cpp maps and allocates there."""
+        parts = (self.weights, self.repacked, self.kv, self.compute, self.output)
+        return None if None in parts else sum(part for part in parts if part)
+
+    @property
+    def left(self) -> int | None:
+        """Bytes that would stay free, negative where it does not fit; a lower bound where not all is known."""
+        if self.available is None:
+            return None
+        parts = (self.weights, self.repacked, self.kv, self.compute, self.output)
+        return self.available + (self.droppable or 0) - sum(part or 0 for part in parts)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it can be held without the disk's help."""
+        if self.left is None or (self.left >= 0 and self.total is None):
+            return None
+        return self.left >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """All devices' shares of one context. `overhead` is the process without them: interpreter, libraries, vocabulary,
+    graphs. `resident` is what the process was seen to hold, where it was loaded."""
+
+    n_ctx: int
+    shares: tuple[Share, ...]
+    cache: kv.KVCache | None
+    overhead: int | None
+    resident: int | None = None
+
+    def sum(self, part: str) -> int | None:
+        """A part over all devices."""
+        values = [getattr(share, part) for share in self.shares]
+        return None if None in values else sum(values)
+
+    @property
+    def process(self) -> int | None:
+        """Memory of the whole process once the context is full, all that is mapped included: what `top` shows."""
+        own = [share.total for share in self.shares if share.device == HOST]
+        if self.resident is not None or self.overhead is None or None in own:
+            return self.resident
+        return self.overhead + sum(one for one in own if one)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every device holds its share; None where one cannot be told and none is too small."""
+        answers = [share.fits for share in self.shares]
+        return False if False in answers else None if None in answers else True
+
+
+class Planner:
+    """A model file rehearsed: any number of contexts of it may be asked for. Made by `planner`."""
+
+    def __init__(self, rehearsal: Rehearsal, header: Header, options: ContextOptions) -> None:
+        self._rehearsal, self._header, self.options = rehearsal, header, options
+        self._form = kv.shape(header.metadata)
+        self._mapped, self._droppable = _mapped(header, rehearsal.placed())
+        self._free = {HOST: host.available_memory()}
+        self._free |= {one.name: one.free for one in devices.devices() if one.kind in devices.GPUS}
+
+    def receipt(self) -> Receipt:
+        """What the context that is wanted will take."""
+        options = self.options
+        if options.n_ctx > MOST_CELLS:
+            return self._unrehearsed()
+        with self._rehearsal.context(options) as made:
+            held = host.resident_memory()
+            shares = self._shares(made.allocated, made.output)
+            cache = self._cache(options, made.n_ctx, sum(share.kv or 0 for share in shares))
+            return Receipt(made.n_ctx, shares, cache, held)
+
+    def largest(self, kind: str) -> int | None:
+        """The longest context with K and V of one type that fits, in steps of 256 cells; 0: none.
+
+        None where this machine or this model cannot tell; no longer than MOST_CELLS, whatever would fit.
+        """
+        if None in self._free.values() or not self.takes(kind):
+            return None
+        step = kv.CELL_STEP * (1 if self.options.unified else self.options.n_seq_max)
+
+        def room(steps: int) -> int | None:
+            options = replace(self.options, n_ctx=steps * step, type_k=kind, type_v=kind)
+            with self._rehearsal.context(options) as made:
+                left = [share.left for share in self._shares(made.allocated, made.output)]
+            return None if made.allocated is None or None in left else min(one for one in left if one is not None)
+
+        try:
+            found = _last(room, MOST_CELLS // step)
+        except UserError:  # this type is refused for this model
+            return None
+        return None if found is None else found * step
+
+    def takes(self, kind: str) -> bool:
+        """Whether K and V may be of this type: the size of the model's heads decides."""
+        return self._form is None or not kv.refusal(self._form, kind, kind)
+
+    def _shares(self, allocated: Allocated | None, output: int) -> tuple[Share, ...]:
+        """Each device's share, the machine's own memory first."""
+        if allocated is None:
+            return (Share(HOST, self._header.tensor_bytes, None, None, None, output, None, self._free[HOST]),)
+        return shares(allocated, output, self._free, self._mapped, self._droppable)
+
+    def _cache(self, options: ContextOptions, n_ctx: int, nbytes: int) -> kv.KVCache | None:
+        """The cache layer by layer; None where its rules are not known, or llama.cpp's sum is another."""
+        if self._form is None:
+            return None
+        flash, slots = options.flash_attn != "off", options.n_seq_max
+        cache = kv.predict(
+            self._form, n_ctx, options.type_k, options.type_v, n_ubatch=options.n_ubatch, n_seq_max=slots,
+            flash=flash, unified=options.unified,
+        )  # fmt: skip
+        return cache if not nbytes or cache.nbytes == nbytes else None
+
+    def _unrehearsed(self) -> Receipt:
+        """A context too long to rehearse: its KV by arithmetic, and no more."""
+        options = self.options
+        cache = self._cache(options, options.n_ctx, 0)
+        known = cache.nbytes if cache else None
+        share = Share(HOST, self._header.tensor_bytes, None, known, None, 0, None, self._free[HOST])
+        return Receipt(options.n_ctx, (share,), cache, None)
+
+
+@contextmanager
+def planner(header: Header, options: ContextOptions, gpu_layers: int) -> Iterator[Planner]:
+    """Rehearse a checked GGUF (quant.container.check) with `options` decided; raises as loading it would."""
+    with rehearse(header.path, gpu_layers=gpu_layers, latent=header.latent) as rehearsal:
+        yield Planner(rehearsal, header, options)
+
+
+def measure(header: Header, options: ContextOptions, gpu_layers: int) -> Receipt:
+    """The same receipt read off the model really loaded, after one micro-batch has been computed."""
+    with (
+        open_model(header.path, gpu_layers=gpu_layers, latent=header.latent) as model,
+        open_context(model, options) as context,
+    ):
+        allocated = context.allocated()
+        count = min(context.n_ubatch, context.n_batch, context.n_ctx - 1)
+        token = model.bos if model.bos is not None else 0
+        context.decode(Rows([token] * count, range(count), [0] * count, [False] * (count - 1) + [True]))
+        resident = host.resident_memory()
+        free: dict[str, int | None] = {HOST: host.available_memory()}
+        free |= {one.name: one.free for one in devices.devices() if one.kind in devices.GPUS}
+        if allocated is None:
+            found: tuple[Share, ...] = (Share(HOST, None, None, None, None, context.output_bytes, None, free[HOST]),)
+        else:
+            found = shares(allocated, context.output_bytes, free, None, None)
+        return Receipt(context.n_ctx, found, None, None, resident)
+
+
+def shares(
+    allocated: Allocated, output: int, free: dict[str, int | None], mapped: int | None, droppable: int | None
+) -> tuple[Share, ...]:
+    """llmcli's columns of llama.cpp's accounts. `mapped` replaces the weights that a dry run counts in the machine's
+    own memory: really loaded, they are one piece of the mapped file."""
+    names = [HOST, *sorted({one.place.device for one in allocated.buffers} - {HOST})]
+    found = []
+    for name in names:
+        own = [one for one in allocated.buffers if one.place.device == name]
+        weights = sum(one.model for one in own if not one.place.repacks)
+        found.append(Share(
+            name, mapped if mapped is not None and name == HOST else weights,
+            sum(one.model for one in own if one.place.repacks), sum(one.context for one in own),
+            sum(one.compute for one in own), output if name == HOST else 0, droppable if name == HOST else 0,
+            free.get(name),
+        ))  # fmt: skip
+    return tuple(found)
+
+
+def _mapped(header: Header, placed: list[tuple[str, Place]] | None) -> tuple[int | None, int | None]:
+    """Bytes of the file that stay mapped, and how many of them nobody reads once the model is loaded.
+
+    As llama_model_loader::get_mapping_range has it: of each file one piece, from the first tensor that stays in it to
+    the last. (None, None): this build cannot be asked.
+    """
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    if placed is None or any(name not in tensors for name, _ in placed):
+        return None, None
+    stay = {name for name, place in placed if place.device == HOST and not place.repacks}
+    spans = read = 0
+    for file in header.files:
+        ends = [(t.offset, t.offset + t.nbytes) for t in header.tensors if t.file == file and t.name in stay]
+        if ends:
+            spans += max(end for _, end in ends) - min(start for start, _ in ends)
+            read += sum(end - start for start, end in ends)
+    return spans, spans - read
+
+
+def _last(room: Callable[[int], int | None], most: int) -> int | None:
+    """The largest n of 1…most with room(n) >= 0, 0 where there is none, None where it is not told; room falls.
+
+    It falls nearly in a line: the root of the secant, then its neighbour, is mostly the answer.
+    """
+    low, high = 1, most
+    at_low, at_high = room(low), room(high)
+    if at_low is None or at_high is None:
+        return None
+    if at_low < 0 or at_high >= 0:
+        return 0 if at_low < 0 else most
+    guess = 0
+    while high - low > 1:
+        line = low + int((high - low) * at_low / (at_low - at_high))
+        guess = min(max(line if line != guess else (low + high) // 2, low + 1), high - 1)
+        for n in (guess, guess + 1):
+            left = room(n) if low < n < high else None
+            if left is not None and left >= 0:
+                low, at_low = n, left
+            elif left is not None:
+                high, at_high = n, left
+    return low

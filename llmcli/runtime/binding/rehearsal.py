@@ -1,0 +1,79 @@
+"""llama.cpp's dry run: what a model and a context would allocate, with nothing allocated.
+
+`no_alloc` of llama_model_params reads the header and the vocabulary, lays the weights out in empty buffers and
+reserves the graphs in empty ones (common/fit.cpp does the same). It maps no file; which tensors would stay in the map
+is read off the model. Recurrent state alone is really allocated, and it is small.
+"""
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmcli.runtime.binding.context import ContextOptions, open_context
+from llmcli.runtime.binding.devices import Place, buffer_place
+from llmcli.runtime.binding.library import lib
+from llmcli.runtime.binding.memory import Allocated
+from llmcli.runtime.binding.model import Model, open_model
+
+# llama_internal_get_tensor_map (src/llama-model.h): a reference to a vector<pair<string, ggml_tensor *>>.
+SYMBOL = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
+PAIR = 40  # bytes: libstdc++'s string (pointer, length, 16 bytes of its own) and the tensor's address
+BUFFER = 8  # where `buffer` stands in struct ggml_tensor, behind its type
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """One context that was not made: its real size in tokens, its output buffer and all other bytes (None: unknown)."""
+
+    n_ctx: int
+    n_ubatch: int
+    output: int
+    allocated: Allocated | None
+
+
+class Rehearsal:
+    """A model that holds no weights. Made by `rehearse`; unusable after its `with` block."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    @contextmanager
+    def context(self, options: ContextOptions) -> Iterator[Rehearsed]:
+        """What a context of these options would take; raises UserError where llama.cpp refuses them."""
+        with open_context(self._model, options) as context:
+            yield Rehearsed(context.n_ctx, context.n_ubatch, context.output_bytes, context.allocated())
+
+    def placed(self) -> list[tuple[str, Place]] | None:
+        """Each tensor's name and where it would lie; one that is there twice (a tied head) is listed twice.
+
+        None where this build cannot be asked.
+        """
+        function = getattr(getattr(lib(), "_lib", None), SYMBOL, None)
+        if function is None or not sys.platform.startswith("linux"):
+            return None
+        function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+        first, last = _words(function(self._model.pointer), 2)
+        if not 0 <= last - first <= PAIR << 24 or (last - first) % PAIR:
+            return None
+        return [_tensor(address) for address in range(first, last, PAIR)]
+
+
+@contextmanager
+def rehearse(path: Path, *, gpu_layers: int = -1, latent: bool | None = None) -> Iterator[Rehearsal]:
+    """Open a GGUF that `quant.container.check` has passed for a dry run; raises as `open_model` does."""
+    with open_model(path, gpu_layers=gpu_layers, latent=latent, dry=True) as model:
+        yield Rehearsal(model)
+
+
+def _tensor(pair: int) -> tuple[str, Place]:
+    text, length, _, _, tensor = _words(pair, 5)
+    (buffer,) = _words(tensor + BUFFER, 1)
+    return ctypes.string_at(text, length).decode("utf-8", "replace"), buffer_place(buffer)
+
+
+def _words(address: int, count: int) -> Any:
+    return (ctypes.c_uint64 * count).from_address(address)

@@ -1,0 +1,131 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcli.hardware import host
+from quant import convert, quantize
+from tests.commands.conftest import Done
+
+Llmcli = Callable[..., Done]
+
+LAYER = {"layer": int, "cells": int, "k_bytes": int, "v_bytes": int}
+DEVICE = {
+    "name": str, "weights_bytes": int, "repacked_bytes": int, "kv_bytes": int, "compute_bytes": int,
+    "output_bytes": int, "total_bytes": int, "available_bytes": int, "fits": bool,
+}  # fmt: skip
+SHAPE = {
+    "weights_bytes": int, "kv": {"bytes_per_token": int, "cells": int, "bytes": int, "layers": [LAYER]},
+    "compute_bytes": int, "output_bytes": int, "repacked_bytes": int, "droppable_bytes": int, "overhead_bytes": int,
+    "process_bytes": int, "total_bytes": int, "available_bytes": int, "fits": bool,
+    "max_ctx": {"f16": int, "q8_0": int, "q4_0": int}, "devices": [DEVICE],
+}  # fmt: skip
+
+
+def wrong(shape: Any, value: Any, where: str, unknown: bool = False) -> list[str]:
+    """Every place where a document is not as the contract says; `unknown` lets null stand for any figure."""
+    if value is None and unknown:
+        return []
+    if isinstance(shape, dict):
+        if not isinstance(value, dict) or set(shape) != set(value):
+            return [f"{where}: {value!r} instead of {sorted(shape)}"]
+        return [problem for key in shape for problem in wrong(shape[key], value[key], f"{where}.{key}", unknown)]
+    if isinstance(shape, list):
+        return [problem for one in value for problem in wrong(shape[0], one, f"{where}[]", unknown)]
+    return [] if isinstance(value, shape) and (shape is bool or not isinstance(value, bool)) else [f"{where}: {value}"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.quant import tiny
+
+    return tiny.llama(tmp_path_factory.mktemp("plan") / "tiny.gguf", layers=3)
+
+
+def test_the_document_is_the_contract_s(llmcli: Llmcli, model: Path) -> None:
+    done = llmcli("plan", str(model), "-c", "1000", "--json", "--measure")
+    told = json.loads(done.out)
+    found = told.pop("actual")
+    assert wrong(SHAPE, told, "") + wrong(SHAPE, found, "actual", unknown=True) == []
+    for part in ("weights_bytes", "repacked_bytes", "compute_bytes", "output_bytes", "total_bytes"):
+        assert told[part] == found[part], part
+    assert told["kv"]["bytes"] == found["kv"]["bytes"]
+    assert told["kv"]["cells"] == 1024
+    assert sum(row["k_bytes"] + row["v_bytes"] for row in told["kv"]["layers"]) == told["kv"]["bytes"]
+    parts = ("weights_bytes", "repacked_bytes", "compute_bytes", "output_bytes")
+    assert told["total_bytes"] == told["kv"]["bytes"] + sum(told[part] for part in parts)
+    assert told["process_bytes"] == told["total_bytes"] + told["overhead_bytes"]
+
+
+def test_people_get_a_receipt(llmcli: Llmcli, model: Path) -> None:
+    done = llmcli("plan", str(model), "-c", "512", "-np", "2", "-ctk", "q8_0", "-ctv", "q8_0", "--measure")
+    assert done.code == 0
+    assert "512 tokens of context for 2 sequences, one pool" in done.out
+    for words in ("KV cache", "difference", "it fits", "0-2", "q4_0"):
+        assert words in done.out
+    assert "longer than the 64 tokens" in done.err
+    assert "the whole process" in llmcli("plan", str(model)).out
+
+
+def test_sequences_with_a_part_each_take_what_llama_cpp_rounds_up(llmcli: Llmcli, model: Path) -> None:
+    words = ("plan", str(model), "-c", "600", "-np", "3", "--json")
+    assert json.loads(llmcli(*words).out)["kv"]["cells"] == 768
+    assert json.loads(llmcli(*words, "--no-kv-unified").out)["kv"]["cells"] == 3 * 256
+
+
+def test_what_does_not_fit_is_told_with_what_would(
+    llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "available_memory", lambda: 24 << 20)
+    done = llmcli("plan", str(model), "-c", "65536")
+    assert done.code == 0
+    assert "it does not fit" in done.out
+    assert "would fit: -c " in done.out
+    assert "-ctk q8_0 -ctv q8_0" in done.out
+    told = json.loads(llmcli("plan", str(model), "-c", "65536", "--json").out)
+    assert told["fits"] is False
+    assert json.loads(llmcli("plan", str(model), "-c", str(told["max_ctx"]["f16"]), "--json").out)["fits"] is True
+    refused = llmcli("plan", str(model), "-c", "65536", "--measure")
+    assert (refused.code, refused.out) == (1, "")
+    assert "does not fit and was not loaded" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["-ctk", "q9"], "unknown KV cache type"), (["-c", "-5"], "--ctx-size is -5"),
+        (["-fa", "perhaps"], "-fa takes"), (["-ctv", "q8_0", "-fa", "off"], "needs flash attention"),
+        (["--quant", "Q9"], "Q9"), (["-np", "999"], "256"),
+        (["-ngl", "many"], "--gpu-layers"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(llmcli: Llmcli, model: Path, words: list[str], why: str) -> None:
+    done = llmcli("plan", str(model), *words)
+    assert (done.code, done.out) == (1, "")
+    assert why in done.err
+    assert "Traceback" not in done.err
+
+
+def test_what_is_not_quantized_yet_is_planned_as_if_it_were(llmcli: Llmcli, stories: Path, tmp_path: Path) -> None:
+    """The header that would be written, against the file itself: to the byte."""
+    whole, made = tmp_path / "whole.gguf", tmp_path / "q4_0.gguf"
+    quantize.run(quantize.plan(convert.open_folder(stories), "F32"), whole, threads=1)
+    quantize.run(quantize.plan(quantize.open_gguf(whole), "Q4_0"), made, threads=1)
+    own = ("process_bytes", "overhead_bytes", "available_bytes", "devices")
+    receipts = []
+    for words in ([str(whole), "--quant", "q4_0"], [str(stories), "--quant", "q4_0"], [str(made)]):
+        told = json.loads(llmcli("plan", *words, "--json").out)
+        receipts.append({key: value for key, value in told.items() if key not in own})
+    assert receipts[0] == receipts[1] == receipts[2]
+    refused = llmcli("plan", str(whole), "--quant", "q4_0", "--measure")
+    assert refused.code == 1
+    assert "not quantized to Q4_0 yet" in refused.err
+
+
+def test_a_file_that_is_no_model_is_refused(llmcli: Llmcli, tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(100))
+    done = llmcli("plan", str(tmp_path / "bad.gguf"))
+    assert done.code == 1
+    assert done.err.startswith("error: ")
