@@ -3,6 +3,7 @@
 What a line means is loop.py's; what an answer looks like is render.py's.
 """
 
+import asyncio
 import errno
 import signal
 import sys
@@ -19,6 +20,8 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import is_searching
 from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
@@ -29,7 +32,7 @@ from llmcli.chat.complete import offers
 from llmcli.chat.hangup import on_hangup, silence
 from llmcli.chat.loop import FENCE, closed, say
 from llmcli.chat.talk import Talk
-from llmcli.runtime.interrupt import interrupts_wait
+from llmcli.runtime.interrupt import interrupt_taken, interrupts_wait
 from llmcli.ui import visible
 from quant.errors import Refusal
 
@@ -45,7 +48,7 @@ def converse(talk: Talk) -> None:
     def leave() -> None:
         talk.leaving = True
 
-    with on_hangup(leave) as came:
+    with on_hangup(leave) as came, interrupts_wait():
         try:
             _converse(talk, _session(talk))
         except OSError as error:  # the screen is gone, and its signal is still on the way
@@ -53,30 +56,62 @@ def converse(talk: Talk) -> None:
                 raise
             silence()
             came.append(signal.SIGHUP)
+        interrupt_taken()
     if came:
         raise SystemExit(128 + came[0])
 
 
 def _converse(talk: Talk, session: PromptSession[str]) -> None:
+    """The turns. Ctrl-C reaches the prompt as a key, an answer through `on_interrupt`, and nothing between them."""
     talk.prefills = True
     while not talk.leaving:
+        told = status.parts(talk)
+        session.bottom_toolbar = lambda told=told: _bottom(told)
+        draft, talk.draft = talk.draft, ""
         try:
-            told = status.parts(talk)
-            session.bottom_toolbar = lambda told=told: _bottom(told)
-            draft, talk.draft = talk.draft, ""
-            text = session.prompt(PROMPT, prompt_continuation=lambda width, number, soft: CONTINUED, default=draft)
+            text = _prompt(session, draft)
         except KeyboardInterrupt:
             talk.ui.note("(Ctrl-D or /exit leaves)")
             continue
         except EOFError:
             return
         try:
-            with _no_echo(), interrupts_wait():
+            with _no_echo():
                 say(talk, _proper(text).strip())
         except KeyboardInterrupt:
             talk.ui.note("(stopped)")
         except Refusal as error:
             talk.ui.error(str(error), error.hint)
+
+
+def _prompt(session: PromptSession[str], draft: str) -> str:
+    """One message or command, as typed."""
+    waits = signal.getsignal(signal.SIGINT)
+    try:
+        return session.prompt(
+            PROMPT, prompt_continuation=lambda width, number, soft: CONTINUED, default=draft, pre_run=_begin,
+            handle_sigint=False,
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGINT, waits)  # the prompt's event loop leaves Python's own
+
+
+def _begin() -> None:
+    """The prompt hears Ctrl-C from here on; one that came just before counts.
+
+    (prompt_toolkit's own handler fails where the prompt has not quite begun, or has just ended.)
+    """
+    app = get_app()
+    app.layout.focus(DEFAULT_BUFFER)  # a search that a signal ended would keep the keys to itself
+
+    def stop() -> None:
+        if app.future and not app.future.done():
+            app.exit(exception=KeyboardInterrupt, style="class:aborting")
+
+    with suppress(NotImplementedError):  # Windows
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
+    if interrupt_taken():
+        stop()
 
 
 def _bottom(told: list[status.Part]) -> str:
@@ -95,7 +130,7 @@ def _session(talk: Talk) -> PromptSession[str]:
 def _keys() -> KeyBindings:
     keys = KeyBindings()
 
-    @keys.add("enter")
+    @keys.add("enter", filter=~is_searching)
     def _(event: KeyPressEvent) -> None:
         # Inside a fence Enter is a new line; everywhere else it sends.
         buffer = event.current_buffer

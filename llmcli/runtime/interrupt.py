@@ -67,9 +67,15 @@ def interrupts_wait() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if _waiting:
-        _waiting.clear()
+    if interrupt_taken():
         raise KeyboardInterrupt
+
+
+def interrupt_taken() -> bool:
+    """Whether a Ctrl-C waits; it waits no longer."""
+    came = bool(_waiting)
+    _waiting.clear()
+    return came
 
 
 @contextmanager
@@ -80,8 +86,7 @@ def interrupts_raise() -> Iterator[None]:
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        if _waiting:
-            _waiting.clear()
+        if interrupt_taken():
             raise KeyboardInterrupt
         yield
     finally:

@@ -2,15 +2,14 @@
 
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.overflow import Shorter
 from llmcli.runtime.ranked import Ranked, top
-from llmcli.runtime.request import NOTHING, Answer, Hypothesis, Left, Request
+from llmcli.runtime.request import Answer, Hypothesis, Request
 from llmcli.types import Finish, TokenTime
 
 if TYPE_CHECKING:  # strategies work on sequences
@@ -26,8 +25,7 @@ class Sequence:
     further slots that the strategy branches into. `draft` are tokens that it guesses to follow the last one: they
     are computed with it, each with its logits, as far as there is room. `after` is the sequence that computes the
     same prompt for this one, `followed` says that others wait for this one to have done so. `look_at` is the number
-    of tokens of the answer at which to look next whether it only repeats itself. `prompt` is how many of the tokens
-    are the prompt's: fewer than at first where some `left` a full context; then `tokens` is another list.
+    of tokens of the answer at which to look next whether it only repeats itself.
     """
 
     id: int
@@ -47,8 +45,6 @@ class Sequence:
     after: "Sequence | None" = None
     followed: bool = False
     look_at: float = math.inf
-    prompt: int = 0
-    left: Left = NOTHING
     finish: Finish | None = None
     text: list[str] = field(default_factory=list)
     times: list[TokenTime] = field(default_factory=list)
@@ -57,23 +53,10 @@ class Sequence:
     drafted: int | None = None
     accepted: int = 0
 
-    def __post_init__(self) -> None:
-        self.prompt = len(self.request.tokens)
-
     @property
     def prompting(self) -> bool:
         """Whether prompt tokens are still to be computed."""
-        return self.computed < self.prompt
-
-    def shorten(self, shorter: Shorter) -> None:
-        """Go on with what stays of the tokens."""
-        left, gone = self.left, len(self.tokens) - len(shorter.tokens)
-        self.left = replace(left, times=left.times + 1, tokens=left.tokens + gone, turns=shorter.turns)
-        self.tokens, self.prompt = shorter.tokens, shorter.prompt
-
-    def recompute(self, count: int) -> None:
-        """Account for tokens that stayed and could not move."""
-        self.left = replace(self.left, recomputed=self.left.recomputed + count)
+        return self.computed < len(self.request.tokens)
 
     @property
     def held(self) -> bool:
@@ -115,5 +98,4 @@ class Sequence:
             (*self.top, *[()] * (len(self.times) - len(self.top)))[: len(self.times)] if self.top else (),
             self.drafted,
             self.accepted,
-            self.left,
         )
