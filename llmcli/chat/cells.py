@@ -31,10 +31,11 @@ def parts(talk: Talk) -> list[Part]:
     latest, ends = occupied.latest, talk.ends()
     edges = [0, talk.prefix(), *ends[:-1]]
     edges = [min(edge, len(latest)) for edge in edges] + [len(latest)]
-    names = [("system", "S"), *((f"turn {n}", str(n % 10)) for n in range(1, len(edges) - 1))]
+    kept = talk.session.tree.kept()[: len(edges) - 2]
+    names = [("system", "S"), *((f"turn {n}", str(n % 10)) for n in kept)]
     if len(names) > TOLD + 1:
         many = len(names) - 1 - TOLD
-        names[1 : many + 1] = [(f"turns 1-{many}", "t")]
+        names[1 : many + 1] = [(f"turns {kept[0]}-{kept[many - 1]}", "t")]
         del edges[2 : many + 1]
     spans = [max(0, end - start) for start, end in pairwise(edges)]
     found = [

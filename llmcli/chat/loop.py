@@ -6,7 +6,7 @@ It reads from a pipe; the terminal is repl.py's. What lines mean is decided here
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from llmcli.chat import commands, report
+from llmcli.chat import commands, overflow, report
 from llmcli.chat.constraint import incomplete, whole
 from llmcli.chat.render import aside
 from llmcli.chat.talk import Talk
@@ -25,7 +25,7 @@ def answer(talk: Talk, text: str) -> Answer:
     if not whole(talk, made):
         talk.ui.note(incomplete(talk, made)[0])
     if made.finish == "context_full":
-        talk.ui.note("the context is full: /clear begins anew, or start with a larger --ctx-size")
+        talk.ui.note(overflow.full(talk))
     return made
 
 

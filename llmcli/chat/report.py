@@ -5,6 +5,7 @@ definitions are Answer's.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from llmcli.chat.render import one_line
@@ -36,6 +37,7 @@ def document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict
             "used_cells": kv.used_cells, "predicted_bytes": kv.predicted_bytes, "allocated_bytes": kv.allocated_bytes,
             "compute_bytes": kv.compute_bytes, "output_bytes": kv.output_bytes,
         },
+        **({"left": asdict(answer.left)} if answer.left.times else {}),
         **({"beams": [{"text": one.text, "score": one.score} for one in answer.beams]} if answer.beams else {}),
         "seed": answer.seed,
     }  # fmt: skip

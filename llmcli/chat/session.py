@@ -13,7 +13,7 @@ from llmcli.types import Finish, Message
 class Session:
     """What the next answer depends on. The system text stands apart from the turns because templates differ in how
     they take it. `predict` None: no limit. `search` holds where it has more than one beam, `sampling` otherwise.
-    `constraint`: what every answer must be."""
+    `constraint`: what every answer must be. `on_full`: what happens when the context is full (overflow.py)."""
 
     sampling: Sampling
     system: str | None = None
@@ -21,12 +21,17 @@ class Session:
     search: Search = NO_SEARCH
     constraint: Constraint | None = None
     tree: Tree = field(default_factory=Tree)
+    on_full: str = "stop"
 
     @property
     def messages(self) -> list[Message]:
         """The conversation from its beginning to where it is, user and assistant in turn; a copy."""
-        turns = [self.tree[number] for number in self.tree.path()]
-        return [m for turn in turns for m in (Message("user", turn.question), Message("assistant", turn.answer))]
+        return self._said(self.tree.path())
+
+    @property
+    def kept(self) -> list[Message]:
+        """Those of the turns that have not left the context: what the model is shown of them; a copy."""
+        return self._said(self.tree.kept())
 
     @property
     def cut(self) -> set[int]:
@@ -48,3 +53,7 @@ class Session:
     def clear(self) -> None:
         """Forget all turns; system text and settings stay."""
         self.tree = Tree()
+
+    def _said(self, numbers: list[int]) -> list[Message]:
+        turns = [self.tree[number] for number in numbers]
+        return [m for turn in turns for m in (Message("user", turn.question), Message("assistant", turn.answer))]

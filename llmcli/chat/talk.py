@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from llmcli.chat import report
+from llmcli.chat import overflow, report
 from llmcli.chat.log import NoLog
 from llmcli.chat.paint import painted
 from llmcli.chat.render import Stream
@@ -116,6 +116,7 @@ class Talk:
             stream.close()
         answer = self.last = reply.answer
         self.tally.add(answer, len(self.thought(answer)))
+        overflow.settle(self, answer.left)
         document, said = self.document(answer), self.whole(answer.text)
         if answer.tokens or answer.finish != "cancelled":
             session.add(text, said, answer.finish, len(answer.tokens))
@@ -145,15 +146,15 @@ class Talk:
     def _request(self, text: str) -> Request:
         started = time.perf_counter()
         self.unanswered = text
-        tokens, session = self.tokens(text), self.session
-        self.opened = self.runner.opened(tokens)
+        made, session = overflow.fitted(self, text), self.session
+        self.opened = self.runner.opened(made.tokens)
         grammar = self.runner.grammars(session.constraint) if session.constraint else None
         strategy = "beam" if session.search.beams > 1 else self.runner.strategy(grammar)
         return Request(
-            tokens, session.sampling, session.predict, self.stops, self.ignore_eos,
+            made.tokens, session.sampling, session.predict, self.stops, self.ignore_eos,
             self.logprobs or self.screen.probs > 0, started, strategy, session.search, endless=self.endless,
             top_logprobs=self.screen.probs, turn=len(session.tree.turns) + 1, path=frozenset(session.tree.path()),
-            grammar=grammar, after=self.opened.closes if self.opened else "",
+            grammar=grammar, after=self.opened.closes if self.opened else "", overflow=made.overflow, move=made.move,
         )  # fmt: skip
 
     def stream(self, silent: bool = False) -> Stream:
@@ -175,15 +176,16 @@ class Talk:
         more = {"thinking": thought, "content": said} if thought else {}
         return {**report.document(self.runner, self.name, self.file_bytes, answer), **more}
 
-    def tokens(self, text: str) -> tuple[int, ...]:
-        """The ids of the conversation so far with `text` as its next message."""
+    def tokens(self, text: str, skip: int = 0) -> tuple[int, ...]:
+        """The ids of the conversation as the model is shown it, but for its first `skip` turns, with `text` as its
+        next message."""
         if self.runner.template is None:
-            return self.runner.encode_text(self._plain(text))
-        return self.runner.encode_chat(self._messages(text))
+            return self.runner.encode_text(self._plain(text, skip))
+        return self.runner.encode_chat(self._framed([*self.session.kept[2 * skip :], Message("user", text)]))
 
     def spoken(self) -> tuple[int, ...]:
         """The ids of what was said, without a next message; empty where nothing was or the template cannot tell."""
-        messages = self.session.messages
+        messages = self.session.kept
         if not messages:
             return ()
         if self.runner.template is None:
@@ -206,12 +208,12 @@ class Talk:
     def ends(self) -> list[int]:
         """How many tokens the conversation has at the end of each turn; empty where its template cannot tell."""
         counts = []
-        for count in range(2, len(self.session.messages) + 1, 2):
+        for count in range(2, len(self.session.kept) + 1, 2):
             if self.runner.template is None:
                 counts.append(len(self.runner.encode_text(self._head() + "\n".join(self._pairs()[: count // 2]))))
                 continue
             try:
-                said = self._framed(self.session.messages[:count])
+                said = self._framed(self.session.kept[:count])
                 counts.append(len(self.runner.encode_chat(said, add_generation_prompt=False)))
             except UserError:  # a template that wants a question last
                 return []
@@ -219,7 +221,7 @@ class Talk:
 
     def held(self) -> int:
         """How many tokens the conversation so far has, as it is sent with the next message."""
-        if not self.session.messages:
+        if not self.session.kept:
             return self.prefix()
         return len(self.spoken() or self.tokens("a"))  # a template that wants a question last: with a short one
 
@@ -228,9 +230,6 @@ class Talk:
         if line not in self._told:
             self._told.add(line)
             self.ui.warn(line)
-
-    def _messages(self, text: str) -> list[Message]:
-        return self._framed([*self.session.messages, Message("user", text)])
 
     def _framed(self, messages: list[Message]) -> list[Message]:
         """With the system text: as a message of its own, or inside the first one where the template drops it.
@@ -247,17 +246,17 @@ class Talk:
         self.tell_once("this model's template has no place for a system text; it goes before the first message")
         return [Message("user", f"{system}\n\n{messages[0].content}"), *messages[1:]]
 
-    def _plain(self, text: str) -> str:
+    def _plain(self, text: str, skip: int) -> str:
         """Without a template: system text, then what was said and continued, then `text`."""
         if self.session.system:
             self.tell_once("without a chat template the system text is put before the prompt")
-        return self._head() + "\n".join([*self._pairs(), text])
+        return self._head() + "\n".join([*self._pairs()[skip:], text])
 
     def _head(self) -> str:
         return f"{self.session.system}\n\n" if self.session.system else ""
 
     def _pairs(self) -> list[str]:
-        turns = [message.content for message in self.session.messages]
+        turns = [message.content for message in self.session.kept]
         return [one + other for one, other in zip(turns[::2], turns[1::2], strict=True)]
 
 

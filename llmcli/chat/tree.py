@@ -30,13 +30,15 @@ class Tree:
     """All turns, and where the conversation is.
 
     `at` is the turn it ends with. `names` are the branches and the turns they end with; `branch` is the one that
-    grows with the conversation and ends where it does, "" where none does.
+    grows with the conversation and ends where it does, "" where none does. `left` are turns that the model is not shown
+    any more.
     """
 
     turns: list[Turn] = field(default_factory=list)
     at: int = 0
     names: dict[str, int] = field(default_factory=lambda: {MAIN: 0})
     branch: str = MAIN
+    left: set[int] = field(default_factory=set)
 
     def __getitem__(self, number: int) -> Turn:
         """The turn of that number."""
@@ -50,6 +52,10 @@ class Tree:
             found.append(number)
             number = self[number].parent
         return found[::-1]
+
+    def kept(self) -> list[int]:
+        """Those of the path that have not left the context."""
+        return [number for number in self.path() if number not in self.left]
 
     def children(self) -> list[list[int]]:
         """For every number the turns that follow it at once; those of 0 are first questions."""

@@ -180,6 +180,7 @@ def _open(
         )  # fmt: skip
         if given.reasoning != "auto":
             find("reasoning").change(talk, given.reasoning)
+        find("on_full").change(talk, given.on_full)
         yield talk
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 META = "llmcli.flags"
 NEWEST = "last"  # chat/shelf.py's name of the newest sitting
 MOST_SAMPLES = 256  # as many sequences as llama.cpp takes
+ON_FULL = ("stop", "shift", "sinks")
 ALTERNATIVES = "10"  # what `--logprobs` means without a number
 
 
@@ -52,6 +53,13 @@ ANSWER = (
     Flag("predict", ("-n", "--predict", "--n-predict"), int, "the most tokens of an answer, -1 = no limit", "N"),
     Flag("stops", ("-r", "--reverse-prompt"), list, "end the answer at this text; may be repeated", "TEXT"),
     Flag("ignore_eos", ("--ignore-eos",), bool, "go on where the model would end"),
+    Flag(
+        "on_full",
+        ("--on-full",),
+        str,
+        "when the context is full: stop, shift (the oldest turns leave), sinks (a window moves on) [stop]",
+        "MODE",
+    ),
     Flag("endless", ("--endless",), bool, "go on where the answer only repeats itself"),
     Flag("samples", ("--samples",), int, "run: this many answers to one prompt, seeds counted up from --seed [1]", "N"),
 )
@@ -109,6 +117,7 @@ class Flags:
     predict: int | None = None
     stops: tuple[str, ...] = ()
     ignore_eos: bool = False
+    on_full: str = "stop"
     endless: bool = False
     samples: int = 1
     reasoning: str = "auto"
@@ -178,6 +187,8 @@ def read(ctx: typer.Context) -> Flags:
         raise UsageError(
             "tokens are guessed ahead for one answer at a time", hint="leave out --ngram-draft, --samples or --beams"
         )
+    if typed.get("on_full", "stop") not in ON_FULL:
+        raise UserError(f"--on-full is {typed['on_full']!r}", hint=f"--on-full takes one of: {', '.join(ON_FULL)}")
     if not 0 <= typed.get("logprobs", 0) <= MOST_LOGPROBS:
         raise UserError(
             f"--logprobs is {typed['logprobs']}", hint=f"--logprobs takes a whole number from 0 to {MOST_LOGPROBS}"

@@ -195,6 +195,8 @@ class Engine:
         if len(placed) > 1:
             placed.sort(key=lambda one: one.prompting)
         for sequence in placed:
+            if len(sequence.tokens) > self.context.n_ctx and sequence.finish is None:
+                self._make_way(sequence)
             left, room = len(sequence.tokens) - sequence.computed, self.context.n_batch - len(plan.tokens)
             count = min(left, room) if left else len(sequence.strategy.pending())
             if count > 0 and sequence.finish is None and self._has_room(sequence, plan, count, events):
@@ -209,7 +211,9 @@ class Engine:
     def _place(self, sequence: Sequence) -> bool:
         """Give a waiting sequence its slots, where there are as many."""
         slots = sequence.strategy.slots
-        if self.ledger.idle < slots or not (place := self.ledger.place(sequence.request.tokens, sequence.request.path)):
+        if self.ledger.idle < slots or not (
+            place := self.ledger.place(sequence.request.tokens, sequence.request.path, sequence.request.move)
+        ):
             return False
         sequence.slot, sequence.reused = place
         sequence.computed = sequence.reused
@@ -238,6 +242,25 @@ class Engine:
         )  # fmt: skip
         del sequence.draft[max(0, room) if alone else 0 :]
 
+    def _make_way(self, sequence: Sequence) -> None:
+        """The context is full: what the request lets go leaves, and the rest is moved up or computed anew."""
+        request = sequence.request
+        if request.overflow is None or sequence.strategy.slots > 1:
+            return
+        args = sequence.tokens, sequence.prompt, sequence.left.turns, self.context.n_ctx
+        shorter = request.overflow.shorten(*args)
+        if shorter is None:
+            return
+        sequence.shorten(shorter)
+        sequence.strategy.shortened(sequence)
+        try:
+            sequence.computed = self.ledger.adapt(sequence.slot, sequence.tokens[:-1], request.move)
+        finally:
+            for one in self._live.values():  # where moving failed nothing is left of any
+                if one.slot >= 0:
+                    one.computed = min(one.computed, len(self.ledger.tokens[one.slot]))
+        sequence.recompute(len(sequence.tokens) - 1 - sequence.computed)
+
     def _decode(self, plan: _Plan) -> Iterable[Row]:
         rows = Rows(plan.tokens, plan.positions, plan.slots, plan.wants)
         try:
@@ -251,7 +274,7 @@ class Engine:
         start = sequence.computed
         if start < len(sequence.tokens):
             self.ledger.append(sequence.slot, sequence.tokens[start : start + count])
-            if sequence.prompting:
+            if sequence.prompting and not sequence.times:
                 sequence.prompt_seconds += spent
             sequence.computed += count
             if sequence.computed < len(sequence.tokens):

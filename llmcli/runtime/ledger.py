@@ -249,11 +249,16 @@ class Ledger:
         return slot, self.adapt(slot, tokens[:-1], move=True)
 
     def _shift(self, slot: int, start: int, end: int) -> bool:
-        """Give up the tokens from `start` to `end` and move those behind up; False where that cannot be."""
-        held, cells = self.tokens[slot], self._cells[slot]
-        shared = max((self._shared(slot, other) for other in range(len(self._cells)) if other != slot), default=0)
-        if not self.memory.can_shift or end < shared:
+        """Give up the tokens from `start` to `end` and move those behind up; False where that cannot be, or others are
+        using what would move."""
+        others = [other for other in range(len(self._cells)) if other != slot]
+        holders = [other for other in others if self._shared(slot, other) > end]
+        if not self.memory.can_shift or any(self._busy[other] for other in holders):
             return False
+        for other in holders:  # an older branch, which nobody is using: it loses its end
+            self._cut(other, end)
+        held, cells = self.tokens[slot], self._cells[slot]
+        shared = max((self._shared(slot, other) for other in others), default=0)
         try:
             self.memory.shift(slot, start, end, held[-1])
         except UserError:  # the whole memory is empty

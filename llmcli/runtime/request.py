@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from llmcli.runtime.constraint.base import Grammar
+from llmcli.runtime.overflow import Overflow
 from llmcli.runtime.ranked import Ranked
 from llmcli.runtime.sampling import Sampling
 from llmcli.runtime.search import NO_SEARCH, Search
@@ -43,8 +44,9 @@ class Request:
     `time.perf_counter()` of the call with the text, from which the time to the first token counts.
     `strategy` is a name of runtime/strategies/, `search` is for the one called beam. `grammar` is what the answer must
     follow, from where it has said `after` (the end of its thinking). `top_logprobs`: with `logprobs`, keep as many of
-    the likeliest tokens at each step. `turn` is this one's number in its conversation, `path` those before it: what the
-    cache holds of them may give way to this one.
+    the likeliest tokens at each step. `overflow` says what leaves when the context is full, `move` that cells behind
+    something that has left may move up instead of being computed anew. `turn` is this one's number in its
+    conversation, `path` those before it: what the cache holds of them may give way to this one.
     """
 
     tokens: tuple[int, ...]
@@ -62,6 +64,22 @@ class Request:
     path: frozenset[int] = frozenset()
     grammar: Grammar | None = None
     after: str = ""
+    overflow: Overflow | None = None
+    move: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What left a full context: how often, how many tokens and whole turns, and how many of the tokens that stayed
+    were computed anew because they could not move."""
+
+    times: int = 0
+    tokens: int = 0
+    turns: int = 0
+    recomputed: int = 0
+
+
+NOTHING = Left()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +88,8 @@ class Answer:
 
     `beams`: what a beam search found, best first; its text and tokens are the first one's. `top`: for each token
     the likeliest of its step, none where it was not drawn; empty where nobody asked. `drafted` tokens were
-    guessed and computed, `accepted` of them were right; None: nothing was to be guessed.
+    guessed and computed, `accepted` of them were right; None: nothing was to be guessed. `left`: what left the
+    context while it was made.
     """
 
     text: str
@@ -84,6 +103,7 @@ class Answer:
     top: tuple[tuple[Ranked, ...], ...] = ()
     drafted: int | None = None
     accepted: int = 0
+    left: Left = NOTHING
 
     @property
     def ttft_ms(self) -> float:

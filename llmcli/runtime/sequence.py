@@ -2,14 +2,15 @@
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcli.runtime.overflow import Shorter
 from llmcli.runtime.ranked import Ranked, top
-from llmcli.runtime.request import Answer, Hypothesis, Request
+from llmcli.runtime.request import NOTHING, Answer, Hypothesis, Left, Request
 from llmcli.types import Finish, TokenTime
 
 if TYPE_CHECKING:  # strategies work on sequences
@@ -25,7 +26,8 @@ class Sequence:
     further slots that the strategy branches into. `draft` are tokens that it guesses to follow the last one: they
     are computed with it, each with its logits, as far as there is room. `after` is the sequence that computes the
     same prompt for this one, `followed` says that others wait for this one to have done so. `look_at` is the number
-    of tokens of the answer at which to look next whether it only repeats itself.
+    of tokens of the answer at which to look next whether it only repeats itself. `prompt` is how many of the tokens
+    are the prompt's: fewer than at first where some `left` a full context; then `tokens` is another list.
     """
 
     id: int
@@ -45,6 +47,8 @@ class Sequence:
     after: "Sequence | None" = None
     followed: bool = False
     look_at: float = math.inf
+    prompt: int = 0
+    left: Left = NOTHING
     finish: Finish | None = None
     text: list[str] = field(default_factory=list)
     times: list[TokenTime] = field(default_factory=list)
@@ -53,10 +57,23 @@ class Sequence:
     drafted: int | None = None
     accepted: int = 0
 
+    def __post_init__(self) -> None:
+        self.prompt = len(self.request.tokens)
+
     @property
     def prompting(self) -> bool:
         """Whether prompt tokens are still to be computed."""
-        return self.computed < len(self.request.tokens)
+        return self.computed < self.prompt
+
+    def shorten(self, shorter: Shorter) -> None:
+        """Go on with what stays of the tokens."""
+        left, gone = self.left, len(self.tokens) - len(shorter.tokens)
+        self.left = replace(left, times=left.times + 1, tokens=left.tokens + gone, turns=shorter.turns)
+        self.tokens, self.prompt = shorter.tokens, shorter.prompt
+
+    def recompute(self, count: int) -> None:
+        """Account for tokens that stayed and could not move."""
+        self.left = replace(self.left, recomputed=self.left.recomputed + count)
 
     @property
     def held(self) -> bool:
@@ -98,4 +115,5 @@ class Sequence:
             (*self.top, *[()] * (len(self.times) - len(self.top)))[: len(self.times)] if self.top else (),
             self.drafted,
             self.accepted,
+            self.left,
         )

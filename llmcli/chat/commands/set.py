@@ -72,6 +72,4 @@ def _values(talk: Talk, words: list[str]) -> Iterable[str]:
     return known.values(talk) if known and len(words) == 1 else ()
 
 
-COMMANDS = (
-    Command("set", change, "[NAME [VALUE]]", completions=_names, further=_values, group="model and settings"),
-)
+COMMANDS = (Command("set", change, "[NAME [VALUE]]", completions=_names, further=_values, group="model and settings"),)

@@ -29,6 +29,4 @@ def listing(talk: Talk, wanted: Iterable[Knob]) -> None:
     talk.ui.table(("setting", "value", "default", "range", "meaning"), rows, right=("value", "default"))
 
 
-COMMANDS = (
-    Command("system", set_system, "[TEXT]", group="model and settings"),
-)
+COMMANDS = (Command("system", set_system, "[TEXT]", group="model and settings"),)

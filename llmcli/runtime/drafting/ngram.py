@@ -56,8 +56,9 @@ class Matches:
         self.source, self.length = -1, 0  # the token guessed next stands at `source`; so many before it agree
 
     def follow(self, sequence: Sequence) -> None:
-        tokens = self.tokens = sequence.tokens
-        if not self.read:
+        tokens = sequence.tokens
+        if tokens is not self.tokens:  # the first time, and where some of them have left the context
+            self.tokens, self.source, self.length = tokens, -1, 0
             known = tokens[:-1]
             runs = zip(known, known[1:], known[2:], strict=False)
             self.after = dict(zip(runs, range(N, len(known) + 1), strict=False))

@@ -70,6 +70,10 @@ class Strategy(Protocol):
         """Read the rows of a pass that took `spent` seconds: the tokens that came of it, and how the answer ends."""
         ...
 
+    def shortened(self, sequence: Sequence) -> None:
+        """The context was full, and some tokens have left the sequence; asked where `slots` is 1."""
+        ...
+
     def finish(self, sequence: Sequence, finish: Finish) -> str:
         """The answer ends, for whatever reason: what is still to be shown. Only `sequence.slot` stays claimed."""
         ...

@@ -112,6 +112,10 @@ class BeamSearch:
         sequence.last = now
         return [], self.ended[0].finish if over else None
 
+    def shortened(self, sequence: Sequence) -> None:
+        """Never: an answer ends where the context is full, since beams share it."""
+        raise AssertionError("beams take as many slots as there are")
+
     def finish(self, sequence: Sequence, finish: Finish) -> str:
         """The best answer's text. Where the search was cut short the unfinished ones count as they are."""
         if finish in ("cancelled", "context_full") and self.steps:

@@ -72,6 +72,9 @@ class Plain:
         row.logits[ends] = before
         return token
 
+    def shortened(self, sequence: Sequence) -> None:
+        """Nothing: a chain knows what it drew, and looks back from the end of the tokens."""
+
     def finish(self, sequence: Sequence, finish: Finish) -> str:
         """Half a character, or what looked like the beginning of a stop string."""
         self.chain.close()
