@@ -13,6 +13,7 @@ from llmcli.units import size
 COLUMNS = 10  # of the bar
 NAME = 24  # the longest name of a model
 BETWEEN = " · "
+HELD_TO = {"json_schema": "JSON", "gbnf": "grammar"}
 
 
 class Part(NamedTuple):
@@ -67,6 +68,11 @@ def _kv(talk: Talk) -> str:
 
 def _drawn_by(talk: Talk) -> str:
     """How tokens are chosen: the temperature, and whatever else is not as it comes."""
+    constraint = talk.session.constraint
+    return (HELD_TO[constraint.kind] + BETWEEN if constraint else "") + _sampling(talk)
+
+
+def _sampling(talk: Talk) -> str:
     if talk.session.search.beams > 1:
         return f"beams {talk.session.search.beams}"
     values = talk.session.sampling

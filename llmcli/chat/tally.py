@@ -10,7 +10,8 @@ LONG = 8  # tokens from which an answer's speed says something
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over the answers of one sitting; times in milliseconds. `best` is the fastest long answer's tok/s."""
+    """Sums over the answers of one sitting; times in milliseconds. `best` is the fastest long answer's tok/s;
+    of `guessed` tokens `right` ones came true."""
 
     answers: int = 0
     prompt: int = 0
@@ -21,6 +22,8 @@ class Tally:
     generate_ms: float = 0.0
     first_ms: float = 0.0
     best: float = 0.0
+    guessed: int = 0
+    right: int = 0
     gaps: int = 0
     ends: Counter[str] = field(default_factory=Counter)
 
@@ -35,6 +38,8 @@ class Tally:
         self.thought += _within(answer, thought)
         self.generate_ms += answer.generate_ms
         self.first_ms += answer.ttft_ms
+        self.guessed += answer.drafted or 0
+        self.right += answer.accepted
         self.gaps += max(0, len(answer.tokens) - 1)
         if len(answer.tokens) >= LONG:
             self.best = max(self.best, answer.tokens_per_second)

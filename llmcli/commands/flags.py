@@ -182,6 +182,8 @@ def read(ctx: typer.Context) -> Flags:
         )
     if typed.get("samples", 1) > 1 and search.beams > 1:
         raise UsageError("--samples draws and --beams does not: they exclude each other", hint="leave one of them out")
+    if typed.get("logprobs") and search.beams > 1:
+        raise UsageError("a beam search keeps no alternatives", hint="leave out --logprobs or --beams")
     typed["ngram_draft"] = parse(typed.get("ngram_draft", "auto"))
     if typed["ngram_draft"] == "on" and (typed.get("samples", 1) > 1 or search.beams > 1):
         raise UsageError(

@@ -8,6 +8,7 @@ from llmcli.chat.loop import say
 from llmcli.chat.render import Stream
 from llmcli.chat.status import fit, parts
 from llmcli.chat.talk import Talk
+from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.template import Template
 
 Make = Callable[..., Talk]
@@ -42,6 +43,13 @@ def test_a_changed_setting_is_told_at_once(command: str, told: str, talk: Make) 
     one = talk(n_seq_max=2)
     say(one, command)
     assert line(one).endswith(f" · {told}")
+
+
+def test_what_answers_are_held_to_is_told(talk: Make) -> None:
+    one = talk()
+    for kind, told in (("json_schema", "JSON · temp 0"), ("gbnf", "grammar · temp 0")):
+        one.session.constraint = Constraint(kind, "{}")  # type: ignore[arg-type]
+        assert line(one).endswith(f" · {told}")
 
 
 def test_a_conversation_that_is_taken_back_holds_less(talk: Make) -> None:

@@ -41,6 +41,7 @@ def test_samples_have_alternatives_too(llmcli: Llmcli, fake: Fake) -> None:
         (["run", "fake", "x", "--logprobs"], 2, "--json"),
         (["run", "fake", "x", "--json", "--logprobs", "101"], 1, "from 0 to 100"),
         (["run", "fake", "x", "--json", "--logprobs", "-1"], 1, "from 0 to 100"),
+        (["run", "fake", "x", "--json", "--logprobs", "--beams", "2"], 2, "beam search keeps no alternatives"),
         (["run", "fake", "--json", "--", "--logprobs"], 0, "yes"),
     ],
 )

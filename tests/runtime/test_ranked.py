@@ -10,6 +10,8 @@ from llmcli.runtime.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.runtime.sampling import defaults
 from tests import beams
+from tests.drafts import Knowing
+from tests.runtime.strategies.test_speculative import VERSE, both
 
 
 @pytest.mark.parametrize("size", [1, 9, 260, 49_152])
@@ -27,6 +29,13 @@ def test_the_likeliest_are_those_of_a_whole_sort(size: int, count: int) -> None:
 def test_what_cannot_be_drawn_is_no_alternative() -> None:
     logits = np.array([0, -np.inf, 1, -np.inf], np.float32)
     assert [one.token for one in top(logits, 4, 0.0)] == [2, 0]
+
+
+def test_guessed_tokens_have_the_alternatives_that_they_would_have_alone() -> None:
+    plain, guessed, context = both(VERSE, Knowing(VERSE, 0.7, chance=0.99), logprobs=True, top_logprobs=3)
+    assert len(context.batches) < len(VERSE)
+    assert guessed.top == plain.top
+    assert [one[0].token for one in guessed.top] == list(VERSE)
 
 
 def test_each_token_of_an_answer_has_the_alternatives_of_its_step_as_transformers(

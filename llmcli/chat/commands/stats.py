@@ -18,6 +18,7 @@ def show_stats(talk: Talk, rest: str) -> None:
     tally = talk.tally
     ends = ", ".join(f"{count} {NOTES[end]}" for end, count in tally.ends.items() if end in NOTES)
     first = tally.first_ms / tally.answers if tally.answers else 0.0
+    guessed = [("guessed ahead", f"{tally.guessed}, {tally.right} of them right")] if tally.guessed else []
     talk.ui.table(("this sitting", ""), [
         ("answers", f"{tally.answers}" + (f" ({ends})" if ends else "")),
         ("prompt tokens", f"{tally.prompt}: {tally.reused} reused, {tally.prompt - tally.reused} computed"),
@@ -26,6 +27,7 @@ def show_stats(talk: Talk, rest: str) -> None:
         ("generating", f"{tally.generate_ms / 1e3:.2f} s, mean {tally.tokens_per_second:.1f} tok/s"
          + (f", best {tally.best:.1f} tok/s" if tally.best else "")),
         ("first token", f"{first:.0f} ms on average"),
+        *guessed,
     ])  # fmt: skip
     talk.ui.table(("this conversation", "tokens"), _kinds(talk), right=("tokens",))
 
