@@ -72,6 +72,11 @@ def quiet_library() -> None:
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 
+def one_kernel() -> None:
+    """Keep llama.cpp to one kernel for k-quants, however many rows a batch has; read at its first product."""
+    os.environ["GGML_CPU_TILED_MM"] = "0"
+
+
 def quiet_hub() -> None:
     """Keep huggingface_hub from telling anybody anything and from drawing bars; call before it is imported."""
     for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_UPDATE_CHECK"):

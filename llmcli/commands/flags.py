@@ -96,6 +96,7 @@ RUN = (
     Flag("flash_attn", ("-fa", "--flash-attn"), str, "flash attention: on, off [auto]", "MODE"),
     Flag("cache_type_k", ("-ctk", "--cache-type-k"), str, "KV cache type of K [f16]", "TYPE"),
     Flag("cache_type_v", ("-ctv", "--cache-type-v"), str, "KV cache type of V [f16]", "TYPE"),
+    Flag("reproducible", ("--reproducible",), bool, "the same bits however a text is batched: CPU, q8_0 cache"),
 )
 
 
@@ -174,6 +175,8 @@ def read(ctx: typer.Context) -> Flags:
     # llama.cpp's own words for "decide yourself".
     automatic = {"ctx_size": (0,), "threads": (0, -1), "threads_batch": (0, -1)}
     options = RunOptions(**{name: value for name, value in run.items() if value not in automatic.get(name, ())})
+    if options.reproducible:
+        options = _settled(options, run)
     if typed.get("predict", -1) < -1:
         raise UserError(f"--predict is {typed['predict']}", hint="-n takes a whole number of tokens, -1 = no limit")
     if not 1 <= typed.get("samples", 1) <= MOST_SAMPLES:
@@ -207,6 +210,20 @@ def read(ctx: typer.Context) -> Flags:
     for text in typed.get("stops", ()):
         proper("--reverse-prompt", text)
     return Flags(options, chosen, search, **{**typed, "stops": tuple(typed.get("stops", ()))}, constraint=guide)
+
+
+def _settled(options: "RunOptions", typed: Mapping[str, Any]) -> "RunOptions":
+    """With what --reproducible needs; raises UsageError where something else was typed."""
+    from llmcli.runtime import reproducible
+
+    for flag in RUN:
+        needed, chosen = reproducible.NEEDS.get(flag.name), str(typed.get(flag.name, "auto")).lower()
+        if needed is not None and chosen not in (needed, "auto"):
+            raise UsageError(
+                f"--reproducible needs {flag.spellings[0]} {needed}, not {chosen}",
+                hint=f"leave out {flag.spellings[0]}, or --reproducible",
+            )
+    return reproducible.settled(options)
 
 
 def proper(what: str, text: str) -> None:

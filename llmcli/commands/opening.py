@@ -14,7 +14,7 @@ from llmcli.commands.ready import ready
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import fit
-from llmcli.runtime import runner
+from llmcli.runtime import reproducible, runner
 from llmcli.runtime.drafting.wish import NO_DRAFTING, Drafting
 from llmcli.runtime.interrupt import interrupts_raise
 from llmcli.ui import UI
@@ -78,6 +78,8 @@ class Models:
             model.path, options, template=template, raw=given.raw, slots=slots, gpu_layers=gpu_layers,
             native_sampling=self.config.native_sampling, drafting=self._drafting(),
         ))  # fmt: skip
+        if options.reproducible:
+            ui.note(reproducible.COVERS)
         if opened.template is None and not given.raw:
             ui.note(f"{model.name} is a base model (no chat template): it continues the text")
         file_bytes = sum(file.stat().st_size for file in opened.header.files)

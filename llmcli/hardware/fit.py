@@ -52,10 +52,11 @@ def decide(
 def branches(header: Header, options: RunOptions) -> int:
     """How many sequences a chat's context should hold, `options` being decided.
 
-    One where branches cannot share cells: a window wants cells for each sequence, recurrent state is kept whole.
+    One where branches cannot share cells: a window wants cells for each sequence, recurrent state is kept whole, and
+    in the reproducible mode cells stand in the order of one text.
     """
     form = kv.shape(header.metadata)
-    if form is None or (form.window and kv.round_up(options.ctx_size or 0) > form.window):
+    if options.reproducible or form is None or (form.window and kv.round_up(options.ctx_size or 0) > form.window):
         return 1
     return BRANCHES
 
@@ -77,7 +78,7 @@ def check(options: RunOptions) -> None:
 def _fitting(header: Header, options: RunOptions, slots: int, most: int, on_gpu: bool) -> int:
     """The longest context up to `most`, in steps of 256, whose cache fits beside the weights; at least 512 is tried."""
     free = devices.gpu_free() if on_gpu else host.available_memory()
-    form = kv.shape(header.metadata)
+    form = _shape(header, options)
     if free is None or form is None:
         return most
     left = free - header.tensor_bytes - SPARE - _output_bytes(header, slots)
@@ -94,7 +95,7 @@ def _fitting(header: Header, options: RunOptions, slots: int, most: int, on_gpu:
 
 def _refuse_cache(header: Header, options: RunOptions, size: int, free: int, slots: int) -> None:
     """Refuse a wish for a context whose cache alone is larger than the memory: llama.cpp would try for minutes."""
-    form = kv.shape(header.metadata)
+    form = _shape(header, options)
     if form is None:
         return
     types = options.cache_type_k, options.cache_type_v
@@ -105,6 +106,11 @@ def _refuse_cache(header: Header, options: RunOptions, size: int, free: int, slo
             f"the KV cache of {size} tokens takes {units.size(cache.nbytes)}, {units.size(free)} of memory are free",
             hint=f"--ctx-size {max(fits, kv.CELL_STEP)} would fit; -ctk q8_0 -ctv q8_0 takes about half",
         )
+
+
+def _shape(header: Header, options: RunOptions) -> kv.Shape | None:
+    form = kv.shape(header.metadata)
+    return kv.whole(form) if form and options.reproducible else form
 
 
 def _output_bytes(header: Header, slots: int) -> int:

@@ -77,10 +77,11 @@ class Engine:
 
     def __init__(
         self, context: Forward, vocabulary: Vocabulary, native: NativeChains | None,
-        speculation: Speculation | None = None,
+        speculation: Speculation | None = None, keeps: bool = True,
     ) -> None:  # fmt: skip
+        """`keeps` is the ledger's."""
         self.context = context
-        self.ledger = Ledger(context)
+        self.ledger = Ledger(context, keeps)
         self.means = Means(vocabulary, native, self.ledger, speculation)
         self._live: dict[int, Sequence] = {}
         self._answers: dict[int, Answer] = {}

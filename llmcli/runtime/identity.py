@@ -20,7 +20,7 @@ SAMPLE = 4096  # bytes read of each tensor
 WORDS = {
     "model": "of another model file", "build": "of another build of llama.cpp", "type_k": "of another type of K",
     "type_v": "of another type of V", "flash": "of the other flash-attention mode", "rotated": "of the other rotation",
-    "template": "of another chat template",
+    "template": "of another chat template", "reproducible": "computed with --reproducible on one side only",
 }  # fmt: skip
 
 Stamp = tuple[tuple[int, int, int], ...]
@@ -37,6 +37,7 @@ class World:
     flash: bool
     rotated: bool
     template: str
+    reproducible: bool
 
     def as_dict(self) -> dict[str, Any]:
         """For a file's head."""
@@ -60,6 +61,7 @@ def world(runner: "Runner") -> World | None:
     return World(
         model, version(), options.cache_type_k, options.cache_type_v, options.flash_attn != "off",
         config.rotated_cache(), hashlib.sha256("\0".join(source).encode("utf-8", "surrogatepass")).hexdigest(),
+        options.reproducible,
     )  # fmt: skip
 
 

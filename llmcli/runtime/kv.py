@@ -7,7 +7,7 @@ windows, compressed keys (MLA), K and V of any cache type, one pool or a stream 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmcli.errors import UserError
@@ -130,6 +130,11 @@ def _shape(metadata: Mapping[str, Any]) -> Shape | None:
         0 if latent else max(v_rows),
         latent,
     )
+
+
+def whole(form: Shape) -> Shape:
+    """The same model where windows keep every cell (llama.cpp's swa_full)."""
+    return replace(form, window=0, windowed=(False,) * len(form.windowed))
 
 
 def predict(

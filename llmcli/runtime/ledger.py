@@ -52,8 +52,10 @@ class Occupied:
 class Ledger:
     """The map of cells: per slot the tokens held and the cell each one lies in."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
+    def __init__(self, memory: Memory, keeps: bool = True) -> None:
+        """`keeps` False: an answer begins in an empty pool, and none is forgotten while others go on. llama.cpp fills
+        holes, and attention adds up in the order of cells: sums round otherwise where that is not the tokens' own."""
+        self.memory, self.keeps = memory, keeps
         count = memory.n_seq_max
         self.tokens: list[list[int]] = [[] for _ in range(count)]
         self._cells: list[list[int]] = [[] for _ in range(count)]
@@ -100,6 +102,8 @@ class Ledger:
         idle = [slot for slot, busy in enumerate(self._busy) if not busy]
         if not idle:
             return None
+        if not self.keeps and len(idle) == len(self._busy):
+            self.forget_idle()
         if move and (moved := self._place_moved(tokens, path, idle)):
             return moved
         lengths = [min(_common(held, tokens), len(tokens) - 1) for held in self.tokens]
@@ -213,6 +217,8 @@ class Ledger:
     def make_room(self, cells: int) -> bool:
         """Forget idle slots, longest unused first, until `cells` are free; False when that is not enough."""
         while self.size - self.used < cells:
+            if not self.keeps:
+                return False
             idle = [slot for slot, busy in enumerate(self._busy) if not busy and self.tokens[slot]]
             if not idle:
                 return False

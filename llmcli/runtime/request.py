@@ -23,6 +23,7 @@ class RunOptions:
     flash_attn: str = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
+    reproducible: bool = False
 
 
 @dataclass(frozen=True, slots=True)

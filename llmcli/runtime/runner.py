@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmcli.errors import UserError
-from llmcli.runtime import kv
+from llmcli.runtime import kv, reproducible
 from llmcli.runtime.binding.context import Context, ContextOptions, open_context
 from llmcli.runtime.binding.devices import gpu_free
 from llmcli.runtime.binding.grammar import NativeGrammars
@@ -115,8 +115,12 @@ class Runner:
         self.guessing = speculation is not None
         self.native_grammars = NativeGrammars(model)
         self.grammars = Grammars(model, self.native_grammars.compile)
-        self.engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), native, speculation)
+        keeps = not options.reproducible or context.n_seq_max == 1
+        words = Vocabulary(model.piece, model.ends, model.n_vocab)
+        self.engine = Engine(context, words, native, speculation, keeps)
         self._shape = kv.shape(header.metadata)
+        if self._shape and options.reproducible:
+            self._shape = kv.whole(self._shape)
         # Asked once: the cache never changes its size, and llama.cpp's answer leaves a few words behind each time.
         allocated = context.allocated()
         self._kv_bytes = allocated.context if allocated else None
@@ -262,6 +266,10 @@ def open_runner(
     header = container.read(path)
     container.check(header)
     kv.check(header.metadata, options.cache_type_k, options.cache_type_v)
+    if options.reproducible:
+        reproducible.check(header)
+        if slots > 1:  # guesses that are taken back leave holes, which another sequence would fill
+            drafting = NO_DRAFTING
     wanted = ContextOptions(
         options.ctx_size,
         options.batch_size,
@@ -274,8 +282,9 @@ def open_runner(
         options.flash_attn,
         n_outputs=drafting.outputs(options, gpu_layers != 0 and gpu_free() is not None),
     )
-    opened = open_model(path, gpu_layers=gpu_layers, latent=header.latent)
-    with opened as model, open_context(model, wanted) as context, speculation(drafting, context) as guesses:
+    alike = options.reproducible
+    opened = reproducible.open_alike(header, wanted) if alike else _open(header, wanted, gpu_layers)
+    with opened as (model, context), speculation(drafting, context) as guesses:
         source = None if raw else template or header.metadata.get("tokenizer.chat_template")
         words = _special_words(model)
         made = Template(str(source), bos=words[0], eos=words[1]) if source else None
@@ -285,6 +294,13 @@ def open_runner(
             yield runner
         finally:
             runner.native_grammars.close()
+
+
+@contextmanager
+def _open(header: container.Header, options: ContextOptions, gpu_layers: int) -> Iterator[tuple[Model, Context]]:
+    opened = open_model(header.path, gpu_layers=gpu_layers, latent=header.latent)
+    with opened as model, open_context(model, options) as context:
+        yield model, context
 
 
 def _tag_tokens(model: Model) -> set[int]:

@@ -47,3 +47,14 @@ def test_the_options_named_as_fields_are_the_run_options() -> None:
     from llmcli.runtime.request import RunOptions
 
     assert {flag.name for flag in RUN} == {field.name for field in fields(RunOptions)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "needed"),
+    [(["-ctk", "f16"], "-ctk q8_0, not f16"), (["-fa", "off"], "-fa on, not off"), (["-ngl", "9"], "-ngl 0, not 9")],
+)
+def test_what_contradicts_the_reproducible_mode_is_refused(
+    flags: list[str], needed: str, llmcli: Callable[..., Done]
+) -> None:
+    done = llmcli("run", "any.gguf", "hi", "--reproducible", *flags)
+    assert (done.code, f"--reproducible needs {needed}" in done.err) == (2, True)

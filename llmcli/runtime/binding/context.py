@@ -39,7 +39,8 @@ Logits = NDArray[np.float32]
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
     """What a context is made with; sizes in tokens. `unified` is one pool of cells, otherwise each sequence has its own
-    `n_ctx` / `n_seq_max`. `n_outputs` rows of logits a pass may ask for, where that is more than one a sequence."""
+    `n_ctx` / `n_seq_max`. `n_outputs` rows of logits a pass may ask for, where that is more than one a sequence.
+    `whole`: windows keep every cell, in order, and nothing is lent to a GPU."""
 
     n_ctx: int
     n_batch: int = 2048
@@ -52,6 +53,7 @@ class ContextOptions:
     flash_attn: str = "auto"
     unified: bool = True
     n_outputs: int = 1
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +95,19 @@ class Row:
 class Context:
     """An open context. Made by `open_context`; unusable after its `with` block."""
 
-    def __init__(
-        self, pointer: Any, model: Model, flag: Any, unified: bool = True, type_k: str = "f16", n_outputs: int = 1
-    ) -> None:
+    def __init__(self, pointer: Any, model: Model, flag: Any, options: ContextOptions) -> None:
         library = lib()
-        self.pointer, self._flag, self.unified = pointer, flag, unified
+        self.pointer, self._flag, self.unified = pointer, flag, options.unified
         self.n_ctx: int = library.llama_n_ctx(pointer)
         self.n_batch: int = library.llama_n_batch(pointer)
         self.n_ubatch: int = library.llama_n_ubatch(pointer)
         self.n_seq_max: int = library.llama_n_seq_max(pointer)
-        self.n_outputs = max(n_outputs, self.n_seq_max)
+        self.n_outputs = max(options.n_outputs, self.n_seq_max)
         self._most_outputs: int = self.n_seq_max
         self.memory = library.llama_get_memory(pointer)
-        self.n_vocab, self.n_swa, self.recurrent = model.n_vocab, model.n_swa, model.recurrent
-        self._ask_shift = partial(can_shift, model, self.memory, type_k)
+        self.n_vocab, self.n_swa, self.recurrent = model.n_vocab, 0 if options.whole else model.n_swa, model.recurrent
+        # Cells that moved up stay what they became behind what is gone: not what the text alone would give.
+        self._ask_shift = None if options.whole else partial(can_shift, model, self.memory, options.type_k)
         # Laying out a batch of several micro-batches, llama.cpp drops old cells of a window for the last of them before
         # the first is computed (prepare and apply_ubatch of llama-kv-cache.cpp); where sequences' cells lie mixed, some
         # that the first still sees: logits off by 0.1 to 1. One micro-batch a pass has nothing to drop too early.
@@ -231,7 +232,7 @@ class Context:
     @cached_property
     def can_shift(self) -> bool:
         """Whether cells may be moved to other positions; the first question is answered by trying (turning.py)."""
-        return self._ask_shift(lib().llama_n_threads_batch(self.pointer))
+        return self._ask_shift is not None and self._ask_shift(lib().llama_n_threads_batch(self.pointer))
 
     def shift(self, sequence: int, start: int, end: int, last: int) -> None:
         """Give up the positions from `start` to `end` and move what follows down to `start`, its keys turned along.
@@ -340,7 +341,9 @@ def open_context(model: Model, options: ContextOptions) -> Iterator[Context]:
     params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
     params.flash_attn_type = FLASH[options.flash_attn]
     params.kv_unified = options.unified
-    params.swa_full = False  # as llama.cpp's own tools
+    params.swa_full = options.whole  # llama.cpp's own tools: False
+    if options.whole:
+        params.op_offload = params.offload_kqv = False
     params.no_perf = True
     flag = ctypes.create_string_buffer(2)
     params.abort_callback, params.abort_callback_data = abort_on(flag)
@@ -357,7 +360,7 @@ def open_context(model: Model, options: ContextOptions) -> Iterator[Context]:
             f"llama.cpp refuses this context: {last_words() or 'not enough memory?'}",
             hint="try a smaller --ctx-size, or --cache-type-k f16 --cache-type-v f16",
         )
-    context = Context(pointer, model, flag, options.unified, options.type_k, options.n_outputs)
+    context = Context(pointer, model, flag, options)
     try:
         yield context
     finally:

@@ -87,13 +87,20 @@ class Model:
 
 @contextmanager
 def open_model(
-    path: Path, *, gpu_layers: int = ALL_LAYERS, vocab_only: bool = False, latent: bool | None = None, dry: bool = False
+    path: Path,
+    *,
+    gpu_layers: int = ALL_LAYERS,
+    vocab_only: bool = False,
+    latent: bool | None = None,
+    repack: bool = True,
+    dry: bool = False,
 ) -> Iterator[Model]:
     """Load a GGUF that `quant.container.check` has passed; `latent` is its header's, looked up where it is not given.
 
     `dry`: no weight is read and nothing allocated, for rehearsal.py alone; a context of it computes nothing.
     On a CPU with AMX llama.cpp lays matrices out anew, and aborts where a latent attention multiplies one by what
     does not stand in memory order: those models' stay as they are.
+    Without `repack` every matrix stays as it stands in the file.
     Raises UserError with llama.cpp's own reason where it refuses the file, KeyboardInterrupt at Ctrl-C.
     """
     library = lib()
@@ -102,7 +109,9 @@ def open_model(
     params.vocab_only = vocab_only
     if dry:
         params.no_alloc, params.load_mode = True, LOAD_NONE  # a mapped file would not be simulated: llama.cpp aborts
-    if not vocab_only and b"AMX" in library.llama_print_system_info():
+    if not repack:
+        params.use_extra_bufts = False
+    elif not vocab_only and has_amx():
         params.use_extra_bufts = not (container.read(path).latent if latent is None else latent)
     listen()
     stopped = threading.Event()
@@ -121,6 +130,11 @@ def open_model(
         yield Model(pointer, path)
     finally:
         library.llama_model_free(pointer)
+
+
+def has_amx() -> bool:
+    """Whether this build has kernels for AMX, which lay out most quantized types anew."""
+    return b"AMX" in lib().llama_print_system_info()
 
 
 def _hint(reason: str, path: Path) -> str:
