@@ -32,8 +32,8 @@ class NoLog:
     def missed(self) -> None:
         """No answer came of it; nothing where there was one."""
 
-    def moved(self, session: Session) -> None:
-        """The conversation may be somewhere else."""
+    def moved(self, session: Session, model: str) -> None:
+        """The conversation, now with that model, may be somewhere else."""
 
     def close(self) -> None:
         """The sitting is over."""
@@ -87,14 +87,16 @@ class Log(NoLog):
             self._append(_rest({"event": "unanswered"}))
             self._half = False
 
-    def moved(self, session: Session) -> None:
+    def moved(self, session: Session, model: str) -> None:
         tree = session.tree
         place = records.place_record(tree)
         if tree is not self._tree:
             if tree.turns or self._turns or place != self._place:  # a sitting that begins has nothing to tell
                 turns = [records.turn_record(turn) for turn in tree.turns]
-                settings = {"system": session.system, "settings": session.sampling.as_dict()}
-                self._event({"event": "tree", "turns": turns, **place, "predict": session.predict, **settings})
+                self._event({
+                    "event": "tree", "turns": turns, **place, "model": {"name": model}, "system": session.system,
+                    "settings": session.sampling.as_dict(), "predict": session.predict,
+                })  # fmt: skip
         elif place != self._place or len(tree.turns) != self._turns:
             turns = [records.turn_record(turn) for turn in tree.turns[self._turns :]]
             self._event({"event": "place", "first": self._turns + 1, "turns": turns, **place})

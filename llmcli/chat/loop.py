@@ -38,7 +38,7 @@ def say(talk: Talk, text: str) -> Answer | None:
         text = text[1:]
     elif text.startswith("/"):
         commands.perform(talk, text)
-        talk.log.moved(talk.session)
+        talk.log.moved(talk.session, talk.name)
         return None
     return answer(talk, talk.message(text)) if text.strip() else None
 

@@ -41,4 +41,4 @@ def go_on(talk: Talk, item: Item, typed: Callable[[Session], None]) -> None:
             talk.log = log
             return
         talk.ui.note("another chat goes on with that sitting: this one is kept as a new one")
-    talk.log.moved(talk.session)
+    talk.log.moved(talk.session, talk.name)

@@ -54,14 +54,12 @@ def _reply(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bo
         return False
     tree = held.tree
     tree.move(_parent(tree, numbers, record))
-    timing, model = record.get("timing"), record.get("model")
+    timing = record.get("timing")
     counted = timing.get("generated_tokens") if isinstance(timing, dict) else 0
     cut, tokens = record.get("finish") == "cancelled", counted if isinstance(counted, int) else 0
     number = tree.add(question, answer, cut=cut, tokens=tokens)
     if isinstance(node := record.get("node"), int):
         numbers[node] = number
-    if isinstance(model, dict) and isinstance(model.get("name"), str):
-        held.model = model["name"]
     _settings(held, record)
     return True
 
@@ -111,6 +109,9 @@ def _moved(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bo
 
 def _settings(held: Held, record: Mapping[str, Any]) -> None:
     """What the next answer depended on then; of a wrong type it is as if it had not been told."""
+    model = record.get("model")
+    if isinstance(model, dict) and isinstance(model.get("name"), str):
+        held.model = model["name"]
     settings, system, predict = (record.get(key) for key in ("settings", "system", "predict"))
     held.settings = settings if isinstance(settings, dict) else {}
     held.system = system if isinstance(system, str) else None

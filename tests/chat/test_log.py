@@ -101,6 +101,7 @@ def test_any_mix_of_commands_is_read_as_it_was(
             continue
         held = sitting.read(path) if path.exists() else sitting.Held(Tree())
         assert (held.tree, held.damaged, held.unanswered) == (one.session.tree, 0, None), line
+        assert held.model == ("fake" if held.tree.turns else held.model)
         one.runner.engine.ledger.check()
     if path.exists():
         again = Session(defaults())
