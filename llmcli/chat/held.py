@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmcli.chat.overflow import MODES
 from llmcli.chat.session import Session
 from llmcli.chat.tree import Tree
 
@@ -18,6 +19,7 @@ class Held:
     settings: Mapping[str, Any] = field(default_factory=dict)
     system: str | None = None
     predict: int | None = None
+    on_full: str = ""
     unanswered: str | None = None
     damaged: int = 0
 
@@ -25,6 +27,7 @@ class Held:
         """Let `session` go on with it. Raises UserError for settings out of range; then nothing has changed."""
         session.sampling = session.sampling.with_values(self.settings)
         session.system, session.predict, session.tree = self.system, self.predict, self.tree
+        session.on_full = self.on_full if self.on_full in MODES else session.on_full
 
     @property
     def first(self) -> str:

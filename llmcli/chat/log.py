@@ -78,7 +78,8 @@ class Log(NoLog):
 
     def answered(self, rest: Mapping[str, Any], session: Session) -> None:
         if self._half:
-            self._append(_rest(rest))
+            left = sorted(session.tree.left)
+            self._append(_rest({**rest, **({"left": left} if left != self._place["left"] else {})}))
             self._half = False
         self._know(session.tree)
 
@@ -95,7 +96,7 @@ class Log(NoLog):
                 turns = [records.turn_record(turn) for turn in tree.turns]
                 self._event({
                     "event": "tree", "turns": turns, **place, "model": {"name": model}, "system": session.system,
-                    "settings": session.sampling.as_dict(), "predict": session.predict,
+                    "settings": session.sampling.as_dict(), "predict": session.predict, "on_full": session.on_full,
                 })  # fmt: skip
         elif place != self._place or len(tree.turns) != self._turns:
             turns = [records.turn_record(turn) for turn in tree.turns[self._turns :]]

@@ -18,7 +18,7 @@ def rows(tree: Tree) -> list[tuple[str, str, str, str, str]]:
     found = []
     for lead, number in _lines(tree):
         turn = tree[number]
-        words = ["cut"] if turn.cut else []
+        words = ["cut"] * turn.cut + ["left the context"] * (number in tree.left)
         words += named.get(number, [])
         words += ["<- here"] if number == tree.at else []
         found.append((

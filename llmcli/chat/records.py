@@ -20,8 +20,8 @@ def turn_record(turn: Turn) -> dict[str, Any]:
 
 
 def place_record(tree: Tree) -> dict[str, Any]:
-    """Where the conversation is, and the ends of its branches."""
-    return {"at": tree.at, "branch": tree.branch, "names": dict(tree.names)}
+    """Where the conversation is, the ends of its branches, and the turns that have left the context."""
+    return {"at": tree.at, "branch": tree.branch, "names": dict(tree.names), "left": sorted(tree.left)}
 
 
 def add_turn(tree: Tree, record: Mapping[str, Any]) -> None:
@@ -37,12 +37,14 @@ def add_turn(tree: Tree, record: Mapping[str, Any]) -> None:
 
 def put_place(tree: Tree, record: Mapping[str, Any]) -> None:
     """Go where the record says, with its branches. Raises Damaged, and then nothing has changed."""
-    at, branch, names = record.get("at"), record.get("branch"), record.get("names")
-    known = isinstance(names, dict) and all(isinstance(end, int) for end in names.values())
-    if not isinstance(at, int) or not isinstance(names, dict) or not known:
+    at, branch, names, left = (record.get(key) for key in ("at", "branch", "names", "left"))
+    left = [] if left is None else left
+    if not isinstance(names, dict) or not isinstance(left, list):
         raise Damaged("it does not tell where the conversation is")
-    if not all(0 <= end <= len(tree.turns) for end in (at, *names.values())):
-        raise Damaged("it leads to a turn that is not there")
+    for end in (at, *names.values(), *left):
+        if not isinstance(end, int) or not 0 <= end <= len(tree.turns):
+            raise Damaged("it leads to a turn that is not there")
     if not isinstance(branch, str) or (branch and names.get(branch) != at):
         raise Damaged("its branch does not end where the conversation is")
-    tree.at, tree.branch, tree.names = at, branch, dict(names)
+    assert isinstance(at, int)  # as all ends are
+    tree.at, tree.branch, tree.names, tree.left = at, branch, dict(names), set(left)

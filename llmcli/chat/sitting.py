@@ -60,6 +60,8 @@ def _reply(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bo
     number = tree.add(question, answer, cut=cut, tokens=tokens)
     if isinstance(node := record.get("node"), int):
         numbers[node] = number
+    if isinstance(left := record.get("left"), list):
+        tree.left = {numbers[turn] for turn in left if isinstance(turn, int) and turn in numbers}
     _settings(held, record)
     return True
 
@@ -95,6 +97,7 @@ def _moved(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bo
             known[number] = len(tree.turns)
         place["at"] = known.get(record["at"], -1)
         place["names"] = {name: known.get(end, -1) for name, end in record["names"].items()}
+        place["left"] = [known.get(number, -1) for number in record.get("left", [])]
         records.put_place(tree, place)
     except (records.Damaged, AttributeError, KeyError, TypeError):  # the others: what is no object, or not there
         del tree.turns[count:]
@@ -112,10 +115,11 @@ def _settings(held: Held, record: Mapping[str, Any]) -> None:
     model = record.get("model")
     if isinstance(model, dict) and isinstance(model.get("name"), str):
         held.model = model["name"]
-    settings, system, predict = (record.get(key) for key in ("settings", "system", "predict"))
+    settings, system, predict, on_full = (record.get(key) for key in ("settings", "system", "predict", "on_full"))
     held.settings = settings if isinstance(settings, dict) else {}
     held.system = system if isinstance(system, str) else None
     held.predict = predict if isinstance(predict, int) else None
+    held.on_full = on_full if isinstance(on_full, str) else ""
 
 
 def _object(raw: bytes) -> dict[str, Any] | None:

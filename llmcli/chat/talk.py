@@ -102,7 +102,7 @@ class Talk:
         reply, session = self.runner.reply(request), self.session
         self.log.asked({
             "prompt": text, "parent": session.tree.at, "turn": len(session.tree.path()) + 1, "system": session.system,
-            "settings": session.sampling.as_dict(), "predict": session.predict,
+            "settings": session.sampling.as_dict(), "predict": session.predict, "on_full": session.on_full,
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         })  # fmt: skip
         try:

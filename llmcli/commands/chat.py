@@ -119,6 +119,8 @@ def _converse(talk: "Talk", first: str | None, given: Flags, item: "Item | None"
             session.system = given.system or None
         if given.predict is not None:
             session.predict = None if given.predict == -1 else given.predict
+        if given.on_full != "stop":
+            session.on_full = given.on_full
 
     talk.log = Log(talk.config, talk.ui.warn)
     try:

@@ -110,6 +110,21 @@ def test_any_mix_of_commands_is_read_as_it_was(
         assert all(("event" in line) != ("text" in line) for line in lines(path))
 
 
+def test_turns_that_left_the_context_are_known_again(logged: Callable[..., tuple[Talk, Path]]) -> None:
+    one, path = logged(b"0123456789 and some more words", n_ctx=128, n_seq_max=4)
+    say(one, "/set on_full shift")
+    for number in range(6):
+        say(one, f"question {number}?")
+    say(one, "/switch 5")
+    held = sitting.read(path)
+    assert one.session.tree.left
+    assert (held.tree, held.on_full, held.damaged) == (one.session.tree, "shift", 0)
+    say(one, "/save a")
+    say(one, "/load a")
+    assert sitting.read(path).tree == one.session.tree == held.tree
+    assert one.session.on_full == "shift"
+
+
 def test_a_log_that_was_cut_anywhere_gives_all_that_was_whole(logged: Callable[..., tuple[Talk, Path]]) -> None:
     one, path = logged(b"yes")
     for text in ("a?", "ü?", "c?"):
