@@ -1,13 +1,15 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmcli.commands import standing
 from llmcli.hardware import host
 from quant import convert, quantize
 from tests.commands.conftest import Done
+from tests.hub import Hub
 
 Llmcli = Callable[..., Done]
 
@@ -113,11 +115,10 @@ def test_what_is_not_quantized_yet_is_planned_as_if_it_were(llmcli: Llmcli, stor
     whole, made = tmp_path / "whole.gguf", tmp_path / "q4_0.gguf"
     quantize.run(quantize.plan(convert.open_folder(stories), "F32"), whole, threads=1)
     quantize.run(quantize.plan(quantize.open_gguf(whole), "Q4_0"), made, threads=1)
-    own = ("process_bytes", "overhead_bytes", "available_bytes", "devices")
-    receipts = []
-    for words in ([str(whole), "--quant", "q4_0"], [str(stories), "--quant", "q4_0"], [str(made)]):
-        told = json.loads(llmcli("plan", *words, "--json").out)
-        receipts.append({key: value for key, value in told.items() if key not in own})
+    receipts = [
+        receipt(llmcli("plan", *words, "--json"))
+        for words in ([str(whole), "--quant", "q4_0"], [str(stories), "--quant", "q4_0"], [str(made)])
+    ]
     assert receipts[0] == receipts[1] == receipts[2]
     refused = llmcli("plan", str(whole), "--quant", "q4_0", "--measure")
     assert refused.code == 1
@@ -129,3 +130,72 @@ def test_a_file_that_is_no_model_is_refused(llmcli: Llmcli, tmp_path: Path) -> N
     done = llmcli("plan", str(tmp_path / "bad.gguf"))
     assert done.code == 1
     assert done.err.startswith("error: ")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with Hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+
+
+def receipt(done: Done) -> dict[str, Any]:
+    """What does not change from one process to the next."""
+    assert done.code == 0, done.err
+    own = ("process_bytes", "overhead_bytes", "available_bytes", "max_ctx", "devices")
+    return {key: value for key, value in json.loads(done.out).items() if key not in own}
+
+
+def test_a_gguf_on_the_hub_is_planned_from_its_header(
+    llmcli: Llmcli, hub: Hub, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vocabulary larger than the first part; of the weights no byte is asked for, and nothing is left here."""
+    from tests.quant import tiny
+
+    monkeypatch.setattr(standing, "FIRST", 2048)
+    file = tiny.llama(tmp_path / "big-Q8_0.gguf", hidden=512, ff=1024, layers=6, vocab=800)
+    hub.add("org/big", {"big-Q8_0.gguf": file.read_bytes()})
+    there = llmcli("plan", "org/big:Q8_0", "--json")
+    assert receipt(there) == receipt(llmcli("plan", str(file), "--json"))
+    (first, *more) = [str(asked) for asked in hub.gets("big-Q8_0.gguf")]
+    assert first == "bytes=0-2047"
+    assert more
+    last = max(int(asked.rpartition("-")[2]) for asked in (first, *more))
+    assert last < file.stat().st_size // 10
+    assert not list(home.rglob("*.gguf"))
+    refused = llmcli("plan", "org/big:Q8_0", "--measure")
+    assert refused.code == 1
+    assert "on the hub" in refused.err
+
+
+def test_shards_on_the_hub_are_planned_together(llmcli: Llmcli, hub: Hub, model: Path, tmp_path: Path) -> None:
+    plan = quantize.plan(quantize.open_gguf(model), "Q8_0", most=300_000)
+    quantize.run(plan, tmp_path / "cut-Q8_0.gguf", threads=1)
+    files = {file.name: file.read_bytes() for file in tmp_path.glob("cut-*.gguf")}
+    assert len(files) > 1
+    hub.add("org/cut", files)
+    first = sorted(tmp_path.glob("cut-*.gguf"))[0]
+    assert receipt(llmcli("plan", "org/cut:Q8_0", "--json")) == receipt(llmcli("plan", str(first), "--json"))
+
+
+def test_a_checkpoint_on_the_hub_is_planned_as_what_would_be_made_of_it(
+    llmcli: Llmcli, hub: Hub, stories: Path
+) -> None:
+    hub.add("org/stories", stories)
+    words = ("--quant", "q4_0", "--json")
+    assert receipt(llmcli("plan", "org/stories", *words)) == receipt(llmcli("plan", str(stories), *words))
+    assert "on the hub" in llmcli("plan", "org/stories:Q8_0").out
+
+
+def test_what_cannot_be_looked_at_from_afar_is_told(llmcli: Llmcli, hub: Hub, model: Path) -> None:
+    hub.add("org/tiny", {"tiny-Q8_0.gguf": model.read_bytes(), "bad-Q4_0.gguf": b"GGUF" + bytes(5000)})
+    hub.ignore_range = True
+    for words, why in (
+        (["org/tiny:Q8_0"], "gives no parts"), (["org/tiny:Q8_0", "--offline"], "this is offline"),
+        (["org/tiny:Q2_K"], "has no Q2_K"), (["smollm2:135m"], "only the hub gives parts"), (["org/none"], "org/none"),
+    ):  # fmt: skip
+        done = llmcli("plan", *words)
+        assert (done.code, done.out) == (1, "")
+        assert why in done.err
+    hub.ignore_range = False
+    assert "not a sound GGUF" in llmcli("plan", "org/tiny:Q4_0").err

@@ -84,6 +84,20 @@ def remote(spec: Spec, config: Config, watcher: Watcher) -> Remote | None:
     return Remote("folder", folder, listed, spec.label, commit, blobs=files, here=paths)
 
 
+def distant(spec: Spec, config: Config, watcher: Watcher) -> tuple[RemoteFile, ...] | None:
+    """The GGUF that a pull would take, left on the hub: its file, or its shards in order; None for a checkpoint."""
+    quiet_hub()
+    _check_revision(spec)
+    with in_words(spec, config), retries_noted(watcher):
+        commit, blobs = _listing(spec, config)
+        choice = choose(spec, blobs, config.allow_pickle)
+    if choice.kind != "gguf":
+        return None
+    if choice.remark:
+        watcher.note(choice.remark)
+    return tuple(RemoteFile(spec, commit, blob, config, watcher) for blob in choice.files)
+
+
 def _check_revision(spec: Spec) -> None:
     if spec.revision and not REVISION.fullmatch(spec.revision):
         raise UserError(f"{spec.revision!r} is not a revision", hint="a branch, a tag or a commit")
