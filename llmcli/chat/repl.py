@@ -69,7 +69,7 @@ def _converse(talk: Talk, session: PromptSession[str]) -> None:
         session.bottom_toolbar = lambda told=told: _bottom(told)
         draft, talk.draft = talk.draft, ""
         try:
-            text = _prompt(session, draft)
+            text = asyncio.run(_typed(session, draft))
         except KeyboardInterrupt:
             talk.ui.note("(Ctrl-D or /exit leaves)")
             continue
@@ -84,34 +84,31 @@ def _converse(talk: Talk, session: PromptSession[str]) -> None:
             talk.ui.error(str(error), error.hint)
 
 
-def _prompt(session: PromptSession[str], draft: str) -> str:
-    """One message or command, as typed."""
-    waits = signal.getsignal(signal.SIGINT)
-    try:
-        return session.prompt(
-            PROMPT, prompt_continuation=lambda width, number, soft: CONTINUED, default=draft, pre_run=_begin,
-            handle_sigint=False,
-        )  # fmt: skip
-    finally:
-        signal.signal(signal.SIGINT, waits)  # the prompt's event loop leaves Python's own
-
-
-def _begin() -> None:
-    """The prompt hears Ctrl-C from here on; one that came just before counts.
+async def _typed(session: PromptSession[str], draft: str) -> str:
+    """One message or command. Ctrl-C as a signal ends it as the key does, whenever it comes.
 
     (prompt_toolkit's own handler fails where the prompt has not quite begun, or has just ended.)
     """
-    app = get_app()
-    app.layout.focus(DEFAULT_BUFFER)  # a search that a signal ended would keep the keys to itself
+    app, loop, waits = session.app, asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
 
     def stop() -> None:
         if app.future and not app.future.done():
             app.exit(exception=KeyboardInterrupt, style="class:aborting")
 
-    with suppress(NotImplementedError):  # Windows
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
-    if interrupt_taken():
-        stop()
+    def begin() -> None:
+        app.layout.focus(DEFAULT_BUFFER)  # a search that a signal ended would keep the keys to itself
+        if interrupt_taken():
+            stop()
+
+    loop.add_signal_handler(signal.SIGINT, stop)
+    try:
+        return await session.prompt_async(
+            PROMPT, prompt_continuation=lambda width, number, soft: CONTINUED, default=draft, pre_run=begin,
+            handle_sigint=False,
+        )  # fmt: skip
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, waits)
 
 
 def _bottom(told: list[status.Part]) -> str:
