@@ -19,10 +19,12 @@ ONE = ("items", "additionalProperties", "additionalItems")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 TABLES = ("properties", "patternProperties", "$defs", "definitions")
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-ENFORCED = {
-    *ONE, *LISTS, *TABLES, *COUNTS, "$ref", "type", "enum", "const", "required", "pattern", "format", "minimum",
-    "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+WORDS: dict[str, type | tuple[type, ...]] = {
+    "$ref": str, "type": (str, list), "enum": list, "required": list, "pattern": str, "format": str,
 }  # fmt: skip
+ENFORCED = {*ONE, *LISTS, *TABLES, *COUNTS, *NUMBERS, *WORDS, "const"}
+LARGEST_NUMBER = 2**53
 # They say something about a value and ask nothing of it. What begins with x- is somebody's own remark.
 REMARKS = {
     "$schema", "$id", "$comment", "title", "description", "default", "examples", "example", "readOnly", "writeOnly",
@@ -158,12 +160,14 @@ class _Walk:
             return [self.schema(inner, f"{place}/{number}") for number, inner in enumerate(value)]
         if key in ONE:
             return self.schema(value, place)
-        if key in TABLES or key in LISTS:
+        if key in COUNTS and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if key in TABLES or key in LISTS or not _fits(key, value):
             self.wrong.append(f"{_kind(value)} at {place}")
         elif key == "format" and value not in FORMATS:
             self.wrong.append(f"format {json.dumps(value)} at {place.removesuffix('/format')}")
-        elif key in COUNTS and isinstance(value, float) and value.is_integer():
-            return int(value)
+        elif key in ("const", "enum") and not _writable(value):
+            self.wrong.append(f"a number beyond 2^53 at {place}")
         return value
 
     def _counted(self, made: dict[str, Any], path: str) -> None:
@@ -203,6 +207,22 @@ class _Walk:
                 seen.add(path)
                 ahead += self._links.get(path, ())
         return False
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Whether a keyword's value is of the kind that the keyword takes; the library is not strict with all."""
+    if key in COUNTS:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if key in NUMBERS:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return not (key in WORDS and not isinstance(value, WORDS[key]))
+
+
+def _writable(value: Any) -> bool:
+    """Whether all numbers in a value are written as they are: the library counts in 64 bits."""
+    if isinstance(value, (dict, list)):
+        return all(map(_writable, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, (int, float)) or abs(value) <= LARGEST_NUMBER
 
 
 def _escaped(key: str) -> str:
