@@ -47,13 +47,14 @@ class Case:
     @property
     def message(self) -> Message:
         """What the model is told."""
-        return Message("user", f"{self.question}\nAnswer in JSON: {json.dumps(self.schema)}")
+        asked = "Answer with a short JSON document of this schema"
+        return Message("user", f"{self.question}\n{asked}: {json.dumps(self.schema)}")
 
 
 def cases(folder: Path, count: int) -> list[Case]:
     """`count` of the schemas, evenly spread over all."""
     rows = [json.loads(line) for name in ("functions", "suite") for line in (folder / f"{name}.jsonl").open()]
-    found = [Case(row["id"], row["schema"], row.get("prompt", "Write an example.")) for row in rows]
+    found = [Case(row["id"], row["schema"], row.get("prompt", "Write a short example.")) for row in rows]
     return [found[index * len(found) // count] for index in range(min(count, len(found)))]
 
 

@@ -1,11 +1,13 @@
 """What is told of answers that follow a grammar or schema: whether they are whole, and what that took."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llmcli.chat.talk import Talk
 from llmcli.runtime.constraint.base import accepts
 from llmcli.runtime.constraint.chain import after
 from llmcli.runtime.request import Answer
+
+if TYPE_CHECKING:  # it tells what stands here of its answers
+    from llmcli.chat.talk import Talk
 
 REASONS = {
     "context_full": ("the context is full", "start with a larger --ctx-size"),
@@ -15,7 +17,7 @@ REASONS = {
 }
 
 
-def whole(talk: Talk, answer: Answer) -> bool:
+def whole(talk: "Talk", answer: Answer) -> bool:
     """Whether an answer is all that was asked for; one that nothing was asked of is."""
     if talk.session.constraint is None:
         return True
@@ -26,7 +28,7 @@ def whole(talk: Talk, answer: Answer) -> bool:
     return start is not None and uncut and accepts(talk.runner.grammars(talk.session.constraint), tokens[start:])
 
 
-def incomplete(talk: Talk, answer: Answer) -> tuple[str, str]:
+def incomplete(talk: "Talk", answer: Answer) -> tuple[str, str]:
     """Why an answer is not whole, and what to do."""
     asked = talk.session.constraint
     what = "JSON document" if asked and asked.kind == "json_schema" else "answer"
@@ -35,7 +37,7 @@ def incomplete(talk: Talk, answer: Answer) -> tuple[str, str]:
     return f"the {what} is incomplete: {reason}", hint
 
 
-def facts(talk: Talk, answer: Answer) -> dict[str, Any]:
+def facts(talk: "Talk", answer: Answer) -> dict[str, Any]:
     """The part of `run --json` about the constraint; nothing where there is none."""
     asked = talk.session.constraint
     if asked is None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from llmcli.chat import overflow, report
+from llmcli.chat import constraint, overflow, report
 from llmcli.chat.log import NoLog
 from llmcli.chat.paint import painted
 from llmcli.chat.render import Stream
@@ -174,7 +174,8 @@ class Talk:
         """An answer's accounts, as `run --json` prints them."""
         thought, said = split(self.whole(answer.text))
         more = {"thinking": thought, "content": said} if thought else {}
-        return {**report.document(self.runner, self.name, self.file_bytes, answer), **more}
+        accounts = report.document(self.runner, self.name, self.file_bytes, answer)
+        return {**accounts, **more, **constraint.facts(self, answer)}
 
     def tokens(self, text: str, skip: int = 0) -> tuple[int, ...]:
         """The ids of the conversation as the model is shown it, but for its first `skip` turns, with `text` as its

@@ -87,8 +87,11 @@ def _answer(talk: "Talk", text: str, json: bool, samples: int) -> bool:
     stream = talk.stream(silent=json)
     answers = talk.samples(text, samples, stream) if samples > 1 else [talk.ask(text, stream)]
     if json:
-        more = {"samples": report.samples(talk.runner, answers)} if samples > 1 else {}
-        talk.ui.result({**talk.document(answers[0]), **constraint.facts(talk, answers[0]), **more})
+        each = [
+            {**told, **constraint.facts(talk, answer)}
+            for told, answer in zip(report.samples(talk.runner, answers), answers, strict=True)
+        ]
+        talk.ui.result({**talk.document(answers[0]), **({"samples": each} if samples > 1 else {})})
     else:
         several = samples > 1
         line = report.samples_line(talk.runner, answers) if several else report.timing_line(talk.runner, answers[0])
@@ -180,6 +183,8 @@ def _open(
             file_bytes=opened.file_bytes, models=models, measure=measure,
             screen=Screen(probs=given.logprobs, thinking=HIDE if hidden else SHOW, markdown=given.markdown),
         )  # fmt: skip
+        if given.constraint:
+            opened.runner.grammars(given.constraint)  # what cannot be followed is told before anything is asked
         if given.reasoning != "auto":
             find("reasoning").change(talk, given.reasoning)
         find("on_full").change(talk, given.on_full)

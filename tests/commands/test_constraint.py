@@ -74,8 +74,13 @@ def test_an_answer_may_end_at_its_limit_where_the_grammar_accepts(llmcli: Llmcli
 def test_samples_are_told_apart(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"Gladly!")
     done = llmcli("run", "fake", "Which?", "-j", '{"type": "boolean"}', "--samples", "3", "--json")
-    assert [json.loads(one["text"]) for one in json.loads(done.out)["samples"]]
+    told = json.loads(done.out)["samples"]
+    assert {json.loads(one["text"]) for one in told} <= {True, False}
+    assert [one["constraint"]["complete"] for one in told] == [True] * 3
     assert done.code == 0
+    cut = llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "--samples", "2", "-n", "9", "--json")
+    assert [one["constraint"]["complete"] for one in json.loads(cut.out)["samples"]] == [False, False]
+    assert cut.code == 1
 
 
 def test_the_document_comes_after_the_thinking_that_the_prompt_opens(llmcli: Llmcli, fake: Fake) -> None:

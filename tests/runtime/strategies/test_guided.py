@@ -7,8 +7,9 @@ from llmcli.runtime.constraint.base import JUMPS, Grammar
 from llmcli.runtime.engine import Engine
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.sampling import defaults
-from llmcli.runtime.strategies.base import Vocabulary
+from llmcli.runtime.strategies.base import Speculation, Vocabulary
 from llmcli.types import Event
+from tests.drafts import CHEAP, Knowing, Steady
 from tests.fakes import FakeContext, FakeModel
 from tests.runtime.constraint.words import gbnf, schema
 
@@ -25,9 +26,11 @@ def answer(
 ) -> tuple[Answer, list[Event], FakeContext]:
     """One guided answer of a model that would rather say something else."""
     model, context = FakeModel(), FakeContext(reply=b"Well, let me see.", n_ctx=n_ctx)
-    engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None)
+    vocabulary = Vocabulary(model.piece, model.ends, model.n_vocab)
+    engine = Engine(context, vocabulary, None, more.pop("speculation", None))
     sampling = defaults().with_values({"seed": seed, **more.pop("settings", {})})
-    one = engine.submit(Request(tuple(b"ask"), sampling, strategy="guided", grammar=grammar, logprobs=True, **more))
+    asked = {"strategy": "guided", "grammar": grammar, "logprobs": True, **more}
+    one = engine.submit(Request(tuple(b"ask"), sampling, **asked))
     events: list[Event] = []
     while engine.busy:
         events += engine.step()
@@ -94,3 +97,27 @@ def test_samples_each_follow_the_grammar_with_a_seed_of_their_own() -> None:
         engine.step()
     texts = [engine.answer(one).text for one in ids]
     assert texts == [answer(schema(CALL), seed=seed)[0].text for seed in (5, 6, 7)]
+
+
+LIST = {"type": "array", "items": CALL, "minItems": 3, "maxItems": 3}
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+@pytest.mark.parametrize("settings", [{}, {"temp": 0}, {"mirostat": 2}], ids=str)
+@pytest.mark.parametrize("right", [1, 0.7, 0])
+def test_guesses_change_neither_the_answer_nor_what_was_forced(
+    jump: str, settings: dict[str, float], right: float
+) -> None:
+    grammar = schema(LIST, jump)
+    alone, _, _ = answer(grammar, settings=settings)
+    drafter = Knowing([token.id for token in alone.tokens], right)
+    guessed, _, context = answer(
+        grammar, settings=settings, speculation=Speculation((drafter,), Steady(CHEAP), 16), strategy="speculative"
+    )
+    assert len(json.loads(guessed.text)) == 3
+    assert guessed.finish == "stop"
+    for one, other in zip(alone.tokens, guessed.tokens, strict=True):
+        assert (one.id, one.forced, one.logprob) == (other.id, other.forced, other.logprob)
+    assert (sum(accepted for _, accepted in drafter.heard) > 0) == (right > 0)
+    if right == 1 and jump == "off":
+        assert len(context.batches) < len(alone.tokens) / 2
