@@ -21,11 +21,15 @@ from llmcli.runtime.sampling.chain import Chain, Greedy, Row
 class GuidedChain:
     """Draws only what the grammar allows after the answer's tokens, which it reads off those that draw() gets."""
 
-    def __init__(self, chain: Chain, matcher: Matcher, begin: Callable[[list[int]], int | None]) -> None:
-        """`begin` finds in the tokens that draw() gets where the grammar begins; None: not yet, all is allowed."""
-        self.chain, self.matcher, self.begin = chain, matcher, begin
-        self._start: int | None = None
-        self._told: list[int] = []  # tokens of the answer that the matcher knows
+    def __init__(
+        self, chain: Chain, matcher: Matcher, prompt: int, tag: str = "",
+        piece: Callable[[int], bytes] = lambda token: b"",
+    ) -> None:  # fmt: skip
+        """`prompt` is how many of the tokens that draw() gets are not the answer's. The grammar begins behind `tag`,
+        which is looked for in the tokens' bytes (`piece`); until then all is allowed."""
+        self.chain, self.matcher, self.prompt, self.tag, self.piece = chain, matcher, prompt, tag, piece
+        self._start = None if tag else prompt  # where the grammar begins; below 0 where that has left the tokens
+        self._told: list[int] = []  # tokens from there on that the matcher knows
         self._total = self._inside = 0.0  # seconds in the grammar, and those of them in draw()
 
     def draw(self, row: Row, tokens: list[int]) -> int:
@@ -60,19 +64,35 @@ class GuidedChain:
     def follow(self, tokens: list[int]) -> bool:
         """Bring the matcher to where `tokens` are, and tell whether the grammar has begun.
 
-        What the matcher was told and is not there any more is taken back.
+        Tokens at the end that are not there any more, or are others, are taken back.
         """
         if self._start is None or self._start > len(tokens):
-            self._start = self.begin(tokens)
-        answer, told = [] if self._start is None else tokens[self._start :], self._told
-        if answer[: len(told)] != told:
-            same = next(at for at, token in enumerate(told) if answer[at : at + 1] != [token])
-            self.matcher.rewind(len(told) - same)
-            del told[same:]
-        for token in answer[len(told) :]:
+            self._start = self._begin(tokens)
+            if self._start is None:
+                return False
+        start, told = self._start, self._told
+        kept = min(len(told), len(tokens) - start)
+        while kept and start + kept > self.prompt and tokens[start + kept - 1] != told[kept - 1]:
+            kept -= 1
+        if kept < len(told):
+            self.matcher.rewind(len(told) - kept)
+            del told[kept:]
+        for token in tokens[start + kept :]:
             self.matcher.accept(token)
             told.append(token)
-        return self._start is not None
+        return True
+
+    def shortened(self, gone: int, prompt: int) -> None:
+        """So many tokens have left, all of them before the newest; `prompt` of the others are not the answer's."""
+        self.prompt = prompt
+        if self._start is not None:
+            self._start -= gone
+
+    def _begin(self, tokens: list[int]) -> int | None:
+        """Where the grammar begins."""
+        # Asked at every token: a tag that ends with the last one has no more tokens than bytes.
+        recent = tokens[max(self.prompt, len(tokens) - len(self.tag.encode())) :]
+        return None if after(self.tag, map(self.piece, recent)) is None else len(tokens)
 
     def ahead(self, tokens: list[int], jump: str) -> tuple[list[int], bool]:
         """What must come after `tokens`, and whether that is the end."""
@@ -103,16 +123,8 @@ class GuidedChain:
 
 def guided(chain: Chain, request: Request, piece: Callable[[int], bytes]) -> Chain:
     """`chain` inside the request's grammar, where it has one; `piece` are a token's bytes."""
-    grammar, prompt, tag = request.grammar, len(request.tokens), request.after
-    if grammar is None:
-        return chain
-
-    def begin(tokens: list[int]) -> int | None:
-        # Asked at every token: what ends with the last one has no more tokens than bytes.
-        recent = tokens[max(prompt, len(tokens) - len(tag.encode())) :] if tag else []
-        return prompt if not tag else None if after(tag, map(piece, recent)) is None else len(tokens)
-
-    return GuidedChain(chain, grammar.start(), begin)
+    grammar = request.grammar
+    return GuidedChain(chain, grammar.start(), len(request.tokens), request.after, piece) if grammar else chain
 
 
 def after(tag: str, pieces: Iterable[bytes]) -> int | None:

@@ -27,6 +27,7 @@ class Guided(Plain):
         self.guide = self.chain if isinstance(self.chain, GuidedChain) else None
         self.jump = request.grammar.constraint.jump if request.grammar else "off"
         self.room = means.ledger.size + 1  # the last token is never computed
+        self.gone = 0  # tokens that have left the sequence
 
     def accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[list[Event], Finish | None]:
         """Draw from the one row, then take what must follow."""
@@ -50,7 +51,14 @@ class Guided(Plain):
                 events.append(event)
                 if finish or len(sequence.tokens) == self.room:
                     break
+            guide.follow(sequence.tokens)  # before some of them leave a full context
         return events, finish
+
+    def shortened(self, sequence: Sequence) -> None:
+        """What the grammar has read it has read, though it may be gone."""
+        if self.guide:
+            self.guide.shortened(sequence.left.tokens - self.gone, sequence.prompt)
+        self.gone = sequence.left.tokens
 
     def _take(self, sequence: Sequence, token: int, constraint: float) -> tuple[Event, Finish | None]:
         """One token without a draw; stop strings and the limit hold for it as for others."""

@@ -24,7 +24,7 @@ def noise(seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_a_draw_is_the_chains_own_on_logits_without_illegal_tokens(settings: dict[str, float]) -> None:
-    guided = GuidedChain(plain(settings), gbnf(VOWELS).start(), lambda tokens: 3)
+    guided = GuidedChain(plain(settings), gbnf(VOWELS).start(), 3)
     twin, matcher = plain(settings), gbnf(VOWELS).start()
     tokens = [*b"ask"]
     for step in range(40):
@@ -54,12 +54,12 @@ def test_the_end_is_legal_exactly_where_the_grammar_accepts() -> None:
     assert not matcher.complete
     matcher.accept(ord("b"))
     assert matcher.complete
-    chain = GuidedChain(plain({}), matcher, lambda tokens: 0)
+    chain = GuidedChain(plain({}), matcher, 0)
     assert chain.draw(FakeRow(noise(1)), []) == EOS
 
 
 def test_tokens_that_were_taken_back_are_forgotten() -> None:
-    chain = GuidedChain(plain({"temp": 0}), schema({"enum": ["ab", "ac"]}).start(), lambda tokens: 1)
+    chain = GuidedChain(plain({"temp": 0}), schema({"enum": ["ab", "ac"]}).start(), 1)
     logits = np.zeros(N_VOCAB, np.float32)
     logits[ord("c")] = 5
     assert chain.draw(FakeRow(logits), [9, *b'"a']) == ord("c")

@@ -5,6 +5,7 @@ import pytest
 
 from llmcli.runtime.constraint.base import JUMPS, Grammar
 from llmcli.runtime.engine import Engine
+from llmcli.runtime.overflow import Sinks
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.sampling import defaults
 from llmcli.runtime.strategies.base import Speculation, Vocabulary
@@ -30,7 +31,7 @@ def answer(
     engine = Engine(context, vocabulary, None, more.pop("speculation", None))
     sampling = defaults().with_values({"seed": seed, **more.pop("settings", {})})
     asked = {"strategy": "guided", "grammar": grammar, "logprobs": True, **more}
-    one = engine.submit(Request(tuple(b"ask"), sampling, **asked))
+    one = engine.submit(Request(tuple(asked.pop("prompt", b"ask")), sampling, **asked))
     events: list[Event] = []
     while engine.busy:
         events += engine.step()
@@ -121,3 +122,19 @@ def test_guesses_change_neither_the_answer_nor_what_was_forced(
     assert (sum(accepted for _, accepted in drafter.heard) > 0) == (right > 0)
     if right == 1 and jump == "off":
         assert len(context.batches) < len(alone.tokens) / 2
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+@pytest.mark.parametrize("strategy", ["guided", "speculative"])
+def test_a_document_goes_on_where_the_context_moves_on(jump: str, strategy: str) -> None:
+    many = {**LIST, "minItems": 6, "maxItems": 6}
+    moved, _, _ = answer(schema(many, jump), n_ctx=40, overflow=Sinks(3), strategy=strategy)
+    assert moved.finish == "stop"
+    assert moved.left.times > 2
+    assert len(json.loads(moved.text)) == 6
+    assert len(moved.tokens) > 150
+    more = {"overflow": Sinks(3), "strategy": strategy, "after": "see.", "settings": {"temp": 0}}
+    thought, _, _ = answer(schema(CALL, jump), n_ctx=26, prompt=b"asked", **more)
+    assert thought.left.times > 2
+    assert thought.text.startswith("Well, let me see.{")
+    assert set(json.loads(thought.text.partition("see.")[2])) == {"current", "unit"}
