@@ -50,7 +50,7 @@ def _held(talk: Talk) -> int:
     template = talk.runner.template
     asked = (
         talk.runner, template, template and template.reasoning, talk.session.system,
-        *(message.content for message in talk.session.messages),
+        *(message.content for message in talk.session.kept),
     )  # fmt: skip
     if talk.counted[0] != asked:
         try:

@@ -113,3 +113,13 @@ def test_a_template_that_refuses_all_leaves_a_line(talk: Make) -> None:
     used = one.runner.engine.ledger.used
     one.runner.template = Template("{{ raise_exception('no') }}")
     assert f" {used}/256 tokens" in line(one)
+
+
+def test_turns_that_left_the_context_are_not_counted(talk: Make) -> None:
+    one = talk(b"yes")
+    say(one, "a?")
+    first = line(one)
+    say(one, "b?")
+    one.session.tree.left.add(1)
+    assert f"{one.held()}/256 tokens" in line(one)
+    assert f"{one.held()}/256 tokens" in first  # as long as the other

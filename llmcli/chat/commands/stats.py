@@ -35,7 +35,7 @@ def show_stats(talk: Talk, rest: str) -> None:
 def _kinds(talk: Talk) -> list[tuple[str, str]]:
     """The conversation's tokens as it is sent, by whose they are; what the template adds is the difference."""
     held, before = talk.held(), talk.prefix()
-    messages = talk.session.messages
+    messages = talk.session.kept
     asked = sum(_count(talk, one.content) for one in messages if one.role == "user")
     said = sum(_count(talk, split(one.content)[1]) for one in messages if one.role == "assistant")
     thought = sum(_count(talk, split(one.content)[0]) for one in messages if one.role == "assistant")
