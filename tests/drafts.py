@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence as Tokens
 from typing import ClassVar
 
-from llmcli.runtime.drafting.base import Draft
+from llmcli.runtime.drafting.base import Draft, Tools
 from llmcli.runtime.drafting.curve import Curve
 from llmcli.runtime.request import Request
 from llmcli.runtime.sequence import Sequence
@@ -23,6 +23,8 @@ class Knowing:
     """Guesses the answer that it was told, and spoils each guess with a chance of its own."""
 
     name: ClassVar[str] = "knowing"
+    order: ClassVar[int] = 0
+    draws: ClassVar[bool] = False
 
     def __init__(self, answer: Tokens[int], right: float = 1, chance: float | None = None, n_vocab: int = 256) -> None:
         self.answer, self.right, self.n_vocab = list(answer), right, n_vocab
@@ -30,6 +32,10 @@ class Knowing:
         self.random = random.Random(0)
         self.sequence: Sequence | None = None
         self.heard: list[tuple[int, int]] = []  # drafted and accepted, of each pass
+
+    @classmethod
+    def made(cls, tools: Tools) -> None:
+        """It takes an answer to make one."""
 
     def start(self, request: Request, seed: int) -> "Knowing":
         return self
@@ -43,6 +49,9 @@ class Knowing:
 
     def chances(self, count: int) -> list[float]:
         return [self.chance] * min(count, len(self._next()))
+
+    def shortened(self) -> None:
+        pass
 
     def cost(self, count: int) -> float:
         return 0.0

@@ -84,6 +84,7 @@ CONSTRAINT = (
     Flag("jump", ("--jump",), str, "text that must come is not drawn: lossless, fast, off [lossless]", "HOW"),
 )
 DRAFTING = (
+    Flag("model_draft", ("-md", "--model-draft"), str, "a smaller model of the same vocabulary guesses tokens", "REF"),
     Flag("ngram_draft", ("--ngram-draft",), str, "guess tokens from repetitions in the text: on, off [auto]", "MODE"),
 )
 RUN = (
@@ -127,6 +128,7 @@ class Flags:
     logprobs: int = 0
     constraint: "Constraint | None" = None
     ngram_draft: str = "auto"
+    model_draft: str | None = None
 
 
 class RunCommand(TyperCommand):
@@ -188,10 +190,7 @@ def read(ctx: typer.Context) -> Flags:
     if typed.get("logprobs") and search.beams > 1:
         raise UsageError("a beam search keeps no alternatives", hint="leave out --logprobs or --beams")
     typed["ngram_draft"] = parse(typed.get("ngram_draft", "auto"))
-    if typed["ngram_draft"] == "on" and (typed.get("samples", 1) > 1 or search.beams > 1):
-        raise UsageError(
-            "tokens are guessed ahead for one answer at a time", hint="leave out --ngram-draft, --samples or --beams"
-        )
+    _alone(typed, search)
     if typed.get("on_full", "stop") not in ON_FULL:
         raise UserError(f"--on-full is {typed['on_full']!r}", hint=f"--on-full takes one of: {', '.join(ON_FULL)}")
     if not 0 <= typed.get("logprobs", 0) <= MOST_LOGPROBS:
@@ -224,6 +223,15 @@ def _settled(options: "RunOptions", typed: Mapping[str, Any]) -> "RunOptions":
                 hint=f"leave out {flag.spellings[0]}, or --reproducible",
             )
     return reproducible.settled(options)
+
+
+def _alone(typed: Mapping[str, Any], search: "Search") -> None:
+    """Raise UsageError where tokens are to be guessed for several answers at once."""
+    asked = [flag for flag in ("model_draft", "ngram_draft") if typed.get(flag) not in (None, "auto", "off")]
+    if asked and (typed.get("samples", 1) > 1 or search.beams > 1):
+        other = "--beams" if search.beams > 1 else "--samples"
+        flag = "--" + asked[0].replace("_", "-")
+        raise UsageError(f"{flag} guesses for one answer, not with {other}", hint=f"leave out {flag} or {other}")
 
 
 def proper(what: str, text: str) -> None:

@@ -87,5 +87,10 @@ class Models:
 
     def _drafting(self) -> Drafting:
         """What guesses tokens; nothing where several answers are made at once."""
-        alone = self.given.samples == 1 and self.given.search.beams == 1
-        return Drafting(self.given.ngram_draft) if alone else NO_DRAFTING
+        given = self.given
+        if given.samples > 1 or given.search.beams > 1:
+            return NO_DRAFTING
+        if given.model_draft is None:
+            return Drafting(given.ngram_draft)
+        with interrupts_raise():
+            return Drafting(given.ngram_draft, ready(given.model_draft, None, self.config, self.ui).path)

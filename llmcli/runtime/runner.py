@@ -284,7 +284,10 @@ def open_runner(
     )
     alike = options.reproducible
     opened = reproducible.open_alike(header, wanted) if alike else _open(header, wanted, gpu_layers)
-    with opened as (model, context), speculation(drafting, context) as guesses:
+    with (
+        opened as (model, context),
+        speculation(drafting, header, model, context, options, gpu_layers) as guesses,
+    ):
         source = None if raw else template or header.metadata.get("tokenizer.chat_template")
         words = _special_words(model)
         made = Template(str(source), bos=words[0], eos=words[1]) if source else None

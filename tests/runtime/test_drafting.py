@@ -1,5 +1,7 @@
 """Guessing: what is found in a text, when it pays, and what a pass is measured to cost."""
 
+from contextlib import AbstractContextManager
+
 import numpy as np
 import pytest
 
@@ -12,8 +14,9 @@ from llmcli.runtime.drafting.wish import Drafting, parse, speculation
 from llmcli.runtime.request import Request, RunOptions
 from llmcli.runtime.sampling import defaults
 from llmcli.runtime.sequence import Sequence
+from llmcli.runtime.strategies.base import Speculation
 from tests.drafts import CHEAP, Steady
-from tests.fakes import FakeContext, FakeRow
+from tests.fakes import FakeContext, FakeModel, FakeRow, fake_header
 
 REQUEST = Request((0,), defaults())
 
@@ -64,11 +67,11 @@ def test_a_text_read_at_once_and_one_read_token_by_token_give_the_same_guesses()
     following(whole, tokens)
     following(steps, tokens)
     assert whole.draft(15) == steps.draft(15)
-    assert whole.lookup.hits == steps.lookup.hits
+    assert whole.hits == steps.hits
 
 
 def test_how_often_repetitions_went_on_becomes_the_chance_of_the_next():
-    lookup = Lookup()
+    lookup = Lookup().start(REQUEST, 0)
     before = [lookup.chance(length) for length in range(LONGEST + 2)]
     assert before == sorted(before)
     for _ in range(300):
@@ -189,18 +192,22 @@ def test_what_is_wanted_decides_how_many_rows_of_logits_are_reserved():
     assert Drafting("on").outputs(floats, gpu=False) == 16
 
 
+def guessing(wish: Drafting, context: FakeContext) -> AbstractContextManager[Speculation | None]:
+    return speculation(wish, fake_header(), FakeModel(), context, RunOptions(threads=1), 0)  # type: ignore[arg-type]
+
+
 def test_by_itself_nothing_is_guessed_where_company_changes_logits():
     context = Sociable(n_ctx=256)
     context.equal = 1
-    with speculation(Drafting(), context) as found:  # type: ignore[arg-type]
+    with guessing(Drafting(), context) as found:
         assert found is None
 
 
 def test_recurrent_state_cannot_be_taken_back_and_who_asked_is_told():
     context = FakeContext(recurrent=True)
-    with speculation(Drafting(), context) as found:  # type: ignore[arg-type]
+    with guessing(Drafting(), context) as found:
         assert found is None
-    with pytest.raises(UserError, match="recurrent") as error, speculation(Drafting("on"), context):  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="recurrent") as error, guessing(Drafting("on"), context):
         pass
     assert "--ngram-draft" in error.value.hint
 

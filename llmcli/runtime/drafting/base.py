@@ -1,23 +1,30 @@
 """What a drafter is: it guesses the tokens that follow, and tells how sure it is of them."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime.request import Request
+from llmcli.runtime.sampling.base import Words
 from llmcli.runtime.sequence import Sequence
+
+if TYPE_CHECKING:  # they know drafters
+    from llmcli.runtime.binding.context import Context
+    from llmcli.runtime.drafting.curve import Curve
 
 Odds = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guessed tokens in order. `odds`: the distribution [n_vocab] that each was drawn from; None: none was drawn."""
+    """Guessed tokens in order. `odds`: the distribution [n_vocab] that each was drawn from; None: none was drawn.
+    `reading`: seconds of it that went into the prompt."""
 
     tokens: list[int]
     odds: list[Odds] | None = None
+    reading: float = 0.0
 
 
 class Guesses(Protocol):
@@ -25,6 +32,10 @@ class Guesses(Protocol):
 
     def follow(self, sequence: Sequence) -> None:
         """The answer has grown (it comes first with the prompt and a token)."""
+        ...
+
+    def shortened(self) -> None:
+        """Tokens have left the text that was followed."""
         ...
 
     def chances(self, count: int) -> list[float]:
@@ -48,9 +59,27 @@ class Guesses(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What drafters are made with: whether repetitions are to be used, the draft model's context and what its passes
+    cost, the vocabulary."""
+
+    ngram: bool
+    draft: "tuple[Context, Curve] | None"
+    words: Words
+
+
 class Drafter(Protocol):
-    """Alive as long as the model is loaded; what it learns of one answer serves the next."""
+    """Alive as long as the model is loaded. `order`: who is asked first;
+    `draws`: whether its guesses are drawn from distributions that it tells."""
 
     name: ClassVar[str]
+    order: ClassVar[int]
+    draws: ClassVar[bool]
+
+    @classmethod
+    def made(cls, tools: Tools) -> "Drafter | None":
+        """One of these, where it is wanted."""
+        ...
 
     def start(self, request: Request, seed: int) -> Guesses: ...

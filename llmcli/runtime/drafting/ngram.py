@@ -7,49 +7,44 @@ that guessing starts when a text turns repetitive and stops when it no longer pa
 from collections.abc import Sequence as Tokens
 from typing import ClassVar
 
-from llmcli.runtime.drafting.base import Draft
+from llmcli.runtime.drafting.base import Draft, Tools
 from llmcli.runtime.request import Request
 from llmcli.runtime.sequence import Sequence
 
 N = 3  # tokens of a key
 LONGEST = 32  # repetitions beyond are all alike
-# From this length on a repetition counts to the class, whose chance is at first taken to be this.
-CLASSES = ((0, 0.4), (4, 0.5), (5, 0.6), (7, 0.7), (10, 0.8), (15, 0.86), (22, 0.9), (32, 0.94))
+# From this length on a repetition counts to the class, whose chance is at first taken to be this: what a small model's
+# summaries, copies and free answers showed, rather less than more.
+CLASSES = ((0, 0.5), (4, 0.6), (5, 0.7), (7, 0.8), (10, 0.88), (15, 0.92), (22, 0.94), (32, 0.97))
+KIND = tuple(sum(start <= length for start, _ in CLASSES) - 1 for length in range(LONGEST + 1))
 TRUST = 6.0  # observations that the first guess at a chance is worth
 DECAY = 0.98
 
 
 class Lookup:
-    """Counts how often repetitions of each length went on."""
+    """Begins each answer anew: one copies, the next does not."""
 
     name: ClassVar[str] = "ngram"
+    order: ClassVar[int] = 10
+    draws: ClassVar[bool] = False
+
+    @classmethod
+    def made(cls, tools: Tools) -> "Lookup | None":
+        """Where repetitions are to be used."""
+        return cls() if tools.ngram else None
+
+    def start(self, request: Request, seed: int) -> "Matches":
+        """A new answer."""
+        return Matches()
+
+
+class Matches:
+    """One answer: where each run of N tokens was seen last, the repetition that is going on, and how often those of its
+    length went on."""
 
     def __init__(self) -> None:
         self.hits = [chance * TRUST for _, chance in CLASSES]
         self.seen = [TRUST for _ in CLASSES]
-        self.kind = [sum(start <= length for start, _ in CLASSES) - 1 for length in range(LONGEST + 1)]
-
-    def start(self, request: Request, seed: int) -> "Matches":
-        """A new answer; what was counted stays."""
-        return Matches(self)
-
-    def chance(self, length: int) -> float:
-        """How likely a repetition of `length` tokens goes on by one more."""
-        kind = self.kind[min(length, LONGEST)]
-        return self.hits[kind] / self.seen[kind]
-
-    def went_on(self, length: int, hit: bool) -> None:
-        """A repetition of `length` tokens did, or did not, go on."""
-        kind = self.kind[min(length, LONGEST)]
-        self.hits[kind] = self.hits[kind] * DECAY + hit
-        self.seen[kind] = self.seen[kind] * DECAY + 1
-
-
-class Matches:
-    """One answer: where each run of N tokens was seen last, and the repetition that is going on."""
-
-    def __init__(self, lookup: Lookup) -> None:
-        self.lookup = lookup
         self.tokens: Tokens[int] = ()
         self.after: dict[tuple[int, ...], int] = {}  # the place behind the last occurrence
         self.read = 0  # tokens known
@@ -67,11 +62,14 @@ class Matches:
             self._step(tokens, at)
         self.read = len(tokens)
 
+    def shortened(self) -> None:
+        self.read, self.source, self.length = 0, -1, 0
+
     def _step(self, tokens: Tokens[int], at: int) -> None:
         """The token at `at` is known now."""
         if self.source >= 0:
             hit = tokens[self.source] == tokens[at]
-            self.lookup.went_on(self.length, hit)
+            self.went_on(self.length, hit)
             self.source, self.length = (self.source + 1, self.length + 1) if hit else (-1, 0)
         if at + 1 < N:
             return
@@ -90,7 +88,18 @@ class Matches:
     def chances(self, count: int) -> list[float]:
         if self.source < 0:
             return []
-        return [self.lookup.chance(self.length + ahead) for ahead in range(count)]
+        return [self.chance(self.length + ahead) for ahead in range(count)]
+
+    def chance(self, length: int) -> float:
+        """How likely a repetition of `length` tokens goes on by one more."""
+        kind = KIND[min(length, LONGEST)]
+        return self.hits[kind] / self.seen[kind]
+
+    def went_on(self, length: int, hit: bool) -> None:
+        """A repetition of `length` tokens did, or did not, go on."""
+        kind = KIND[min(length, LONGEST)]
+        self.hits[kind] = self.hits[kind] * DECAY + hit
+        self.seen[kind] = self.seen[kind] * DECAY + 1
 
     def cost(self, count: int) -> float:
         return 0.0

@@ -7,17 +7,23 @@ otherwise, now and then, and whoever asks for guesses (`on`, or a draft model) a
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmcli.errors import UserError
-from llmcli.runtime.binding.context import Context
+from llmcli.runtime.binding.context import Context, ContextOptions, open_context
+from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.drafting import drafters
+from llmcli.runtime.drafting.base import Tools
 from llmcli.runtime.drafting.curve import MOST, WIDTHS, Curve, measure
-from llmcli.runtime.drafting.ngram import Lookup
+from llmcli.runtime.drafting.model import CHUNK
 from llmcli.runtime.drafting.pace import MARGIN
+from llmcli.runtime.drafting.vocabulary import refuse_other
 from llmcli.runtime.request import RunOptions
-from llmcli.runtime.strategies.base import Speculation
+from llmcli.runtime.strategies.base import Speculation, Vocabulary
+from quant import container
+from quant.container import Header
 
 NGRAM = ("auto", "on", "off")
 FLOATS = ("f32", "f16", "bf16")
@@ -53,10 +59,13 @@ def parse(text: str) -> str:
 
 
 @contextmanager
-def speculation(wish: Drafting, context: Context) -> Iterator[Speculation | None]:
+def speculation(
+    wish: Drafting, header: Header, model: Model, context: Context, options: RunOptions, gpu_layers: int
+) -> Iterator[Speculation | None]:
     """What guesses are made with over an empty context; None where they are not wanted, or cannot pay.
 
-    Raises UserError where somebody asked for what the memory cannot do.
+    The draft model is opened as the model was (`options`) and computes where the model does.
+    Raises Refusal where somebody asked for what the memory cannot do, or for another vocabulary.
     """
     if context.recurrent and wish.asked:
         raise UserError(
@@ -67,9 +76,38 @@ def speculation(wish: Drafting, context: Context) -> Iterator[Speculation | None
     if wish == NO_DRAFTING or room < WIDTHS[0] or context.recurrent:
         yield None
         return
-    curve = measure(context, room)
-    most = room if wish.asked else curve.equal
-    yield Speculation((Lookup(),), curve, most) if _pays(curve, most) else None
+    with ExitStack() as opened:
+        draft = opened.enter_context(_draft(wish.model, header, context, options, gpu_layers)) if wish.model else None
+        curve = measure(context, room)
+        most = room if wish.asked else curve.equal
+        words = Vocabulary(model.piece, model.ends, model.n_vocab)
+        tools = Tools(wish.ngram == "on" or (wish.ngram == "auto" and most > 0), draft, words)
+        kinds = sorted(drafters().values(), key=lambda kind: kind.order)
+        made = tuple(drafter for kind in kinds if (drafter := kind.made(tools)))
+        yield Speculation(made, curve, most) if made and _pays(curve, most) else None
+
+
+@contextmanager
+def _draft(
+    path: Path, header: Header, context: Context, options: RunOptions, gpu_layers: int
+) -> Iterator[tuple[Context, Curve]]:
+    """The draft model's context and what its passes cost."""
+    other = container.read(path)
+    container.check(other)
+    refuse_other(header, other)
+    assert options.threads
+    wanted = ContextOptions(
+        context.n_ctx, CHUNK, CHUNK, 1, options.threads, options.threads_batch or options.threads,
+        flash_attn=options.flash_attn, n_outputs=WIDTHS[0],
+    )  # fmt: skip
+    gpu_layers = -1 if gpu_layers else 0
+    with open_model(path, gpu_layers=gpu_layers, latent=other.latent) as model, open_context(model, wanted) as made:
+        if made.recurrent:
+            raise UserError(
+                f"{path.name} cannot draft: guessed tokens must be taken back, and its recurrent state cannot",
+                hint="leave out --model-draft",
+            )
+        yield made, measure(made, WIDTHS[0])
 
 
 def _pays(curve: Curve, most: int) -> bool:

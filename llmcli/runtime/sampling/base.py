@@ -7,7 +7,7 @@ one new file in this folder. The numpy form is the truth; `native` names llama.c
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,19 @@ Pick = Callable[[Logits, np.random.Generator], int]  # draws one token; it may r
 # llama.cpp drops candidates, we write -inf. Where it counts candidates or takes logarithms of probabilities
 # (0 · log 0 is NaN there) both leave out what is less likely than this share of the likeliest first.
 NOTHING = 1e-37
+
+
+@runtime_checkable
+class Learning(Protocol):
+    """A draw that goes by what it drew before, in its two halves."""
+
+    def kept(self, logits: Logits) -> Logits:
+        """What it would draw from."""
+        ...
+
+    def learn(self, kept: Logits, token: int) -> None:
+        """`token` was drawn from that."""
+        ...
 
 
 class Values(Protocol):

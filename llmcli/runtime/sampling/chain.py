@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from llmcli.runtime.sampling import RANDOM, SEEDS, Sampling
-from llmcli.runtime.sampling.base import Apply, Logits, Native, Pick, Selector, Words
-from llmcli.runtime.sampling.truncate import pick
+from llmcli.runtime.sampling.base import Apply, Learning, Logits, Native, Pick, Selector, Words
+from llmcli.runtime.sampling.truncate import pick, probabilities
 
 
 class Row(Protocol):
@@ -62,13 +62,29 @@ class NumpyChain:
 
     def __init__(self, steps: list[tuple[Apply, float]], seed: int, last: Pick = pick) -> None:
         self.steps, self.last, self.random = steps, last, np.random.default_rng(seed)
+        self._kept: Logits | None = None
 
     def draw(self, row: Row, tokens: list[int]) -> int:
+        return self.last(self._left(row, tokens), self.random)
+
+    def _left(self, row: Row, tokens: list[int]) -> Logits:
+        """What is left to draw from, the coins thrown."""
         logits = row.logits
         for step, chance in self.steps:
             if chance == 1 or self.random.random() < chance:
                 logits = step(logits, tokens)
-        return self.last(logits, self.random)
+        return logits
+
+    def probabilities(self, row: Row, tokens: list[int]) -> Logits:
+        """Instead of a draw, its distribution [n_vocab], the coins thrown; `took` then hears what came of it."""
+        left = self._left(row, tokens)
+        self._kept = self.last.kept(left) if isinstance(self.last, Learning) else left
+        return probabilities(self._kept)
+
+    def took(self, token: int) -> None:
+        """`token` was drawn from those probabilities."""
+        if self._kept is not None and isinstance(self.last, Learning):
+            self.last.learn(self._kept, token)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -76,10 +76,14 @@ class Surprise:
         self.step, self.mu = step, 2 * step.mirostat_tau
 
     def __call__(self, logits: Logits, random: np.random.Generator) -> int:
-        kept = self.step.cut(logits, self.mu)
+        kept = self.kept(logits)
         token = pick(kept, random)
         self.learn(kept, token)
         return token
+
+    def kept(self, logits: Logits) -> Logits:
+        """What is left at the present mu."""
+        return self.step.cut(logits, self.mu)
 
     def learn(self, kept: Logits, token: int) -> None:
         """Move mu after `token` was drawn from `kept`."""

@@ -2,7 +2,9 @@
 
 Exact (Leviathan et al. 2023; llama.cpp's common_sampler_sample_and_accept_n): row by row, left to right, the
 request's own chain draws a token as without guesses, with the history that it would have; the first that is not
-the guess stands in its place, and the cells of the guesses behind it go.
+the guess stands in its place, and the cells of the guesses behind it go. A guess that a draft model drew itself
+is kept as often as may be (sampling/matching.py); inside a grammar, which changes what may be drawn, it must be drawn
+again like any other.
 
 While nothing is guessed a token takes the same road as without, and one look into a table. Inside a grammar what must
 come is taken from there (guided.py): the guesses that it agrees with are computed already.
@@ -15,10 +17,11 @@ from itertools import islice
 from time import perf_counter
 from typing import ClassVar
 
-from llmcli.runtime.drafting.base import Guesses
+from llmcli.runtime.drafting.base import Draft, Guesses
 from llmcli.runtime.drafting.pace import Pace
 from llmcli.runtime.request import Request
-from llmcli.runtime.sampling.chain import Row
+from llmcli.runtime.sampling.chain import NumpyChain, Row
+from llmcli.runtime.sampling.matching import Matching
 from llmcli.runtime.sequence import Sequence
 from llmcli.runtime.strategies.base import NOTHING, Means
 from llmcli.runtime.strategies.guided import Guided
@@ -35,13 +38,16 @@ class Speculative(Guided):
     name: ClassVar[str] = "speculative"
 
     def __init__(self, request: Request, seed: int, means: Means) -> None:
-        super().__init__(request, seed, means)
         speculation = means.speculation or NOTHING
+        drawn = any(drafter.draws for drafter in speculation.drafters) and not request.sampling.greedy
+        super().__init__(request, seed, replace(means, native=None) if drawn else means)
+        self.matching = Matching(self.chain) if drawn and isinstance(self.chain, NumpyChain) else None
+        self.chain = self.matching or self.chain
         self.ledger = means.ledger
         self.pace = Pace(speculation.curve, speculation.most)
         self.drafters = [drafter.start(request, seed) for drafter in speculation.drafters]
         self.limit = math.inf if request.max_tokens is None else request.max_tokens
-        self.made: tuple[Guesses, float] | None = None  # who guessed, in how many seconds
+        self.made: tuple[Guesses, Draft, float] | None = None  # who guessed, what, in how many seconds
         self.drafted = self.accepted = 0
         self.cuts = True  # whether the memory can take guesses back
         self.width = 0  # rows of the pass that is to come, without guesses: more than one where text was forced
@@ -68,14 +74,15 @@ class Speculative(Guided):
         for drafter in self.drafters:
             if count := self.pace.choose(drafter, limit):
                 begun = perf_counter()
-                sequence.draft = drafter.draft(count).tokens
-                self.made = drafter, perf_counter() - begun
+                draft = drafter.draft(count)
+                sequence.draft = list(draft.tokens)
+                self.made = drafter, draft, perf_counter() - begun - draft.reading
                 return
 
     def _verify(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[list[Event], Finish | None]:
         """Draw from row after row until one does not say what was guessed."""
         assert self.made
-        drafter, drafting = self.made
+        drafter, draft, drafting = self.made
         guessed, sequence.draft = sequence.draft, []  # the engine may have cut it
         read = list(islice(rows, len(guessed) + 1))
         start, since = len(sequence.tokens), sequence.last
@@ -83,6 +90,8 @@ class Speculative(Guided):
         right = 0
         while True:
             at, before = right, len(sequence.tokens)
+            if self.matching and draft.odds and at < len(guessed):
+                self.matching.expected = guessed[at], draft.odds[at]
             more, finish = super().accept(sequence, iter((read[at],)), 0.0)
             events += more
             said = sequence.tokens[before:]
@@ -101,6 +110,13 @@ class Speculative(Guided):
         """Drop the cells of wrong guesses. A memory that cannot is computed anew, and nothing more is guessed."""
         sequence.computed = self.ledger.trim(sequence.slot, keep)
         self.cuts = sequence.computed == keep
+
+    def shortened(self, sequence: Sequence) -> None:
+        """Places in the text have changed: guesses begin anew."""
+        super().shortened(sequence)
+        sequence.draft, self.width = [], 0
+        for drafter in self.drafters:
+            drafter.shortened()
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
         """As Plain's; and how many tokens were guessed, and came true."""
