@@ -28,6 +28,8 @@ def parts(talk: Talk) -> list[Part]:
     held, room = _held(talk), talk.runner.n_ctx
     drawn = bar([("█", held)], room, COLUMNS).ljust(COLUMNS, "░")
     name = one_line(talk.name)
+    if name.startswith(("/", ".", "~")):  # a file's end says more than its beginning
+        name = name.rstrip("/").rpartition("/")[2]
     found = [
         Part(3, name if len(name) <= NAME else f"{name[: NAME - 1]}…"),
         Part(5, drawn), Part(0, f"{held}/{room} tokens"), Part(2, _kv(talk)),

@@ -88,6 +88,16 @@ def test_what_does_not_fit_goes_from_the_least_important_on(talk: Make) -> None:
     assert line(one, 5) == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("/a/b/m.gguf", "m.gguf"), ("./folder/", "folder"), ("a/b:Q4_0", "a/b:Q4_0"), ("m" * 30, "m" * 23 + "…")],
+)
+def test_a_file_is_told_by_its_last_name(name: str, shown: str, talk: Make) -> None:
+    one = talk()
+    one.name = name
+    assert line(one).startswith(f"{shown} · ")
+
+
 def test_a_hostile_name_is_shown_and_not_obeyed(talk: Make) -> None:
     one = talk()
     one.name = "a\x1b[2J\nb"
