@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from llmcli.errors import UserError
 from llmcli.runtime.binding.library import last_words, lib, listen
 from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.sampler import CANDIDATE, candidates
 from llmcli.runtime.constraint import gbnf
 from llmcli.runtime.constraint.base import Bits, Constraint
-
-CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
 
 class NativeGrammars:
@@ -122,12 +121,8 @@ class NativeMatcher:
 
     def _legal(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Which of `tokens` may come next."""
-        library = lib()
-        candidates = np.zeros(len(tokens), CANDIDATE)
-        candidates["id"] = tokens
-        array = library.llama_token_data_array()
-        array.size, array.selected, array.sorted = len(tokens), -1, False
-        array.data = ctypes.cast(candidates.ctypes.data, type(array.data))
-        library.llama_sampler_apply(self._pointer, ctypes.byref(array))
-        legal: NDArray[np.bool_] = np.isfinite(candidates["logit"]) & self._grammar.text[tokens]
+        rows = np.zeros(len(tokens), CANDIDATE)
+        rows["id"] = tokens
+        lib().llama_sampler_apply(self._pointer, ctypes.byref(candidates(rows)))
+        legal: NDArray[np.bool_] = np.isfinite(rows["logit"]) & self._grammar.text[tokens]
         return legal

@@ -3,12 +3,26 @@
 import ctypes
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.sampling.base import Native
 
 REMEMBERING = {"penalties", "dry"}  # they look back at the tokens before
 SELECTING = {"mirostat_v2"}  # they draw the token themselves
 ANY_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: another one each time
+
+
+CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
+
+
+def candidates(rows: NDArray[np.void]) -> Any:
+    """A llama_token_data_array over CANDIDATE rows, which samplers change in place; keep them while it is used."""
+    array = lib().llama_token_data_array()
+    array.data = ctypes.cast(rows.ctypes.data, type(array.data))
+    array.size, array.selected, array.sorted = len(rows), -1, False
+    return array
 
 
 class NativeChains:
@@ -76,6 +90,21 @@ class NativeChain:
             library.llama_sampler_accept(self.pointer, token)
         token = int(library.llama_sampler_sample(self.pointer, row.context.pointer, row.index))
         self._seen = len(tokens) + 1  # sampling accepts what it drew
+        return token
+
+    def draw_among(self, row: Any, few: NDArray[np.int64], tokens: list[int]) -> int:
+        """The same with all tokens but `few` left out, which is what makes it quick (llama_sampler_sample)."""
+        library = lib()
+        for token in tokens[self._seen :] if self._remembers else ():
+            library.llama_sampler_accept(self.pointer, token)
+        rows = np.zeros(len(few), CANDIDATE)
+        rows["id"], rows["logit"] = few, row.logits[few]
+        array = candidates(rows)
+        library.llama_sampler_apply(self.pointer, ctypes.byref(array))
+        assert 0 <= array.selected < array.size <= len(few), (array.selected, array.size)
+        token = int(array.data[array.selected].id)  # XTC has moved the beginning
+        library.llama_sampler_accept(self.pointer, token)
+        self._seen = len(tokens) + 1
         return token
 
     def close(self) -> None:

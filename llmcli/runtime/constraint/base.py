@@ -93,8 +93,5 @@ def accepts(grammar: Grammar, tokens: list[int]) -> bool:
 
 def single(bits: Bits) -> int | None:
     """The only token of a mask; None where there are none or several."""
-    filled = np.flatnonzero(bits)
-    if len(filled) != 1:
-        return None
-    byte = int(bits[filled[0]])
-    return int(filled[0]) * 8 + byte.bit_length() - 1 if byte & (byte - 1) == 0 else None
+    number = int.from_bytes(bits.tobytes(), "little")
+    return number.bit_length() - 1 if number and not number & (number - 1) else None

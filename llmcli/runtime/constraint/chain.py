@@ -8,14 +8,20 @@ it: those steps look at each token by itself, so that the likeliest of all, if l
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Bits, Matcher, single
 from llmcli.runtime.request import Request
 from llmcli.runtime.sampling.base import Logits
-from llmcli.runtime.sampling.chain import Chain, Greedy, Row
+from llmcli.runtime.sampling.chain import Chain, Choosing, Greedy, Row
+
+FULL = 255  # a byte of a mask with eight legal tokens
+MANY = 256  # filled bytes of a mask with more than a few legal tokens
+FEW = 4  # a mask is nearly full where fewer than one byte in so many is not
 
 
 class GuidedChain:
@@ -28,6 +34,7 @@ class GuidedChain:
         """`prompt` is how many of the tokens that draw() gets are not the answer's. The grammar begins behind `tag`,
         which is looked for in the tokens' bytes (`piece`); until then all is allowed."""
         self.chain, self.matcher, self.prompt, self.tag, self.piece = chain, matcher, prompt, tag, piece
+        self.choosing = chain if isinstance(chain, Choosing) else None
         self._start = None if tag else prompt  # where the grammar begins; below 0 where that has left the tokens
         self._told: list[int] = []  # tokens from there on that the matcher knows
         self._total = self._inside = 0.0  # seconds in the grammar, and those of them in draw()
@@ -49,16 +56,18 @@ class GuidedChain:
         if only is not None:
             self._spend(begun)
             return only
+        if self.choosing and (few := legal(bits)) is not None:
+            self._spend(begun)
+            return self.choosing.draw_among(row, few, tokens)
         logits = row.logits
-        before = logits.copy()
-        forbid(logits, bits)
+        put_right = forbid(logits, bits)
         self._spend(begun)
         try:
             token = self.chain.draw(row, tokens)
             if not bits[token >> 3] >> (token & 7) & 1:  # of candidates that are all as good as impossible
                 token = int(logits.argmax())
         finally:
-            logits[:] = before  # others may read the row, too
+            put_right()
         return token
 
     def follow(self, tokens: list[int]) -> bool:
@@ -139,12 +148,37 @@ def after(tag: str, pieces: Iterable[bytes]) -> int | None:
     return None
 
 
-def forbid(logits: Logits, bits: Bits) -> None:
-    """Write -inf where `bits` has no token; raises UserError where that would leave none."""
-    if not bits.any():
+def legal(bits: Bits) -> NDArray[np.int64] | None:
+    """The tokens of a mask, the lowest first; None where they are many. Raises UserError where there are none."""
+    filled = np.flatnonzero(bits)  # bytes
+    if len(filled) > MANY:
+        return None
+    if not len(filled):
         raise UserError(
             "no token of the model goes on in this grammar",
             hint="it may ask for characters that the model's vocabulary does not have",
         )
+    inside = np.flatnonzero(np.unpackbits(bits[filled], bitorder="little"))
+    tokens: NDArray[np.int64] = filled[inside >> 3] * 8 + (inside & 7)
+    return tokens
+
+
+def forbid(logits: Logits, bits: Bits) -> Callable[[], None]:
+    """Write -inf where `bits` has no token, and return what puts the row right again, for others may read it, too.
+
+    Within a string nearly all tokens are legal: then only the others
+    are touched (49,152 tokens of which 400 are illegal: 20 µs instead of 60, some hundred in cold caches).
+    """
+    holes = np.flatnonzero(bits != FULL)  # bytes
+    if len(holes) * FEW < len(bits):
+        inside = np.flatnonzero(np.unpackbits(~bits[holes], bitorder="little"))
+        tokens = holes[inside >> 3] * 8 + (inside & 7)
+        tokens = tokens[tokens < len(logits)]
+        values = logits[tokens]
+        logits[tokens] = -np.inf
+        return partial(logits.__setitem__, tokens, values)
+    legal(bits)  # raises where there are none
+    before = logits.copy()
     allowed = np.unpackbits(bits, count=len(logits), bitorder="little").view(np.bool_)
     np.copyto(logits, -np.inf, where=~allowed)
+    return partial(np.copyto, logits, before)

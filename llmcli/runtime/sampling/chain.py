@@ -5,9 +5,10 @@ llama.cpp (tested equal on fixed logits); the likeliest token is one argmax and 
 """
 
 import secrets
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmcli.runtime.sampling import RANDOM, SEEDS, Sampling
 from llmcli.runtime.sampling.base import Apply, Learning, Logits, Native, Pick, Selector, Words
@@ -33,6 +34,15 @@ class Chain(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Choosing(Chain, Protocol):
+    """A chain that can draw from a few tokens without the others being looked at."""
+
+    def draw_among(self, row: Row, few: NDArray[np.int64], tokens: list[int]) -> int:
+        """The token that draw() would take, were all but `few` impossible."""
+        ...
 
 
 class NativeChains(Protocol):

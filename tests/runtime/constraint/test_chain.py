@@ -69,6 +69,21 @@ def test_tokens_that_were_taken_back_are_forgotten() -> None:
     assert chain.draw(FakeRow(logits), [9]) == ord('"')
 
 
+@pytest.mark.parametrize("size", [257, 1000, 4096])
+@pytest.mark.parametrize("legal", [0.001, 0.5, 0.999, 1])
+def test_only_illegal_logits_become_impossible_and_all_come_back(size: int, legal: float) -> None:
+    random = np.random.default_rng(size)
+    logits = random.normal(size=size).astype(np.float32)
+    allowed = random.random(size) < legal
+    allowed[random.integers(size)] = True
+    before = logits.copy()
+    put_right = forbid(logits, np.packbits(allowed, bitorder="little"))
+    assert np.array_equal(np.isfinite(logits), allowed)
+    assert np.array_equal(logits[allowed], before[allowed])
+    put_right()
+    assert np.array_equal(logits, before)
+
+
 def test_a_grammar_that_leads_nowhere_is_an_error_and_no_draw() -> None:
     with pytest.raises(UserError, match="no token of the model"):
         forbid(noise(1), np.zeros(-(-N_VOCAB // 8), np.uint8))
