@@ -31,16 +31,21 @@ def answer(talk: Talk, text: str) -> Answer:
 
 def say(talk: Talk, text: str) -> Answer | None:
     """Do one line: a command after a slash, else a message. Two slashes, or a fence, make any text a message."""
-    fenced = text.startswith(FENCE)
-    if fenced:
-        text = unfenced(text)
-    elif text.startswith("//"):
-        text = text[1:]
-    elif text.startswith("/"):
+    said = message(text)
+    if said is None:
         commands.perform(talk, text)
         talk.log.moved(talk.session, talk.name)
         return None
-    return answer(talk, talk.message(text)) if text.strip() else None
+    return answer(talk, talk.message(said)) if said.strip() else None
+
+
+def message(text: str) -> str | None:
+    """The message that a line is; None for a command."""
+    if text.startswith(FENCE):
+        return unfenced(text)
+    if text.startswith("//"):
+        return text[1:]
+    return None if text.startswith("/") else text
 
 
 def pipe(talk: Talk, source: BinaryIO) -> bool:

@@ -11,6 +11,7 @@ from llmcli.errors import UserError
 from llmcli.runtime import kv
 from llmcli.runtime.overflow import Overflow, Shift, Sinks
 from llmcli.runtime.request import Left
+from llmcli.units import several
 
 if TYPE_CHECKING:  # it asks here before it asks the model
     from llmcli.chat.talk import Talk
@@ -72,7 +73,7 @@ def tell(talk: "Talk", left: Left) -> None:
     """One line about what left, where anything did."""
     if not left.times:
         return
-    turns = f"{left.turns} turn{'s' * (left.turns != 1)} left the context ({left.tokens:,} tokens)"
+    turns = f"{several(left.turns, 'turn')} left the context ({left.tokens:,} tokens)"
     window = f"{left.tokens:,} tokens left the context, its first {_sinks(talk)} stay"
     steps = f", in {left.times} steps" if left.times > 1 else ""
     anew = f"; {left.recomputed:,} were computed anew" if left.recomputed else ""

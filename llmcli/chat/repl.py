@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 try:
@@ -29,6 +30,7 @@ from prompt_toolkit.utils import get_cwidth
 
 from llmcli.chat import status
 from llmcli.chat.complete import offers
+from llmcli.chat.cost import Cost
 from llmcli.chat.hangup import on_hangup, silence
 from llmcli.chat.loop import FENCE, closed, say
 from llmcli.chat.talk import Talk
@@ -66,7 +68,7 @@ def _converse(talk: Talk, session: PromptSession[str]) -> None:
     talk.prefills = True
     while not talk.leaving:
         told = status.parts(talk)
-        session.bottom_toolbar = lambda told=told: _bottom(told)
+        session.bottom_toolbar = partial(_bottom, told, Cost(talk))
         draft, talk.draft = talk.draft, ""
         try:
             text = asyncio.run(_typed(session, draft))
@@ -111,9 +113,11 @@ async def _typed(session: PromptSession[str], draft: str) -> str:
         signal.signal(signal.SIGINT, waits)
 
 
-def _bottom(told: list[status.Part]) -> str:
-    """The line at the bottom, as wide as the terminal is now."""
-    return status.fit(told, get_app().output.get_size().columns, get_cwidth)
+def _bottom(told: list[status.Part], cost: Cost) -> str:
+    """The line at the bottom, as wide as the terminal is now; while a message is typed it begins with its cost."""
+    spent = cost.line(_proper(get_app().current_buffer.text))
+    parts = [status.Part(-1, spent), *told] if spent else told
+    return status.fit(parts, get_app().output.get_size().columns, get_cwidth)
 
 
 def _session(talk: Talk) -> PromptSession[str]:

@@ -61,7 +61,9 @@ def drawn(pieces: list[str]) -> str:
 
 
 def test_a_text_is_cut_where_its_pieces_end() -> None:
-    assert drawn([TEXT]) == """[# Title]
+    assert (
+        drawn([TEXT])
+        == """[# Title]
 
 [One *two*.
 Three.]
@@ -92,6 +94,7 @@ python|~~~
 [> quote
 End]
 """
+    )
 
 
 def test_every_way_of_cutting_the_stream_gives_the_same() -> None:

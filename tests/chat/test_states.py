@@ -74,9 +74,7 @@ def test_without_a_state_that_can_be_used_the_transcript_is_loaded(
     assert one.ask("b?", Stream(silent=True)).cached_tokens == 0
 
 
-def test_another_template_and_a_memory_that_refuses_are_told(
-    talk: Make, saved: tuple[Path, Path], capsys: Out
-) -> None:
+def test_another_template_and_a_memory_that_refuses_are_told(talk: Make, saved: tuple[Path, Path], capsys: Out) -> None:
     assert "it is of another chat template" in loaded(talk, saved[0], capsys, template=TEMPLATE + " ")[1]
     assert "llama.cpp does not take it" in loaded(talk, saved[0], capsys, word=b"another")[1]
     assert "tokens, the context holds 16" in loaded(talk, saved[0], capsys, n_ctx=16)[1]
