@@ -57,7 +57,7 @@ def fitted(talk: "Talk", text: str) -> Fitted:
         tell(talk, Left(1, len(tokens) - len(shorter.tokens), shorter.turns))
         tokens = tuple(shorter.tokens)
     tree = talk.session.tree
-    moves = mode == "shift" or not tree.left.isdisjoint(tree.path())
+    moves = (mode == "shift" or not tree.left.isdisjoint(tree.path())) and not talk.runner.options.reproducible
     # A grammar knows where in the tokens its document begins: such an answer ends with the context.
     goes_on = mode == "shift" and not talk.session.constraint
     return Fitted(tokens, _turns(talk, text) if goes_on else None, moves)
@@ -81,7 +81,12 @@ def tell(talk: "Talk", left: Left) -> None:
 
 
 def refuse_sinks(runner: "Runner") -> None:
-    """Raise UserError where this model's memory cannot move its cells."""
+    """Raise UserError where this model's memory cannot move its cells, or must not."""
+    if runner.options.reproducible:
+        raise UserError(
+            "sinks keep what was computed with what has left, and --reproducible promises otherwise",
+            hint="use --on-full shift: what stays is computed anew",
+        )
     if runner.context.can_shift:
         return
     if runner.options.cache_type_k == "bf16":

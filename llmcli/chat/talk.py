@@ -98,8 +98,12 @@ class Talk:
     def ask(self, text: str, stream: Stream) -> Answer:
         """One turn: encode, answer, keep. Raises UserError where the prompt cannot be made or does not fit;
         then the conversation is as it was, and the message waits in `unanswered`."""
-        request = self._request(text)
-        reply, session = self.runner.reply(request), self.session
+        session, left = self.session, set(self.session.tree.left)
+        try:
+            reply = self.runner.reply(self._request(text))
+        except BaseException:
+            session.tree.left = left
+            raise
         self.log.asked({
             "prompt": text, "parent": session.tree.at, "turn": len(session.tree.path()) + 1, "system": session.system,
             "settings": session.sampling.as_dict(), "predict": session.predict, "on_full": session.on_full,

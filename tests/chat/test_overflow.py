@@ -1,6 +1,7 @@
 """A full context: what leaves is what was said to leave, and it is told."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -170,6 +171,27 @@ def test_a_long_paste_is_cut_to_a_window_and_that_is_told(talk: Make, capsys: py
     one = mode(talk(n_ctx=128), "sinks")
     assert ask(one, "y" * 1000) == "stop"
     assert "tokens left the context, its first" in capsys.readouterr().err
+
+
+def test_reproducible_talks_move_nothing(talk: Make) -> None:
+    one = talk(ANSWER, n_ctx=200)
+    one.runner.options = replace(one.runner.options, reproducible=True)
+    with pytest.raises(UserError, match="reproducible"):
+        find("on_full").change(one, "sinks")
+    mode(one, "shift")
+    one.runner.context.shift = lambda *moved: pytest.fail("cells were moved")  # type: ignore[attr-defined]
+    for question in ("first question", "second question", "third question"):
+        assert ask(one, question) == "stop"
+    assert one.session.tree.left
+
+
+def test_turns_that_left_for_a_message_that_was_refused_are_back(talk: Make) -> None:
+    one = mode(talk(ANSWER, n_ctx=150, n_seq_max=4), "shift")
+    ask(one, "first question")
+    find("beams").change(one, "4")
+    with pytest.raises(UserError, match="beams adds its own"):
+        ask(one, "x" * 113)
+    assert one.session.tree.left == set()
 
 
 def test_recurrent_state_shifts_by_computing_anew(talk: Make) -> None:
