@@ -10,13 +10,17 @@ from llmcli.chat.render import Stream
 from llmcli.chat.session import Session
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
+from llmcli.runtime.drafting.ngram import Lookup
+from llmcli.runtime.engine import Engine
 from llmcli.runtime.overflow import Shift, Sinks
 from llmcli.runtime.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import defaults
+from llmcli.runtime.strategies.base import Speculation, Vocabulary
 from llmcli.ui import UI
 from quant import quantize
-from tests.fakes import TEMPLATE
+from tests.drafts import CHEAP, Steady
+from tests.fakes import TEMPLATE, FakeContext, FakeModel
 from tests.quant import tiny
 
 # With these a row of logits does not depend on the batch it was computed in (notes/runtime.md, 6.3).
@@ -138,3 +142,23 @@ def test_half_of_the_window_leaves_and_the_sinks_stay() -> None:
     assert shorter.tokens == [*range(4), *range(53, 101)]
     assert (shorter.prompt, shorter.turns) == (4, 0)
     assert Sinks(4).shorten(list(range(20)), 20, 0, 100) is None
+
+
+def test_guesses_go_on_where_the_window_moves() -> None:
+    """Text that turns in circles is guessed; what is guessed never depends on what has left."""
+    said = []
+    for strategy in ("plain", "speculative"):
+        context = FakeContext(n_ctx=64, reply=lambda tokens: ord("a") + (tokens[-1] - ord("a") + 1) % 12)
+        model, means = FakeModel(), Speculation((Lookup(),), Steady(CHEAP), 16)
+        engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None, means)
+        number = engine.submit(
+            Request(tuple(b"sing: a"), GREEDY, 500, ignore_eos=True, strategy=strategy, overflow=Sinks(4), move=True)
+        )
+        while engine.busy:
+            engine.step()
+            engine.ledger.check()
+        answer = engine.answer(number)
+        assert (answer.finish, len(answer.tokens), answer.left.recomputed) == ("length", 500, 0)
+        said.append((answer.text, len(context.batches)))
+    assert said[0][0] == said[1][0]
+    assert said[1][1] < said[0][1] / 2

@@ -136,7 +136,7 @@ def test_a_schema_may_hold_itself() -> None:
     assert not accepts(schema(tree), written({"in": {"in": 3}}))
 
 
-@pytest.mark.parametrize("text", ['{"a":  1}', '{ "a": 1}', '{"a" : 1}', '{"a": 1 }', '{"a":\n1}', '{"a": 1}\n', ' {}'])
+@pytest.mark.parametrize("text", ['{"a":  1}', '{ "a": 1}', '{"a" : 1}', '{"a": 1 }', '{"a":\n1}', '{"a": 1}\n', " {}"])
 def test_whitespace_stands_after_commas_and_colons_only(text: str) -> None:
     grammar = schema({"type": "object"})
     assert accepts(grammar, list(b'{"a": 1, "b": [1, 2]}'))
