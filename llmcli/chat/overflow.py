@@ -56,11 +56,11 @@ def fitted(talk: "Talk", text: str) -> Fitted:
         _leave(talk, shorter.turns)
         tell(talk, Left(1, len(tokens) - len(shorter.tokens), shorter.turns))
         tokens = tuple(shorter.tokens)
-    tree = talk.session.tree
-    moves = (mode == "shift" or not tree.left.isdisjoint(tree.path())) and not talk.runner.options.reproducible
+    tree, may = talk.session.tree, not talk.runner.options.reproducible
+    moves = may and not tree.left.isdisjoint(tree.path())
     # A grammar knows where in the tokens its document begins: such an answer ends with the context.
     goes_on = mode == "shift" and not talk.session.constraint
-    return Fitted(tokens, _turns(talk, text) if goes_on else None, moves)
+    return Fitted(tokens, _turns(talk, text, may) if goes_on else None, moves)
 
 
 def settle(talk: "Talk", left: Left) -> None:
@@ -108,8 +108,8 @@ def full(talk: "Talk") -> str:
     return "the context is full of this answer alone: the next message takes its place; a larger --ctx-size holds more"
 
 
-def _turns(talk: "Talk", text: str) -> Shift:
-    return Shift(len(talk.session.tree.kept()), lambda turns: talk.tokens(text, turns))
+def _turns(talk: "Talk", text: str, move: bool = True) -> Shift:
+    return Shift(len(talk.session.tree.kept()), lambda turns: talk.tokens(text, turns), move)
 
 
 def _leave(talk: "Talk", turns: int) -> None:

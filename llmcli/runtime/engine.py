@@ -255,7 +255,7 @@ class Engine:
         sequence.shorten(shorter)
         sequence.strategy.shortened(sequence)
         try:
-            sequence.computed = self.ledger.adapt(sequence.slot, sequence.tokens[:-1], request.move)
+            sequence.computed = self.ledger.adapt(sequence.slot, sequence.tokens[:-1], request.overflow.move)
         finally:
             for one in self._live.values():  # where moving failed nothing is left of any
                 if one.slot >= 0:

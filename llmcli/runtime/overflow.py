@@ -22,7 +22,10 @@ class Shorter:
 
 
 class Overflow(Protocol):
-    """A policy for a full context."""
+    """A policy for a full context. `move`: what stays may move up in the cache instead of being computed anew."""
+
+    @property
+    def move(self) -> bool: ...
 
     def shorten(self, tokens: Sequence[int], prompt: int, turns: int, size: int) -> Shorter | None:
         """What stays of `tokens`, whose first `prompt` are the prompt without its first `turns`, so that one more fits
@@ -40,6 +43,7 @@ class Shift:
 
     turns: int
     without: Callable[[int], Sequence[int]]
+    move: bool = True
 
     def shorten(self, tokens: Sequence[int], prompt: int, turns: int, size: int) -> Shorter | None:
         """All of the answer stays, and of the turns as many as leave room behind it."""
@@ -64,6 +68,7 @@ class Sinks:
     the last ones; half of the room between is given up at a time, as llama.cpp does it (tools/completion)."""
 
     keep: int
+    move: bool = True
 
     def shorten(self, tokens: Sequence[int], prompt: int, turns: int, size: int) -> Shorter | None:
         """Prompt and answer alike: what is old leaves."""

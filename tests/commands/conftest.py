@@ -46,8 +46,14 @@ def llmcli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[Runner]]:
     """Let every REF be a fake model that says `reply`; the runners that were opened are in the list."""
 
-    def install(reply: bytes | Speak = b"hello", *, template: str | None = TEMPLATE, n_ctx: int = 256,
-                system: str | None = None, settings: dict[str, float] | None = None) -> list[Runner]:
+    def install(
+        reply: bytes | Speak = b"hello",
+        *,
+        template: str | None = TEMPLATE,
+        n_ctx: int = 256,
+        system: str | None = None,
+        settings: dict[str, float] | None = None,
+    ) -> list[Runner]:
         path = tmp_path / "fake.gguf"
         path.write_bytes(b"fake")
         opened: list[Runner] = []

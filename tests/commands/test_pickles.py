@@ -196,9 +196,7 @@ def test_without_torch_it_says_what_to_install_before_anything_is_fetched(
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_safetensors_win_whatever_is_allowed(
-    hub: Hub, llmcli: Llmcli, stories: Path, expected: dict[str, Any]
-) -> None:
+def test_safetensors_win_whatever_is_allowed(hub: Hub, llmcli: Llmcli, stories: Path, expected: dict[str, Any]) -> None:
     hub.repos[REF].files["model.safetensors"] = (stories / "model.safetensors").read_bytes()
     made = llmcli("pull", REF, "--q4_k_m", "--allow-pickle", "--json")
     assert tensors(done(made)["path"]) == expected

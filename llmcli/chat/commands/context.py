@@ -16,7 +16,8 @@ def show_context(talk: Talk, rest: str) -> None:
     """List the turns that the model is shown and their tokens; let some go.
 
     What has left is not sent again, and stays in the transcript. With --on-full shift the turns marked as next leave
-    by themselves when the context is full.
+    by themselves when the context is full. Where the cache allows it what stays is not computed again: then it was
+    computed with what has left before it, and may still tell of it.
     """
     words = rest.split()
     if not words:
