@@ -1,19 +1,35 @@
-"""`llmcli bench`: parse llama-bench's words, measure, print."""
+"""`llmcli bench`: parse llama-bench's words, measure, print. Other measurements are commands below it."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+
+from llmcli.commands import roofline
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from llmcli.ui import UI
 
+SPEED = "speed"  # what `bench REF` is short for
+
+
+class Benches(TyperGroup):
+    """`bench REF` measures as llama-bench does; `bench roofline REF` is another measurement."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Words that name no measurement are those of the first one."""
+        return super().parse_args(ctx, args if args and args[0] in self.commands else [SPEED, *args])
+
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the app."""
-    app.command("bench")(bench)
+    """Add the commands to the app."""
+    benches = typer.Typer(cls=Benches, help="Measure prompt and generation speed; `bench roofline`: and the limit.")
+    benches.command(SPEED)(bench)
+    roofline.register(benches)
+    app.add_typer(benches, name="bench")
 
 
 Model = Annotated[str | None, typer.Option("-m", "--model", "-hf", help="The same, in llama-bench's words.")]
@@ -59,7 +75,8 @@ def bench(
 ) -> None:
     """Measure prompt and generation speed, in llama-bench's words.
 
-    Lists (-p 128,512), ranges (1-8*2) and repeated flags span a grid of tests.
+    Lists (-p 128,512), ranges (1-8*2) and repeated flags span a grid of tests. `llmcli bench roofline REF` measures
+    what memory allows, and how far a model is from it.
     """
     from llmcli.bench import grid, report
     from llmcli.bench.run import run

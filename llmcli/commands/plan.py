@@ -77,13 +77,15 @@ def plan(
             raise UserError(f"{subject.name} cannot be measured: {subject.lacks}", hint="leave out --measure")
         with planning.planner(header, wanted, layers) as planner:
             told = planner.receipt()
-            longest = {kind: planner.largest(kind) for kind in planning.KINDS}
-            taken = [kind for kind in planning.KINDS if planner.takes(kind)]
         if measure and told.fits is False:
             raise UserError(
                 f"{subject.name} does not fit and was not loaded", hint="leave out --measure to see what it would take"
             )
+        # Looking for the longest contexts leaves the process larger than it was: not before it is weighed again.
         found = planning.measure(header, wanted, layers) if measure else None
+        with planning.planner(header, wanted, layers) as planner:
+            longest = {kind: planner.largest(kind) for kind in planning.KINDS}
+            taken = [kind for kind in planning.KINDS if planner.takes(kind)]
         if json:
             ui.result({**document(told, longest), **({"actual": document(found, {})} if found else {})})
             return

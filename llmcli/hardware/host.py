@@ -24,6 +24,20 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def last_cache() -> int | None:
+    """Bytes of the largest caches of the CPUs this process may use, together; None where Linux does not tell.
+
+    A virtual machine may show its host's, of which others have their part.
+    """
+    found: dict[str, int] = {}
+    for cpu in os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ():
+        kept = [one for one in (_cache(path) for path in _caches(cpu)) if one]
+        if kept:
+            _, shared, nbytes = max(kept)
+            found[shared] = nbytes
+    return sum(found.values()) or None
+
+
 def available_memory() -> int | None:
     """Bytes that could be had without swapping (Linux MemAvailable, within a container's limit)."""
     meminfo = Path("/proc/meminfo")
@@ -59,6 +73,23 @@ def _core(cpu: int) -> str:
         return siblings.read_text().strip()
     except OSError:
         return str(cpu)
+
+
+def _caches(cpu: int) -> list[Path]:
+    return list(Path(f"/sys/devices/system/cpu/cpu{cpu}/cache").glob("index*"))
+
+
+def _cache(folder: Path) -> tuple[int, str, int] | None:
+    """Level, the CPUs that share it, and bytes of one cache; None for one of instructions."""
+    try:
+        kind, level, shared, size = (
+            (folder / name).read_text().strip() for name in ("type", "level", "shared_cpu_list", "size")
+        )
+    except OSError:
+        return None
+    if kind == "Instruction" or not size.endswith("K"):
+        return None
+    return int(level), f"{level}:{shared}", int(size[:-1]) * 1024
 
 
 def _quota() -> int | None:
