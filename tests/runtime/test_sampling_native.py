@@ -6,9 +6,12 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
+from llmcli.runtime.binding import sampler as door
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.sampler import NativeChains
+from llmcli.runtime.request import Request, RunOptions
+from llmcli.runtime.runner import open_runner
 from llmcli.runtime.sampling import defaults, step_types
 from llmcli.runtime.sampling.base import Native
 from llmcli.runtime.sampling.chain import NumpyChain, make_chain
@@ -192,6 +195,48 @@ def drawn(chain, row: np.ndarray) -> int:
     array, _alive = candidates(row)
     lib().llama_sampler_apply(chain.pointer, ctypes.byref(array))
     return int(array.data[array.selected].id)
+
+
+@pytest.mark.parametrize("rows", [random, dropped, large])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"top_k": 5, "temp": 1.4},
+        {"top_k": 150, "top_p": 1, "min_p": 0, "temp": 2},
+        {"typical": 0.8, "xtc_probability": 0.5, "xtc_threshold": 0.05},
+        {"dynatemp_range": 0.4},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_likeliest_candidates_draw_what_all_of_them_draw(settings, rows, monkeypatch):
+    monkeypatch.setattr(door, "MANY", 0)
+    sampling, size = defaults().with_values(settings), len(rows(0))
+    few, whole = (make_chain(sampling, 9, NativeChains(size), words(size)) for _ in range(2))
+    for seed in range(10 if rows is large else 40):
+        row = rows(seed)
+        assert few.draw(FakeRow(row), HISTORY) == drawn(whole, row), seed
+    few.close()
+    whole.close()
+
+
+def test_a_row_that_forbids_nearly_all_is_left_to_llama_cpp(monkeypatch):
+    monkeypatch.setattr(door, "MANY", 0)
+    chain = make_chain(defaults(), 9, NativeChains(300), words(300))
+    assert [chain.likeliest(row) for row in (alone(1), np.full(300, np.nan, np.float32))] == [None, None]
+    assert len(chain.likeliest(random(1))) >= 40
+    chain.close()
+
+
+def test_a_chain_of_few_answers_as_one_of_all(stories_gguf, monkeypatch):
+    """Through the real context, whatever the size of the vocabulary."""
+    found = []
+    for many in (0, 1000):
+        monkeypatch.setattr(door, "MANY", many)
+        with open_runner(stories_gguf, RunOptions(ctx_size=256, threads=1)) as runner:
+            request = Request(runner.encode_text("Once"), defaults().with_values({"seed": 4, "temp": 1.2}), 60)
+            found.append("".join(event.text for event in runner.reply(request)))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime.binding.library import lib
-from llmcli.runtime.sampling.base import Native
+from llmcli.runtime.ranked import floor
+from llmcli.runtime.sampling.base import Logits, Native
 
 REMEMBERING = {"penalties", "dry"}  # they look back at the tokens before
 SELECTING = {"mirostat_v2"}  # they draw the token themselves
+MANY = 100_000  # tokens of a vocabulary, below which llama.cpp's own way takes no longer
+MOST_FEW = 256  # candidates beyond are left to llama.cpp
 ANY_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: another one each time
 
 
@@ -40,7 +43,9 @@ class NativeChains:
         # Without a selecting sampler at the end llama_sampler_sample aborts the process.
         if not steps or steps[-1][0] not in SELECTING:
             made.append(lib().llama_sampler_init_dist(seed))
-        return NativeChain(made, any(name in REMEMBERING for name, _ in steps))
+        first = steps[0] if steps else ("", ())
+        few = first[1][0] if first[0] == "top_k" and self.n_vocab >= MANY else 0
+        return NativeChain(made, any(name in REMEMBERING for name, _ in steps), few)
 
     def make(self, step: Native, seed: int) -> Any:
         """One llama.cpp sampler: a step's arguments, and what else llama.cpp wants to know."""
@@ -74,17 +79,26 @@ class NativeChains:
 
 
 class NativeChain:
-    """One sequence's llama.cpp chain, ending in a draw; free it with close(). The samplers become its own."""
+    """One sequence's llama.cpp chain, ending in a draw; free it with close(). The samplers become its own.
 
-    def __init__(self, samplers: list[Any], remembers: bool) -> None:
+    `few`: how many candidates the first of them keeps, 0 where it is another. llama.cpp lays the whole vocabulary out
+    and sorts it; the likeliest, found beforehand, are all that such a chain looks at (262,144 tokens, between two
+    passes on a busy two-core Xeon: 1,060 µs against 360; with 49,152 it is 197 against 223). The same tokens are drawn;
+    only of logits that are equal to the last bit others may come first.
+    """
+
+    def __init__(self, samplers: list[Any], remembers: bool, few: int = 0) -> None:
         library = lib()
         self.pointer: Any = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
         for sampler in samplers:
             library.llama_sampler_chain_add(self.pointer, sampler)
         self._remembers, self._seen = remembers, 0
+        self._few = few if few <= MOST_FEW else 0
 
     def draw(self, row: Any, tokens: list[int]) -> int:
         """Sample from a row of the binding's; steps that look back are shown the prompt first, as in llama-cli."""
+        if self._few and (few := self.likeliest(row.logits)) is not None:
+            return self.draw_among(row, few, tokens)
         library = lib()
         for token in tokens[self._seen :] if self._remembers else ():
             library.llama_sampler_accept(self.pointer, token)
@@ -106,6 +120,14 @@ class NativeChain:
         library.llama_sampler_accept(self.pointer, token)
         self._seen = len(tokens) + 1
         return token
+
+    def likeliest(self, logits: Logits) -> NDArray[np.int64] | None:
+        """The candidates that a chain of few looks at; None where they are not as many as it keeps, or far more."""
+        least = floor(logits, self._few)
+        if not least > -np.inf:
+            return None
+        ids = np.flatnonzero(logits >= least)
+        return ids if self._few <= len(ids) <= 4 * MOST_FEW else None
 
     def close(self) -> None:
         """Free the samplers; a second call does nothing."""
