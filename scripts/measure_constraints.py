@@ -122,7 +122,7 @@ def told(runner: Runner, wanted: list[Case], sampling: Sampling, asked: argparse
     verdicts, refused, tokens, forced = Counter[str](), 0, 0, 0
     ratios: dict[str, list[float]] = {"off / free": [], "lossless / free": [], "lossless / off": []}
     bill: list[float] = []
-    every = max(1, len(wanted) // asked.timed) if asked.timed else len(wanted) + 1
+    every = max(1, len(wanted) // max(1, asked.timed))
     for turn, case in enumerate(wanted):
         try:
             grammar = runner.grammars(Constraint("json_schema", json.dumps(case.schema)))
@@ -140,7 +140,7 @@ def told(runner: Runner, wanted: list[Case], sampling: Sampling, asked: argparse
         bill += [token.constraint_ms for token in made.tokens]
         if result != "valid":
             print(f"{result:9} {case.name}: {made.text[:100]!r}")
-        if turn % every == 0 and len(made.tokens) > 8:
+        if asked.timed and turn % every == 0 and len(made.tokens) > 8:
             ways = {way: milliseconds(one) for way, one in timed(runner, request, len(made.tokens), turn).items()}
             for pair, values in ratios.items():
                 one, other = pair.split(" / ")
