@@ -91,7 +91,11 @@ def refuse_sinks(runner: "Runner") -> None:
         return
     if runner.options.cache_type_k == "bf16":
         raise UserError("sinks move the context's keys, and bf16 keys cannot be turned", hint="use -ctk f16")
-    why = "state is recurrent" if runner.context.recurrent else "keys cannot be turned to other positions"
+    why = "keys cannot be turned to other positions"
+    if runner.context.recurrent:
+        why = "state is recurrent"
+    elif runner.context.n_swa:
+        why = f"window of {runner.context.n_swa} tokens has cells of its own"
     raise UserError(
         f"sinks move what is in the context, and this model's {why}",
         hint="use --on-full shift: whole turns leave, and what stays is computed anew",

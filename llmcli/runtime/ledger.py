@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from llmcli.errors import UserError
+from llmcli.runtime.binding.positions import window_moves
 
 ANCHOR = 16  # tokens that must agree for a text to be found again behind a gap
 TRIED = 32  # places where they agree: a text that turns in circles has many
@@ -260,6 +261,9 @@ class Ledger:
         others = [other for other in range(len(self._cells)) if other != slot]
         holders = [other for other in others if self._shared(slot, other) > end]
         if not self.memory.can_shift or any(self._busy[other] for other in holders):
+            return False
+        first, length = self.memory.first(slot) if self.memory.n_swa else 0, len(self.tokens[slot])
+        if not window_moves(first, start, end, length, self.memory.n_swa):
             return False
         for other in holders:  # an older branch, which nobody is using: it loses its end
             self._cut(other, end)

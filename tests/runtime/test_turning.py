@@ -8,6 +8,7 @@ import pytest
 
 from llmcli.runtime.binding.context import Context, ContextOptions, Rows, open_context
 from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.positions import window_moves
 from llmcli.runtime.binding.sharing import Sharing
 from tests.quant import tiny
 
@@ -99,6 +100,25 @@ def test_shared_cells_stay_and_the_others_keep_their_text(stories_gguf: Path) ->
         got = decode(context, [9], 1)
         context.clear()
         np.testing.assert_allclose(got, decode(context, [5, 6, 7, 9]), atol=1e-4)
+
+
+def test_a_window_that_is_smaller_than_the_context_is_not_moved(tmp_path: Path) -> None:
+    """llama.cpp moves window layers where they have as many cells as the dense ones."""
+    path = tiny.gemma3(tmp_path / "m.gguf", hidden=128, layers=6)
+    with open_model(path) as model, open_context(model, ContextOptions(1024, 128, 16, 1)) as context:
+        assert not context.can_shift
+    with open_model(path) as model, open_context(model, ContextOptions(256, 128, 16, 1)) as context:
+        assert context.can_shift
+
+
+@pytest.mark.parametrize(
+    ("first", "start", "end", "whole"),
+    [(0, 10, 90, True), (0, 10, 99, True), (70, 10, 80, True), (70, 10, 85, False), (70, 75, 80, True),
+     (70, 75, 99, False), (4, 10, 84, True)],
+)  # fmt: skip
+def test_a_window_that_has_moved_on_moves_whole_or_not_at_all(first: int, start: int, end: int, whole: bool) -> None:
+    assert window_moves(first, start, end, 100, 16) is whole
+    assert window_moves(first, start, end, 100, 0)
 
 
 def test_who_shares_what_is_known_from_copies_and_cuts() -> None:

@@ -22,7 +22,7 @@ from llmcli.runtime.binding.batch import NEVER, Batch, abort_on
 from llmcli.runtime.binding.library import last_words, lib, listen
 from llmcli.runtime.binding.memory import Allocated, allocated
 from llmcli.runtime.binding.model import Model
-from llmcli.runtime.binding.positions import Positions, Span, spans
+from llmcli.runtime.binding.positions import Positions, Span, spans, window_moves
 from llmcli.runtime.binding.sharing import Sharing
 from llmcli.runtime.binding.softmax import LogSumExp
 from llmcli.runtime.binding.turning import can_shift
@@ -246,6 +246,8 @@ class Context:
         length = self._positions.length(sequence)
         assert 0 <= start < end < length, (start, end, length)
         assert end >= self._sharing.end(sequence), "cells that another sequence holds would move"
+        first = self.first(sequence) if self.n_swa else 0
+        assert window_moves(first, start, end, length, self.n_swa), "the window would have a hole"
         assert 0 <= last < self.n_vocab, last
         library, behind = lib(), length - (end - start)
         library.llama_memory_seq_rm(self.memory, sequence, start, end)

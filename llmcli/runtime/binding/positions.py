@@ -52,3 +52,10 @@ class Positions:
     def clear(self) -> None:
         """Every sequence is empty."""
         self._next = [0] * len(self._next)
+
+
+def window_moves(first: int, start: int, end: int, length: int, n_swa: int) -> bool:
+    """Whether a sequence of `length`, whose window layers hold positions from `first` on, has its whole window when
+    the positions from `start` to `end` are given up and those behind move down."""
+    lowest = first if first < start else max(first, end) - (end - start)
+    return not n_swa or lowest <= max(0, length - (end - start) - n_swa)
