@@ -47,6 +47,8 @@ def constraint(typed: dict[str, Any]) -> "Constraint | None":
         raise UsageError(f"{spelling} says where the answer ends, --ignore-eos that it goes on", hint="give only one")
     if kind == "json_schema":  # before a model is loaded
         schema.checked(text)
-    else:
+    elif ways.get("grammar_engine") == "llama":
         gbnf.check(text)
+    else:
+        gbnf.to_lark(text)
     return Constraint(kind, text, **{"engine" if way == "grammar_engine" else way: ways[way] for way in ways})

@@ -120,6 +120,7 @@ def test_every_answer_of_a_chat_follows_the_grammar(llmcli: Llmcli, fake: Fake) 
         (["-jf", "no-such-file"], 1, "cannot read no-such-file"),
         (["-j", "{'a': 1}"], 1, "the schema is not JSON"),
         (["-j", '{"not": {}}'], 1, "cannot be enforced: not at #"),
+        (["--grammar", "root ::= <[5]>"], 1, "only --grammar-engine llama takes tokens"),
         (["--grammar", "root ::= nothing"], 1, "line 1, column 10: there is no rule called nothing"),
     ],
 )

@@ -33,7 +33,9 @@ class NativeGrammars:
             raise UserError("llama.cpp's engine takes GBNF, no JSON schemas", hint="leave out --grammar-engine llama")
         if constraint.jump == "fast":
             raise UserError("llama.cpp's engine knows no forced text", hint="leave out --jump fast")
-        gbnf.check(constraint.text)
+        for name in gbnf.check(constraint.text):  # llama.cpp would write the whole grammar to stderr
+            if len(self.model.tokenize(name, special=True)) != 1:
+                raise UserError(f"{name} is no token of this model", hint="llmcli run --json shows the ids: <[5]>")
         listen()
         pointer = lib().llama_sampler_init_grammar(self.model.vocab, constraint.text.encode(), b"root")
         if not pointer:

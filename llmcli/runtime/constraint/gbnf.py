@@ -22,9 +22,11 @@ def to_lark(text: str) -> str:
     return "%llguidance {}\n" + "".join(f"{_lark(name)}: {body}\n" for name, body in rules.items())
 
 
-def check(text: str) -> None:
-    """Raise UserError with line and column where llama.cpp could not read `text`."""
-    _rules(_Parser(text, tokens=True))
+def check(text: str) -> list[str]:
+    """The tokens that `text` names, <|name|>; raises UserError with line and column where llama.cpp cannot read it."""
+    parser = _Parser(text, tokens=True)
+    _rules(parser)
+    return parser.named
 
 
 def _rules(parser: "_Parser") -> dict[str, str]:
@@ -57,6 +59,7 @@ class _Parser:
     def __init__(self, text: str, tokens: bool = False) -> None:
         """`tokens`: single tokens, <[5]> or <|name|>, may be part of it; Lark has no words for them."""
         self.text, self.tokens, self.at, self.used = text, tokens, 0, dict[str, int]()
+        self.named: list[str] = []
 
     def rules(self) -> dict[str, str]:
         """Each rule's name and its body in Lark."""
@@ -119,7 +122,10 @@ class _Parser:
         if here and here in "<!":
             if not self.tokens:
                 raise self.wrong("only --grammar-engine llama takes tokens in a grammar")
-            return self._match(TOKEN, "a token: <[5]> or <|name|>")
+            word = self._match(TOKEN, "a token: <[5]> or <|name|>")
+            if "[" not in word:
+                self.named.append(word.removeprefix("!"))
+            return word
         if here and NAME.match(here):
             at, name = self.at, self._match(NAME, "a name")
             self.used.setdefault(name, at)

@@ -127,6 +127,19 @@ def test_what_llama_cpp_refuses_is_an_error_and_no_crash(text: str, both) -> Non
         both[1](Constraint("gbnf", text, "llama"))
 
 
+def test_a_grammar_may_hold_single_tokens_in_the_second_engine(both, capfd: pytest.CaptureFixture[str]) -> None:
+    model, grammars = both
+    matcher = grammars(Constraint("gbnf", "root ::= <[300]> !<[301]>", "llama")).start()
+    assert legal(matcher, model.n_vocab) == [300]
+    matcher.accept(300)
+    assert 301 not in legal(matcher, model.n_vocab)
+    assert 302 in legal(matcher, model.n_vocab)
+    matcher.close()
+    with pytest.raises(UserError, match="<nothing> is no token of this model"):
+        grammars(Constraint("gbnf", "root ::= <nothing>", "llama"))
+    assert capfd.readouterr().err == ""
+
+
 def test_the_second_engine_takes_no_schema_and_no_forced_text(both) -> None:
     for constraint in (Constraint("json_schema", "{}", "llama"), Constraint("gbnf", "root ::= .", "llama", "fast")):
         with pytest.raises(UserError, match=r"llama\.cpp's engine"):
