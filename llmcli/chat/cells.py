@@ -12,6 +12,7 @@ from llmcli.chat.render import bar
 from llmcli.chat.talk import Talk
 
 TOLD = 9  # turns told one by one, the last ones
+GONE = "not sent again"  # what has left stays in the cache up to the next answer
 SHARED, FREE = "=", "."
 
 
@@ -27,12 +28,16 @@ class Part:
 
 def parts(talk: Talk) -> list[Part]:
     """Every cell of the pool, in order of age; what is free is the last part."""
-    occupied = talk.runner.engine.ledger.occupied()
+    occupied, tree = talk.runner.engine.ledger.occupied(), talk.session.tree
     latest, ends = occupied.latest, talk.ends()
-    edges = [0, talk.prefix(), *ends[:-1]]
-    edges = [min(edge, len(latest)) for edge in edges] + [len(latest)]
-    kept = talk.session.tree.kept()[: len(edges) - 2]
+    kept = tree.kept()[: len(ends)] or tree.kept()[-1:] or [1]
     names = [("system", "S"), *((f"turn {n}", str(n % 10)) for n in kept)]
+    if tree.left.isdisjoint(tree.path()):
+        del ends[-1:]  # what is left over is the last turn's
+    else:
+        names.append((GONE, "x"))
+        ends = ends or [talk.prefix()]
+    edges = [min(edge, len(latest)) for edge in (0, talk.prefix(), *ends)] + [len(latest)]
     if len(names) > TOLD + 1:
         many = len(names) - 1 - TOLD
         names[1 : many + 1] = [(f"turns {kept[0]}-{kept[many - 1]}", "t")]

@@ -1,11 +1,12 @@
 """/context: the turns that the model is shown."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from llmcli.chat import records, sitting
+from llmcli.chat import cells, records, sitting
 from llmcli.chat.log import Log
 from llmcli.chat.loop import say
 from llmcli.chat.render import Stream
@@ -105,3 +106,32 @@ def test_what_left_has_left_in_a_saved_chat_and_in_the_log(three: Talk, home: Pa
     for wrong in ([9], "all", [1.5]):
         with pytest.raises(records.Damaged):
             records.put_place(Tree(), {"at": 0, "branch": "", "names": {}, "left": wrong})
+
+
+def test_the_picture_of_the_cells_knows_what_left(three: Talk) -> None:
+    def told() -> dict[str, int]:
+        found = cells.parts(three)
+        assert sum(part.cells for part in found) == 400
+        return {part.name: part.cells for part in found}
+
+    whole = told()
+    gone = len(TURN.format("and the second"))
+    say(three, "/context drop 2")
+    after = told()
+    assert (after["turn 1"], after["free"]) == (whole["turn 1"], whole["free"])
+    assert "turn 2" not in after and 0 <= gone - after["not sent again"] < 3
+    three.ask("what now?", Stream(silent=True))
+    assert list(told()) == ["system", "turn 1", "turn 3", "turn 4", "free"]
+
+
+def test_cells_have_names_whatever_the_conversation_is(three: Talk, talk: Make) -> None:
+    for line in ("/context drop 1 2 3", "/undo", "/undo", "/undo", "/context back", "/clear"):
+        with contextlib.suppress(UserError):  # nothing is left to undo
+            say(three, line)
+        assert sum(part.cells for part in cells.parts(three)) == 400
+    assert [part.name for part in cells.parts(talk())] == ["free"]
+    many = talk(b"y", n_ctx=400)
+    for number in range(12):
+        many.ask(str(number), Stream(silent=True))
+    say(many, "/context drop 2")
+    assert [part.name for part in cells.parts(many)][1].startswith("turns 1-")
