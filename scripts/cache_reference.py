@@ -63,6 +63,11 @@ class Reference:
             else:
                 cell.owners.add(target)
 
+    def fill(self, sequence: int, tokens: list[int], pure: list[bool]) -> None:
+        """An empty sequence has been given tokens in cells of its own."""
+        for at, (token, mark) in enumerate(zip(tokens, pure, strict=True)):
+            self.cells.append(Cell(at, token, {sequence}, mark))
+
     def movable(self, sequence: int, end: int) -> bool:
         """Whether nobody else holds what a sequence has from `end` on."""
         return all(cell.owners == {sequence} for cell in self.cells if sequence in cell.owners and cell.position >= end)

@@ -16,8 +16,10 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import fuzz_states
 import numpy as np
 from cache_reference import Reference
 
@@ -367,12 +369,13 @@ def run(path: Path, operations: int, seed: int, streams: bool) -> dict[str, obje
     alone = ContextOptions(CELLS, BATCH, UBATCH, 1, 1, 1, "f32", "f32", "off")
     with open_model(path) as model, open_context(model, tested) as context, open_context(model, alone) as fresh:
         fuzz = Fuzz(context, fresh, seed)
-        door = [fuzz.decode, fuzz.interrupt, fuzz.brim, fuzz.trim, fuzz.copy, fuzz.shift, fuzz.ask, fuzz.clear]
+        swap, adopt = partial(fuzz_states.swap, fuzz), partial(fuzz_states.adopt, fuzz)
+        door = [fuzz.decode, fuzz.interrupt, fuzz.brim, fuzz.trim, fuzz.copy, fuzz.shift, fuzz.ask, fuzz.clear, swap]
         through = [fuzz.place, fuzz.shorten, fuzz.fork, fuzz.settle, fuzz.adapt, fuzz.release, fuzz.forget, fuzz.stop]
         while (left := operations - fuzz.counts.total()) > 0:
-            fuzz.turn(door, [50, 5, 1, 16, 16, 8, 10, 2], min(TURN, left))
+            fuzz.turn(door, [60, 5, 1, 16, 16, 14, 10, 2, 6], min(TURN, left))
             if not streams and (left := operations - fuzz.counts.total()) > 0:
-                fuzz.turn(through, [30, 10, 20, 6, 12, 15, 3, 8], min(TURN, left))
+                fuzz.turn([*through, adopt], [30, 10, 20, 6, 12, 15, 3, 8, 6], min(TURN, left))
         total = fuzz.counts.total()
         return {
             "operations": total, **fuzz.counts, "legal share": round(fuzz.counts["legal"] / total, 4),

@@ -292,14 +292,18 @@ class Context:
     def put_state(self, sequence: int, kept: bytes | memoryview) -> bool:
         """Let a sequence hold what `state` gave, in cells of its own; False where it cannot: then it holds nothing."""
         self._known(sequence)
-        self._sharing.cut(sequence, 0)
+        self._empty(sequence)  # llama.cpp leaves what was there where the state is of an empty sequence
         good = state.put(self.pointer, sequence, kept)
         if good:
             self._reread(sequence)
         else:
-            lib().llama_memory_seq_rm(self.memory, sequence, -1, -1)
-            self._positions.put(sequence, 0)
+            self._empty(sequence)
         return good
+
+    def _empty(self, sequence: int) -> None:
+        lib().llama_memory_seq_rm(self.memory, sequence, -1, -1)
+        self._positions.put(sequence, 0)
+        self._sharing.cut(sequence, 0)
 
     @property
     def output_bytes(self) -> int:
