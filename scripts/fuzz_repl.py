@@ -26,8 +26,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-os.environ["PROMPT_TOOLKIT_NO_CPR"] = "1"
-
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.input import PipeInput, create_pipe_input
@@ -68,9 +66,19 @@ class Screen(io.StringIO):
     """Where a terminal would be: takes everything, says that it is one, and has a size that changes."""
 
     size = Size(rows=24, columns=80)
+    pipe: PipeInput | None = None  # answers where the cursor is, so that the line at the bottom is drawn
+
+    def write(self, text: str) -> int:
+        if "\x1b[6n" in text and self.pipe:
+            threading.Thread(target=self._tell, args=(self.pipe,), daemon=True).start()  # the pipe may be full
+        return super().write(text)
 
     def isatty(self) -> bool:
         return True
+
+    def _tell(self, pipe: PipeInput) -> None:
+        with suppress(OSError):  # it was closed meanwhile
+            pipe.send_bytes(b"\x1b[1;1R")
 
 
 class Typist(threading.Thread):
@@ -181,6 +189,7 @@ class Fuzz:
         output = Vt100_Output(screen, lambda: screen.size, term="xterm")
         try:
             with create_pipe_input() as pipe, create_app_session(input=pipe, output=output):
+                screen.pipe = pipe
                 typist = Typist(keys, pipe, screen, rng)
                 with redirect_stdout(screen), redirect_stderr(screen):
                     self._converse(talk, typist)

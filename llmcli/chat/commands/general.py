@@ -1,8 +1,13 @@
 """/help and /exit."""
 
+import shutil
+import textwrap
+
 from llmcli.chat.commands.base import GROUPS, Command
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
+
+WIDE = 100  # columns; longer lines are hard to read
 
 
 def show_help(talk: Talk, rest: str) -> None:
@@ -26,8 +31,9 @@ def show_help(talk: Talk, rest: str) -> None:
 def _tell(talk: Talk, command: Command) -> None:
     talk.ui.text(" or ".join(_spelled(command)))
     talk.ui.text(command.help)
-    if command.details:
-        talk.ui.text(f"\n{command.details}")
+    width = min(shutil.get_terminal_size().columns, WIDE)
+    for paragraph in filter(None, command.details.split("\n\n")):
+        talk.ui.text(f"\n{textwrap.fill(paragraph, width, break_on_hyphens=False)}")
 
 
 def _spelled(command: Command) -> list[str]:

@@ -159,6 +159,18 @@ def test_kv_accounts_for_every_cell(talk: Make, capsys: pytest.CaptureFixture[st
     assert table == {"f32": "1,024", "f16": "512", "q8_0": "272", "q5_1": "192", "q4_0": "144"}
 
 
+def test_kv_tells_the_cells_of_a_first_question_that_has_no_answer(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = talk(b"yes")
+    one.runner.context.before = lambda number: one.runner.engine.cancel(1)  # type: ignore[attr-defined]
+    one.ask("hi", Stream(silent=True))
+    used = one.runner.kv_report().used_cells
+    assert used
+    perform(one, "/kv")
+    assert f"256: system 7, turn 1 {used - 7}, free {256 - used}" in capsys.readouterr().out
+
+
 def test_kv_refuses_lengths_that_are_none(talk: Make) -> None:
     for rest in ("many", "0", "-1", "1e9", "99999999999"):
         with pytest.raises(UserError, match="not context lengths"):
