@@ -7,7 +7,8 @@ usage: .venv/bin/python scripts/measure_constraints.py MODEL.gguf
 Each schema is one question (its own where it has one, the schema with it) and one answer of at most --tokens tokens;
 jsonschema judges what came. For --timed of them the same question is then answered without a schema, to as many
 tokens, and with the schema but without jumping over forced text; the three take turns at being first, after the
-prompt is in the cache. Printed are medians of ratios of time a token, with 95% bootstrap intervals.
+prompt is in the cache. Printed are medians of ratios of time a token, with 95% bootstrap intervals. All of it takes
+about ten minutes for a model of 135 million parameters on two cores; --count takes fewer schemas, evenly spread.
 """
 
 import argparse

@@ -44,3 +44,11 @@ def test_a_heavy_import_would_be_noticed() -> None:
     command = [sys.executable, "-X", "importtime", "-c", "import numpy"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert any(line.endswith(" numpy") for line in done.stderr.splitlines())
+
+
+def test_what_runs_a_model_loads_no_grammar_engine() -> None:
+    command = [sys.executable, "-X", "importtime", "-c", "import llmcli.runtime.runner, llmcli.chat.loop"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    names = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "|" in line}
+    assert "llmcli.runtime.constraint.compile" in names
+    assert "llguidance" not in names
