@@ -84,13 +84,15 @@ def plan(
         # Looking for the longest contexts leaves the process larger than it was: not before it is weighed again.
         found = planning.measure(header, wanted, layers) if measure else None
         with planning.planner(header, wanted, layers) as planner:
+            types = planner.types
             longest = {kind: planner.largest(kind) for kind in planning.KINDS}
             taken = [kind for kind in planning.KINDS if planner.takes(kind)]
         if json:
-            ui.result({**document(told, longest), **({"actual": document(found, {})} if found else {})})
+            ui.result({**document(told, longest, types), **({"actual": document(found)} if found else {})})
             return
         ui.text(_title(subject.name, header, wanted, told) + (f" · {subject.lacks}" if subject.lacks else ""))
         _table(told, found, ui)
+        _types(types, ui)
         _layers(told.cache, ui)
         _longest({kind: longest[kind] for kind in taken}, header.context_length, ui)
         if told.fits is False:
@@ -118,7 +120,9 @@ def _decided(
     ), layers  # fmt: skip
 
 
-def document(receipt: "Receipt", longest: dict[str, int | None]) -> dict[str, Any]:
+def document(
+    receipt: "Receipt", longest: dict[str, int | None] | None = None, types: dict[str, dict[str, int]] | None = None
+) -> dict[str, Any]:
     """The contract's `plan --json`; null is a figure that this machine cannot tell."""
     cache, first = receipt.cache, receipt.shares[0]
     layers = [
@@ -134,12 +138,13 @@ def document(receipt: "Receipt", longest: dict[str, int | None]) -> dict[str, An
         "compute_bytes": receipt.sum("compute"), "output_bytes": receipt.sum("output"),
         "repacked_bytes": receipt.sum("repacked"), "droppable_bytes": receipt.sum("droppable"),
         "overhead_bytes": receipt.overhead, "process_bytes": receipt.process, "total_bytes": receipt.sum("total"),
-        "available_bytes": first.available, "fits": receipt.fits, "max_ctx": longest or None,
+        "available_bytes": first.available, "fits": receipt.fits, "max_ctx": longest,
         "devices": [
             {
                 "name": share.device, "weights_bytes": share.weights, "repacked_bytes": share.repacked,
                 "kv_bytes": share.kv, "compute_bytes": share.compute, "output_bytes": share.output,
                 "total_bytes": share.total, "available_bytes": share.available, "fits": share.fits,
+                "types": types.get(share.device) if types else None,
             }
             for share in receipt.shares
         ],
@@ -186,6 +191,14 @@ def _verdict(share: Any, on: str, ui: "UI") -> None:
         ui.text(f"{on}{_size(share.droppable)} of the file are read once: under pressure the kernel drops them")
     room = "unknown memory is" if share.available is None else f"{_size(share.available)} are"
     ui.text(f"{on}{room} available: {answer}")
+
+
+def _types(types: dict[str, dict[str, int]], ui: "UI") -> None:
+    """What the weights are stored as, on each device."""
+    for device, found in types.items():
+        on = f" on {device}" if len(types) > 1 else ""
+        rows = sorted(found.items(), key=lambda row: -row[1])
+        ui.text(f"weights{on} by type: " + ", ".join(f"{kind} {nbytes:,}" for kind, nbytes in rows))
 
 
 def _layers(cache: "KVCache | None", ui: "UI") -> None:

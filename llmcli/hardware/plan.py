@@ -93,12 +93,17 @@ class Receipt:
 
 
 class Planner:
-    """A model file rehearsed: any number of contexts of it may be asked for. Made by `planner`."""
+    """A model file rehearsed: any number of contexts of it may be asked for. Made by `planner`.
+
+    `types`: for each device the bytes that its weights have in the file, by type; empty where that is not known.
+    """
 
     def __init__(self, rehearsal: Rehearsal, header: Header, options: ContextOptions) -> None:
         self._rehearsal, self._header, self.options = rehearsal, header, options
         self._form = kv.shape(header.metadata)
-        self._mapped, self._droppable = _mapped(header, rehearsal.placed())
+        placed = rehearsal.placed()
+        self._mapped, self._droppable = _mapped(header, placed)
+        self.types = _types(header, placed)
         self._free = {HOST: host.available_memory()}
         self._free |= {one.name: one.free for one in devices.devices() if one.kind in devices.GPUS}
 
@@ -227,6 +232,16 @@ def _mapped(header: Header, placed: list[tuple[str, Place]] | None) -> tuple[int
             spans += max(end for _, end in ends) - min(start for start, _ in ends)
             read += sum(end - start for start, end in ends)
     return spans, spans - read
+
+
+def _types(header: Header, placed: list[tuple[str, Place]] | None) -> dict[str, dict[str, int]]:
+    """Device -> type -> bytes in the file; a tensor that lies on one device twice counts once."""
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    found: dict[str, dict[str, int]] = {}
+    for name, device in dict.fromkeys((name, place.device) for name, place in placed or () if name in tensors):
+        types, tensor = found.setdefault(device, {}), tensors[name]
+        types[tensor.type] = types.get(tensor.type, 0) + tensor.nbytes
+    return found
 
 
 def _last(room: Callable[[int], int | None], most: int) -> int | None:

@@ -7,7 +7,7 @@ import pytest
 
 from llmcli.commands import standing
 from llmcli.hardware import host
-from quant import convert, quantize
+from quant import container, convert, quantize
 from tests.commands.conftest import Done
 from tests.hub import Hub
 
@@ -16,7 +16,7 @@ Llmcli = Callable[..., Done]
 LAYER = {"layer": int, "cells": int, "k_bytes": int, "v_bytes": int}
 DEVICE = {
     "name": str, "weights_bytes": int, "repacked_bytes": int, "kv_bytes": int, "compute_bytes": int,
-    "output_bytes": int, "total_bytes": int, "available_bytes": int, "fits": bool,
+    "output_bytes": int, "total_bytes": int, "available_bytes": int, "fits": bool, "types": {"F32": int},
 }  # fmt: skip
 SHAPE = {
     "weights_bytes": int, "kv": {"bytes_per_token": int, "cells": int, "bytes": int, "layers": [LAYER]},
@@ -55,6 +55,7 @@ def test_the_document_is_the_contract_s(llmcli: Llmcli, model: Path) -> None:
         assert told[part] == found[part], part
     assert told["kv"]["bytes"] == found["kv"]["bytes"]
     assert told["kv"]["cells"] == 1024
+    assert sum(told["devices"][0]["types"].values()) == container.read(model).tensor_bytes
     assert sum(row["k_bytes"] + row["v_bytes"] for row in told["kv"]["layers"]) == told["kv"]["bytes"]
     parts = ("weights_bytes", "repacked_bytes", "compute_bytes", "output_bytes")
     assert told["total_bytes"] == told["kv"]["bytes"] + sum(told[part] for part in parts)

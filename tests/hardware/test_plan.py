@@ -9,8 +9,8 @@ import pytest
 from llmcli.hardware import host, plan
 from llmcli.runtime.binding import rehearsal
 from llmcli.runtime.binding.context import Context, ContextOptions
-from quant import container, quantize
-from tests.quant import tiny
+from quant import container, convert, quantize
+from tests.quant import families, tiny
 
 PARTS = ("weights", "repacked", "kv", "compute", "output", "total")
 # Contexts: tokens, type K, type V, sequences, one pool, micro-batch, flash attention.
@@ -79,6 +79,16 @@ def test_several_files_are_mapped_each_from_its_first_tensor_to_its_last(tmp_pat
     report = quantize.run(split, tmp_path / "part.gguf", threads=1)
     assert len(container.read(report.out).files) > 1
     compare(report.out, ContextOptions(512))
+
+
+@pytest.mark.parametrize("name", ["deepseek v2, compressed queries", "gpt-oss"])
+def test_compressed_keys_and_experts(tmp_path, name):
+    pytest.importorskip("transformers", reason="transformers is not installed: it makes the models")
+    (case,) = (case for case in families.cases() if case.name == name)
+    folder, out = families.build(case, tmp_path / "model"), tmp_path / "model.gguf"
+    quantize.run(quantize.plan(convert.open_folder(folder), "Q8_0"), out, threads=1)
+    for options in (CONTEXTS[0], replace(CONTEXTS[1], type_k="f16", type_v="f16"), CONTEXTS[3]):
+        assert compare(out, options).cache
 
 
 @pytest.mark.model
