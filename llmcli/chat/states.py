@@ -26,10 +26,11 @@ def keep(talk: Talk, path: Path) -> str:
 
 def take_up(talk: Talk, path: Path) -> str:
     """Read the KV state of the conversation that was just loaded; what it is worth, in words."""
-    spoken = talk.spoken()
+    spoken, ledger, why = talk.spoken(), talk.runner.engine.ledger, ""
     if not spoken:
         return ""
-    why = ""
+    if 2 * ledger.nearest(spoken)[1] < len(spoken):
+        ledger.forget_idle()  # another conversation's cells: of no use, and every pass would go through them
     try:
         with path.open("rb") as file:
             state.resume(talk.runner, state.read(file, talk.runner), talk.session.tree.at)
@@ -39,7 +40,6 @@ def take_up(talk: Talk, path: Path) -> str:
         why = f"its KV state cannot be read ({error.strerror})"
     except state.Unusable as error:
         why = f"its KV state is not used: {error}"
-    cached = talk.runner.engine.ledger.nearest(spoken)[1]
-    if cached:
+    if cached := ledger.nearest(spoken)[1]:
         return f"{cached} of {len(spoken)} tokens in the cache" + (f" ({why})" if why else "")
     return f"{why or 'its KV state is of other tokens'}; {len(spoken)} tokens are computed with the next message"

@@ -46,7 +46,9 @@ def chat(
         raise UsageError("chat gives one answer at a time", hint="llmcli run REF PROMPT --samples N gives several")
     config, ui = _surroundings(given)
     item, ref = _resumed(resume, config) if resume else None, ref or given.model
-    with _open(ref or (item and item.read().model) or DEFAULT, given, config, ui, talks=True) as talk:
+    if item and not ref and (ref := item.read().model):
+        ui.note(f"{item.name}: with {ref} again (with another: llmcli chat REF --resume {item.name})")
+    with _open(ref or DEFAULT, given, config, ui, talks=True) as talk:
         good = _converse(talk, _written(given), given, item)
     if not good:
         raise typer.Exit(1)

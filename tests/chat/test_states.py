@@ -53,6 +53,17 @@ def test_a_saved_chat_goes_on_without_prefill(talk: Make, saved: tuple[Path, Pat
     assert one.runner.engine.ledger.used < 2 * whole
 
 
+def test_the_cells_of_the_conversation_before_are_given_up(
+    talk: Make, saved: tuple[Path, Path], capsys: Out
+) -> None:
+    one = talk(b"yes", path=saved[0], n_seq_max=4)
+    one.ask("something else, and long enough to be another conversation", Stream(silent=True))
+    perform(one, "/load trip")
+    ledger = one.runner.engine.ledger
+    assert ledger.used == len(one.spoken()) - 1
+    ledger.check()
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [

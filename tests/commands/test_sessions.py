@@ -128,6 +128,14 @@ def test_nothing_to_go_on_with_is_told(llmcli: Llmcli, fake: Fake) -> None:
     )  # fmt: skip
 
 
+def test_a_sitting_says_with_which_model_it_goes_on_and_how_to_take_another(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+    fake(b"yes")
+    llmcli("chat", "fake", stdin=b"a?\n")
+    name = aged(home)
+    done = llmcli("chat", "--resume", name, stdin=b"")
+    assert f"{name}: with fake again (with another: llmcli chat REF --resume {name})\n" in done.err
+
+
 def test_a_damaged_one_does_not_end_the_list(llmcli: Llmcli, fake: Fake, home: Path) -> None:
     fake(b"yes")
     llmcli("chat", "fake", stdin=b"a?\n/save trip\n")
