@@ -128,7 +128,7 @@ def test_nothing_to_go_on_with_is_told(llmcli: Llmcli, fake: Fake) -> None:
     )  # fmt: skip
 
 
-def test_a_sitting_says_with_which_model_it_goes_on_and_how_to_take_another(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+def test_a_sitting_says_with_which_model_it_goes_on(llmcli: Llmcli, fake: Fake, home: Path) -> None:
     fake(b"yes")
     llmcli("chat", "fake", stdin=b"a?\n")
     name = aged(home)
