@@ -86,6 +86,9 @@ class Guessing:
     def cost(self, count: int) -> float:
         return self.guesses.cost(count)
 
+    def reading(self) -> float:
+        return self.guesses.reading()
+
     def draft(self, count: int) -> Draft:
         return self.guesses.draft(count)
 

@@ -56,6 +56,9 @@ class Knowing:
     def cost(self, count: int) -> float:
         return 0.0
 
+    def reading(self) -> float:
+        return 0.0
+
     def draft(self, count: int) -> Draft:
         wrong = [(token + 1) % self.n_vocab for token in self._next()[:count]]
         pairs = zip(self._next(), wrong, strict=False)

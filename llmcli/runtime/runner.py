@@ -7,19 +7,19 @@ what is said to the caller.
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmcli.errors import UserError
 from llmcli.runtime import kv, reproducible
 from llmcli.runtime.binding.context import Context, ContextOptions, open_context
-from llmcli.runtime.binding.devices import gpu_free
 from llmcli.runtime.binding.grammar import NativeGrammars
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.binding.sampler import NativeChains
 from llmcli.runtime.constraint.base import Grammar
 from llmcli.runtime.constraint.compile import Grammars
-from llmcli.runtime.drafting.wish import NO_DRAFTING, Drafting, speculation
+from llmcli.runtime.drafting.ngram import Lookup
+from llmcli.runtime.drafting.wish import NO_DRAFTING, Drafting, on_gpu, speculation
 from llmcli.runtime.engine import Engine
 from llmcli.runtime.identity import stamp
 from llmcli.runtime.interrupt import on_interrupt
@@ -105,6 +105,7 @@ class Runner:
         load_ms: float,
         native_sampling: bool,
         speculation: Speculation | None = None,
+        ngram: str = "auto",
     ) -> None:
         self.header, self.model, self.context, self.options = header, model, context, options
         self.template, self.load_ms = template, load_ms
@@ -112,7 +113,7 @@ class Runner:
             model.show(token)
         self.stamp = stamp(header.files)
         native = NativeChains(model.n_vocab, model.vocab) if native_sampling else None
-        self.guessing = speculation is not None
+        self.ngram, self._speculation = ngram, speculation
         self.native_grammars = NativeGrammars(model)
         self.grammars = Grammars(model, self.native_grammars.compile)
         keeps = not options.reproducible or context.n_seq_max == 1
@@ -133,7 +134,22 @@ class Runner:
 
     def strategy(self, grammar: Grammar | None = None) -> str:
         """How an answer is made where nobody asks for a search."""
-        return "speculative" if self.guessing else "guided" if grammar else "plain"
+        return "speculative" if self.engine.means.speculation else "guided" if grammar else "plain"
+
+    def guess(self, ngram: str) -> bool:
+        """Switch prompt lookup, by a word of --ngram-draft; False where the model was loaded without."""
+        made = self._speculation
+        able = made is not None and any(drafter.name == Lookup.name for drafter in made.drafters)
+        if ngram == "on" and not able:
+            return False
+        self.ngram = ngram
+        if made and able:
+            wanted = ngram == "on" or (ngram == "auto" and made.alike > 0)
+            drafters = tuple(one for one in made.drafters if wanted or one.name != Lookup.name)
+            most = made.alike if ngram == "auto" and len(made.drafters) == 1 else made.most
+            chosen = replace(made, drafters=drafters, most=most) if drafters else None
+            self.engine.means = replace(self.engine.means, speculation=chosen)
+        return True
 
     def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> tuple[int, ...]:
         """A conversation through the model's template, as ids; one BOS even where template and file both add one."""
@@ -280,7 +296,7 @@ def open_runner(
         options.cache_type_k,
         options.cache_type_v,
         options.flash_attn,
-        n_outputs=drafting.outputs(options, gpu_layers != 0 and gpu_free() is not None),
+        n_outputs=drafting.outputs(options, on_gpu(gpu_layers)),
     )
     alike = options.reproducible
     opened = reproducible.open_alike(header, wanted) if alike else _open(header, wanted, gpu_layers)
@@ -292,7 +308,7 @@ def open_runner(
         words = _special_words(model)
         made = Template(str(source), bos=words[0], eos=words[1]) if source else None
         load_ms = (time.perf_counter() - begun) * 1e3
-        runner = Runner(header, model, context, options, made, load_ms, native_sampling, guesses)
+        runner = Runner(header, model, context, options, made, load_ms, native_sampling, guesses, drafting.ngram)
         try:
             yield runner
         finally:

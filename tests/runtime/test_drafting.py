@@ -85,14 +85,17 @@ def test_how_often_repetitions_went_on_becomes_the_chance_of_the_next():
 class Sure:
     """A drafter that is this sure of each guess."""
 
-    def __init__(self, chance: float, cost: float = 0.0) -> None:
-        self.chance, self.price = chance, cost
+    def __init__(self, chance: float, cost: float = 0.0, text: float = 0.0) -> None:
+        self.chance, self.price, self.text = chance, cost, text
 
     def chances(self, count: int) -> list[float]:
         return [self.chance] * count
 
     def cost(self, count: int) -> float:
         return count * self.price
+
+    def reading(self) -> float:
+        return self.text
 
 
 # T(m) of the notes, 6.1: Q4_0, two slow cores. What pays there is in 8.3.
@@ -128,6 +131,19 @@ def test_no_more_is_risked_than_a_fortieth_of_the_answer_and_what_was_won():
     assert lost > FIRST
     pace.saved = 10.0
     assert pace.choose(Sure(1.0), 100) == 15
+
+
+def test_a_text_is_read_where_that_is_little_beside_what_it_took():
+    short, long = Pace(Steady(CHEAP)), Pace(Steady(CHEAP))
+    short.begin(10.0)
+    long.begin(1000.0)
+    assert short.choose(Sure(1.0, text=10.0), 100) == 0
+    assert long.choose(Sure(1.0, text=10.0), 100) == 15
+    long.guessed(16, 1, 1.0, 10.0, 10.0)
+    assert long.saved == 0  # the prompt's time paid for it
+    assert long.choose(Sure(1.0, text=20.0), 100) == 0
+    long.saved = 10.0
+    assert long.choose(Sure(1.0, text=20.0), 100) == 15
 
 
 def test_no_more_is_guessed_than_asked_for():

@@ -10,6 +10,7 @@ from llmcli.runtime.binding.context import ContextOptions, Rows, open_context
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.drafting.ngram import Lookup
 from llmcli.runtime.drafting.wish import Drafting
+from llmcli.runtime.overflow import Sinks
 from llmcli.runtime.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import Sampling, defaults
@@ -77,3 +78,33 @@ def test_the_output_buffer_is_as_large_as_what_was_asked_for(stories_gguf: Path)
         assert context.output_bytes == 8 * 4 * model.n_vocab
         with pytest.raises(AssertionError, match="outputs"):
             context.decode(Rows([5] * 9, range(8, 17), [0] * 9, [True] * 9))
+
+
+def test_looking_up_is_switched_while_the_model_stays_loaded(runner: Runner, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("llmcli.runtime.drafting.wish._pays", lambda curve, most: True)
+    kinds = {"f16": {"auto": "plain", "on": "speculative"}, "q8_0": {"auto": "speculative", "on": "speculative"}}
+    for kind, expected in kinds.items():
+        options = replace(runner.options, cache_type_k=kind, cache_type_v=kind)
+        with open_runner(runner.header.path, options, raw=True, drafting=Drafting("on")) as opened:
+            for word, strategy in {"off": "plain", **expected}.items():
+                assert opened.guess(word)
+                assert (opened.ngram, opened.strategy()) == (word, strategy)
+    with open_runner(runner.header.path, options, raw=True, drafting=Drafting("off")) as without:
+        assert not without.guess("on")
+        assert without.ngram == "off"
+
+
+def test_a_text_longer_than_the_context_is_plain_s(runner: Runner):
+    """Places move while guesses are made; what is dropped and moved is the same for both."""
+    options, texts = replace(runner.options, ctx_size=256), []
+    with open_runner(runner.header.path, options, raw=True, drafting=Drafting("on")) as opened:
+        prompt = (opened.encode_text(PROMPT) * 20)[:150]
+        for strategy in ("plain", "speculative"):
+            means = opened.engine.means
+            opened.engine.means = replace(means, speculation=Speculation((Lookup(),), Steady(CHEAP), 16))
+            wanted = Request(prompt, GREEDY, 300, ignore_eos=True, strategy=strategy, overflow=Sinks(4))
+            reply = opened.reply(wanted)
+            for _ in reply:
+                opened.engine.ledger.check()
+            texts.append((reply.answer.text, reply.answer.finish, len(reply.answer.tokens)))
+    assert texts[0] == texts[1]

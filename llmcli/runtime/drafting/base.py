@@ -20,7 +20,7 @@ Odds = NDArray[np.float32]
 @dataclass(frozen=True, slots=True)
 class Draft:
     """Guessed tokens in order. `odds`: the distribution [n_vocab] that each was drawn from; None: none was drawn.
-    `reading`: seconds of it that went into the prompt."""
+    `reading`: seconds that went into the text before them."""
 
     tokens: list[int]
     odds: list[Odds] | None = None
@@ -44,6 +44,10 @@ class Guesses(Protocol):
 
     def cost(self, count: int) -> float:
         """Seconds that so many guesses will take, beside the rows of the pass."""
+        ...
+
+    def reading(self) -> float:
+        """Seconds that it will first take to read the text so far."""
         ...
 
     def draft(self, count: int) -> Draft:

@@ -2,8 +2,8 @@
 
 It keeps the text in its own cache, reads what is new when it is asked next, and forgets its wrong guesses as the
 model does. For a greedy answer it takes its likeliest token; otherwise it draws by the answer's own settings and
-tells the distribution, so that as many of its guesses as can be are kept. It reads each prompt, too: that
-time is the prompt's.
+tells the distribution, so that as many of its guesses as can be are kept. It has to read each prompt, too, and does
+where the time for it is small beside the model's own, or has been won.
 """
 
 from collections.abc import Iterable
@@ -92,7 +92,7 @@ class Ahead:
     """One answer's guesses."""
 
     def __init__(self, model: DraftModel, request: Request, seed: int) -> None:
-        self.model, self.prompt = model, len(request.tokens)
+        self.model = model
         self.chain = make_chain(request.sampling, seed, None, model.words)
         self.random = np.random.default_rng((seed, 1))  # not the answer's own numbers
         self.sequence: Sequence | None = None
@@ -112,28 +112,28 @@ class Ahead:
 
     def shortened(self) -> None:
         """All of it is read again, if that pays."""
-        self.agreed, self.prompt = 0, 1
+        self.agreed = 0
 
     def chances(self, count: int) -> list[float]:
         assert self.sequence
         return [self.model.chance] * min(count, self.model.context.n_ctx - len(self.sequence.tokens))
 
     def cost(self, count: int) -> float:
-        """Guessing, and reading what is new of the answer."""
+        return count * self.model.one
+
+    def reading(self) -> float:
+        """The text but its last token, as far as it is not held."""
         assert self.sequence
-        new = len(self.sequence.tokens) - 1 - max(self.agreed, self.prompt)
-        return count * self.model.one + max(0, new) * self.model.reading
+        return max(0, len(self.sequence.tokens) - 1 - self.agreed) * self.model.reading
 
     def draft(self, count: int) -> Draft:
-        """Guess up to `count` tokens; the last one is not computed."""
+        """Read what is new, then guess up to `count` tokens; the last one is not computed."""
         assert self.sequence
-        tokens, model = self.sequence.tokens, self.model
-        keep = min(self.agreed, len(tokens) - 1)
-        begun = perf_counter()
-        if keep < self.prompt - 1 and not self._read_prompt(keep):
+        tokens, model, begun = self.sequence.tokens, self.model, perf_counter()
+        row = self._catch_up(self.sequence)
+        if row is None:
             return Draft([])
-        keep, prompt = min(max(keep, self.prompt - 1), len(tokens) - 1), perf_counter() - begun
-        row = model.read(tokens[keep:], keep)
+        read = max(0.0, perf_counter() - begun - model.one)
         out: list[int] = []
         odds: list[Odds] = []
         for place in range(count):
@@ -142,20 +142,21 @@ class Ahead:
                 row = model.read(out[-1:], len(model.held))
                 model.one += 0.1 * (min(perf_counter() - begun, 2 * model.one) - model.one)
             out.append(self._guess(row, [*tokens, *out], odds))
-        self.agreed = len(tokens)
-        return Draft(out, odds or None, prompt)
+        return Draft(out, odds or None, read)
 
-    def _read_prompt(self, keep: int) -> bool:
-        """Compute the prompt but for its last token, a chunk at a time; False where the answer was cancelled."""
-        assert self.sequence
-        begun, wanted = perf_counter(), self.sequence.tokens[: self.prompt - 1]
-        for end in range(keep + CHUNK, len(wanted) + CHUNK, CHUNK):
-            self.model.read(wanted[keep:end], keep)
-            self.agreed = keep = min(end, len(wanted))
-            if self.sequence.cancelled:
-                return False
-        self.model.reading = (perf_counter() - begun) / max(1, len(wanted))
-        return True
+    def _catch_up(self, sequence: Sequence) -> Row | None:
+        """The last token's row, everything before it read, a chunk at a time; None where the answer was cancelled."""
+        tokens, begun = sequence.tokens, perf_counter()
+        start = at = min(self.agreed, len(tokens) - 1)
+        row: Row | None = None
+        while at < len(tokens):
+            if sequence.cancelled:
+                return None
+            row = self.model.read(tokens[at : at + CHUNK], at)
+            self.agreed = at = min(at + CHUNK, len(tokens))
+        if at - start > CHUNK // 4:
+            self.model.reading = (perf_counter() - begun) / (at - start)
+        return row
 
     def _guess(self, row: Row, tokens: list[int], odds: list[Odds]) -> int:
         if not isinstance(self.chain, NumpyChain):

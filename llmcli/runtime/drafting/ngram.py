@@ -104,6 +104,9 @@ class Matches:
     def cost(self, count: int) -> float:
         return 0.0
 
+    def reading(self) -> float:
+        return 0.0
+
     def draft(self, count: int) -> Draft:
         """What stands at the source; where that runs into the text's end, what was guessed goes on it."""
         out: list[int] = []

@@ -2,8 +2,9 @@
 
 A pass of m rows that makes k tokens in place of k passes of one row pays where k > T(m) / T(1) (Leviathan et al.
 2023, with a measured cost). The expected k comes from the drafter's chances, the cost from the curve. Chances are
-estimates, so there is a balance, too: what guessing has saved, in plain tokens. A pass is made only if
-the answer would stay within 3% of plain decoding even if all its guesses were wrong; what is won may be risked.
+estimates, so there is a balance, too: what guessing has saved, in plain tokens. A pass is made only if the answer
+would stay within 3% of plain decoding even if all its guesses were wrong; what is won may be risked. That a draft model
+reads the text is an outlay, made where it is within 3% of the time that prompt and answer took so far.
 """
 
 from llmcli.runtime.drafting.base import Guesses
@@ -20,22 +21,30 @@ class Pace:
     def __init__(self, curve: Curve, most: int = WIDTHS[-1]) -> None:
         self.curve, self.most = curve, most
         self.made, self.saved = 0, 0.0
+        self.outlay = 0.0  # plain tokens' worth of reading that the prompt's time allows
+
+    def begin(self, prompt: float) -> None:
+        """The prompt took so many seconds, and its last row made a token."""
+        if not self.made:
+            self.made, self.outlay = 1, SHARE * prompt / self.curve.one
 
     def plain(self, seconds: float) -> None:
         """A pass of one row made a token."""
         self.made += 1
         self.curve.saw(1, seconds)
 
-    def guessed(self, rows: int, made: int, seconds: float, drafting: float) -> None:
-        """A pass of several rows made `made` tokens, after `drafting` seconds."""
+    def guessed(self, rows: int, made: int, seconds: float, drafting: float, reading: float = 0.0) -> None:
+        """A pass of several rows made `made` tokens, after `drafting` seconds, `reading` of them to read the text."""
         self.curve.saw(rows, seconds)
+        paid = min(self.outlay, reading / self.curve.one)
+        self.outlay -= paid
         self.made += made
-        self.saved += made - (seconds + drafting) / self.curve.one
+        self.saved += made + paid - (seconds + drafting) / self.curve.one
 
     def choose(self, guesses: Guesses, limit: float) -> int:
         """How many tokens to guess, at most `limit`; 0: none."""
         chances = guesses.chances(int(min(self.most - 1, limit)))
-        if not chances:
+        if not chances or not self.may_read(guesses.reading() / self.curve.one):
             return 0
         best, chosen = MARGIN, 0
         expected, right, counted = 1.0, 1.0, 0
@@ -55,3 +64,7 @@ class Pace:
     def affords(self, cost: float) -> bool:
         """Whether a pass that costs as much as `cost` plain tokens may turn out to make a single one."""
         return self.saved + 1 - cost >= -max(FIRST, SHARE * self.made)
+
+    def may_read(self, cost: float) -> bool:
+        """Whether reading the text may cost as much as `cost` plain tokens."""
+        return not cost or cost <= self.outlay + max(0.0, self.saved) + SHARE * self.made

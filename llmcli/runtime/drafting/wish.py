@@ -13,6 +13,7 @@ from pathlib import Path
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.context import Context, ContextOptions, open_context
+from llmcli.runtime.binding.devices import gpu_free
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.drafting import drafters
 from llmcli.runtime.drafting.base import Tools
@@ -43,9 +44,7 @@ class Drafting:
 
     def outputs(self, options: RunOptions, gpu: bool) -> int:
         """Rows of logits that passes will ask for: 1 where nothing can be guessed."""
-        exact = not gpu and options.cache_type_k not in FLOATS and options.cache_type_v not in FLOATS
-        wanted = self.asked or (self.ngram == "auto" and exact)
-        return MOST if wanted else 1
+        return MOST if self.asked or (self.ngram == "auto" and _exact(options, gpu)) else 1
 
 
 NO_DRAFTING = Drafting("off")
@@ -56,6 +55,16 @@ def parse(text: str) -> str:
     if text.lower() not in NGRAM:
         raise UserError(f"ngram_draft is {text!r}", hint=f"--ngram-draft takes one of: {', '.join(NGRAM)}")
     return text.lower()
+
+
+def on_gpu(layers: int) -> bool:
+    """Whether a GPU computes any of it."""
+    return layers != 0 and gpu_free() is not None
+
+
+def _exact(options: RunOptions, gpu: bool) -> bool:
+    """Whether rows of a pass may be alike at any depth; the measurement looks at a shallow one."""
+    return not gpu and options.cache_type_k not in FLOATS and options.cache_type_v not in FLOATS
 
 
 @contextmanager
@@ -79,12 +88,13 @@ def speculation(
     with ExitStack() as opened:
         draft = opened.enter_context(_draft(wish.model, header, context, options, gpu_layers)) if wish.model else None
         curve = measure(context, room)
-        most = room if wish.asked else curve.equal
+        alike = curve.equal if _exact(options, on_gpu(gpu_layers)) else 0
+        most = room if wish.asked else alike
         words = Vocabulary(model.piece, model.ends, model.n_vocab)
         tools = Tools(wish.ngram == "on" or (wish.ngram == "auto" and most > 0), draft, words)
         kinds = sorted(drafters().values(), key=lambda kind: kind.order)
         made = tuple(drafter for kind in kinds if (drafter := kind.made(tools)))
-        yield Speculation(made, curve, most) if made and _pays(curve, most) else None
+        yield Speculation(made, curve, most, alike) if made and _pays(curve, most) else None
 
 
 @contextmanager

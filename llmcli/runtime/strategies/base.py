@@ -34,11 +34,12 @@ class Vocabulary:
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """What guesses are made with: drafters, the one to ask first standing first, the price of a pass by its rows, and
-    the most rows a pass may have."""
+    the most rows a pass may have; `alike`: the most that have bit for bit the logits of single ones."""
 
     drafters: tuple[Drafter, ...]
     curve: Curve
     most: int
+    alike: int = 0
 
 
 NOTHING = Speculation((), Curve({1: 1.0}), 1)

@@ -60,6 +60,8 @@ class Speculative(Guided):
             events, finish = super().accept(sequence, rows, spent)
             if self.width == 1:
                 self.pace.plain(spent)
+            elif not self.width:
+                self.pace.begin(sequence.prompt_seconds)
         if finish is None and self.cuts:
             self.width = len(sequence.tokens) - sequence.computed
             self._guess(sequence)
@@ -76,7 +78,7 @@ class Speculative(Guided):
                 begun = perf_counter()
                 draft = drafter.draft(count)
                 sequence.draft = list(draft.tokens)
-                self.made = drafter, draft, perf_counter() - begun - draft.reading
+                self.made = drafter, draft, perf_counter() - begun
                 return
 
     def _verify(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[list[Event], Finish | None]:
@@ -103,7 +105,7 @@ class Speculative(Guided):
         self.drafted += len(guessed)
         self.accepted += right
         drafter.judged(len(guessed), right)
-        self.pace.guessed(len(guessed) + self.width, max(1, len(events)), spent, drafting)
+        self.pace.guessed(len(guessed) + self.width, max(1, len(events)), spent, drafting, draft.reading)
         return _shared(sequence, events, since, spent), finish
 
     def _take_back(self, sequence: Sequence, keep: int) -> None:

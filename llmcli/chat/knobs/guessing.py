@@ -1,0 +1,23 @@
+"""Whether tokens are guessed from repetitions in the text."""
+
+from llmcli.chat.knobs.base import ANSWER, Knob, one_of
+from llmcli.chat.talk import Talk
+from llmcli.errors import UserError
+from llmcli.runtime.drafting.wish import NGRAM
+
+
+def _change(talk: Talk, value: str) -> None:
+    wanted = one_of("ngram_draft", NGRAM, value)
+    if not talk.runner.guess(wanted) and wanted == "on":
+        raise UserError(
+            "this model was loaded without room for guesses, or they cannot pay here",
+            hint="leave, and start with --ngram-draft on",
+        )
+
+
+KNOBS = (
+    Knob(
+        "ngram_draft", ANSWER, "guess tokens from repetitions in the text", ", ".join(NGRAM), "auto",
+        lambda talk: talk.runner.ngram, _change, lambda talk: NGRAM,
+    ),
+)  # fmt: skip
