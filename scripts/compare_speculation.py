@@ -2,6 +2,7 @@
 """Speculative decoding draws from the model's own distribution: chi-square against exact probabilities.
 
 usage: .venv/bin/python scripts/compare_speculation.py [--samples 20000] [--tokens 6] [--guess 3] [--seed 0]
+       [--ways model sure none]
 
 The model is tests/data/stories260K in Q8_0, at temperature 1.2 from the 40 likeliest tokens, each sample with a seed of
 its own. A reference text is fixed (the greedy one); a sample counts where it first departs from it, and with which
@@ -122,6 +123,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=6)
     parser.add_argument("--guess", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ways", nargs="+", default=["model", "sure", "none"], choices=("model", "sure", "none"))
     asked = parser.parse_args()
     worst = 1.0
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
@@ -136,6 +138,8 @@ def main() -> int:
         reference, _, _ = answer(Engine(context, words, None), greedy)
         odds = expected(context, words, prompt, reference)
         for name, engine in engines(stack, model, context, files["Q4_0"], reference, asked.guess):
+            if name not in asked.ways:
+                continue
             seen: Counter[Cell] = Counter()
             drafted = accepted = 0
             for number in range(asked.samples):
