@@ -18,7 +18,8 @@ from llmcli import config
 from llmcli.errors import UserError
 from llmcli.runtime import kv
 from llmcli.runtime.binding.context import Context, ContextOptions, Rows, open_context
-from llmcli.runtime.binding.model import Model, has_amx, open_model
+from llmcli.runtime.binding.devices import lays_out_for_amx
+from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.request import RunOptions
 from quant.container import Header, TensorInfo
 
@@ -70,7 +71,7 @@ def open_alike(header: Header, options: ContextOptions) -> Iterator[tuple[Model,
     The fastest layout of the matrices is tried first where it may do, then the file's own.
     """
     config.one_kernel()
-    laid_out = has_amx() or not any(tensor.type in COUNTED for tensor in header.tensors)
+    laid_out = lays_out_for_amx() or not any(tensor.type in COUNTED for tensor in header.tensors)
     for repack in (True, False) if laid_out else (False,):
         opened = open_model(header.path, gpu_layers=0, latent=header.latent, repack=repack)
         with opened as model, open_context(model, replace(options, whole=True)) as context:

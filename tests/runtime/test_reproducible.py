@@ -211,7 +211,9 @@ def test_the_same_seed_says_the_same_again(native: bool, weights: Path) -> None:
 def test_k_quants_keep_to_one_kernel(stories: Path, tmp_path: Path) -> None:
     """As they stand in the file, where tiled kernels would take eight rows; asked once a process, so in a fresh one."""
     path = made(checkpoint.grown(stories, tmp_path / "wide", hidden=1024, layers=2, shards=1), "Q4_K_M")
-    done = subprocess.run([sys.executable, "-c", ALONE, str(path)], env=child_environ(), check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(path)], env=child_environ(GGML_CPU_TILED_MM="1"), check=False
+    )
     assert done.returncode == 0
 
 
@@ -239,7 +241,9 @@ def test_run_tells_what_is_covered_and_cuts_as_it_is_told(folder: Path) -> None:
         said = ["-p", "Once upon a time there was " * 6, "--raw", "-n", "8", "-c", "256", "--ignore-eos", "-s", "3"]
         main = [sys.executable, "-c", "from llmcli.app import main; main()"]
         command = [*main, "run", str(weights), "--reproducible", "--json", *said, *flags]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=child_environ())
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, env=child_environ(GGML_CPU_TILED_MM="1")
+        )
         assert reproducible.COVERS in done.stderr
         answer = json.loads(done.stdout)
         assert answer["reproducible"] is True

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llmcli.runtime import reproducible
 from llmcli.runtime.binding.context import ContextOptions, Rows, open_context
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.drafting.ngram import Lookup
@@ -31,7 +32,7 @@ def runner(request: pytest.FixtureRequest, stories: Path, tmp_path_factory: pyte
     place = tmp_path_factory.mktemp("grown")
     folder, file = checkpoint.grown(stories, place / "folder", layers=2), place / "model.gguf"
     quantize.run(quantize.plan(convert.open_folder(folder), request.param), file, threads=1)
-    options = RunOptions(ctx_size=1024, threads=2, cache_type_k="q8_0", cache_type_v="q8_0")
+    options = reproducible.settled(RunOptions(ctx_size=1024, threads=2))
     with open_runner(file, options, raw=True, drafting=Drafting()) as opened:
         yield opened
 
@@ -63,7 +64,7 @@ def test_text_and_probabilities_are_plain_s_to_the_last_bit(runner: Runner, samp
 
 
 def test_by_itself_it_guesses_only_over_a_quantized_cache(runner: Runner):
-    options = replace(runner.options, cache_type_k="f16")
+    options = replace(runner.options, cache_type_k="f16", reproducible=False)
     with open_runner(runner.header.path, options, raw=True, drafting=Drafting()) as floats:
         assert floats.strategy() == "plain"
         assert floats.context.n_outputs == 1

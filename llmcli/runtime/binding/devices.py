@@ -78,6 +78,21 @@ def gpu_free() -> int | None:
     return sum(gpus) if gpus else None
 
 
+def lays_out_for_amx() -> bool:
+    """Whether llama.cpp lays quantized matrices out for AMX here: it was built for it, and the system allows it."""
+    library = _functions()
+    device = library.ggml_backend_dev_by_type(0)
+    registry = library.ggml_backend_dev_backend_reg(device)
+    found = library.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
+    if not found:
+        return False
+    types = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(found)(device)
+    names: list[bytes] = []
+    while types and types[len(names)]:
+        names.append(library.ggml_backend_buft_name(types[len(names)]))
+    return b"AMX" in names
+
+
 @functools.cache
 def _functions() -> Any:
     library = ggml()
@@ -92,6 +107,9 @@ def _functions() -> Any:
         ("buft_get_device", ctypes.c_void_p, [ctypes.c_void_p]),
         ("buft_is_host", ctypes.c_bool, [ctypes.c_void_p]),
         ("buffer_get_type", ctypes.c_void_p, [ctypes.c_void_p]),
+        ("dev_by_type", ctypes.c_void_p, [ctypes.c_int]),
+        ("dev_backend_reg", ctypes.c_void_p, [ctypes.c_void_p]),
+        ("reg_get_proc_address", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]),
     ):
         function = getattr(library, f"ggml_backend_{name}")
         function.restype, function.argtypes = result, arguments

@@ -111,7 +111,7 @@ def open_model(
         params.no_alloc, params.load_mode = True, LOAD_NONE  # a mapped file would not be simulated: llama.cpp aborts
     if not repack:
         params.use_extra_bufts = False
-    elif not vocab_only and has_amx():
+    elif not vocab_only and b"AMX" in library.llama_print_system_info():
         params.use_extra_bufts = not (container.read(path).latent if latent is None else latent)
     listen()
     stopped = threading.Event()
@@ -130,11 +130,6 @@ def open_model(
         yield Model(pointer, path)
     finally:
         library.llama_model_free(pointer)
-
-
-def has_amx() -> bool:
-    """Whether this build has kernels for AMX, which lay out most quantized types anew."""
-    return b"AMX" in lib().llama_print_system_info()
 
 
 def _hint(reason: str, path: Path) -> str:
