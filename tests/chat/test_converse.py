@@ -1,0 +1,66 @@
+"""The REPL in this process, on prompt_toolkit's pipe input: Ctrl-C at moments that a terminal cannot choose."""
+
+import signal
+from collections.abc import Callable
+
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from llmcli.chat import repl
+from llmcli.chat.talk import Opened, Talk
+from llmcli.runtime.interrupt import interrupts_raise
+from llmcli.runtime.template import Template
+from tests.fakes import TEMPLATE
+
+Make = Callable[..., Talk]
+LEAVE = "\x04"
+
+
+def converse(talk: Talk, keys: str) -> None:
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
+        pipe.send_text(keys + LEAVE)
+        repl.converse(talk)
+
+
+def test_ctrl_c_while_another_model_is_opened_leaves_the_old_one_answering(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow:
+        def names(self) -> list[str]:
+            return []
+
+        def change(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
+            with interrupts_raise():
+                signal.raise_signal(signal.SIGINT)
+
+    one = talk(b"yes")
+    one.models = Slow()  # type: ignore[assignment]
+    before = one.runner
+    converse(one, "/model other\ra?\r")
+    out, err = capsys.readouterr()
+    assert "(stopped)" in err
+    assert (one.runner, one.name, out) == (before, "fake", "yes\n")
+
+
+def test_ctrl_c_before_the_first_pass_stops_the_answer_and_the_question_waits(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(Template):
+        """Whoever renders it is interrupted in the middle: nothing runs yet that could be stopped."""
+
+        def render(self, *words: object, **more: object) -> str:  # type: ignore[override]
+            signal.raise_signal(signal.SIGINT)
+            return super().render(*words, **more)  # type: ignore[arg-type]
+
+    one = talk(b"yes")
+    one.runner.template = Interrupted(TEMPLATE)
+    converse(one, "a?\r")
+    assert (one.session.messages, one.unanswered) == ([], "a?")
+    assert "(cut)" in capsys.readouterr().err
+    one.runner.engine.ledger.check()
+    one.runner.template = Template(TEMPLATE)
+    one.leaving = False
+    converse(one, "/retry\r")
+    assert [message.content for message in one.session.messages] == ["a?", "yes"]
