@@ -24,12 +24,12 @@ READY = r"\x1b\[\?2004h[^\n]*>>>"  # a new prompt switches bracketed paste on
 PATIENCE = 120  # seconds for one answer
 NOTES = "The harbour of Lund closes at nine.\nThe ferry to Marstal leaves at eight, on Sundays at ten.\n"
 
-# What is typed, by the command it shows; `{model}` is the model's file. Keys end with Enter unless they say otherwise.
+# What is typed, by the command it shows; `{model}` is the model's file. After a Tab stands what it completes.
 SCENES: dict[str, list[str]] = {
     "help": ["/help", "/help read", "/? quit"],
     "set": ["/set beams 1", "/set temp 0", "/set top_k 20", "/set", "/set temp 900"],
     "": ["Give me one fact about the Moon.", "Tell me another.", "/tming", "//usr/bin is a path, not a command.",
-         '"""\rThree words,\rtwo lines."""', "One line,\x1b\rand another with Alt-Enter.", "/ti\t"],
+         '"""\rThree words,\rtwo lines."""', "One line,\x1b\rand another with Alt-Enter.", "/ti\tming"],
     "show": ["/show", "/show info", "/show template", "/show parameters", "/show license", "/show system"],
     "system": ["/system Answer in one short sentence.", "/system", "What is the Sun?"],
     "kv": ["/kv", "/kv 32768"],
@@ -92,7 +92,11 @@ def record(model: Path, predict: int, threads: int) -> str:
             if number == len(typed) // 2:
                 child.expect(r"tokens · .*\x1b\[\?25h")  # drawn to its end: the cursor is shown again
                 bottom = "".join(paper.lines[-1]).rstrip()
-            child.send(line + "\r")
+            start, tab, rest = line.partition("\t")
+            child.send(start + tab)
+            if tab:
+                _until(child, rest, line)  # what it is completed to
+            child.send("\r" if tab else f"{rest}\r")
         _until(child, pexpect.EOF, typed[-1])
         child.close()
     text = paper.text()
