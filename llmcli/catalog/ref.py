@@ -39,6 +39,8 @@ class Ref:
 def parse(text: str, entries: Mapping[str, Entry], config: Config) -> Ref:
     """Tell what `text` names; raises UserError with the nearest names where it names nothing."""
     text = text.strip()
+    if text != (shown := text.encode("utf-8", "replace").decode()):
+        raise UserError(f"{shown} is not UTF-8 text", hint="give the file another name: mv, then name that")
     for prefix in HUB:
         if text.startswith(prefix):
             return _hub(text.removeprefix(prefix).rstrip("/"), text)

@@ -112,6 +112,13 @@ def test_nonsense_is_told_in_one_line(text):
     assert "\n" not in str(raised.value)
 
 
+def test_a_file_whose_name_is_no_text_is_told_in_one_line(tmp_path):
+    (tmp_path / "caf\udce9.gguf").touch()  # the byte 0xe9, as Python spells it
+    with pytest.raises(UserError, match=r"caf\?\.gguf is not UTF-8 text") as error:
+        ref(str(tmp_path / "caf\udce9.gguf"))
+    assert error.value.hint
+
+
 def test_an_unknown_name_lists_the_nearest_and_every_place_searched():
     with pytest.raises(UserError) as raised:
         ref("smolm2:135m")
