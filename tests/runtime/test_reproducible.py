@@ -287,4 +287,4 @@ def test_a_model_is_refused_where_no_layout_passes_the_trial(weights: Path, monk
     monkeypatch.setattr(reproducible, "alike", never)
     with pytest.raises(UserError, match="how many tokens are computed at once"), opened(weights):
         pass
-    assert len(tried) == 2
+    assert 1 <= len(tried) <= 2  # where some layout cannot do it is not even tried
