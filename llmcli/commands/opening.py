@@ -76,10 +76,12 @@ class Models:
             slots = max(slots, fit.branches(header, options))
         opened = stack.enter_context(runner.open_runner(
             model.path, options, template=template, raw=given.raw, slots=slots, gpu_layers=gpu_layers,
-            native_sampling=self.config.native_sampling, drafting=self._drafting(),
+            native_sampling=self.config.native_sampling, drafting=(drafting := self._drafting()),
         ))  # fmt: skip
         if options.reproducible:
             ui.note(reproducible.COVERS)
+        if drafting.asked and opened.engine.means.speculation is None:
+            ui.note("nothing is guessed: measured just now, several rows of a pass cost as much as so many passes")
         if opened.template is None and not given.raw:
             ui.note(f"{model.name} is a base model (no chat template): it continues the text")
         file_bytes = sum(file.stat().st_size for file in opened.header.files)
