@@ -136,10 +136,15 @@ class Runner:
         """How an answer is made where nobody asks for a search."""
         return "speculative" if self.engine.means.speculation else "guided" if grammar else "plain"
 
+    @property
+    def can_guess(self) -> bool:
+        """Whether the model was loaded with room for prompt lookup."""
+        made = self._speculation
+        return made is not None and any(drafter.name == Lookup.name for drafter in made.drafters)
+
     def guess(self, ngram: str) -> bool:
         """Switch prompt lookup, by a word of --ngram-draft; False where the model was loaded without."""
-        made = self._speculation
-        able = made is not None and any(drafter.name == Lookup.name for drafter in made.drafters)
+        made, able = self._speculation, self.can_guess
         if ngram == "on" and not able:
             return False
         self.ngram = ngram
