@@ -1,11 +1,14 @@
 """The likeliest of a row of logits."""
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 MOST = 100  # alternatives that anybody looks at
+PIECE = 512  # logits whose largest is looked for at once
+_WITHIN = np.arange(PIECE, dtype=np.int64)
 
 
 class Ranked(NamedTuple):
@@ -17,14 +20,35 @@ class Ranked(NamedTuple):
 
 def top(logits: NDArray[np.float32], count: int, log_sum: float) -> tuple[Ranked, ...]:
     """The `count` likeliest tokens of logits [n_vocab], of equals the lowest id first; impossible ones are left out."""
-    least = max(floor(logits, count), float(np.finfo(np.float32).min))
-    ids = np.flatnonzero(logits >= least)
+    ids = likeliest(logits, count)
+    ids = ids[logits[ids] >= np.finfo(np.float32).min]
     values = logits[ids]
     best = np.lexsort((ids, -values))[:count]
     return tuple(
         Ranked(token, value - log_sum)
         for token, value in zip(ids[best].tolist(), values[best].tolist(), strict=True)
     )  # fmt: skip
+
+
+def likeliest(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """The ids of the `count` likeliest tokens and not many more, in ascending order; all where there are no more.
+
+    One look at every logit: whatever reaches the floor lies in a piece whose largest does, and only those are read again.
+    """
+    starts = _starts(len(logits))
+    if len(starts) <= count + 1:
+        return np.flatnonzero(logits >= floor(logits, count))
+    largest = np.maximum.reduceat(logits, starts)
+    least = np.partition(largest, len(largest) - count)[len(largest) - count]
+    ids = (starts[largest >= least][:, None] + _WITHIN).ravel()
+    ids = ids[: np.searchsorted(ids, len(logits))]  # the last piece may be shorter
+    return ids[logits[ids] >= least]
+
+
+@functools.lru_cache(maxsize=4)
+def _starts(count: int) -> NDArray[np.int64]:
+    """Where the pieces of a row begin."""
+    return np.arange(0, count, PIECE, dtype=np.int64)
 
 
 def floor(logits: NDArray[np.float32], count: int) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime.binding.library import lib
-from llmcli.runtime.ranked import floor
+from llmcli.runtime.ranked import likeliest
 from llmcli.runtime.sampling.base import Logits, Native
 
 REMEMBERING = {"penalties", "dry"}  # they look back at the tokens before
@@ -123,11 +123,8 @@ class NativeChain:
 
     def likeliest(self, logits: Logits) -> NDArray[np.int64] | None:
         """The candidates that a chain of few looks at; None where they are not as many as it keeps, or far more."""
-        least = floor(logits, self._few)
-        if not least > -np.inf:
-            return None
-        ids = np.flatnonzero(logits >= least)
-        return ids if self._few <= len(ids) <= 4 * MOST_FEW else None
+        ids = likeliest(logits, self._few)
+        return ids if self._few <= len(ids) <= 4 * MOST_FEW and logits[ids].min() > -np.inf else None
 
     def close(self) -> None:
         """Free the samplers; a second call does nothing."""
