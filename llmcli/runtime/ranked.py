@@ -40,9 +40,10 @@ def likeliest(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
         return np.flatnonzero(logits >= floor(logits, count))
     largest = np.maximum.reduceat(logits, starts)
     least = np.partition(largest, len(largest) - count)[len(largest) - count]
-    ids = (starts[largest >= least][:, None] + _WITHIN).ravel()
+    ids: NDArray[np.int64] = (starts[largest >= least][:, None] + _WITHIN).ravel()
     ids = ids[: np.searchsorted(ids, len(logits))]  # the last piece may be shorter
-    return ids[logits[ids] >= least]
+    found: NDArray[np.int64] = ids[logits[ids] >= least]
+    return found
 
 
 @functools.lru_cache(maxsize=4)
