@@ -33,7 +33,7 @@ def top(logits: NDArray[np.float32], count: int, log_sum: float) -> tuple[Ranked
 def likeliest(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     """The ids of the `count` likeliest tokens and not many more, in ascending order; all where there are no more.
 
-    One look at every logit: whatever reaches the floor lies in a piece whose largest does, and only those are read again.
+    One look at every logit: whatever reaches the floor lies in a piece whose largest does; only those are read again.
     """
     starts = _starts(len(logits))
     if len(starts) <= count + 1:
