@@ -10,8 +10,8 @@ from llmcli.chat import commands, overflow, report
 from llmcli.chat.constraint import incomplete, whole
 from llmcli.chat.render import aside
 from llmcli.chat.talk import Talk
-from llmcli.errors import UserError
 from llmcli.runtime.request import Answer
+from llmcli.utf8 import decoded
 from quant.errors import Refusal
 
 FENCE = '"""'
@@ -56,7 +56,7 @@ def pipe(talk: Talk, source: BinaryIO) -> bool:
     good = True
     for raw, offset in _blocks(source):
         try:
-            made = say(talk, _decoded(raw, offset).strip("\r\n"))
+            made = say(talk, decoded(raw, "stdin", offset, "that message is left out; ").strip("\r\n"))
         except Refusal as error:
             talk.ui.error(str(error), error.hint)
             good = False
@@ -92,13 +92,3 @@ def _blocks(source: BinaryIO) -> Iterator[tuple[bytes, int]]:
             held = b""
     if held:
         yield held, begun
-
-
-def _decoded(raw: bytes, offset: int) -> str:
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"stdin is not UTF-8 text: byte {offset + error.start} is 0x{raw[error.start]:02x}",
-            hint="that message is left out; convert the text first: iconv -f LATIN1 -t UTF-8",
-        ) from None

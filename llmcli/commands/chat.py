@@ -12,6 +12,7 @@ import typer
 from llmcli.commands import flags
 from llmcli.commands.flags import Flags, RunCommand
 from llmcli.errors import UsageError, UserError
+from llmcli.utf8 import decoded
 
 if TYPE_CHECKING:
     from llmcli.chat.session import Session
@@ -215,7 +216,7 @@ def _prompt(given: Flags, text: str | None) -> str | None:
         return written
     if sys.stdin is None or sys.stdin.isatty():
         return text
-    piped = flags.decoded(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
+    piped = decoded(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
     return "\n\n".join(part for part in (text, piped) if part)
 
 

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from llmcli.errors import UsageError, UserError
+from llmcli.utf8 import decoded
 
 if TYPE_CHECKING:
     from llmcli.runtime.constraint.base import Constraint
@@ -258,17 +259,6 @@ def text_file(path: Path) -> str:
         return decoded(path.read_bytes(), str(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}", hint="check the name") from None
-
-
-def decoded(raw: bytes, what: str, start: int = 0) -> str:
-    """UTF-8 text; `start` is where `raw` begins in what is called `what`."""
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{what} is not UTF-8 text: byte {start + error.start} is 0x{raw[error.start]:02x}",
-            hint="convert it first: iconv -f LATIN1 -t UTF-8",
-        ) from None
 
 
 def _counted(args: list[str]) -> list[str]:

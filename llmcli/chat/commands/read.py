@@ -7,6 +7,7 @@ from llmcli.chat.commands.base import Command
 from llmcli.chat.paths import endings, named
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
+from llmcli.utf8 import decoded
 
 LONG = 16  # bytes a token that hardly a text has: what is longer for the whole context is not read to its end
 
@@ -68,13 +69,7 @@ def _text(path: Path, talk: Talk) -> str:
             f"{path}: its first {most:,} bytes alone are {count} tokens, the context holds {talk.runner.n_ctx}",
             hint="take a part of it: head -c 20000 FILE > part.txt",
         )
-    try:
-        return raw.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not UTF-8 text: byte {error.start} is 0x{raw[error.start]:02x}",
-            hint="convert it first: iconv -f LATIN1 -t UTF-8",
-        ) from None
+    return decoded(raw, str(path)).removeprefix("\ufeff")
 
 
 def _tokens(talk: Talk, text: str, path: Path) -> int:

@@ -5,6 +5,7 @@ from llmcli.chat.paths import named
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint, Kind
+from llmcli.utf8 import decoded
 
 NONE = ("none", "off", '""')
 
@@ -36,9 +37,7 @@ def _put(talk: Talk, kind: Kind, value: str, written: bool) -> None:
 def _text(value: str) -> str:
     path = named(value)
     try:
-        return path.read_text("utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text", hint="convert it first: iconv -f LATIN1 -t UTF-8") from None
+        return decoded(path.read_bytes(), str(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}", hint="type the text itself, or a file") from None
 
