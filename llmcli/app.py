@@ -9,7 +9,7 @@ from contextlib import suppress
 import typer
 
 from llmcli import __version__
-from llmcli.commands import bench, chat, convert, diff, models, plan, sessions, show, weights
+from llmcli.commands import benches, chat, convert, diff, models, plan, sessions, show, weights
 from quant.errors import Refusal
 
 app = typer.Typer(
@@ -44,7 +44,7 @@ convert.register(app)
 weights.register(app)
 chat.register(app)
 sessions.register(app)
-bench.register(app)
+benches.register(app)
 plan.register(app)
 
 

@@ -18,11 +18,6 @@ TypeV = Annotated[str, typer.Option("-ctv", "--cache-type-v", help="KV cache typ
 Repetitions = Annotated[int, typer.Option("-r", "--repetitions", min=1, help="How often each test runs.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command below `bench`."""
-    app.command("roofline")(roofline)
-
-
 def roofline(
     ref: Annotated[str | None, typer.Argument(metavar="REF", help="A model; without one only memory is read.")] = None,
     n_depth: Depths = None,
@@ -176,3 +171,6 @@ def _bound(point: "Point", result: "Result") -> str:
 
 def _known(value: float | None, show: Any) -> str:
     return "unknown" if value is None else str(show(value))
+
+
+BENCHES = (roofline,)

@@ -1,36 +1,14 @@
-"""`llmcli bench`: parse llama-bench's words, measure, print. Other measurements are commands below it."""
+"""`llmcli bench REF`: parse llama-bench's words, measure, print."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
-
-from llmcli.commands import roofline
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from llmcli.ui import UI
-
-SPEED = "speed"  # what `bench REF` is short for
-
-
-class Benches(TyperGroup):
-    """`bench REF` measures as llama-bench does; `bench roofline REF` is another measurement."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Words that name no measurement are those of the first one."""
-        return super().parse_args(ctx, args if args and args[0] in self.commands else [SPEED, *args])
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the app."""
-    benches = typer.Typer(cls=Benches, help="Measure prompt and generation speed; `bench roofline`: and the limit.")
-    benches.command(SPEED)(bench)
-    roofline.register(benches)
-    app.add_typer(benches, name="bench")
-
 
 Model = Annotated[str | None, typer.Option("-m", "--model", "-hf", help="The same, in llama-bench's words.")]
 Values = list[str] | None
@@ -52,7 +30,7 @@ Quant = Annotated[str | None, typer.Option("--quant", help="Quantize the model t
 Offline = Annotated[bool, typer.Option("--offline", help="Make no connection.")]
 
 
-def bench(
+def speed(
     ref: Annotated[str | None, typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file")] = None,
     model: Model = None,
     n_prompt: Prompts = None,
@@ -130,3 +108,6 @@ def _layers(texts: list[str]) -> list[int]:
         -1 if text.strip() in ("-1", "all", "auto") else grid.numbers("-ngl", [text])[0]
         for text in ",".join(texts).split(",")
     ]
+
+
+BENCHES = (speed,)
