@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from llmcli.bench.grid import Test
+from llmcli.hardware.reading import Pace, pace
 from llmcli.runtime.binding.context import Aborted, Context, ContextOptions, Rows, open_context
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.interrupt import on_interrupt
@@ -33,6 +34,7 @@ class Subject:
     kind: str
     nbytes: int
     n_params: int
+    pace: Pace | None = None  # tokens a word, where somebody is to be told how fast that is to read
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ def deviation(values: list[float]) -> float:
 def subject(path: Path, gpu_layers: int) -> Iterator[tuple[Model, Subject]]:
     """The model to be measured, loaded, with its columns."""
     with open_model(path, gpu_layers=gpu_layers) as model:
-        yield model, Subject(str(path), model.description, model.nbytes, model.n_params)
+        read = pace(lambda text: model.tokenize(text, special=False))
+        yield model, Subject(str(path), model.description, model.nbytes, model.n_params, read)
 
 
 def measure(model: Model, about: Subject, test: Test, repetitions: int, *, warmup: bool = True) -> Result:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from llmcli.bench.grid import Test
 from llmcli.bench.kernel import Result, average, deviation
 from llmcli.hardware import host
 from llmcli.runtime.binding import devices, library
@@ -19,7 +20,7 @@ FLASH_WORDS = {value: word for word, value in FLASH.items()}
 
 
 def document(result: Result) -> dict[str, Any]:
-    """One test as llama-bench's JSON object, then `sampling` and `itl_ms` (milliseconds)."""
+    """One test as llama-bench's JSON object, then `sampling`, `itl_ms` (milliseconds), `reading`."""
     test, about = result.test, result.subject
     gpus = [device.description for device in devices.devices() if device.kind in ("gpu", "igpu")]
     times = [float(ns) for ns in result.samples_ns]
@@ -53,7 +54,13 @@ def document(result: Result) -> dict[str, Any]:
         "samples_ts": [round(rate, 4) for rate in rates],
         "sampling": False,
         "itl_ms": result.itl_ms,
+        "reading": about.pace.document(average(rates)) if about.pace and _written(test) else None,
     }
+
+
+def _written(test: Test) -> bool:
+    """Whether all its tokens were written one after the other, as somebody would read them."""
+    return test.n_gen > 0 and not test.n_prompt
 
 
 def backends() -> str:
@@ -76,7 +83,7 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
     """llama-bench's CSV: every value quoted, flags as 0 and 1, no samples."""
     out = io.StringIO()
     writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    names = [name for name in rows[0] if name not in ("samples_ns", "samples_ts", "itl_ms")]
+    names = [name for name in rows[0] if name not in ("samples_ns", "samples_ts", "itl_ms", "reading")]
     out.write(",".join(names) + "\n")
     for row in rows:
         writer.writerow(int(row[name]) if isinstance(row[name], bool) else row[name] for name in names)
@@ -117,7 +124,10 @@ def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[Result]) -> str:
         + " |"
         for cells in (header, rule, *table)
     ]
-    return "\n".join([*lines, "", f"build: {rows[0]['build_commit']} ({rows[0]['build_number']})"])
+    read = results[0].subject.pace
+    rates = [average(result.samples_ts) for result in results if _written(result.test)]
+    told = [read.line(rates)] if read and rates else []
+    return "\n".join([*lines, "", *told, f"build: {rows[0]['build_commit']} ({rows[0]['build_number']})"])
 
 
 def _size(nbytes: int) -> str:

@@ -40,7 +40,9 @@ def test_json_has_llama_bench_s_fields_and_its_numbers_agree(results):
         assert row["samples_ts"] == pytest.approx([count * 1e9 / ns for ns in row["samples_ns"]], rel=1e-3)
         assert row["avg_ns"] == pytest.approx(sum(row["samples_ns"]) / 3, rel=1e-6)
         assert row["sampling"] is False
-        assert (row["itl_ms"] is None) == (row["n_gen"] == 0)
+        assert (row["itl_ms"] is None) == (row["reading"] is None) == (row["n_gen"] == 0)
+        if read := row["reading"]:
+            assert read["words_per_minute"] == pytest.approx(row["avg_ts"] * 60 / read["tokens_per_word"], rel=1e-3)
     assert [json.loads(line) for line in text(results, "jsonl").splitlines()] == rows
 
 
@@ -58,6 +60,8 @@ def test_the_table_has_llama_bench_s_columns_and_test_names(results):
     names = [row.strip("|").split("|")[-2].strip() for row in rows if row.startswith("|")]
     assert names == ["pp40", "tg6", "pp40 @ d8", "tg6 @ d8"]
     assert all("±" in row for row in rows if row.startswith("|"))
+    (line,) = (row for row in rows if "words a minute" in row)
+    assert " to " in line  # two depths
 
 
 def test_percentiles_are_in_order(results):

@@ -4,6 +4,7 @@ from llmcli.chat.commands.base import Command
 from llmcli.chat.report import NOTES
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
+from llmcli.hardware.reading import pace
 from llmcli.runtime.thinking import split
 
 
@@ -27,9 +28,17 @@ def show_stats(talk: Talk, rest: str) -> None:
         ("generating", f"{tally.generate_ms / 1e3:.2f} s, mean {tally.tokens_per_second:.1f} tok/s"
          + (f", best {tally.best:.1f} tok/s" if tally.best else "")),
         ("first token", f"{first:.0f} ms on average"),
+        *_reading(talk),
         *guessed,
     ])  # fmt: skip
     talk.ui.table(("this conversation", "tokens"), _kinds(talk), right=("tokens",))
+
+
+def _reading(talk: Talk) -> list[tuple[str, str]]:
+    """How the mean speed compares with how fast people read."""
+    rate = talk.tally.tokens_per_second
+    found = pace(lambda text: talk.runner.model.tokenize(text, special=False)) if rate else None
+    return [("reading", found.line([rate]))] if found else []
 
 
 def _kinds(talk: Talk) -> list[tuple[str, str]]:

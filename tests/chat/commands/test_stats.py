@@ -43,7 +43,9 @@ def test_a_sitting_adds_up() -> None:
 def test_stats_tells_the_sitting_and_the_conversation(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
     one = talk(b"<think>Hm.</think>Four.", n_ctx=512)
     perform(one, "/stats")
-    assert re.search(r"answers +0 *\n", capsys.readouterr().out)
+    before = capsys.readouterr().out
+    assert re.search(r"answers +0 *\n", before)
+    assert "words a minute" not in before
     first = one.ask("2+2?", Stream(silent=True))
     second = one.ask("Sure?", Stream(silent=True))
     perform(one, "/stats")
@@ -52,6 +54,7 @@ def test_stats_tells_the_sitting_and_the_conversation(talk: Make, capsys: pytest
     assert re.search(r"answers +2 *\n", out)
     assert f"{prompt}: {reused} reused, {prompt - reused} computed" in out
     assert "46: 10 said, 36 thought" in out
+    assert re.search(r"reading +[0-9.]+ tok/s are [0-9,]+ words a minute", out)
     rows = dict(re.findall(r"^(\w[\w ,]*?) {2,}(\d+) *$", out, re.MULTILINE))
     assert (rows["before the first message"], rows["questions"], rows["answers"]) == ("7", "9", "10")
     assert rows["thought, and not sent again"] == "36"
