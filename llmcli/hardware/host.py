@@ -24,6 +24,17 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def identity() -> str:
+    """What a measurement of this machine holds for: processor as exactly as Linux tells it, cores, cache, memory."""
+    cache, memory = last_cache(), _total_memory()
+    parts = [
+        cpu_name() + _stepping(), f"{cores()} cores",
+        "last cache unknown" if cache is None else f"last cache {cache >> 20} MiB",
+        "memory unknown" if memory is None else f"{round(memory / 2**30)} GiB",
+    ]  # fmt: skip
+    return ", ".join(parts)
+
+
 def last_cache() -> int | None:
     """Bytes of the largest caches of the CPUs this process may use, together; None where Linux does not tell.
 
@@ -57,6 +68,15 @@ def resident_memory() -> int | None:
     except (OSError, ValueError, IndexError):
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _stepping() -> str:
+    """Family, model and stepping: a virtual machine's processor may have no name that tells."""
+    info = Path("/proc/cpuinfo")
+    wanted = ("cpu family", "model", "stepping")
+    lines = info.read_text(errors="replace").splitlines() if info.exists() else []
+    found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return f" ({'/'.join(found[name] for name in wanted)})" if found.keys() >= set(wanted) else ""
 
 
 def _total_memory() -> int | None:
