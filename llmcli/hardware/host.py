@@ -9,9 +9,14 @@ MOST_THREADS = 512  # ggml's GGML_MAX_N_THREADS; far above it, starting them cra
 
 def cores() -> int:
     """Cores this process may use: physical ones where Linux tells, within affinity and a container's CPU quota."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    pairs = {_core(cpu) for cpu in allowed}
+    pairs = {_core(cpu) for cpu in _allowed()}
     return max(1, min(len(pairs), _quota() or len(pairs)))
+
+
+def cpus() -> int:
+    """CPUs this process may use, every hardware thread counted, within affinity and a container's quota."""
+    count = len(_allowed())
+    return max(1, min(count, _quota() or count))
 
 
 def cpu_name() -> str:
@@ -84,6 +89,10 @@ def _total_memory() -> int | None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
         return None
+
+
+def _allowed() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _core(cpu: int) -> str:

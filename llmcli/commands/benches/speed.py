@@ -1,13 +1,15 @@
 """`llmcli bench REF`: parse llama-bench's words, measure, print."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from llmcli.bench.grid import Grid
     from llmcli.ui import UI
 
 Model = Annotated[str | None, typer.Option("-m", "--model", "-hf", help="The same, in llama-bench's words.")]
@@ -23,14 +25,21 @@ TypesV = Annotated[Values, typer.Option("-ctv", "--cache-type-v", help="KV cache
 Threads = Annotated[Values, typer.Option("-t", "--threads", help="Threads; default: the cores.")]
 Layers = Annotated[Values, typer.Option("-ngl", "--n-gpu-layers", "--gpu-layers", help="GPU layers; default all.")]
 Flash = Annotated[Values, typer.Option("-fa", "--flash-attn", help="on, off or auto (the default).")]
-Repetitions = Annotated[int, typer.Option("-r", "--repetitions", min=1, help="How often each test runs.")]
+Repetitions = Annotated[
+    int | None, typer.Option("-r", "--repetitions", min=1, help="How often each test runs; default 5, in a sweep 10.")
+]
 Output = Annotated[str, typer.Option("-o", "--output", help="md, csv, json or jsonl.")]
 NoWarmup = Annotated[bool, typer.Option("--no-warmup", help="Skip the run that does not count.")]
+ThreadsSweep = Annotated[bool, typer.Option("--threads-sweep", help="Try 1 thread up to all CPUs; tell the fastest.")]
+UbatchSweep = Annotated[bool, typer.Option("--ubatch-sweep", help="Try physical batches of 64 to 2048.")]
+KvSweep = Annotated[bool, typer.Option("--kv-sweep", help="Try every KV cache type, K and V alike.")]
+FaSweep = Annotated[bool, typer.Option("--fa-sweep", help="Try flash attention on and off.")]
 Quant = Annotated[str | None, typer.Option("--quant", help="Quantize the model to this type first.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Make no connection.")]
 
 
 def speed(
+    ctx: typer.Context,
     ref: Annotated[str | None, typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file")] = None,
     model: Model = None,
     n_prompt: Prompts = None,
@@ -44,9 +53,13 @@ def speed(
     threads: Threads = None,
     gpu_layers: Layers = None,
     flash: Flash = None,
-    repetitions: Repetitions = 5,
+    repetitions: Repetitions = None,
     output: Output = "md",
     no_warmup: NoWarmup = False,
+    threads_sweep: ThreadsSweep = False,
+    ubatch_sweep: UbatchSweep = False,
+    kv_sweep: KvSweep = False,
+    fa_sweep: FaSweep = False,
     quant: Quant = None,
     offline: Offline = False,
     json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
@@ -54,13 +67,11 @@ def speed(
     """Measure prompt and generation speed, in llama-bench's words.
 
     Lists (-p 128,512), ranges (1-8*2) and repeated flags span a grid of tests. `llmcli bench roofline REF` measures
-    what memory allows, and how far a model is from it.
+    what memory allows, and how far a model is from it. A sweep measures its values in turn and compares them.
     """
-    from llmcli.bench import grid, report
+    from llmcli.bench import report, sweep
     from llmcli.bench.run import run
     from llmcli.errors import UsageError
-    from llmcli.hardware import host
-    from llmcli.runtime.binding.context import FLASH, KV_TYPES
     from llmcli.ui import put, visible
 
     form = "json" if json else output
@@ -69,22 +80,58 @@ def speed(
     name = ref or model
     if name is None:
         raise UsageError("no model given", hint="llmcli bench smollm2:135m")
-    wanted = grid.Grid(
-        prompts=grid.numbers("-p", n_prompt or ["512"]),
-        gens=grid.numbers("-n", n_gen or ["128"]),
-        pairs=grid.pairs(pg or []),
-        depths=grid.numbers("-d", n_depth or ["0"]),
-        batches=grid.numbers("-b", batch or ["2048"], 1),
-        ubatches=grid.numbers("-ub", ubatch or ["512"], 1),
-        types_k=grid.words("-ctk", type_k or ["f16"], list(KV_TYPES)),
-        types_v=grid.words("-ctv", type_v or ["f16"], list(KV_TYPES)),
-        threads=grid.numbers("-t", threads or [str(host.cores())], 1, host.MOST_THREADS),
-        gpu_layers=_layers(gpu_layers or ["-1"]),
-        flash=grid.words("-fa", flash or ["auto"], list(FLASH)),
-    )
+    swept = [name for name in sweep.SWEEPS if ctx.params[name]]
+    wanted = _grid(_swept(swept, ctx.params))
     path, ui = _prepare(name, quant, offline, form)
-    results = run(path, list(wanted.tests()), repetitions, ui, warmup=not no_warmup)
+    count = repetitions or (sweep.ROUNDS if swept else 5)
+    results = run(path, list(wanted.tests()), count, ui, warmup=not no_warmup, swept=bool(swept))
     put(sys.stdout, visible(report.text(results, form)) + "\n")
+    if swept and form == "md":
+        ui.text()
+        ui.table(*sweep.table(results, swept))
+
+
+def _swept(swept: "Sequence[str]", given: "Mapping[str, Any]") -> "dict[str, Any]":
+    """What was typed, with the values of the sweeps; raises UsageError where both say something."""
+    from llmcli.bench import grid, sweep
+    from llmcli.errors import UsageError
+    from llmcli.hardware import host
+
+    chosen = dict(given)
+    # A micro-batch is no longer than what is computed at once: a short prompt would not tell them apart.
+    if "ubatch_sweep" in swept:
+        chosen["n_prompt"] = given["n_prompt"] or [str(sweep.UBATCHES[-1])]
+        chosen["n_gen"] = given["n_gen"] or (None if len(swept) > 1 else ["0"])
+    lengths = [max(grid.numbers(flag, given[name] or ["2048"])) for flag, name in (("-b", "batch"), ("-p", "n_prompt"))]
+    for name in swept:
+        found = sweep.values(name, host.cpus(), host.cores(), min(lengths))
+        for option in sweep.SWEEPS[name]:
+            if given[option]:
+                flag, typed = "--" + name.replace("_", "-"), "--" + sweep.FLAGS[option]
+                raise UsageError(f"{flag} tries all values, and {typed} names some", hint=f"leave out {flag} or {typed}")
+            chosen[option] = found
+    return chosen
+
+
+def _grid(given: "Mapping[str, Any]") -> "Grid":
+    """The values of every option; the defaults are llama-bench's."""
+    from llmcli.bench import grid
+    from llmcli.hardware import host
+    from llmcli.runtime.binding.context import FLASH, KV_TYPES
+
+    return grid.Grid(
+        prompts=grid.numbers("-p", given["n_prompt"] or ["512"]),
+        gens=grid.numbers("-n", given["n_gen"] or ["128"]),
+        pairs=grid.pairs(given["pg"] or []),
+        depths=grid.numbers("-d", given["n_depth"] or ["0"]),
+        batches=grid.numbers("-b", given["batch"] or ["2048"], 1),
+        ubatches=grid.numbers("-ub", given["ubatch"] or ["512"], 1),
+        types_k=grid.words("-ctk", given["type_k"] or ["f16"], list(KV_TYPES)),
+        types_v=grid.words("-ctv", given["type_v"] or ["f16"], list(KV_TYPES)),
+        threads=grid.numbers("-t", given["threads"] or [str(host.cores())], 1, host.MOST_THREADS),
+        gpu_layers=_layers(given["gpu_layers"] or ["-1"]),
+        flash=grid.words("-fa", given["flash"] or ["auto"], list(FLASH)),
+    )
 
 
 def _prepare(name: str, quant: str | None, offline: bool, form: str) -> "tuple[Path, UI]":
