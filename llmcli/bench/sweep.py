@@ -19,7 +19,8 @@ from llmcli.runtime.binding.context import KV_TYPES, check_cache
 
 # The flag of a sweep, the options whose values it chooses, and the fields of a Test they become.
 SWEEPS = {
-    "threads_sweep": ("threads",), "ubatch_sweep": ("ubatch",), "kv_sweep": ("type_k", "type_v"), "fa_sweep": ("flash",),
+    "threads_sweep": ("threads",), "ubatch_sweep": ("ubatch",), "kv_sweep": ("type_k", "type_v"),
+    "fa_sweep": ("flash",),
 }  # fmt: skip
 EACH = 8  # threads: every number up to this one
 UBATCHES = tuple(64 << power for power in range(6))  # 64 to 2048
@@ -41,7 +42,7 @@ class Standing:
 
 
 def values(sweep: str, cpus: int, cores: int, most: int) -> list[str]:
-    """What a sweep tries: threads up to the CPUs, micro-batches up to `most` tokens, every cache type, fa on and off."""
+    """What a sweep tries: threads up to the CPUs, micro-batches up to `most` tokens, all cache types, fa on and off."""
     if sweep == "threads_sweep":
         return [str(count) for count in threads(cpus, cores)]
     if sweep == "ubatch_sweep":

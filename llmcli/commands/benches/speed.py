@@ -108,7 +108,7 @@ def _swept(swept: "Sequence[str]", given: "Mapping[str, Any]") -> "dict[str, Any
         for option in sweep.SWEEPS[name]:
             if given[option]:
                 flag, typed = "--" + name.replace("_", "-"), "--" + sweep.FLAGS[option]
-                raise UsageError(f"{flag} tries all values, and {typed} names some", hint=f"leave out {flag} or {typed}")
+                raise UsageError(f"{flag} tries all values, {typed} names some", hint=f"leave out {flag} or {typed}")
             chosen[option] = found
     return chosen
 
