@@ -1,5 +1,6 @@
 """Beam search on both sides: ours over llama.cpp, and transformers' as the oracle; float32, the same weights."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.model import Model
+from llmcli.runtime.constraint.base import Grammar
 from llmcli.runtime.engine import Engine
 from llmcli.runtime.request import Request
 from llmcli.runtime.sampling import defaults
@@ -19,15 +21,19 @@ FORMS = (
     "Once upon a time, {} wanted", "One day {} saw a big", "\"Where are you?\" said {}.", "In the park {} found",
     "It was raining and {}",
 )  # fmt: skip
+COPY = -1e5
 EARLY = {"no": False, "yes": True, "never": "never"}
 PROMPTS = tuple(form.format(name) for form in FORMS for name in NAMES)
 
 
-def ours(context: Context, model: Model, prompt: list[int], search: Search, tokens: int, ends: set[int]) -> Found:
+def ours(
+    context: Context, model: Model, prompt: list[int], search: Search, tokens: int, ends: set[int],
+    grammar: Grammar | None = None,
+) -> Found:  # fmt: skip
     """What our search finds in an empty context; the ledger is checked after every pass."""
     context.clear()
     engine = Engine(context, Vocabulary(model.piece, ends.__contains__, model.n_vocab), None)
-    wanted = Request(tuple(prompt), defaults(), max_tokens=tokens, strategy="beam", search=search)
+    wanted = Request(tuple(prompt), defaults(), max_tokens=tokens, strategy="beam", search=search, grammar=grammar)
     number = engine.submit(wanted)
     while engine.busy:
         engine.step()
@@ -45,8 +51,14 @@ def oracle(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
 
 
-def theirs(model: Any, prompt: list[int], search: Search, tokens: int, ends: set[int]) -> Found:
-    """What transformers' search finds."""
+def theirs(
+    model: Any, prompt: list[int], search: Search, tokens: int, ends: set[int],
+    legal: Callable[[list[int]], list[int]] | None = None,
+) -> Found:  # fmt: skip
+    """What transformers' search finds; `legal` are the tokens that may follow an answer's, all where it is None.
+
+    Where fewer texts are legal than there are beams it fills the others with copies, 1e9 less likely: left out here.
+    """
     import torch
 
     ids = torch.tensor([prompt])
@@ -56,11 +68,13 @@ def theirs(model: Any, prompt: list[int], search: Search, tokens: int, ends: set
             num_return_sequences=search.beams, max_new_tokens=tokens, length_penalty=search.length_penalty,
             early_stopping=EARLY[search.early_stopping], eos_token_id=sorted(ends), pad_token_id=min(ends),
             output_scores=True, return_dict_in_generate=True,
+            prefix_allowed_tokens_fn=legal and (lambda _, said: legal(said[len(prompt) :].tolist())),
         )  # fmt: skip
     found = []
     for row, score in zip(made.sequences[:, len(prompt) :].tolist(), made.sequences_scores.tolist(), strict=True):
         end = next((at for at, token in enumerate(row) if token in ends), len(row))
-        found.append((tuple(row[:end]), score))
+        if score > COPY:
+            found.append((tuple(row[:end]), score))
     return found
 
 

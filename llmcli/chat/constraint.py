@@ -43,9 +43,12 @@ def facts(talk: "Talk", answer: Answer) -> dict[str, Any]:
     if asked is None:
         return {}
     spent = sum(token.constraint_ms for token in answer.tokens)
+    beams = [{"text": one.text, "score": one.score, "complete": one.whole} for one in answer.beams]
     return {
+        **({"beams": beams} if beams else {}),
         "constraint": {
-            "kind": asked.kind, "engine": asked.engine, "jump": asked.jump, "complete": whole(talk, answer),
-            "forced_tokens": sum(token.forced for token in answer.tokens), "constraint_ms": spent,
+            "kind": asked.kind, "engine": asked.engine, "jump": "off" if beams else asked.jump,
+            "complete": whole(talk, answer), "forced_tokens": sum(token.forced for token in answer.tokens),
+            "constraint_ms": spent,
         }
     }  # fmt: skip

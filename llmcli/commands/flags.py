@@ -203,8 +203,8 @@ def read(ctx: typer.Context) -> Flags:
     if typed.get("raw") and "chat_template" in typed:
         raise UsageError("--raw uses no chat template", hint="leave out --raw or --chat-template")
     guide = constraint(typed)
-    if guide and search.beams > 1:
-        raise UsageError("beam search follows no grammar or schema", hint="leave out --beams, or the grammar")
+    if guide and guide.jump == "fast" and search.beams > 1:
+        raise UsageError("beams take no forced text at once", hint="leave out --jump fast, or --beams")
     for name, what in (("prompt", "--prompt"), ("system", "--system"), ("chat_template", "--chat-template")):
         proper(what, typed.get(name, ""))
     for text in typed.get("stops", ()):

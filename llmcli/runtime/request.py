@@ -29,11 +29,13 @@ class RunOptions:
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
     """One answer of a beam search: its tokens without the end token, and the sum of their log-probabilities
-    divided by their number ** length penalty (the end token is counted in both)."""
+    divided by their number ** length penalty (the end token is counted in both). `whole`: the request's grammar, if
+    any, accepts it."""
 
     text: str
     score: float
     tokens: tuple[int, ...]
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)

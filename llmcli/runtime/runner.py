@@ -211,8 +211,6 @@ class Runner:
     def _refuse_beams(self, request: Request) -> None:
         """Raise UserError where the memory cannot hold a search, before it begins."""
         beams, count, window = request.search.beams, len(request.tokens), self.context.n_swa
-        if request.grammar:
-            raise UserError("beam search follows no grammar or schema", hint="leave out --beams, or the grammar")
         if beams > self.context.n_seq_max:
             raise UserError(
                 f"{beams} beams take {beams} sequences, and this model was loaded for {self.context.n_seq_max}",

@@ -71,6 +71,25 @@ def test_an_answer_may_end_at_its_limit_where_the_grammar_accepts(llmcli: Llmcli
     assert (done.code, done.out) == (0, "aaaa\n")
 
 
+def test_beams_are_documents_of_the_schema_all_of_them(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+    fake(b"Gladly! It is 4 metres.")
+    file = tmp_path / "call.json"
+    file.write_text(json.dumps(CALL))
+    done = llmcli("run", "fake", "Which radius?", "-jf", str(file), "--beams", "4", "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert [one["complete"] for one in told["beams"]] == [True] * 4
+    for one in told["beams"]:
+        jsonschema.validate(json.loads(one["text"]), CALL)
+    assert len({one["text"] for one in told["beams"]}) == 4
+    assert told["text"] == told["beams"][0]["text"]
+    assert (told["constraint"]["jump"], told["constraint"]["complete"]) == ("off", True)
+    assert told["constraint"]["constraint_ms"] == pytest.approx(sum(t["constraint_ms"] for t in told["tokens"]))
+    cut = llmcli("run", "fake", "Which radius?", "-jf", str(file), "--beams", "4", "-n", "7")
+    assert (cut.code, cut.out) == (1, '{"radiu\n')
+    assert "error: the JSON document is incomplete: its limit of 7 tokens came first\n" in cut.err
+
+
 def test_samples_are_told_apart(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"Gladly!")
     done = llmcli("run", "fake", "Which?", "-j", '{"type": "boolean"}', "--samples", "3", "--json")
@@ -113,7 +132,7 @@ def test_every_answer_of_a_chat_follows_the_grammar(llmcli: Llmcli, fake: Fake) 
         (["-j", "{}", "-jf", "file"], 2, "both say what the answer must be"),
         (["-j", "{}", "--grammar-engine", "llama"], 2, "no JSON schemas"),
         (["-j", "{}", "--ignore-eos"], 2, "--ignore-eos that it goes on"),
-        (["-j", "{}", "--beams", "2"], 2, "beam search follows no grammar"),
+        (["-j", "{}", "--beams", "2", "--jump", "fast"], 2, "beams take no forced text at once"),
         (["--jump", "off"], 2, "--jump is about a grammar or schema"),
         (["-j", "{}", "--jump", "high"], 1, "--jump is 'high'"),
         (["-j", "{}", "--grammar-engine", "x"], 1, "--grammar-engine is 'x'"),

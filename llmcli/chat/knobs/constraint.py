@@ -27,8 +27,6 @@ def _put(talk: Talk, kind: Kind, value: str, written: bool) -> None:
         if asked and asked.kind == kind:
             talk.session.constraint = None
         return
-    if talk.session.search.beams > 1:
-        raise UserError("beam search follows no grammar or schema", hint="/set beams 1 first")
     constraint = Constraint(kind, value if written else _text(value), jump=asked.jump if asked else "lossless")
     talk.runner.grammars(constraint)  # what is no grammar is told now
     talk.session.constraint = constraint

@@ -73,16 +73,16 @@ class NativeGrammar:
         self.constraint, self.pointer, self.text, self.ends = constraint, pointer, text, ends
 
     def start(self) -> "NativeMatcher":
-        return NativeMatcher(self)
+        return NativeMatcher(self, self.pointer, [])
 
 
 class NativeMatcher:
     """A Matcher."""
 
-    def __init__(self, grammar: NativeGrammar) -> None:
-        self._grammar = grammar
-        self._pointer = lib().llama_sampler_clone(grammar.pointer)
-        self._taken: list[int] = []
+    def __init__(self, grammar: NativeGrammar, pointer: Any, taken: list[int]) -> None:
+        """At the place of the sampler at `pointer`, which is copied, behind the tokens `taken`."""
+        self._grammar, self._taken = grammar, taken[:]
+        self._pointer = lib().llama_sampler_clone(pointer)
 
     def mask(self) -> Bits:
         return np.packbits(self._legal(np.arange(len(self._grammar.text), dtype=np.int32)), bitorder="little")
@@ -114,6 +114,9 @@ class NativeMatcher:
     def complete(self) -> bool:
         """Not told, for the same reason: only an end can be drawn then."""
         return False
+
+    def copy(self) -> "NativeMatcher":
+        return NativeMatcher(self._grammar, self._pointer, self._taken)
 
     def close(self) -> None:
         """Free the sampler; a second call does nothing."""

@@ -64,6 +64,10 @@ class Matcher(Protocol):
         """Whether nothing but the end may follow."""
         ...
 
+    def copy(self) -> "Matcher":
+        """Another one at the same place, which goes its own way."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -154,13 +154,18 @@ def legal(bits: Bits) -> NDArray[np.int64] | None:
     if len(filled) > MANY:
         return None
     if not len(filled):
-        raise UserError(
-            "no token of the model goes on in this grammar",
-            hint="it may ask for characters that the model's vocabulary does not have",
-        )
+        raise nowhere()
     inside = np.flatnonzero(np.unpackbits(bits[filled], bitorder="little"))
     tokens: NDArray[np.int64] = filled[inside >> 3] * 8 + (inside & 7)
     return tokens
+
+
+def nowhere() -> UserError:
+    """What is told where a grammar leaves no token."""
+    return UserError(
+        "no token of the model goes on in this grammar",
+        hint="it may ask for characters that the model's vocabulary does not have",
+    )
 
 
 def forbid(logits: Logits, bits: Bits) -> Callable[[], None]:

@@ -108,15 +108,14 @@ class Compiled:
         self.constraint, self._matcher, self._size, self._ends = constraint, matcher, size, ends
 
     def start(self) -> "Guide":
-        return Guide(self._matcher.deep_copy(), self._size, self._ends)
+        return Guide(self._matcher.deep_copy(), np.zeros((self._size + 31) // 32 * 4, np.uint8), self._ends)
 
 
 class Guide:
-    """A Matcher. `mask` is made in one place that the next one overwrites."""
+    """A Matcher. `mask` is made in one place that the next one overwrites, a copy's too."""
 
-    def __init__(self, matcher: Any, size: int, ends: frozenset[int]) -> None:
-        self._matcher, self._ends = matcher, ends
-        self._bits = np.zeros((size + 31) // 32 * 4, np.uint8)
+    def __init__(self, matcher: Any, bits: Bits, ends: frozenset[int]) -> None:
+        self._matcher, self._bits, self._ends = matcher, bits, ends
 
     def mask(self) -> Bits:
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
@@ -154,6 +153,9 @@ class Guide:
     @property
     def complete(self) -> bool:
         return bool(self._matcher.is_stopped())
+
+    def copy(self) -> "Guide":
+        return Guide(self._matcher.deep_copy(), self._bits, self._ends)  # 1.3 µs
 
     def close(self) -> None:
         """Nothing of C is held."""

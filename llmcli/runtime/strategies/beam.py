@@ -4,6 +4,10 @@ What is kept, finished and ended is as in transformers (generation/utils.py, `_b
 scores the lowest beam comes first, then the lowest token id; beams are numbered from the likeliest, and of
 equal finished answers the one found first is the better. (torch.topk leaves that open.)
 
+Inside a grammar illegal tokens have the log-probability -inf, as under a LogitsProcessor there, and the others keep
+theirs (constraint/branch.py). An answer that the grammar does not accept (the limit came first) stands behind those
+that it does, whatever its score. Forced text is computed token by token like any other.
+
 A beam is a slot of the ledger. A parent's first child stays in its slot; each further one takes the slot
 of a beam without children, which then holds the parent's cells where it held others.
 """
@@ -11,16 +15,18 @@ of a beam without children, which then holds the parent's cells where it held ot
 import copy
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from llmcli.runtime.constraint.branch import Branch, begin
+from llmcli.runtime.constraint.chain import nowhere
 from llmcli.runtime.ranked import floor
 from llmcli.runtime.request import Hypothesis, Request
 from llmcli.runtime.sampling.chain import Row
 from llmcli.runtime.sequence import Sequence
-from llmcli.runtime.strategies.base import Means, refuse_nan
+from llmcli.runtime.strategies.base import Means, end_tokens, refuse_nan
 from llmcli.runtime.text import Decoder
 from llmcli.types import Event, Finish, TokenTime
 
@@ -38,12 +44,18 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """An answer being followed: its slot, the sum of its log-probabilities, its last token, its text's end."""
+    """An answer being followed: its slot, the sum of its log-probabilities, its last token, its text's end, and its
+    place in the grammar, where there is one."""
 
     slot: int
     score: float
     node: Node | None
     decoder: Decoder
+    branch: Branch | None
+
+    def whole(self) -> bool:
+        """Whether the answer may end as it is."""
+        return self.branch is None or self.branch.accepting
 
 
 class Candidate(NamedTuple):
@@ -62,11 +74,21 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A finished answer; its score has the length penalty in it."""
+    """A finished answer; its score has the length penalty in it. `whole`: a grammar, if any, accepts it."""
 
+    whole: bool
     score: float
     node: Node
     finish: Finish
+
+
+class Step(NamedTuple):
+    """Where the time of a pass went, in milliseconds."""
+
+    ms: float
+    decode_ms: float
+    sample_ms: float
+    constraint_ms: float
 
 
 class BeamSearch:
@@ -83,7 +105,8 @@ class BeamSearch:
         self.beams: list[Beam] = []
         self.free: list[int] = []  # slots without a beam
         self.ended: list[Ended] = []  # best first, at most as many as beams
-        self.steps: list[tuple[float, float, float]] = []  # milliseconds: all, forward pass, ours
+        self.steps: list[Step] = []
+        self.guiding = 0.0  # seconds in the grammar since the last step
         self.near = float("nan")
 
     def pending(self) -> list[tuple[int, int]]:
@@ -94,7 +117,8 @@ class BeamSearch:
         """Grow the beams by one token. Nothing is visible before the end."""
         begun = time.perf_counter()
         if not self.steps:
-            self.beams, self.free = [Beam(sequence.slot, 0.0, None, Decoder(self.request.stops))], sequence.spare[:]
+            first = Beam(sequence.slot, 0.0, None, Decoder(self.request.stops), begin(self.request))
+            self.beams, self.free = [first], sequence.spare[:]
         if self.limit == 0:
             return [], "length"
         read = [next(rows) for _ in self.beams]
@@ -104,12 +128,16 @@ class BeamSearch:
         running = self._sort_out(read)
         over = self._over(running)
         if over:
+            self._close(self.beams)
             self.beams = []
         else:
             self._descend(running)
         now = time.perf_counter()
-        self.steps.append(((now - sequence.last) * 1e3, spent * 1e3, (now - begun) * 1e3))
-        sequence.last = now
+        ours = now - begun - self.guiding
+        self.steps.append(Step((now - sequence.last) * 1e3, spent * 1e3, ours * 1e3, self.guiding * 1e3))
+        sequence.last, self.guiding = now, 0.0
+        if over and not self.ended:
+            raise nowhere()
         return [], self.ended[0].finish if over else None
 
     def shortened(self, sequence: Sequence) -> None:
@@ -121,7 +149,8 @@ class BeamSearch:
         if finish in ("cancelled", "context_full") and self.steps:
             for beam in self.beams:
                 if beam.node:
-                    self._keep(beam.score, beam.node, len(self.steps), finish)
+                    self._keep(Ended(beam.whole(), beam.score, beam.node, finish), len(self.steps))
+        self._close(self.beams)
         answers = [self._answer(ended) for ended in self.ended]
         sequence.beams = tuple(hypothesis for hypothesis, _ in answers)
         best, times = answers[0] if answers else (Hypothesis("", 0.0, ()), [])
@@ -138,6 +167,7 @@ class BeamSearch:
         for row in rows:
             sums.append(row.log_sum(self.near))
             self.near = sums[-1]
+        self._forbid(rows)
         offsets = [beam.score - total for beam, total in zip(self.beams, sums, strict=True)]
         while True:
             found = self._best(rows, offsets, sums, wanted)
@@ -149,9 +179,29 @@ class BeamSearch:
             wanted *= 2
         for one, _, finish in sorted_out[:width]:
             if finish is not None:
-                node = Node(self.beams[one.beam].node, one.token, one.logprob)
-                self._keep(one.score, node, len(self.steps) + 1, finish)
+                beam = self.beams[one.beam]
+                node = Node(beam.node, one.token, one.logprob)
+                self._keep(Ended(self._whole(beam, one.token, finish), one.score, node, finish), len(self.steps) + 1)
         return running[:width]
+
+    def _forbid(self, rows: list[Row]) -> None:
+        """Write -inf where the beams' grammars allow nothing; a row is its beam's alone."""
+        begun = time.perf_counter()
+        for beam, row in zip(self.beams, rows, strict=True):
+            if beam.branch:
+                beam.branch.forbid(row.logits, end_tokens(self.vocabulary))
+        self.guiding += time.perf_counter() - begun
+
+    def _whole(self, beam: Beam, token: int, finish: Finish) -> bool:
+        """Whether an answer that ends with `token` is all that the grammar asks for."""
+        if beam.branch is None or self.vocabulary.ends(token):  # an end that it did not allow is no candidate
+            return True
+        if finish == "stop":  # at a stop string, which is cut off
+            return False
+        longer = beam.branch.child(token, self.vocabulary.piece(token))
+        accepting = longer.accepting
+        longer.close()
+        return accepting
 
     def _best(self, rows: list[Row], offsets: list[float], sums: list[float], count: int) -> list[Candidate]:
         """The `count` best continuations of all beams, best first; a row adds its log-softmax to its beam's score."""
@@ -187,17 +237,17 @@ class BeamSearch:
             return decoder, None
         return decoder, "length" if self.limit == self.request.max_tokens else "context_full"
 
-    def _keep(self, total: float, node: Node, length: int, finish: Finish) -> None:
-        """One more finished answer among the best."""
-        self.ended.append(Ended(total / length**self.search.length_penalty, node, finish))
-        self.ended.sort(key=lambda ended: -ended.score)  # stable: the one found first stays first
+    def _keep(self, ended: Ended, length: int) -> None:
+        """One more finished answer among the best; its score is still the sum over `length` tokens."""
+        self.ended.append(replace(ended, score=ended.score / length**self.search.length_penalty))
+        self.ended.sort(key=lambda one: (not one.whole, -one.score))  # stable: the one found first stays first
         del self.ended[self.search.beams :]
 
     def _over(self, running: list[tuple[Candidate, Decoder]]) -> bool:
         """Whether nothing better can come (`_check_early_stop_heuristic` and what follows it)."""
         if not running:
             return True
-        if len(self.ended) < self.search.beams:
+        if sum(ended.whole for ended in self.ended) < self.search.beams:
             return False
         if self.search.early_stopping == "yes":
             return True
@@ -218,10 +268,26 @@ class BeamSearch:
                 slot = self.free.pop()
                 self.ledger.fork(parent.slot, slot)
             settled.add(one.beam)
-            children.append(Beam(slot, one.score, Node(parent.node, one.token, one.logprob), decoder))
+            node = Node(parent.node, one.token, one.logprob)
+            children.append(Beam(slot, one.score, node, decoder, self._grown(parent, one.token)))
         for slot in self.free:
             self.ledger.trim(slot, 0)
+        self._close(self.beams)
         self.beams = children
+
+    def _grown(self, parent: Beam, token: int) -> Branch | None:
+        """The place in the grammar behind one more token."""
+        if parent.branch is None:
+            return None
+        begun = time.perf_counter()
+        branch = parent.branch.child(token, self.vocabulary.piece(token))
+        self.guiding += time.perf_counter() - begun
+        return branch
+
+    def _close(self, beams: list[Beam]) -> None:
+        for beam in beams:
+            if beam.branch:
+                beam.branch.close()
 
     def _answer(self, ended: Ended) -> tuple[Hypothesis, list[TokenTime]]:
         """A finished answer as text, and each token with the times of the step that it was found in."""
@@ -237,10 +303,10 @@ class BeamSearch:
         texts = [decoder.feed(self.vocabulary.piece(node.token)) for node in nodes]
         rest = decoder.finish()
         times = [
-            TokenTime(node.token, text, *step, node.logprob)
+            TokenTime(node.token, text, *step[:3], node.logprob, step.constraint_ms)
             for node, text, step in zip(nodes, texts, self.steps, strict=False)
         ]
-        return Hypothesis("".join(texts) + rest, ended.score, tuple(node.token for node in nodes)), times
+        return Hypothesis("".join(texts) + rest, ended.score, tuple(node.token for node in nodes), ended.whole), times
 
 
 STRATEGIES = (BeamSearch,)

@@ -51,13 +51,10 @@ def test_a_mistake_leaves_what_was_set(line: str, message: str, talk: Make) -> N
     assert find("format").show(one) == "json"
 
 
-def test_beams_and_a_grammar_exclude_each_other(talk: Make) -> None:
+def test_beams_follow_a_grammar_too(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
     one = talk(n_seq_max=2)
     commands.perform(one, "/set beams 2")
-    with pytest.raises(UserError, match="beam search follows no grammar"):
-        commands.perform(one, "/set format json")
-    commands.perform(one, "/set beams 1")
-    commands.perform(one, "/set format json")
-    commands.perform(one, "/set beams 2")
-    with pytest.raises(UserError, match="beam search follows no grammar"):
-        one.ask("a", Stream(silent=True))
+    commands.perform(one, '/set format {"enum": ["Goo", "Gah"]}')
+    assert {json.loads(beam.text) for beam in one.ask("a", Stream(silent=True)).beams} == {"Goo", "Gah"}
+    commands.perform(one, "/beams")
+    assert '"Gah"' in capsys.readouterr().out

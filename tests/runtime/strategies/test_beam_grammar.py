@@ -1,0 +1,187 @@
+"""Beams inside a grammar: transformers' search under the same rule is the oracle, jsonschema the judge."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.context import Context, ContextOptions, open_context
+from llmcli.runtime.binding.grammar import NativeGrammars
+from llmcli.runtime.binding.model import Model, open_model
+from llmcli.runtime.constraint.base import Constraint, Grammar, Matcher
+from llmcli.runtime.constraint.compile import Grammars
+from llmcli.runtime.constraint.llguidance import Guide
+from llmcli.runtime.engine import Engine
+from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.sampling import defaults
+from llmcli.runtime.search import Search
+from llmcli.runtime.strategies.base import Vocabulary
+from tests import beams
+from tests.fakes import EOS, N_VOCAB, FakeContext, FakeModel
+from tests.runtime.constraint.words import gbnf, schema
+
+CALL = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Tom", "Lily", "a dog"]}, "age": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+WHO, WHAT, END = (" He", " She", " They both"), (" wanted", " saw", " was very"), (" a cat.", " happy.", " it!")
+TEXTS = {"".join(parts).encode() for parts in itertools.product(WHO, WHAT, END)}
+GBNF = "root ::= " + " ".join(f"({' | '.join(json.dumps(word) for word in words)})" for words in (WHO, WHAT, END))
+
+
+@pytest.fixture(scope="module")
+def opened(stories_gguf: Path) -> Iterator[tuple[Context, Model, Grammars]]:
+    kind = ContextOptions(512, n_batch=512, n_seq_max=8, type_k="f32", type_v="f32", flash_attn="off")
+    with open_model(stories_gguf, gpu_layers=0) as model, open_context(model, kind) as context:
+        native = NativeGrammars(model)
+        yield context, model, Grammars(model, native.compile)
+        native.close()
+
+
+@pytest.fixture(scope="module")
+def oracle(stories: Path) -> Any:
+    return beams.oracle(stories)
+
+
+def listed(model: Model, said: list[int]) -> list[int]:
+    """The tokens that lead on to one of TEXTS: told from the texts alone."""
+    text = b"".join(map(model.piece, said))
+    tokens = [t for t in range(model.n_vocab) if (p := model.piece(t)) and any(w.startswith(text + p) for w in TEXTS)]
+    return tokens + [model.eos] * (text in TEXTS) or [model.eos]  # transformers goes on where nothing may follow
+
+
+def masked(model: Model, grammar: Grammar, said: list[int]) -> list[int]:
+    """The tokens that a matcher allows after an answer."""
+    matcher: Matcher = grammar.start()
+    for token in said:
+        if model.ends(token) or not matcher.allows(token):
+            return [model.eos]
+        matcher.accept(token)
+    return np.flatnonzero(np.unpackbits(matcher.mask(), count=model.n_vocab, bitorder="little")).tolist()
+
+
+@pytest.mark.parametrize(
+    ("number", "search"), [(0, Search(4)), (11, Search(2, 0.0)), (22, Search(8, 2.0, "never")), (33, Search(5, -1.0))]
+)
+def test_the_same_answers_and_scores_as_transformers_among_listed_texts(
+    number: int, search: Search, opened: tuple[Context, Model, Grammars], oracle: Any
+) -> None:
+    context, model, grammars = opened
+    prompt = model.tokenize(beams.PROMPTS[number], special=False, add_special=True)
+    expected = beams.theirs(oracle, prompt, search, 40, {model.eos}, lambda said: listed(model, said))
+    # llama.cpp's own engine allows every cut of a text into tokens, as the list does.
+    grammar = grammars(Constraint("gbnf", GBNF, "llama"))
+    assert beams.same(beams.ours(context, model, prompt, search, 40, {model.eos}, grammar), expected)
+    assert len(expected) == search.beams
+    assert all(b"".join(map(model.piece, tokens)) in TEXTS for tokens, _ in expected)
+
+
+@pytest.mark.parametrize(("number", "search"), [(5, Search(4)), (16, Search(3, 0.5, "never")), (27, Search(8, 1.0))])
+def test_the_same_documents_as_transformers_and_all_of_them_valid(
+    number: int, search: Search, opened: tuple[Context, Model, Grammars], oracle: Any
+) -> None:
+    context, model, grammars = opened
+    prompt = model.tokenize(beams.PROMPTS[number], special=False, add_special=True)
+    grammar = grammars(Constraint("json_schema", json.dumps(CALL)))
+    found = beams.ours(context, model, prompt, search, 60, {model.eos}, grammar)
+    expected = beams.theirs(oracle, prompt, search, 60, {model.eos}, lambda said: masked(model, grammar, said))
+    assert beams.same(found, expected)
+    assert len(found) == search.beams
+    for tokens, _ in found:
+        jsonschema.validate(json.loads(b"".join(map(model.piece, tokens))), CALL)
+
+
+def search(grammar: Grammar, reply: bytes = b"Well, let me see.", beams: int = 4, **more: Any) -> Answer:
+    model, context = FakeModel(), FakeContext(reply=reply, n_seq_max=beams)
+    engine = Engine(context, Vocabulary(model.piece, more.pop("ends", model.ends), model.n_vocab), None)
+    wanted = Request(tuple(b"ask"), defaults(), strategy="beam", search=Search(beams), grammar=grammar, **more)
+    one = engine.submit(wanted)
+    while engine.busy:
+        engine.step()
+        engine.ledger.check()
+    assert engine.ledger.idle == beams
+    return engine.answer(one)
+
+
+def test_every_answer_is_whole_where_the_limit_leaves_room() -> None:
+    answer = search(schema(CALL), beams=6)
+    documents = [json.loads(one.text) for one in answer.beams]
+    for document in documents:
+        jsonschema.validate(document, CALL)
+    assert len({json.dumps(document) for document in documents}) == 6
+    assert all(one.whole for one in answer.beams)
+    assert answer.finish == "stop"
+    assert sum(token.constraint_ms for token in answer.tokens) > 0
+    assert not any(token.forced for token in answer.tokens)
+
+
+def test_a_grammar_of_few_texts_gives_as_many_answers() -> None:
+    answer = search(gbnf('root ::= "yes" | "no"'), beams=5)
+    assert {one.text for one in answer.beams} == {"yes", "no"}
+    assert answer.finish == "stop"
+
+
+def test_of_several_ends_only_one_is_taken() -> None:
+    ends = (EOS, EOS + 1, EOS + 2).__contains__
+    answer = search(gbnf('root ::= "yes" | "no"'), ends=ends)
+    assert sorted(one.text for one in answer.beams) == ["no", "yes"]
+
+
+def test_whole_answers_stand_before_likelier_ones_that_the_limit_cut() -> None:
+    grammar = gbnf('root ::= "Well, let me see." | "W!"')
+    cut = search(grammar, max_tokens=6)
+    assert [(one.text, one.whole) for one in cut.beams] == [("W!", True), ("Well, ", False)]
+    assert cut.beams[0].score < cut.beams[1].score
+    assert (cut.text, cut.finish) == ("W!", "stop")
+    assert search(grammar).text == "Well, let me see."
+
+
+def test_an_answer_that_ends_at_the_limit_by_the_grammar_is_whole() -> None:
+    answer = search(gbnf("root ::= [a-zA-Z]+"), max_tokens=4)
+    assert all(one.whole and len(one.text) <= 4 for one in answer.beams)
+
+
+def test_a_stop_string_cuts_what_is_then_not_whole() -> None:
+    answer = search(gbnf('root ::= "Well, let" [a-z .]+ "!"'), stops=(" me",), max_tokens=40)
+    assert ("Well, let", False) in [(one.text, one.whole) for one in answer.beams]
+
+
+def test_the_grammar_begins_behind_the_thinking_and_no_answer_ends_within() -> None:
+    said = b'Let me see.</think>{"name": "Lily", "age": 7}'
+    answer = search(schema(CALL), reply=said, after="</think>", max_tokens=80, beams=3)
+    assert answer.text == said.decode()
+    for one in answer.beams:
+        jsonschema.validate(json.loads(one.text.partition("</think>")[2]), CALL)
+    thinking = search(schema(CALL), reply=b"Hm", after="</think>", max_tokens=9, beams=2)
+    assert [one.whole for one in thinking.beams] == [False, False]
+
+
+def test_where_no_token_goes_on_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = schema(CALL)
+    monkeypatch.setattr(Guide, "mask", lambda self: np.zeros(-(-N_VOCAB // 8), np.uint8))
+    with pytest.raises(UserError, match="no token of the model goes on"):
+        search(guide, beams=2)
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 8])
+def test_a_cancelled_search_tells_the_best_so_far(stop_after: int) -> None:
+    model, context = FakeModel(), FakeContext(n_seq_max=3)
+    engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None)
+    wanted = Request(tuple(b"x"), defaults(), strategy="beam", search=Search(3), grammar=schema(CALL))
+    one = engine.submit(wanted)
+    for _ in range(stop_after):
+        engine.step()
+    engine.cancel(one)
+    engine.step()
+    answer = engine.answer(one)
+    assert answer.finish == "cancelled"
+    assert answer.text == '{"name": '[:stop_after]
+    assert not answer.beams[0].whole
