@@ -39,6 +39,7 @@ def document(runner: Runner, name: str, file_bytes: int, answer: Answer) -> dict
         },
         **({"overflow": asdict(answer.left)} if answer.left.times else {}),
         **({"reproducible": True} if runner.options.reproducible else {}),
+        **({"profile": runner.options.profile} if runner.options.profile else {}),
         **({"beams": [{"text": one.text, "score": one.score} for one in answer.beams]} if answer.beams else {}),
         "seed": answer.seed,
     }  # fmt: skip

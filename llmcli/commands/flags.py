@@ -49,6 +49,7 @@ MODEL = (
     Flag("system", ("-sys", "--system"), str, "system text", "TEXT"),
     Flag("chat_template", ("--chat-template",), str, "instead of the model's own: a file or Jinja text", "TEMPLATE"),
     Flag("raw", ("--raw",), bool, "the prompt as it is, without a chat template"),
+    Flag("no_profile", ("--no-profile",), bool, "leave the settings that bench tune found"),
 )  # fmt: skip
 ANSWER = (
     Flag("predict", ("-n", "--predict", "--n-predict"), int, "the most tokens of an answer, -1 = no limit", "N"),
@@ -104,11 +105,14 @@ RUN = (
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What was typed. None (or empty) means: not typed, so that an alias's settings or the default hold."""
+    """What was typed. None (or empty) means: not typed, so that an alias's settings or the default hold.
+
+    `typed` names those of `options` that were."""
 
     options: "RunOptions"
     settings: Mapping[str, object]
     search: "Search"
+    typed: frozenset[str] = frozenset()
     model: str | None = None
     quant: str | None = None
     offline: bool = False
@@ -117,6 +121,7 @@ class Flags:
     system: str | None = None
     chat_template: str | None = None
     raw: bool = False
+    no_profile: bool = False
     predict: int | None = None
     stops: tuple[str, ...] = ()
     ignore_eos: bool = False
@@ -209,7 +214,8 @@ def read(ctx: typer.Context) -> Flags:
         proper(what, typed.get(name, ""))
     for text in typed.get("stops", ()):
         proper("--reverse-prompt", text)
-    return Flags(options, chosen, search, **{**typed, "stops": tuple(typed.get("stops", ()))}, constraint=guide)
+    typed["stops"] = tuple(typed.get("stops", ()))
+    return Flags(options, chosen, search, frozenset(run), **typed, constraint=guide)
 
 
 def _settled(options: "RunOptions", typed: Mapping[str, Any]) -> "RunOptions":

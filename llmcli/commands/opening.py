@@ -13,7 +13,7 @@ from llmcli.commands.flags import Flags
 from llmcli.commands.ready import ready
 from llmcli.config import Config
 from llmcli.errors import UserError
-from llmcli.hardware import fit
+from llmcli.hardware import fit, profile
 from llmcli.runtime import reproducible, runner
 from llmcli.runtime.drafting.wish import NO_DRAFTING, Drafting
 from llmcli.runtime.interrupt import interrupts_raise
@@ -71,7 +71,10 @@ class Models:
             model = ready(ref, quant, self.config, ui)
         predict = None if given.predict in (None, -1) else given.predict
         header = container.read(model.path)
-        options, gpu_layers = fit.decide(header, given.options, ui.warn, slots, predict if given.samples > 1 else None)
+        asked = given.options
+        if not given.no_profile and (asked := profile.chosen(header, asked, given.typed, self.config, ui.warn)).profile:
+            ui.note(f"profile: {asked.profile}; --no-profile leaves it")
+        options, gpu_layers = fit.decide(header, asked, ui.warn, slots, predict if given.samples > 1 else None)
         if self.talks:
             slots = max(slots, fit.branches(header, options))
         opened = stack.enter_context(runner.open_runner(

@@ -12,7 +12,8 @@ from llmcli.types import Finish, TokenTime
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a model is run. None means: decided from the machine and the model."""
+    """How a model is run. None means: decided from the machine and the model. `profile` says which of them a measured
+    profile has chosen (hardware/profile.py)."""
 
     ctx_size: int | None = None
     threads: int | None = None
@@ -24,6 +25,7 @@ class RunOptions:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     reproducible: bool = False
+    profile: str = ""
 
 
 @dataclass(frozen=True, slots=True)
