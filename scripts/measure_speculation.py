@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
-"""What guessing tokens wins: speculative against plain decoding, answer by answer, inside one process.
+"""What guessing tokens wins: speculative against plain decoding, a few passes of one and of the other in turn.
 
 usage: .venv/bin/python scripts/measure_speculation.py MODEL.gguf [--draft DRAFT.gguf] [--prompts FOLDER]
-       [--tokens 128] [--rounds 3] [--tasks 20] [--cache q8_0] [--threads N]
+       [--tokens 128] [--rounds 4] [--most 8] [--tasks 20] [--groups leaning,free,known] [--cache q8_0] [--threads N]
 
 Twenty tasks whose answers lean on their input (copies, edits, extractions, summaries of sonnets and of lists of
-questions) and twenty free questions, out of FOLDER (default: ../shared/assets/prompts beside the repository). Each is
-answered greedily by both in turn, the first place changing, ROUNDS times over one loaded model and one prefix. Told for
-each: the ratio of speeds (medians), the share of tokens that were guessed right, and the bound: the ratio if a
-pass of m rows took T(m) as llama.cpp alone does, measured at that depth, and nothing else took time. The text must be
-the same (with quantized weights and --cache q8_0 it is, to the last bit).
+questions) and twenty free questions, out of FOLDER (default: ../shared/assets/prompts beside the repository), are
+answered greedily. The machine's speed changes by tens of percent from second to second, so both kinds of decoding walk
+through the same answer side by side, each in a context of its own over one loaded model: a few passes of one, then the
+other up to the same token, the first place changing. In a third context as many tokens are held, and after each such
+stretch passes of one and of m rows are timed there: T(m) / T(1) of the same second. The contexts change their sides
+from round to round. Of each eighth of an answer the median over the rounds counts; the interval (95%) is
+bootstrapped over rounds. A task is walked --rounds times, a free one on until its interval is within 1.5% or
+--most times.
 
-Last, guesses by a drafter that knows the plain answers and spoils one in twenty: acceptance 0.95, against
-max over g of (1 - a^(g+1)) / (1 - a) / (T(g+1) / T(1)).
+Told for each: the ratio of speeds, the share of tokens that were guessed right, and the bound: the ratio if each pass
+took T(m) and nothing else took time. The text must be the same (with quantized weights and --cache q8_0 it is, to the
+last bit). Last, guesses by a drafter that knows the plain answers and spoils one in twenty: acceptance a = 0.95,
+against max over g of (1 - a^(g+1)) / (1 - a) / (T(g+1) / T(1)).
 """
 
 import argparse
@@ -22,20 +27,25 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from llmcli.runtime.binding.context import Rows
-from llmcli.runtime.drafting.base import Draft, Drafter, Guesses
+from llmcli.runtime.binding.context import Context, ContextOptions, Rows, open_context
+from llmcli.runtime.drafting.base import Drafter
 from llmcli.runtime.drafting.curve import WIDTHS
 from llmcli.runtime.drafting.wish import Drafting
 from llmcli.runtime.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import defaults
-from llmcli.runtime.sequence import Sequence
+from llmcli.runtime.strategies.base import Speculation
 from llmcli.types import Message
 from tests.drafts import Knowing
 
@@ -53,69 +63,193 @@ ON_LISTS = (
     "Turn this list into a list of bullet points:\n\n{}", "Sort these questions by subject and write them all:\n\n{}",
 )  # fmt: skip
 RIGHT = 0.95
+SIDES = ("plain", "speculative")
+STRETCH, PASSES = 16, 4  # tokens, and passes with guesses, before the other side's turn
+PARTS = 8  # of an answer, whose times are compared
+NARROW = 0.015  # half of a free task's interval
 
 
-class Watched:
-    """A drafter that notes, for each pass, how many tokens it guessed and how many were right."""
+@dataclass
+class Walk:
+    """One answer on its way: tokens, and the seconds since the first one at which each was there."""
 
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-        self.name, self.order, self.draws = drafter.name, drafter.order, drafter.draws
-        self.passes: list[tuple[int, int]] = []
+    runner: Runner
+    request: Request
+    times: list[float] = field(default_factory=lambda: [0.0])
+    passes: list[tuple[int, int]] = field(default_factory=list)  # with guesses: how many, and how many were right
+    answer: Answer | None = None
 
-    def start(self, request: Request, seed: int) -> "Guessing":
-        self.passes = []
-        return Guessing(self.drafter.start(request, seed), self.passes)
+    def __post_init__(self) -> None:
+        engine = self.runner.engine
+        engine.ledger.forget_idle()  # where the cells lie is the same for both
+        self.id = engine.submit(self.request)
+        self.sequence = engine._live[self.id]
+        while not (events := engine.step()):
+            pass
+        if events[-1].finish is not None:
+            self.answer = engine.answer(self.id)
 
-
-class Guessing:
-    """One answer of a watched drafter."""
-
-    def __init__(self, guesses: Guesses, passes: list[tuple[int, int]]) -> None:
-        self.guesses, self.passes = guesses, passes
-
-    def follow(self, sequence: Sequence) -> None:
-        self.guesses.follow(sequence)
-
-    def shortened(self) -> None:
-        self.guesses.shortened()
-
-    def chances(self, count: int) -> list[float]:
-        return self.guesses.chances(count)
-
-    def cost(self, count: int) -> float:
-        return self.guesses.cost(count)
-
-    def reading(self) -> float:
-        return self.guesses.reading()
-
-    def draft(self, count: int) -> Draft:
-        return self.guesses.draft(count)
-
-    def judged(self, drafted: int, accepted: int) -> None:
-        self.passes.append((drafted, accepted))
-        self.guesses.judged(drafted, accepted)
-
-    def close(self) -> None:
-        self.guesses.close()
+    def to(self, place: int) -> None:
+        """Go on until so many tokens are there."""
+        engine, sequence, times, passes = self.runner.engine, self.sequence, self.times, self.passes
+        spent, last = times[-1], time.perf_counter()
+        while len(times) < place and self.answer is None:
+            guessed = len(sequence.draft)
+            events = engine.step()
+            now = time.perf_counter()
+            made = sum(event.token is not None for event in events)
+            if guessed:
+                passes.append((guessed, min(guessed, made - 1)))
+            # A pass's tokens are there at once; each has its share.
+            times += [spent + (now - last) * (index + 1) / made for index in range(made)]
+            spent, last = spent + now - last, now
+            if events and events[-1].finish is not None:
+                self.answer = engine.answer(self.id)
 
 
-@dataclass(frozen=True)
-class Figures:
-    """One task, or many: seconds a token of both, the bound, tokens guessed, and right, and made."""
+@dataclass
+class Ruler:
+    """A context that holds as many tokens as an answer, in which passes are timed: llama.cpp alone."""
 
-    ratio: float
-    bound: float
-    drafted: int
-    accepted: int
-    tokens: int
-    same: bool
+    context: Context
+    held: int = 0
+    turns: Iterator[int] = field(default_factory=count)
+
+    def at(self, held: int) -> tuple[int, float]:
+        """Rows of a pass, each time others, and T(rows) / T(1) behind `held` tokens."""
+        if held < self.held:
+            self.context.trim(0, held)
+            self.held = held
+        while self.held < held:
+            self.held += self._pass(min(64, held - self.held), [False])[0]
+        turn = next(self.turns)
+        width = WIDTHS[turn % len(WIDTHS)]
+        sizes = (1, width) if turn // len(WIDTHS) % 2 else (width, 1)
+        taken = {rows: self._timed(rows) for rows in sizes}
+        return width, taken[width] / taken[1]
+
+    def _timed(self, rows: int) -> float:
+        """The first pass after another kind lays the graph out anew, and is left out."""
+        times = []
+        for _ in range(2 if rows > 1 else 3):
+            times.append(self._pass(rows, [True])[1])
+            self.context.trim(0, self.held)
+        return statistics.fmean(times[1:])
+
+    def _pass(self, rows: int, wants: list[bool]) -> tuple[int, float]:
+        at = self.held
+        forward = self.context.prepare(Rows([5] * rows, range(at, at + rows), [0] * rows, wants * rows))
+        begun = time.perf_counter()
+        forward()
+        return rows, time.perf_counter() - begun
 
 
-def tasks(folder: Path, count: int) -> tuple[list[str], list[str]]:
+@dataclass
+class Task:
+    """One prompt, and what was measured of it: for each round and side the seconds of each part of the answer."""
+
+    prompt: tuple[int, ...]
+    seconds: dict[str, list[list[float]]] = field(default_factory=lambda: {side: [] for side in SIDES})
+    prices: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))  # T(m) / T(1)
+    passes: list[tuple[int, int]] = field(default_factory=list)
+    answers: dict[str, Answer] = field(default_factory=dict)
+    rounds: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of the answer."""
+        return len(self.answers["plain"].tokens)
+
+    @property
+    def drafted(self) -> float:
+        """Tokens guessed in a round."""
+        return sum(drafted for drafted, _ in self.passes) / self.rounds
+
+    @property
+    def right(self) -> float:
+        """And how many of them came true."""
+        return sum(right for _, right in self.passes) / self.rounds
+
+    @property
+    def same(self) -> bool:
+        """Whether both said the same."""
+        return len({answer.text for answer in self.answers.values()}) == 1
+
+    def ratio(self) -> tuple[float, float, float]:
+        """Of speeds, speculative over plain, and its interval."""
+        plain, other = (np.array(self.seconds[side]) for side in SIDES)  # [rounds, parts]
+        draws = np.random.default_rng(1).integers(0, len(plain), (2000, *plain.shape))
+        several = [np.median(np.take_along_axis(one[None], draws, 1), axis=1).sum(axis=1) for one in (plain, other)]
+        low, high = np.quantile(several[0] / several[1], (0.025, 0.975))
+        return float(np.median(plain, axis=0).sum() / np.median(other, axis=0).sum()), float(low), float(high)
+
+    def bound(self, curve: dict[int, float]) -> float:
+        """The ratio if passes were all that takes time; the first token is the prompt's."""
+        made = sum(right + 1 for _, right in self.passes) / self.rounds
+        spent = sum(curve[min(width for width in WIDTHS if width > drafted)] for drafted, _ in self.passes)
+        return (self.tokens - 1) / (self.tokens - 1 - made + spent / self.rounds)
+
+
+def curve(tasks: Iterable[Task]) -> dict[int, float]:
+    """T(m) / T(1) of all that was timed."""
+    tasks = list(tasks)
+    return {width: statistics.median(one for task in tasks for one in task.prices[width]) for width in WIDTHS}
+
+
+@dataclass
+class Bench:
+    """The contexts over one model."""
+
+    runners: list[Runner]
+    ruler: Ruler
+    asked: argparse.Namespace
+
+    def walk(self, task: Task, tokens: int) -> None:
+        """One round."""
+        swapped = task.rounds % 2
+        walks = {
+            side: Walk(runner, Request(task.prompt, GREEDY, tokens, endless=True, strategy=side))
+            for side, runner in zip(SIDES, self.runners[:: -1 if swapped else 1], strict=True)
+        }
+        plain, other = (walks[side] for side in SIDES)
+        for turn in count(task.rounds):
+            place, passes = len(plain.times) + STRETCH, len(other.passes)
+            if turn % 2:
+                plain.to(place)
+            other.to(place)
+            while 0 < len(other.passes) - passes < PASSES and other.answer is None:
+                other.to(len(other.times) + 1)
+            plain.to(len(other.times))
+            if plain.answer or other.answer:
+                break
+            width, price = self.ruler.at(len(task.prompt) + len(plain.times))
+            task.prices[width].append(price)
+        plain.to(tokens)
+        for side, walk in walks.items():
+            assert walk.answer
+            task.answers[side] = walk.answer
+            marks = np.linspace(0, len(walk.times) - 1, PARTS + 1)
+            task.seconds[side].append(np.diff(np.interp(marks, range(len(walk.times)), walk.times)).tolist())
+        task.passes += other.passes
+        task.rounds += 1
+
+    def use(self, drafters: Iterable[Drafter]) -> None:
+        """Let these guess from now on."""
+        for runner in self.runners:
+            means = runner.engine.means
+            assert means.speculation
+            runner.engine.means = replace(means, speculation=replace(means.speculation, drafters=tuple(drafters)))
+
+    def task(self, text: str) -> Task:
+        """A prompt as `chat` would send it."""
+        runner = self.runners[0]
+        return Task(runner.encode_chat([Message("user", text)]) if runner.template else runner.encode_text(text))
+
+
+def tasks(folder: Path, number: int) -> tuple[list[str], list[str]]:
     """Prompts that lean on their input, and free ones."""
     poems = [poem.strip() for poem in re.split(r"\n\s*\n", (folder / "sonnet.txt").read_text()) if poem.strip()]
-    if len(poems) < count:
+    if len(poems) < number:
         lines = (folder / "sonnet.txt").read_text().strip().splitlines()
         poems = ["\n".join(lines[at : at + 14]) for at in range(0, len(lines), 14)]
     questions = [json.loads(line)["turns"][0] for line in (folder / "vicuna_bench_question.jsonl").open()]
@@ -124,118 +258,104 @@ def tasks(folder: Path, count: int) -> tuple[list[str], list[str]]:
     leaning = [
         ON_LISTS[at // 3 % len(ON_LISTS)].format(lists[at % len(lists)]) if at % 3 == 2
         else ON_POEMS[at % len(ON_POEMS)].format(poems[at % len(poems)])
-        for at in range(count)
+        for at in range(number)
     ]  # fmt: skip
-    return leaning, questions[: 4 * count : 4]
+    return leaning, questions[: 4 * number : 4]
 
 
-def answer(runner: Runner, prompt: tuple[int, ...], tokens: int, strategy: str) -> Answer:
-    """One greedy answer."""
-    reply = runner.reply(Request(prompt, GREEDY, max_tokens=tokens, endless=True, strategy=strategy))
-    for _ in reply:
-        pass
-    return reply.answer
+def group(bench: Bench, name: str, texts: list[str]) -> None:
+    """Measure and tell one group of tasks."""
+    asked, found = bench.asked, []
+    for number, text in enumerate(texts, 1):
+        task = bench.task(text)
+        while task.rounds < asked.rounds or (
+            name == "free" and task.rounds < asked.most and np.ptp(task.ratio()[1:]) > 2 * NARROW
+        ):
+            bench.walk(task, asked.tokens)
+            if task.tokens < 32:
+                break
+        if task.tokens < 32:
+            print(f"  {name} {number}: {task.tokens} tokens are too few to measure")
+            continue
+        found.append(task)
+        line(name, number, task)
+    told(name, found)
 
 
-def costs(runner: Runner, rounds: int = 3) -> dict[int, float]:
-    """T(m) / T(1) behind what slot 0 holds now, of llama.cpp alone; the cells are put back."""
-    context, held = runner.context, len(runner.engine.ledger.tokens[0])
-    times: dict[int, list[float]] = {}
-    for _ in range(rounds):
-        for rows in (1, *WIDTHS):
-            forward = context.prepare(Rows([5] * rows, range(held, held + rows), [0] * rows, [True] * rows))
-            begun = time.perf_counter()
-            forward()
-            times.setdefault(rows, []).append(time.perf_counter() - begun)
-            context.trim(0, held)
-    one = statistics.median(times[1])
-    return {rows: statistics.median(each) / one for rows, each in times.items()}
+def line(name: str, number: int, task: Task) -> None:
+    """One task's figures."""
+    ratio, low, high = task.ratio()
+    print(
+        f"  {name} {number}: {task.tokens} tokens, ratio {ratio:.3f} ({low:.3f} to {high:.3f}, {task.rounds} rounds), "
+        f"bound {task.bound(curve([task])):.3f}, guessed {task.drafted:.0f}, right {task.right:.0f}"
+        f"{'' if task.same else ', ANOTHER TEXT'}", flush=True,
+    )  # fmt: skip
 
 
-def bound(curve: dict[int, float], passes: Iterable[tuple[int, int]], tokens: int) -> float:
-    """The ratio of speeds if passes were all that takes time; the first token is the prompt's."""
-    made, spent = 0, 0.0
-    for drafted, accepted in passes:
-        width = min((width for width in WIDTHS if width > drafted), default=WIDTHS[-1])
-        made += accepted + 1
-        spent += curve[width]
-    return (tokens - 1) / (max(0, tokens - 1 - made) + spent)
-
-
-def compare(runner: Runner, drafter: Watched, text: str, asked: argparse.Namespace) -> tuple[Figures, Answer]:
-    """Both sides of one task."""
-    prompt = runner.encode_chat([Message("user", text)]) if runner.template else runner.encode_text(text)
-    seconds: dict[str, list[float]] = {"plain": [], "speculative": []}
-    answers: dict[str, Answer] = {}
-    for turn in range(asked.rounds):
-        for side in sorted(seconds, reverse=bool(turn % 2)):
-            made = answers[side] = answer(runner, prompt, asked.tokens, side)
-            seconds[side].append(made.generate_ms / 1e3)
-    plain, guessed = answers["plain"], answers["speculative"]
-    ratio = statistics.median(seconds["plain"]) / max(1e-9, statistics.median(seconds["speculative"]))
-    curve = costs(runner)
-    return Figures(
-        ratio, bound(curve, drafter.passes, len(guessed.tokens)), guessed.drafted or 0, guessed.accepted,
-        len(guessed.tokens), plain.text == guessed.text,
-    ), plain  # fmt: skip
-
-
-def use(runner: Runner, drafters: Iterable[Drafter]) -> None:
-    """Let these guess from now on."""
-    means = runner.engine.means
-    assert means.speculation, "guessing cannot pay here: no pass of several rows is cheaper than as many passes"
-    runner.engine.means = replace(means, speculation=replace(means.speculation, drafters=tuple(drafters)))
-
-
-def told(name: str, found: list[Figures]) -> None:
-    """The figures of a group in four lines."""
-    ratios, shares = [one.ratio for one in found], [one.ratio / one.bound for one in found]
-    drafted, accepted = sum(one.drafted for one in found), sum(one.accepted for one in found)
-    made = sum(one.tokens for one in found)
-    print(f"{name}: {len(found)} tasks, {sum(one.same for one in found)} with the same text, {made} tokens")
+def told(name: str, found: list[Task]) -> None:
+    """The figures of a group."""
+    prices = curve(found)
+    ratios = [task.ratio()[0] for task in found]
+    shares = [ratio / task.bound(prices) for ratio, task in zip(ratios, found, strict=True)]
+    drafted, right, made = (sum(each) for each in zip(*((t.drafted, t.right, t.tokens) for t in found), strict=True))
+    print(f"{name}: {len(found)} tasks, {sum(task.same for task in found)} with the same text, {made} tokens")
+    print(f"  T(m) / T(1) {_rounded(prices)}")
     print(f"  ratio    median {statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}")
     print(f"  of bound median {statistics.median(shares):.3f}, least {min(shares):.3f}")
-    right = f"{accepted} ({accepted / max(1, drafted):.0%}), {accepted / made:.0%} of the text"
-    print(f"  guessed  {drafted}, right {right}")
+    share = right / max(1, drafted)
+    print(f"  guessed  {drafted:.0f}, right {right:.0f} ({share:.0%}), {right / made:.0%} of the text", flush=True)
 
 
-def group(runner: Runner, drafter: Watched, name: str, texts: list[str], asked: argparse.Namespace) -> list[Answer]:
-    """Measure and tell one group of tasks; the plain answers."""
-    found, answers = [], []
-    for number, text in enumerate(texts, 1):
-        figures, plain = compare(runner, drafter, text, asked)
-        answers.append(plain)
-        if len(plain.tokens) < 16:
-            print(f"  {name} {number}: {len(plain.tokens)} tokens are too few to measure")
-            continue
-        found.append(figures)
-        print(
-            f"  {name} {number}: {figures.tokens} tokens, ratio {figures.ratio:.3f}, bound {figures.bound:.3f}, "
-            f"guessed {figures.drafted}, right {figures.accepted}{'' if figures.same else ', ANOTHER TEXT'}", flush=True
-        )  # fmt: skip
-    told(name, found)
-    return answers
+def _rounded(prices: dict[int, float]) -> str:
+    return ", ".join(f"{rows}: {price:.2f}" for rows, price in prices.items())
 
 
-def known(runner: Runner, texts: list[str], answers: list[Answer], asked: argparse.Namespace) -> None:
+def known(bench: Bench, texts: list[str]) -> None:
     """Acceptance 0.95 by a drafter that knows."""
-    ratios, drafted, accepted, curves = [], 0, 0, []
-    for text, plain in zip(texts, answers, strict=True):
-        if len(plain.tokens) < 64:
+    asked, found = bench.asked, []
+    for number, text in enumerate(texts, 1):
+        task = bench.task(text)
+        plain = Walk(bench.runners[0], Request(task.prompt, GREEDY, 2 * asked.tokens, endless=True))
+        plain.to(2 * asked.tokens)
+        assert plain.answer
+        if len(plain.answer.tokens) < 64:
             continue
-        drafter = Knowing([token.id for token in plain.tokens], RIGHT, n_vocab=runner.model.n_vocab)
-        use(runner, [Watched(drafter)])
-        figures, _ = compare(runner, Watched(drafter), text, asked)
-        ratios.append(figures.ratio)
-        curves.append(costs(runner))
-        drafted, accepted = drafted + figures.drafted, accepted + figures.accepted
-    best = [max((1 - RIGHT**width) / (1 - RIGHT) / curve[width] for width in WIDTHS) for curve in curves]
-    shares = [ratio / most for ratio, most in zip(ratios, best, strict=True)]
-    print(
-        f"acceptance {RIGHT}: {len(ratios)} tasks, ratio median {statistics.median(ratios):.3f}, bound median "
-        f"{statistics.median(best):.3f}, of the bound median {statistics.median(shares):.3f}, least {min(shares):.3f}; "
-        f"guessed {drafted}, right {accepted} ({accepted / max(1, drafted):.1%})"
-    )
+        bench.use([Knowing([token.id for token in plain.answer.tokens], RIGHT, n_vocab=bench.runners[0].model.n_vocab)])
+        for _ in range(max(2, asked.rounds // 2)):
+            bench.walk(task, 2 * asked.tokens)
+        found.append(task)
+        line("known", number, task)
+    told("known", found)
+    prices = curve(found)
+    passes = [each for task in found for each in task.passes]
+    right = sum(right for _, right in passes)
+    met = right / (right + sum(right < drafted for drafted, right in passes))
+    ratios = [task.ratio()[0] for task in found]
+    for name, chance in (("asked", RIGHT), ("met", met)):
+        most = max((1 - chance**width) / (1 - chance) / prices[width] for width in WIDTHS)
+        shares = [ratio / most for ratio in ratios]
+        print(
+            f"  acceptance {name} {chance:.3f}: bound {most:.3f}, of the bound median {statistics.median(shares):.3f}, "
+            f"from {min(shares):.3f} to {max(shares):.3f}"
+        )
+
+
+@contextmanager
+def opened(asked: argparse.Namespace) -> Iterator[tuple[Bench, Speculation]]:
+    """The model, and three contexts."""
+    options = RunOptions(ctx_size=1024, threads=asked.threads, cache_type_k=asked.cache, cache_type_v=asked.cache)
+    plain = ContextOptions(
+        1024, 2048, 512, 1, asked.threads, asked.threads, asked.cache, asked.cache, n_outputs=WIDTHS[-1]
+    )  # fmt: skip
+    with (
+        open_runner(asked.model, options, drafting=Drafting("on", asked.draft)) as runner,
+        open_context(runner.model, plain) as second,
+        open_context(runner.model, plain) as third,
+    ):
+        found = runner.engine.means.speculation
+        assert found, "guessing cannot pay here: no pass of several rows is cheaper than as many passes"
+        other = Runner(runner.header, runner.model, second, options, runner.template, 0.0, True, found, "on")
+        yield Bench([runner, other], Ruler(third), asked), found
 
 
 def main() -> None:
@@ -245,24 +365,23 @@ def main() -> None:
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--most", type=int, default=8)
     parser.add_argument("--tasks", type=int, default=20)
+    parser.add_argument("--groups", default="leaning,free,known")
     parser.add_argument("--cache", default="q8_0")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     asked = parser.parse_args()
-    options = RunOptions(ctx_size=2048, threads=asked.threads, cache_type_k=asked.cache, cache_type_v=asked.cache)
-    with open_runner(asked.model, options, drafting=Drafting("on", asked.draft)) as runner:
-        speculation = runner.engine.means.speculation
-        assert speculation, "guessing cannot pay here: no pass of several rows is cheaper than as many passes"
-        curve = speculation.curve
-        prices = {rows: round(seconds / curve.one, 2) for rows, seconds in curve.seconds.items()}
-        print(f"T(1) {curve.one * 1e3:.2f} ms, T(m) / T(1) {prices}, equal rows up to {curve.equal}")
+    with opened(asked) as (bench, found):
+        one, prices = found.curve.one * 1e3, _rounded(found.curve.ratios)
+        print(f"at start-up: T(1) {one:.2f} ms, T(m) / T(1) {prices}, equal rows up to {found.curve.equal}")
         leaning, free = tasks(asked.prompts, asked.tasks)
-        drafter = Watched(speculation.drafters[-1])
-        use(runner, [drafter])
-        group(runner, drafter, "leaning", leaning, asked)
-        answers = group(runner, drafter, "free", free, asked)
-        known(runner, free, answers, asked)
+        bench.use(found.drafters[-1:])
+        for name, texts in (("leaning", leaning), ("free", free)):
+            if name in asked.groups:
+                group(bench, name, texts)
+        if "known" in asked.groups:
+            known(bench, free)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime.drafting import drafters
-from llmcli.runtime.drafting.curve import Curve, measure
+from llmcli.runtime.drafting.curve import BUDGET, Curve, measure
 from llmcli.runtime.drafting.ngram import CLASSES, LONGEST, Lookup, Matches
 from llmcli.runtime.drafting.pace import FIRST, SHARE, Pace
 from llmcli.runtime.drafting.wish import Drafting, parse, speculation
@@ -133,6 +133,27 @@ def test_no_more_is_risked_than_a_fortieth_of_the_answer_and_what_was_won():
     assert pace.choose(Sure(1.0), 100) == 15
 
 
+# T(m) of two fast cores: a long draft's failure costs what may be lost at once.
+FAST = {1: 1.0, 4: 1.8, 8: 2.35, 12: 3.2, 16: 4.0}
+
+
+def test_an_answer_whose_first_guesses_are_wrong_is_given_another_try():
+    pace = Pace(Steady(FAST))
+    for _ in range(2):
+        assert pace.choose(Sure(0.95), 100) == 3
+        pace.guessed(4, 1, FAST[4], 0.0)
+    assert pace.choose(Sure(0.95), 100) == 0
+    lucky = Pace(Steady(FAST))
+    lucky.guessed(4, 4, FAST[4], 0.0)
+    assert lucky.choose(Sure(0.95), 100) > 3
+
+
+def test_another_program_s_hiccup_does_not_end_the_guessing():
+    pace = Pace(Curve(FAST))
+    pace.guessed(4, 4, 100.0, 0.0)
+    assert pace.choose(Sure(0.95), 100) > 0
+
+
 def test_a_text_is_read_where_that_is_little_beside_what_it_took():
     short, long = Pace(Steady(CHEAP)), Pace(Steady(CHEAP))
     short.begin(10.0)
@@ -169,6 +190,23 @@ def test_the_curve_follows_what_passes_take_and_one_hiccup_does_not_move_it_far(
     assert curve.one < 1.7
 
 
+@pytest.mark.parametrize("pace", [0.2, 5.0])
+def test_when_the_machine_s_speed_changes_passes_of_any_rows_take_part(pace: float):
+    """Only single rows are seen: what several would take now is told from them."""
+    curve = Curve({1: 1.0, 4: 2.8})
+    for _ in range(100):
+        curve.saw(1, pace)
+    assert [curve(rows) for rows in (1, 4, 8)] == pytest.approx([pace, 2.8 * pace, 5.2 * pace], rel=0.01)
+
+
+def test_more_rows_are_never_thought_cheaper_than_fewer():
+    curve = Curve({1: 1.0, 4: 2.8, 8: 2.0})
+    assert curve(16) >= curve(8)
+    for _ in range(100):
+        curve.saw(4, 0.1)
+    assert curve(4) >= curve(1) > 0
+
+
 class Sociable(FakeContext):
     """Rows whose logits depend on company where there are more than `equal` of them."""
 
@@ -188,15 +226,33 @@ def test_the_measurement_leaves_the_context_empty_and_sees_whether_rows_are_equa
     context.equal = equal
     curve = measure(context)
     assert curve.equal == seen
-    assert set(curve.seconds) == {1, 4, 8, 12, 16}
+    assert set(curve.ratios) == {1, 4, 8, 12, 16}
     assert context.used == 0
 
 
 def test_of_a_slow_model_no_more_is_measured_than_must_be(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("llmcli.runtime.drafting.curve.BUDGET", 0.0)
     context = Sociable(n_ctx=256)
-    assert set(measure(context).seconds) == {1, 4}
+    assert set(measure(context).ratios) == {1, 4}
     assert context.batches == [1, 1, 1, 1, 1, 4]
+
+
+class Slow(Sociable):
+    """Each pass takes its time, by a clock of its own."""
+
+    now = 0.0
+
+    def decode(self, rows):
+        self.now += 0.006 * FAST.get(len(rows), 1.0)
+        return super().decode(rows)
+
+
+def test_within_its_time_the_measurement_sees_every_number_of_rows(monkeypatch: pytest.MonkeyPatch):
+    context = Slow(n_ctx=256)
+    monkeypatch.setattr("llmcli.runtime.drafting.curve.time.perf_counter", lambda: context.now)
+    assert measure(context).ratios == pytest.approx(FAST)
+    assert context.batches[-8:] == [4, 8, 12, 16] * 2
+    assert context.now < BUDGET
 
 
 def test_what_is_wanted_decides_how_many_rows_of_logits_are_reserved():

@@ -33,42 +33,50 @@ class Passes(Protocol):
 
 
 class Curve:
-    """Seconds of a pass by its rows. `equal`: up to so many rows each had, bit for bit, the logits it has alone."""
+    """Seconds of a pass by its rows: `one` of a single row, times what more rows cost beside it. The machine's speed
+    moves them all together, from second to second; the ratios move slowly, as the context grows. `equal`: up to so many
+    rows each had, bit for bit, the logits it has alone."""
 
     def __init__(self, seconds: Mapping[int, float], equal: int = 0) -> None:
-        self.seconds, self.equal = dict(seconds), equal
-        self.one = self.seconds[1]
+        self.one, self.equal = seconds[1], equal
+        self.ratios = {rows: max(1.0, each / self.one) for rows, each in seconds.items()}
 
     def __call__(self, rows: int) -> float:
-        """Between two measured numbers of rows a straight line, beyond the largest the last one's slope."""
-        known = self.seconds.get(rows)
+        return self.one * self.ratio(rows)
+
+    def ratio(self, rows: int) -> float:
+        """T(rows) / T(1): between two known numbers of rows a straight line, beyond the largest the last one's slope;
+        never less than for fewer rows."""
+        known = self.ratios.get(rows)
         if known is not None:
             return known
-        marks = sorted(self.seconds)
+        marks = sorted(self.ratios)
         low = max((mark for mark in marks if mark < rows), default=marks[0])
         high = min((mark for mark in marks if mark > rows), default=low)
         if high == low:
             low = marks[max(0, marks.index(high) - 1)]
         if high == low:
-            return self.seconds[low] * rows / low
-        slope = (self.seconds[high] - self.seconds[low]) / (high - low)
-        return self.seconds[low] + slope * (rows - low)
+            return self.ratios[low] * rows / low
+        slope = max(0.0, (self.ratios[high] - self.ratios[low]) / (high - low))
+        return self.ratios[low] + slope * (rows - low)
 
     def saw(self, rows: int, seconds: float) -> None:
-        """A pass took so long: the context grows, other programs come and go. One hiccup counts twice at most."""
+        """A pass took so long. One hiccup counts twice at most."""
         if rows == 1:
             one = self.one
-            self.one = self.seconds[1] = one + WEIGHT * (min(seconds, 2 * one) - one)
-        else:
-            known = self(rows)
-            self.seconds[rows] = known + WEIGHT * (min(seconds, 2 * known) - known)
+            self.one = one + WEIGHT * (min(seconds, 2 * one) - one)
+            return
+        ratio = self.ratio(rows)
+        off = min(seconds / (self.one * ratio), 2.0) - 1
+        self.one *= 1 + WEIGHT / 2 * off
+        self.ratios[rows] = max(1.0, ratio * (1 + WEIGHT / 2 * off))
 
 
 def measure(context: Passes, most: int = MOST) -> Curve:
     """Time passes of one row and of several over the same tokens; the context is empty before and after.
 
     A large model gets as few passes as can be: one row four times, four rows once; what was not measured is
-    told from the slope.
+    told from the slope. With more time each number of rows is measured, then each once again.
     """
     tokens = np.random.default_rng(0).integers(0, context.n_vocab, most).tolist()
     _pass(context, tokens[:1], 0)  # the first one pages the weights in
@@ -83,19 +91,17 @@ def measure(context: Passes, most: int = MOST) -> Curve:
             break
     context.trim(0, 0)
     found, equal, same = {1: float(np.median(times))}, 0, True
-    for width in WIDTHS:
-        late = time.perf_counter() - begun + 2 * width * found[1] > BUDGET
-        if width > most or (late and width > WIDTHS[0]):
-            break
-        twice = [_pass(context, tokens[:width], 0)]
-        context.trim(0, 0)
-        if not late:
-            twice.append(_pass(context, tokens[:width], 0))
+    for again in (False, True):
+        for width in (width for width in WIDTHS if width <= most):
+            late = time.perf_counter() - begun + Curve(found)(width) > BUDGET
+            if late and (again or width > WIDTHS[0]):
+                return Curve(found, equal)
+            seconds, rows = _pass(context, tokens[:width], 0)
             context.trim(0, 0)
-        seconds, rows = min(twice, key=lambda one: one[0])
-        found[width] = min(seconds, width * found[1])  # one at a time is always possible
-        same = same and _same(rows, alone)
-        equal = width if same else equal
+            found[width] = min(seconds, found.get(width, width * found[1]))  # one at a time is always possible
+            if not again:
+                same = same and _same(rows, alone)
+                equal = width if same else equal
     return Curve(found, equal)
 
 

@@ -3,8 +3,9 @@
 A pass of m rows that makes k tokens in place of k passes of one row pays where k > T(m) / T(1) (Leviathan et al.
 2023, with a measured cost). The expected k comes from the drafter's chances, the cost from the curve. Chances are
 estimates, so there is a balance, too: what guessing has saved, in plain tokens. A pass is made only if the answer
-would stay within 3% of plain decoding even if all its guesses were wrong; what is won may be risked. That a draft model
-reads the text is an outlay, made where it is within 3% of the time that prompt and answer took so far.
+would stay within 3% of plain decoding even if all its guesses were wrong; what is won may be risked. A longer draft
+must leave enough for a short one after it, so that one failure does not cost an answer its chance to win. That a draft
+model reads the text is an outlay, made where it is within 3% of the time that prompt and answer took so far.
 """
 
 from llmcli.runtime.drafting.base import Guesses
@@ -12,7 +13,8 @@ from llmcli.runtime.drafting.curve import WIDTHS, Curve
 
 MARGIN = 1.05  # the expected gain that makes a pass worth its while
 SHARE = 0.025  # of an answer's tokens may be lost
-FIRST = 2.0  # tokens that may be lost at once: four wrong rows
+FIRST = 2.0  # tokens that may be lost at once: four wrong rows, twice
+HICCUP = 1.25  # times what a pass should take
 
 
 class Pace:
@@ -35,11 +37,12 @@ class Pace:
 
     def guessed(self, rows: int, made: int, seconds: float, drafting: float, reading: float = 0.0) -> None:
         """A pass of several rows made `made` tokens, after `drafting` seconds, `reading` of them to read the text."""
+        usual = min(seconds, HICCUP * self.curve(rows))  # what is beyond was another program's
         self.curve.saw(rows, seconds)
         paid = min(self.outlay, reading / self.curve.one)
         self.outlay -= paid
         self.made += made
-        self.saved += made + paid - (seconds + drafting) / self.curve.one
+        self.saved += made + paid - (usual + drafting) / self.curve.one
 
     def choose(self, guesses: Guesses, limit: float) -> int:
         """How many tokens to guess, at most `limit`; 0: none."""
@@ -48,14 +51,16 @@ class Pace:
             return 0
         best, chosen = MARGIN, 0
         expected, right, counted = 1.0, 1.0, 0
+        short = WIDTHS[0]
+        again = self.curve.ratio(short) + guesses.cost(short - 1) / self.curve.one - 1
         for width in WIDTHS:
             count = min(width - 1, len(chances))
             for chance in chances[counted:count]:
                 right *= chance
                 expected += right
             counted = count
-            cost = (self.curve(count + 1) + guesses.cost(count)) / self.curve.one
-            if expected > best * cost and self.affords(cost):
+            cost = self.curve.ratio(count + 1) + guesses.cost(count) / self.curve.one
+            if expected > best * cost and self.affords(cost if width == WIDTHS[0] else cost + again):
                 best, chosen = expected / cost, count
             if count == len(chances):
                 break
