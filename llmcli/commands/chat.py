@@ -88,6 +88,7 @@ def _answer(talk: "Talk", text: str, json: bool, samples: int) -> bool:
     from llmcli.chat.render import aside
 
     stream = talk.stream(silent=json)
+    samples = min(samples, talk.runner.context.n_seq_max)  # --fit may have taken fewer
     answers = talk.samples(text, samples, stream) if samples > 1 else [talk.ask(text, stream)]
     if json:
         each = [
@@ -180,7 +181,8 @@ def _open(
             ui.warn(f"with {given.search.beams} beams the sampling settings do not apply: {words}")
         # Whoever asks for a document wants nothing else on stdout.
         hidden = given.hide_thinking or (given.constraint is not None and not talks)
-        session = Session(sampling, system or None, predict, given.search, given.constraint)
+        search = replace(given.search, beams=min(given.search.beams, opened.runner.context.n_seq_max))
+        session = Session(sampling, system or None, predict, search, given.constraint)
         talk = Talk(
             opened.name, opened.runner, session, config, ui, given.stops, given.ignore_eos, given.endless, logprobs,
             file_bytes=opened.file_bytes, models=models, measure=measure,

@@ -103,6 +103,12 @@ RUN = (
 )
 
 
+FIT = (
+    Flag("fit", ("-fit", "--fit"), str, "take the nearest setting that fits the memory; off: load it all the same",
+         "[on|off]"),
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Flags:
     """What was typed. None (or empty) means: not typed, so that an alias's settings or the default hold.
@@ -135,6 +141,7 @@ class Flags:
     constraint: "Constraint | None" = None
     ngram_draft: str = "auto"
     model_draft: str | None = None
+    fit: str = ""
 
 
 class RunCommand(TyperCommand):
@@ -159,7 +166,7 @@ def table() -> tuple[Flag, ...]:
     """Every shared option; the sampling settings come from the sampler steps."""
     from llmcli.runtime.sampling import settings
 
-    return (*MODEL, *ANSWER, *CONSTRAINT, *SCREEN, *SEARCH, *DRAFTING, *RUN, *(
+    return (*MODEL, *ANSWER, *CONSTRAINT, *SCREEN, *SEARCH, *DRAFTING, *RUN, *FIT, *(
         Flag(s.name, (*s.flags, "--" + s.name.replace("_", "-")), list if s.limits.many else str,
              f"{s.help} [{s.show(s.default)}]", s.limits.metavar)
         for s in settings().values()
@@ -199,6 +206,8 @@ def read(ctx: typer.Context) -> Flags:
     _alone(typed, search)
     if typed.get("on_full", "stop") not in ON_FULL:
         raise UserError(f"--on-full is {typed['on_full']!r}", hint=f"--on-full takes one of: {', '.join(ON_FULL)}")
+    if typed.get("fit", "on") not in ("on", "off"):
+        raise UserError(f"--fit is {typed['fit']!r}", hint="--fit takes on or off; alone it is on")
     if not 0 <= typed.get("logprobs", 0) <= MOST_LOGPROBS:
         raise UserError(
             f"--logprobs is {typed['logprobs']}", hint=f"--logprobs takes a whole number from 0 to {MOST_LOGPROBS}"
@@ -268,7 +277,7 @@ def text_file(path: Path) -> str:
 
 
 def _counted(args: list[str]) -> list[str]:
-    """With a number after each `--logprobs` that has none, and a name after each `--resume`."""
+    """With a number after each `--logprobs` that has none, a name after `--resume`, and `on` after `--fit`."""
     out: list[str] = []
     for index, word in enumerate(args):
         out.append(word)
@@ -276,6 +285,8 @@ def _counted(args: list[str]) -> list[str]:
             return [*out, *args[index + 1 :]]
         if word == "--logprobs" and not "".join(args[index + 1 : index + 2]).lstrip("+-").isdigit():
             out.append(ALTERNATIVES)
+        if word in FIT[0].spellings and args[index + 1 : index + 2] not in (["on"], ["off"]):
+            out.append("on")
         if word == "--resume" and (index + 1 == len(args) or args[index + 1].startswith("-")):
             out.append(NEWEST)
     return out

@@ -14,6 +14,7 @@ from llmcli.commands.ready import ready
 from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import fit, profile
+from llmcli.hardware.admit import Wish, admit
 from llmcli.runtime import reproducible, runner
 from llmcli.runtime.drafting.wish import NO_DRAFTING, Drafting
 from llmcli.runtime.interrupt import interrupts_raise
@@ -75,11 +76,16 @@ class Models:
         if not given.no_profile and (asked := profile.chosen(header, asked, given.typed, self.config, ui.warn)).profile:
             ui.note(f"profile: {asked.profile}; --no-profile leaves it")
         options, gpu_layers = fit.decide(header, asked, ui.warn, slots, predict if given.samples > 1 else None)
+        drafting, needed = self._drafting(), slots
         if self.talks:
             slots = max(slots, fit.branches(header, options))
+        sized = given.options.ctx_size is not None
+        wish = Wish(model.name, header, options, gpu_layers, drafting, slots, needed, sized)
+        wish = admit(wish, given.fit, ui.note)
+        options = wish.options
         opened = stack.enter_context(runner.open_runner(
-            model.path, options, template=template, raw=given.raw, slots=slots, gpu_layers=gpu_layers,
-            native_sampling=self.config.native_sampling, drafting=(drafting := self._drafting()),
+            model.path, options, template=template, raw=given.raw, slots=wish.slots, gpu_layers=gpu_layers,
+            native_sampling=self.config.native_sampling, drafting=drafting,
         ))  # fmt: skip
         if options.reproducible:
             ui.note(reproducible.COVERS)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from llmcli import units
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.runtime import kv
@@ -27,8 +26,8 @@ def decide(
     """Fill in context size and threads; the second value is the number of layers for the GPU (-1: all).
 
     The context is the model's own, capped by 8192 and by the memory that is free; each of further `slots` adds what it
-    may `predict`, and a row of logits. Raises UserError for a wish that no model could be run with; weights
-    larger than the free memory are a warning (they are mapped).
+    may `predict`, and a row of logits. Raises UserError for a wish that no model could be run with; whether this one
+    can be run is admit.py's to say.
     """
     check(options)
     threads = options.threads or host.cores()
@@ -39,12 +38,6 @@ def decide(
     size = options.ctx_size or min(wanted, _fitting(header, options, slots, max(wanted, ROOMY), on_gpu=gpu != 0))
     if size > trained * slots:
         warn(f"a context of {size} is longer than the {trained} tokens this model was trained on")
-    free = host.available_memory()
-    if gpu == 0 and free is not None and options.ctx_size:
-        _refuse_cache(header, options, size, free, slots)
-    if gpu == 0 and free is not None and header.tensor_bytes > free:
-        weights, room = units.size(header.tensor_bytes), units.size(free)
-        warn(f"the weights ({weights}) do not fit the free memory ({room}): expect the speed of the disk")
     filled = replace(options, ctx_size=size, threads=threads, threads_batch=options.threads_batch or threads)
     return filled, gpu
 
@@ -91,21 +84,6 @@ def _fitting(header: Header, options: RunOptions, slots: int, most: int, on_gpu:
     while size > 512 and needed(size) > left:
         size -= kv.CELL_STEP
     return size
-
-
-def _refuse_cache(header: Header, options: RunOptions, size: int, free: int, slots: int) -> None:
-    """Refuse a wish for a context whose cache alone is larger than the memory: llama.cpp would try for minutes."""
-    form = _shape(header, options)
-    if form is None:
-        return
-    types = options.cache_type_k, options.cache_type_v
-    cache = kv.predict(form, size, *types, n_ubatch=options.ubatch_size, n_seq_max=slots)
-    if cache.nbytes > free:
-        fits = max(free - SPARE, 0) // cache.bytes_per_token // kv.CELL_STEP * kv.CELL_STEP
-        raise UserError(
-            f"the KV cache of {size} tokens takes {units.size(cache.nbytes)}, {units.size(free)} of memory are free",
-            hint=f"--ctx-size {max(fits, kv.CELL_STEP)} would fit; -ctk q8_0 -ctv q8_0 takes about half",
-        )
 
 
 def _shape(header: Header, options: RunOptions) -> kv.Shape | None:

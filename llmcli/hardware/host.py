@@ -2,7 +2,11 @@
 
 import os
 import platform
+import re
+import subprocess
 from pathlib import Path
+
+from llmcli.hardware.limits import group_room
 
 MOST_THREADS = 512  # ggml's GGML_MAX_N_THREADS; far above it, starting them crashes the process
 
@@ -31,7 +35,7 @@ def cpu_name() -> str:
 
 def identity() -> str:
     """What a measurement of this machine holds for: processor as exactly as Linux tells it, cores, cache, memory."""
-    cache, memory = last_cache(), _total_memory()
+    cache, memory = last_cache(), total_memory()
     parts = [
         cpu_name() + _stepping(), f"{cores()} cores",
         "last cache unknown" if cache is None else f"last cache {cache >> 20} MiB",
@@ -55,15 +59,22 @@ def last_cache() -> int | None:
 
 
 def available_memory() -> int | None:
-    """Bytes that could be had without swapping (Linux MemAvailable, within a container's limit)."""
+    """Bytes that could be had without swapping (Linux MemAvailable, macOS vm_stat), within a container's limit."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
-        return _total_memory()
+        return _vm_stat()
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
     found = int(fields["MemAvailable"].split()[0]) * 1024
-    limit = _number(Path("/sys/fs/cgroup/memory.max"))
-    used = _number(Path("/sys/fs/cgroup/memory.current"))
-    return min(found, limit - used) if limit is not None and used is not None else found
+    room = group_room()
+    return found if room is None else min(found, room)
+
+
+def total_memory() -> int | None:
+    """Bytes of memory that this machine has."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
 
 
 def resident_memory() -> int | None:
@@ -84,11 +95,17 @@ def _stepping() -> str:
     return f" ({'/'.join(found[name] for name in wanted)})" if found.keys() >= set(wanted) else ""
 
 
-def _total_memory() -> int | None:
+def _vm_stat() -> int | None:
+    """macOS: the pages that are free, and those of files and caches that are given back."""
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
+        told = subprocess.run(["vm_stat"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
         return None
+    size = re.search(r"page size of (\d+) bytes", told)
+    pages = dict(re.findall(r"^Pages ([a-z]+): +(\d+)\.", told, re.MULTILINE))
+    if not size or "free" not in pages:
+        return None
+    return int(size[1]) * sum(int(pages.get(kind, 0)) for kind in ("free", "inactive", "speculative", "purgeable"))
 
 
 def _allowed() -> set[int]:
@@ -127,11 +144,3 @@ def _quota() -> int | None:
     except (OSError, ValueError):
         return None
     return None if quota == "max" else max(1, -(-int(quota) // int(period)))
-
-
-def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None

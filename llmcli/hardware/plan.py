@@ -46,6 +46,12 @@ class Share:
         return None if None in parts else sum(part for part in parts if part)
 
     @property
+    def held(self) -> int | None:
+        """What of it must stay in memory: all but the weights in the mapped file, which can be read again."""
+        parts = (0 if self.device == HOST else self.weights, self.repacked, self.kv, self.compute, self.output)
+        return None if None in parts else sum(part for part in parts if part)
+
+    @property
     def left(self) -> int | None:
         """Bytes that would stay free, negative where it does not fit; a lower bound where not all is known."""
         if self.available is None:
@@ -129,15 +135,20 @@ class Planner:
 
         def room(steps: int) -> int | None:
             options = replace(self.options, n_ctx=steps * step, type_k=kind, type_v=kind)
-            with self._rehearsal.context(options) as made:
-                left = [share.left for share in self._shares(made.allocated, made.output)]
-            return None if made.allocated is None or None in left else min(one for one in left if one is not None)
+            left = [share.left if share.total is not None else None for share in self.shares(options)]
+            return None if None in left else min(one for one in left if one is not None)
 
         try:
-            found = _last(room, MOST_CELLS // step)
+            found = last(room, MOST_CELLS // step)
         except UserError:  # this type is refused for this model
             return None
         return None if found is None else found * step
+
+    def shares(self, options: ContextOptions) -> tuple[Share, ...]:
+        """Each device's share of another context, the machine's own memory first; raises UserError where llama.cpp
+        refuses it."""
+        with self._rehearsal.context(options) as made:
+            return self._shares(made.allocated, made.output)
 
     def takes(self, kind: str) -> bool:
         """Whether K and V may be of this type: the size of the model's heads decides."""
@@ -244,7 +255,7 @@ def _types(header: Header, placed: list[tuple[str, Place]] | None) -> dict[str, 
     return found
 
 
-def _last(room: Callable[[int], int | None], most: int) -> int | None:
+def last(room: Callable[[int], int | None], most: int) -> int | None:
     """The largest n of 1…most with room(n) >= 0, 0 where there is none, None where it is not told; room falls.
 
     It falls nearly in a line: the root of the secant, then its neighbour, is mostly the answer.

@@ -263,6 +263,16 @@ class Runner:
         )
 
 
+def context_options(options: RunOptions, slots: int, drafting: Drafting, gpu_layers: int) -> ContextOptions:
+    """What the context of decided options is made with."""
+    assert options.ctx_size and options.threads, options
+    return ContextOptions(
+        options.ctx_size, options.batch_size, min(options.ubatch_size, options.batch_size), slots, options.threads,
+        options.threads_batch or options.threads, options.cache_type_k, options.cache_type_v, options.flash_attn,
+        n_outputs=drafting.outputs(options, on_gpu(gpu_layers)), whole=options.reproducible,
+    )  # fmt: skip
+
+
 @contextmanager
 def open_runner(
     path: Path,
@@ -280,7 +290,6 @@ def open_runner(
     `template` replaces the file's chat template, `raw` leaves it out, `drafting` says what guesses tokens. Raises
     Refusal for a file that is damaged or that llama.cpp does not run.
     """
-    assert options.ctx_size and options.threads, options
     begun = time.perf_counter()
     header = container.read(path)
     container.check(header)
@@ -289,18 +298,7 @@ def open_runner(
         reproducible.check(header)
         if slots > 1:  # guesses that are taken back leave holes, which another sequence would fill
             drafting = NO_DRAFTING
-    wanted = ContextOptions(
-        options.ctx_size,
-        options.batch_size,
-        min(options.ubatch_size, options.batch_size),
-        slots,
-        options.threads,
-        options.threads_batch or options.threads,
-        options.cache_type_k,
-        options.cache_type_v,
-        options.flash_attn,
-        n_outputs=drafting.outputs(options, on_gpu(gpu_layers)),
-    )
+    wanted = context_options(options, slots, drafting, gpu_layers)
     alike = options.reproducible
     opened = reproducible.open_alike(header, wanted) if alike else _open(header, wanted, gpu_layers)
     with (

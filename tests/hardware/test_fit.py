@@ -51,17 +51,6 @@ def test_samples_have_room_for_what_each_may_say(monkeypatch):
     assert size() == 512
 
 
-def test_a_wish_for_more_cache_than_memory_is_refused_with_what_would_fit(monkeypatch):
-    free = fit.SPARE + 512 * 1100
-    with pytest.raises(UserError, match=r"the KV cache of 2000000000 tokens takes 953\.7 GiB, 256\.5 MiB"):
-        decide(monkeypatch, free, ctx_size=2_000_000_000)
-    with pytest.raises(UserError) as caught:
-        decide(monkeypatch, free, ctx_size=1_000_000)
-    assert caught.value.hint.startswith("--ctx-size 1024 would fit")
-    assert decide(monkeypatch, free, ctx_size=1024)[0].ctx_size == 1024
-    assert decide(monkeypatch, None, ctx_size=1_000_000)[0].ctx_size == 1_000_000
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -185,4 +185,4 @@ def test_the_last_step_with_room_is_found_wherever_the_line_bends():
             return start - flat * n - steep * max(0, n - bend)  # noqa: B023
 
         expected = max([n for n in range(1, most + 1) if room(n) >= 0], default=0)
-        assert plan._last(room, most) == expected
+        assert plan.last(room, most) == expected

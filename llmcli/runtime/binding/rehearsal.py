@@ -45,7 +45,8 @@ class Rehearsal:
     def context(self, options: ContextOptions) -> Iterator[Rehearsed]:
         """What a context of these options would take; raises UserError where llama.cpp refuses them."""
         with open_context(self._model, options) as context:
-            yield Rehearsed(context.n_ctx, context.n_ubatch, context.output_bytes, context.allocated())
+            output = 4 * context.n_vocab * context.n_outputs  # once a pass has asked for as many rows as it may
+            yield Rehearsed(context.n_ctx, context.n_ubatch, output, context.allocated())
 
     def placed(self) -> list[tuple[str, Place]] | None:
         """Each tensor's name and where it would lie; one that is there twice (a tied head) is listed twice.

@@ -97,6 +97,15 @@ def speculation(
         yield Speculation(made, curve, most, alike) if made and _pays(curve, most) else None
 
 
+def draft_options(n_ctx: int, options: RunOptions) -> ContextOptions:
+    """What a draft model's context is made with, beside one of `n_ctx` tokens."""
+    assert options.threads
+    return ContextOptions(
+        n_ctx, CHUNK, CHUNK, 1, options.threads, options.threads_batch or options.threads,
+        flash_attn=options.flash_attn, n_outputs=WIDTHS[0],
+    )  # fmt: skip
+
+
 @contextmanager
 def _draft(
     path: Path, header: Header, context: Context, options: RunOptions, gpu_layers: int
@@ -105,11 +114,7 @@ def _draft(
     other = container.read(path)
     container.check(other)
     refuse_other(header, other)
-    assert options.threads
-    wanted = ContextOptions(
-        context.n_ctx, CHUNK, CHUNK, 1, options.threads, options.threads_batch or options.threads,
-        flash_attn=options.flash_attn, n_outputs=WIDTHS[0],
-    )  # fmt: skip
+    wanted = draft_options(context.n_ctx, options)
     gpu_layers = -1 if gpu_layers else 0
     with open_model(path, gpu_layers=gpu_layers, latent=other.latent) as model, open_context(model, wanted) as made:
         if made.recurrent:
