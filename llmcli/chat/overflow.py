@@ -40,11 +40,6 @@ def fitted(talk: "Talk", text: str) -> Fitted:
     tokens, mode, room = talk.tokens(text), talk.session.on_full, talk.runner.n_ctx
     if mode == "sinks":
         refuse_sinks(talk.runner)
-        if talk.session.constraint:
-            raise UserError(
-                "sinks forget how an answer began, which a schema or grammar must know",
-                hint="/set on_full shift, or start with --on-full shift",
-            )
         sinks = Sinks(_sinks(talk))
         if len(tokens) >= room and (shorter := sinks.shorten(tokens, len(tokens), 0, room)):
             tell(talk, Left(1, len(tokens) - len(shorter.tokens)))
@@ -58,9 +53,7 @@ def fitted(talk: "Talk", text: str) -> Fitted:
         tokens = tuple(shorter.tokens)
     tree, may = talk.session.tree, not talk.runner.options.reproducible
     moves = may and not tree.left.isdisjoint(tree.path())
-    # A grammar knows where in the tokens its document begins: such an answer ends with the context.
-    goes_on = mode == "shift" and not talk.session.constraint
-    return Fitted(tokens, _turns(talk, text, may) if goes_on else None, moves)
+    return Fitted(tokens, _turns(talk, text, may) if mode == "shift" else None, moves)
 
 
 def settle(talk: "Talk", left: Left) -> None:

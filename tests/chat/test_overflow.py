@@ -1,10 +1,13 @@
 """A full context: what leaves is what was said to leave, and it is told."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
+import jsonschema
 import pytest
 
+from llmcli.chat.constraint import whole
 from llmcli.chat.knobs import find
 from llmcli.chat.loop import say
 from llmcli.chat.render import Stream
@@ -200,3 +203,30 @@ def test_recurrent_state_shifts_by_computing_anew(talk: Make) -> None:
         assert ask(one, question) == "stop"
     assert one.session.tree.left
     assert sent(one).startswith(b"<system>be kind\n<user>")
+
+
+LONG = {"type": "array", "items": {"enum": ["one more", "another"]}, "minItems": 9, "maxItems": 9}
+
+
+@pytest.mark.parametrize("moves", [True, False], ids=["moved", "computed anew"])
+def test_a_document_is_finished_over_a_full_context_when_turns_have_left(moves: bool, talk: Make) -> None:
+    one = mode(talk(ANSWER, n_ctx=200, can_shift=moves), "shift")
+    ask(one, "first question")
+    ask(one, "second question")
+    say(one, f"/set format {json.dumps(LONG)}")
+    answer = one.ask("third question", Stream(silent=True))
+    one.runner.engine.ledger.check()
+    assert (answer.finish, answer.left.turns) == ("stop", 2)
+    jsonschema.validate(json.loads(answer.text), LONG)
+    assert whole(one, answer)
+
+
+def test_a_document_is_finished_over_a_window_that_moves_on(talk: Make) -> None:
+    one = mode(talk(ANSWER, n_ctx=100), "sinks")
+    say(one, f"/set format {json.dumps(LONG)}")
+    for question in ("first", "second"):
+        answer = one.ask(question, Stream(silent=True))
+        one.runner.engine.ledger.check()
+        assert answer.finish == "stop" and answer.left.times > 1
+        jsonschema.validate(json.loads(answer.text), LONG)
+        assert whole(one, answer)
