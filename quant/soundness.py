@@ -24,11 +24,27 @@ MAX_PIECE = 4096  # bytes of a Unigram's piece
 ALIGNMENT = 32  # the CPU backend asserts that mapped weights begin at a multiple of it
 SCALINGS = ("none", "linear", "yarn", "longrope")
 EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.group_norm_epsilon")
-# Architectures whose graph asserts one size for keys, values and the rotary part of a head.
+# Architectures whose graph asserts one size for keys, values and the rotary part of a head (models/*.cpp: n_embd_head
+# == n_rot), and those that do so for keys and values.
 ONE_HEAD_SIZE = frozenset({
-    "llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "mistral3", "granite", "granitemoe", "olmo", "olmo2", "olmoe",
-    "falcon", "baichuan", "internlm2", "orion", "starcoder2", "xverse", "deci", "arcee", "smollm3",
+    "apertus", "arcee", "arctic", "baichuan", "chameleon", "codeshell", "cogvlm", "cohere2moe", "dbrx", "deci",
+    "deepseek", "dots1", "dream", "ernie4_5", "ernie4_5-moe", "exaone", "exaone-moe", "exaone4", "falcon", "granite",
+    "granite_swa", "granitemoe", "graniteswitch", "grok", "grovemoe", "hunyuan-dense", "hunyuan-moe", "hunyuan_vl",
+    "hy_v3", "internlm2", "jais2", "llada", "llada-moe", "llama", "llama-embed", "llama4", "maincoder", "mellum",
+    "minicpm", "mistral3", "olmo", "olmo2", "olmoe", "orion", "paddleocr", "pangu-embedded", "plamo", "pockettts",
+    "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3tts", "qwen3vl", "qwen3vlmoe", "rnd1", "seed_oss",
+    "smallthinker", "smollm3", "starcoder2", "talkie", "xverse",
 })  # fmt: skip
+ONE_KEY_SIZE = frozenset({
+    "afmoe", "bailingmoe2", "bert", "bitnet", "bloom", "chatglm", "cohere2", "command-r", "dflash", "eagle3",
+    "eurobert", "glm4", "glm4moe", "gpt2", "gptneox", "granitehybrid", "jais", "jina-bert-v2", "jina-bert-v3", "laguna",
+    "minimax-01", "minimax-m2", "minimax-m3", "modern-bert", "mpt", "muse-glimmer", "nanbeige", "nemotron",
+    "nemotron_h", "nemotron_h_moe", "neo-bert", "nomic-bert", "nomic-bert-moe", "openelm", "phi2", "phi3", "phimoe",
+    "qwen", "qwen35", "qwen35moe", "qwen3next", "refact", "spark2_5", "stablelm", "starcoder", "t5", "t5encoder",
+})  # fmt: skip
+# Of the former those whose layers may look back through a window; the others read none.
+WINDOWED = {"cohere2moe", "exaone-moe", "exaone4", "granite_swa", "llama4", "mellum", "olmo2", "smallthinker"}
+IN_WINDOWS = ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa")
 # Others whose graph turns every head: nothing to turn is a loop without an end.
 ROTARY = ONE_HEAD_SIZE | {
     "gemma", "gemma2", "gemma3", "phi2", "phi3", "stablelm", "command-r", "cohere2", "glm4", "chatglm", "deepseek2",
@@ -79,8 +95,14 @@ def _heads(header: "Header") -> Iterator[str]:
     }
     sizes = {size if value is None else value for key, value in found.items() if key != "rope.dimension_count"}
     key_size = found["attention.key_length"] or size
-    sizes.add(found["rope.dimension_count"] or key_size)
-    if header.architecture in {*ONE_HEAD_SIZE, "gpt-oss"} and len(sizes) > 1:
+    alike = header.architecture in ONE_KEY_SIZE
+    if header.architecture in {*ONE_HEAD_SIZE, "gpt-oss"}:
+        alike = True
+        sizes.add(found["rope.dimension_count"] or key_size)
+        narrow = {key: value for key in IN_WINDOWS if (value := header.number(key)) is not None}
+        sizes.update(narrow.values())
+        found |= narrow
+    if alike and len(sizes) > 1:
         told = ", ".join(f"{key} {value}" for key, value in found.items() if value is not None)
         yield f"its heads have several sizes ({told or size})"
     rotary = found["rope.dimension_count"] or 0
@@ -105,7 +127,7 @@ def _latent(header: "Header") -> Iterator[str]:
 
 def _window(header: "Header") -> Iterator[str]:
     window = header.number("attention.sliding_window") or 0
-    if window > MAX_WINDOW and header.architecture not in ONE_HEAD_SIZE:
+    if window > MAX_WINDOW and header.architecture not in ONE_HEAD_SIZE - WINDOWED:
         yield f"its sliding window is {window} positions"
 
 

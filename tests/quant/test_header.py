@@ -14,6 +14,7 @@ import pytest
 
 from quant import container
 from quant.errors import Refusal
+from quant.soundness import ONE_HEAD_SIZE, ONE_KEY_SIZE
 from tests.quant import tiny
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -244,6 +245,33 @@ def test_heads_of_gpt_oss_have_one_size(tmp_path: Path) -> None:
     file = holding(tmp_path / "x.gguf", ("general.architecture", entry("string", "gpt-oss")), *keys)
     with pytest.raises(Refusal, match="its heads have several sizes"):
         container.check(container.read(file))
+
+
+HEAD = {"embedding_length": 256, "attention.head_count": 8}
+
+
+@pytest.mark.parametrize(
+    ("arch", "planted", "told"),
+    [
+        *((arch, {"rope.dimension_count": 16}, "rope.dimension_count 16") for arch in sorted(ONE_HEAD_SIZE)),
+        *((arch, {"attention.value_length": 64}, "value_length 64") for arch in sorted(ONE_KEY_SIZE)),
+        ("exaone4", {"rope.dimension_count_swa": 16}, "rope.dimension_count_swa 16"),
+    ],
+)  # fmt: skip
+def test_heads_whose_parts_differ_are_refused_where_a_graph_takes_them_for_one_size(
+    arch: str, planted: dict[str, int], told: str, tmp_path: Path
+) -> None:
+    from quant.writer import entry
+
+    kind = ("general.architecture", entry("string", arch))
+    for number, sizes in enumerate((HEAD, HEAD | planted)):
+        keys = [(f"{arch}.{name}", entry("uint32", value)) for name, value in sizes.items()]
+        header = container.read(holding(tmp_path / f"{number}.gguf", kind, *keys))
+        if sizes is HEAD:
+            container.check(header)
+            continue
+        with pytest.raises(Refusal, match=rf"its heads have several sizes \(.*{told}\)"):
+            container.check(header)
 
 
 @pytest.mark.parametrize("words", [["a", "a\0b"], ["[EMPTY_1]", "\0a"]])
