@@ -57,7 +57,7 @@ def convert(
     if outtype == "auto":
         ui.note(f"the checkpoint's matrices are {plan.file_type.name}, and so are the file's")
     weights.tell(plan, ui)
-    with weights.placed(plan, model, out, config, ui, mixed=False) as target:
+    with weights.placed(plan, model, out, config, ui, mixed=False, dry_run=dry_run) as target:
         report = None if dry_run else weights.write(plan, target, ui, threads=threads, force=force)
     weights.close(plan, target, report, ui)
 

@@ -103,7 +103,8 @@ def quantize(
     opened = open_source(place, tokenizer=tokenizer, pre=pre, allow_pickle=allow_pickle, blobs=blobs)
     plan = road.plan(opened, kind.name, wishes, weights, most)
     tell(plan, ui)
-    with placed(plan, model, out, config, ui, mixed=wishes.any or bool(imatrix or most)) as target:
+    mixed = wishes.any or bool(imatrix or most)
+    with placed(plan, model, out, config, ui, mixed=mixed, dry_run=dry_run) as target:
         report = None if dry_run else write(plan, target, ui, threads=threads, force=force)
     close(plan, target, report, ui)
 
@@ -172,7 +173,7 @@ def find_model(text: str, config: "Config", ui: UI, keep_source: bool = False) -
 
 @contextmanager
 def placed(
-    plan: "Plan", model: "Model | None", out: Path | None, config: "Config", ui: UI, mixed: bool
+    plan: "Plan", model: "Model | None", out: Path | None, config: "Config", ui: UI, *, mixed: bool, dry_run: bool
 ) -> Iterator[Path]:
     """Where the new file goes: where told, beside a local source, or in the store, which is told of it."""
     from llmcli.errors import UsageError
@@ -188,6 +189,9 @@ def placed(
         from llmcli.catalog.partial import make_folder
 
         target = store.derived_path(config, model, plan.file_type.name)
+        if dry_run:
+            yield target
+            return
         with store.locked(store.lock_file(config, model.name), ui, model.name):
             make_folder(target.parent)
             yield target

@@ -122,7 +122,8 @@ def environment(budget: Budget) -> Any:
         budget.weigh(value)
         return value
 
-    made = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], finalize=shown)
+    extensions = ["jinja2.ext.loopcontrols", _generation()]
+    made = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=shown)
     made.globals = _globals(budget, made.globals)
     made.filters = _filters(budget, made.filters)
     return made
@@ -146,6 +147,22 @@ def _code_generator() -> Any:
         return call.set_environment(node.environment).set_lineno(node.lineno)
 
     return Bounding
+
+
+def _generation() -> Any:
+    """transformers' `{% generation %}`: it marks answers for training (AssistantTracker). What is in it is written."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        tags = frozenset(("generation",))
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)  # as there: what is set inside is not seen behind
+
+    return Generation
 
 
 def _pay_for(budget: Budget, operator: str, left: Any, right: Any) -> None:

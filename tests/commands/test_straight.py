@@ -276,11 +276,13 @@ def test_a_file_that_becomes_another_is_noticed(hub: Hub, llmcli: Llmcli, monkey
 
 
 def test_quantize_and_convert_take_a_hubs_checkpoint_as_it_comes(
-    hub: Hub, folder: Path, expected: bytes, llmcli: Llmcli, tmp_path: Path
+    hub: Hub, folder: Path, expected: bytes, llmcli: Llmcli, tmp_path: Path, home: Path
 ) -> None:
     out = tmp_path / "out.gguf"
     plan = pulled(llmcli("quantize", REF, "--q4_k_m", "-o", str(out), "--dry-run", "--json"))
     assert (plan["bytes"], fetched(hub) < HEADS + SAMPLES) == (len(expected), True)
+    assert pulled(llmcli("quantize", REF, "--q4_k_m", "--dry-run", "--json"))["bytes"] == len(expected)
+    assert not list(home.rglob("*Q4_K_M*"))
     assert llmcli("quantize", REF, "--q4_k_m", "-o", str(out)).code == 0
     assert out.read_bytes() == expected
     assert llmcli("convert", REF, "-o", str(tmp_path / "c.gguf")).code == 0

@@ -40,6 +40,7 @@ def test_a_template_may_use_what_hugging_face_offers():
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{% for m in %}", "line 1"),
+        ("{% generation %}a", "line 1"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ messages[9].content }}", "UndefinedError"),
         ("{{ missing.thing }}", "UndefinedError"),
@@ -89,6 +90,29 @@ def test_a_hostile_or_broken_template_is_one_clear_error(source, says, monkeypat
         Template(source).render(HELLO)
     assert says in str(caught.value)
     assert "--raw" in caught.value.hint
+
+
+GENERATION = {
+    "an answer": (
+        "{% for m in messages %}{% if m.role == 'assistant' %}<a>{% generation %}{{ m.content }}<e>\n{% endgeneration %}"
+        "{% else %}<u>{{ m.content }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    ),
+    "whitespace": "{%- for m in messages %}\n  {%- generation -%}\n {{ m.content }}\n {% endgeneration %}\n\n{% endfor %}",
+    "names": (
+        "{% set x = 'out' %}{% set ns = namespace(n=0) %}{% for m in messages %}{% generation %}{% set x = 'in' %}"
+        "{% set ns.n = ns.n + loop.index %}{{ x }}{{ m.content }}{% endgeneration %}{{ x }}{% endfor %}{{ ns.n }}"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GENERATION)
+def test_what_is_marked_as_generated_is_written_as_transformers_writes_it(name: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    said = [Message("user", "hi"), Message("assistant", "<hello> & you"), Message("user", "more")]
+    told = [[{"role": message.role, "content": message.content} for message in said]]
+    (expected,), _ = render_jinja_template(told, chat_template=GENERATION[name], add_generation_prompt=True)
+    assert Template(GENERATION[name]).render(said) == expected
 
 
 def test_a_template_that_was_rendered_long_ago_may_loop_again(monkeypatch):
