@@ -155,7 +155,7 @@ def _generation() -> Any:
     from jinja2.ext import Extension
 
     class Generation(Extension):
-        tags = frozenset(("generation",))
+        tags = {"generation"}  # noqa: RUF012 - as jinja2 has it
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno

@@ -94,10 +94,12 @@ def test_a_hostile_or_broken_template_is_one_clear_error(source, says, monkeypat
 
 GENERATION = {
     "an answer": (
-        "{% for m in messages %}{% if m.role == 'assistant' %}<a>{% generation %}{{ m.content }}<e>\n{% endgeneration %}"
-        "{% else %}<u>{{ m.content }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+        "{% for m in messages %}{% if m.role == 'assistant' %}<a>{% generation %}{{ m.content }}<e>\n"
+        "{% endgeneration %}{% else %}<u>{{ m.content }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
     ),
-    "whitespace": "{%- for m in messages %}\n  {%- generation -%}\n {{ m.content }}\n {% endgeneration %}\n\n{% endfor %}",
+    "whitespace": (
+        "{%- for m in messages %}\n  {%- generation -%}\n {{ m.content }}\n {% endgeneration %}\n\n{% endfor %}"
+    ),
     "names": (
         "{% set x = 'out' %}{% set ns = namespace(n=0) %}{% for m in messages %}{% generation %}{% set x = 'in' %}"
         "{% set ns.n = ns.n + loop.index %}{{ x }}{{ m.content }}{% endgeneration %}{{ x }}{% endfor %}{{ ns.n }}"
