@@ -95,7 +95,8 @@ def test_a_hostile_or_broken_template_is_one_clear_error(source, says, monkeypat
 GENERATION = {
     "an answer": (
         "{% for m in messages %}{% if m.role == 'assistant' %}<a>{% generation %}{{ m.content }}<e>\n"
-        "{% endgeneration %}{% else %}<u>{{ m.content }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+        "{% endgeneration %}{% else %}<u>{{ m.content }}\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<a>{% endif %}"
     ),
     "whitespace": (
         "{%- for m in messages %}\n  {%- generation -%}\n {{ m.content }}\n {% endgeneration %}\n\n{% endfor %}"
