@@ -21,7 +21,7 @@ from pathlib import Path
 
 from measure_speed import interval
 
-from llmcli.bench.kernel import RandomPasses, run_passes
+from llmcli.bench.passes import RandomPasses, run_passes
 from llmcli.runtime.binding.context import ContextOptions, open_context
 from llmcli.runtime.request import Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner

@@ -17,7 +17,7 @@ LONGEST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One row of the table: prompt, generated and depth tokens, and the settings it runs with."""
+    """One row of the table: prompt, generated and depth tokens of each of `n_parallel` sequences, and the settings."""
 
     n_prompt: int
     n_gen: int
@@ -29,6 +29,12 @@ class Test:
     n_threads: int
     n_gpu_layers: int
     flash_attn: str
+    n_parallel: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """What is computed while the clock runs, of all sequences together."""
+        return (self.n_prompt + self.n_gen) * self.n_parallel
 
     @property
     def name(self) -> str:
@@ -52,11 +58,12 @@ class Grid:
     threads: Sequence[int]
     gpu_layers: Sequence[int]
     flash: Sequence[str]
+    parallel: Sequence[int] = (1,)
 
     def tests(self) -> Iterator[Test]:
         """The cross product; settings that need the model loaded again change slowest."""
         runs = [(p, 0) for p in self.prompts if p] + [(0, g) for g in self.gens if g] + list(self.pairs)
-        for layers, batch, ubatch, k, v, flash, threads, depth in product(
+        for layers, batch, ubatch, k, v, flash, threads, depth, parallel in product(
             self.gpu_layers,
             self.batches,
             self.ubatches,
@@ -65,9 +72,10 @@ class Grid:
             self.flash,
             self.threads,
             self.depths,
+            self.parallel,
         ):
             for n_prompt, n_gen in runs:
-                yield Test(n_prompt, n_gen, depth, batch, ubatch, k, v, threads, layers, flash)
+                yield Test(n_prompt, n_gen, depth, batch, ubatch, k, v, threads, layers, flash, parallel)
 
 
 def numbers(flag: str, texts: Sequence[str], lowest: int = 0, most: int = 2**31 - 1) -> list[int]:
@@ -99,8 +107,8 @@ def pairs(texts: Sequence[str]) -> list[tuple[int, int]]:
     """Values of -pg: `PP,TG`, once per flag."""
     found = []
     for text in texts:
-        both = numbers("-pg", [text], lowest=1)
-        if len(both) != 2:
+        both = numbers("-pg", [text])
+        if len(both) != 2 or not sum(both):
             raise UserError(
                 f"-pg does not understand {text!r}", hint="-pg takes a prompt and a generation length: -pg 512,128"
             )

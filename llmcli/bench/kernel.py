@@ -1,29 +1,26 @@
 """pp and tg: how fast the model reads a prompt and writes tokens, as llama-bench measures it.
 
-Forward passes alone: random tokens, no sampling, no tokenizing (tools/llama-bench/llama-bench.cpp,
-test_prompt and test_gen). Each token of a generation is timed, so there are percentiles too.
+Forward passes alone: random tokens, no sampling, no tokenizing (passes.py). Each step of a generation is timed, so
+there are percentiles too.
 """
 
-import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
+from llmcli.bench.depth import Depths
 from llmcli.bench.grid import Test
+from llmcli.bench.passes import RandomPasses, run_passes
 from llmcli.hardware.reading import Pace, pace
-from llmcli.runtime.binding.context import Aborted, Context, ContextOptions, Rows, open_context
+from llmcli.runtime.binding.context import Aborted, Context, ContextOptions, open_context
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.interrupt import on_interrupt
 from llmcli.runtime.request import percentile
-
-SEED = 0x11
-
-Pass = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +35,51 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
+class Extra:
+    """What sampling and detokenizing add to a token, in milliseconds, with a 95 % interval; None: too few pairs for it.
+
+    `share`: of the time of decoding alone.
+    """
+
+    ms: float
+    low: float | None
+    high: float | None
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
-    """One test's samples: nanoseconds a repetition, and every generated token's milliseconds."""
+    """One test's samples: nanoseconds a repetition, and every step's milliseconds: the gap between two tokens of a
+    sequence. `extra`: it was measured with the sampler chain and detokenizing, which added so much."""
 
     subject: Subject
     test: Test
     began: str
     samples_ns: tuple[int, ...]
     tokens_ms: tuple[float, ...]
+    extra: Extra | None = None
 
     @property
     def samples_ts(self) -> list[float]:
-        """Tokens per second, repetition by repetition; the depth does not count."""
-        return [(self.test.n_prompt + self.test.n_gen) * 1e9 / ns for ns in self.samples_ns]
+        """Tokens of all sequences per second, repetition by repetition; the depth does not count."""
+        return [self.test.tokens * 1e9 / ns for ns in self.samples_ns]
 
     @property
     def itl_ms(self) -> dict[str, float] | None:
-        """Percentiles of the time of one generated token; None for a prompt test."""
+        """Percentiles of the gaps between tokens; None for a prompt test."""
         if not self.tokens_ms:
             return None
         values = list(self.tokens_ms)
         ranks = {f"p{round(share * 100)}": percentile(values, share) for share in (0.5, 0.9, 0.95, 0.99)}
         return {**ranks, "max": max(values)}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One repetition."""
+
+    ns: int
+    tokens_ms: tuple[float, ...]
 
 
 def average(values: list[float]) -> float:
@@ -80,34 +100,81 @@ def subject(path: Path, gpu_layers: int) -> Iterator[tuple[Model, Subject]]:
         yield model, Subject(str(path), model.description, model.nbytes, model.n_params, read)
 
 
-def measure(model: Model, about: Subject, test: Test, repetitions: int, *, warmup: bool = True) -> Result:
-    """Run one test `repetitions` times in one context, after one run that does not count."""
-    options = ContextOptions(
-        test.n_prompt + test.n_gen + test.n_depth, test.n_batch, min(test.n_ubatch, test.n_batch), 1,
-        test.n_threads, test.n_threads, test.type_k, test.type_v, test.flash_attn,
-    )  # fmt: skip
-    began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    with open_context(model, options) as context, _stopped(context):
+class Trial:
+    """One test in a context of its own, ready to be run any number of times. Made by `ready`."""
+
+    def __init__(self, context: Context, model: Model, test: Test, depths: Depths) -> None:
+        self.context, self.model, self.test, self.depths = context, model, test, depths
         # Checked and laid out before the clock starts: llama-bench's loop around the library costs nothing, ours would.
-        random_passes = RandomPasses(context, model)
-        depth = random_passes.prompt(0, test.n_depth)
-        prompt = random_passes.prompt(test.n_depth, test.n_prompt)
-        steps = random_passes.steps(test.n_depth + test.n_prompt, test.n_gen)
+        self.passes = RandomPasses(context, model, test.n_parallel)
+        self.prompt = self.passes.prompt(test.n_depth, test.n_prompt)
+        self.steps = self.passes.steps(test.n_depth + test.n_prompt, test.n_gen)
+
+    def warm(self) -> None:
+        """As llama-bench: a prompt test warms up with its whole prompt, a generation with one token."""
+        self.context.clear()
+        run_passes(self.passes.prompt(0, self.test.n_prompt))
+        run_passes(self.passes.steps(self.test.n_prompt, min(self.test.n_gen, 1)))
+
+    def run(self) -> Sample:
+        """Measure once."""
+        self.bring()
+        start = time.perf_counter_ns()
+        run_passes(self.prompt)
+        stamps = run_passes(self.steps)
+        return Sample(time.perf_counter_ns() - start, gaps(stamps))
+
+    def bring(self) -> None:
+        """Empty the context, and bring its sequences to their depth."""
+        self.context.clear()
+        self.depths.bring(self.context, self.model, self.test)
+
+
+@contextmanager
+def ready(model: Model, test: Test, depths: Depths | None = None) -> Iterator[Trial]:
+    """A test in a context of its own; Ctrl-C ends a pass within milliseconds and raises KeyboardInterrupt."""
+    cells = (test.n_prompt + test.n_gen + test.n_depth) * test.n_parallel
+    options = ContextOptions(
+        cells, test.n_batch, min(test.n_ubatch, test.n_batch), test.n_parallel, test.n_threads, test.n_threads,
+        test.type_k, test.type_v, test.flash_attn, unified=test.n_parallel == 1,
+    )  # fmt: skip
+    with open_context(model, options) as context, _stopped(context):
+        yield Trial(context, model, test, depths or Depths())
+
+
+def measure(
+    model: Model, about: Subject, test: Test, repetitions: int, *, warmup: bool = True, depths: Depths | None = None,
+    tick: Callable[[int], None] = lambda number: None,
+) -> Result:  # fmt: skip
+    """Run one test `repetitions` times, after one run that does not count.
+
+    `depths` keeps what was computed for the depth of an earlier test; `tick` is told each repetition before it begins.
+    """
+    began = moment()
+    samples = []
+    with ready(model, test, depths) as trial:
         if warmup:
-            # As llama-bench: a prompt test warms up with its whole prompt, a generation with one token.
-            run_passes(random_passes.prompt(0, test.n_prompt))
-            run_passes(random_passes.steps(test.n_prompt, min(test.n_gen, 1)))
-        samples = []
-        tokens: list[float] = []
-        for _ in range(repetitions):
-            context.clear()
-            run_passes(depth)
-            start = time.perf_counter_ns()
-            run_passes(prompt)
-            stamps = run_passes(steps)
-            samples.append(time.perf_counter_ns() - start)
-            tokens += [(after - before) / 1e6 for before, after in pairwise(stamps)]
-    return Result(about, test, began, tuple(samples), tuple(tokens))
+            trial.warm()
+        for number in range(repetitions):
+            tick(number)
+            samples.append(trial.run())
+    return result(about, test, began, samples)
+
+
+def result(about: Subject, test: Test, began: str, samples: list[Sample], extra: Extra | None = None) -> Result:
+    """The samples of a test together."""
+    gaps_ms = tuple(ms for sample in samples for ms in sample.tokens_ms)
+    return Result(about, test, began, tuple(sample.ns for sample in samples), gaps_ms, extra)
+
+
+def moment() -> str:
+    """Now, as llama-bench writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def gaps(stamps: list[int]) -> tuple[float, ...]:
+    """Milliseconds between nanoseconds."""
+    return tuple((after - before) / 1e6 for before, after in pairwise(stamps))
 
 
 @contextmanager
@@ -118,42 +185,3 @@ def _stopped(context: Context) -> Iterator[None]:
             yield
         except Aborted:
             raise KeyboardInterrupt from None
-
-
-def run_passes(passes: Sequence[Pass]) -> list[int]:
-    """Compute the passes one after the other; the time before the first and after each, in nanoseconds."""
-    clock = time.perf_counter_ns
-    stamps = [clock()]
-    for forward in passes:
-        forward()
-        stamps.append(clock())
-    return stamps
-
-
-class RandomPasses:
-    """Forward passes over random tokens for one context, ready to be called."""
-
-    def __init__(self, context: Context, model: Model) -> None:
-        self.context, self.n_batch, self.n_vocab = context, context.n_batch, context.n_vocab
-        self.first = model.bos if model.add_bos else None
-        self.random = random.Random(SEED)
-
-    def prompt(self, start: int, count: int) -> list[Pass]:
-        """A prompt of `count` tokens from position `start`, a batch a pass."""
-        passes = []
-        for at in range(start, start + count, self.n_batch):
-            size = min(self.n_batch, start + count - at)
-            tokens = [self._token(at + index) for index in range(size)]
-            rows = Rows(tokens, range(at, at + size), [0] * size, [False] * (size - 1) + [True])
-            passes.append(self.context.prepare(rows))
-        return passes
-
-    def steps(self, start: int, count: int) -> list[Pass]:
-        """`count` tokens from position `start`, one a pass."""
-        places = range(start, start + count)
-        return [self.context.prepare(Rows((self._token(at),), (at,), (0,), (True,))) for at in places]
-
-    def _token(self, position: int) -> int:
-        if position == 0 and self.first is not None:
-            return self.first
-        return self.random.randrange(self.n_vocab)
