@@ -42,6 +42,11 @@ class Test:
         parts = [f"pp{self.n_prompt}"] * bool(self.n_prompt) + [f"tg{self.n_gen}"] * bool(self.n_gen)
         return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
 
+    @property
+    def title(self) -> str:
+        """The name, and how many sequences there are: tg128 @ d4096 x8."""
+        return self.name + (f" x{self.n_parallel}" if self.n_parallel > 1 else "")
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:

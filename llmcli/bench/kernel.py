@@ -50,7 +50,9 @@ class Extra:
 @dataclass(frozen=True, slots=True)
 class Result:
     """One test's samples: nanoseconds a repetition, and every step's milliseconds: the gap between two tokens of a
-    sequence. `extra`: it was measured with the sampler chain and detokenizing, which added so much."""
+    sequence. `extra`: it was measured with the sampler chain and detokenizing, which added so much. `bandwidth` is this
+    machine's, bytes read a second, `reached` the part of it that was used; None: unknown. `id` is its number in the
+    history."""
 
     subject: Subject
     test: Test
@@ -58,11 +60,29 @@ class Result:
     samples_ns: tuple[int, ...]
     tokens_ms: tuple[float, ...]
     extra: Extra | None = None
+    bandwidth: float | None = None
+    reached: float | None = None
+    id: int | None = None
 
     @property
     def samples_ts(self) -> list[float]:
         """Tokens of all sequences per second, repetition by repetition; the depth does not count."""
         return [self.test.tokens * 1e9 / ns for ns in self.samples_ns]
+
+    @property
+    def each_ts(self) -> float:
+        """Mean tokens per second of one sequence."""
+        return average(self.samples_ts) / self.test.n_parallel
+
+    @property
+    def title(self) -> str:
+        """What was measured in a few words: llama-bench's name, and what it has none for."""
+        return self.test.title + (" sampled" if self.extra else "")
+
+    @property
+    def spread(self) -> float:
+        """How much longer the slowest repetition took than the fastest: 0.1 is 10 %."""
+        return max(self.samples_ns) / min(self.samples_ns) - 1
 
     @property
     def itl_ms(self) -> dict[str, float] | None:

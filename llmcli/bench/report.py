@@ -7,20 +7,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmcli.bench.grid import Test
-from llmcli.bench.kernel import Result, average, deviation
+from llmcli.bench.kernel import Extra, Result, average, deviation
 from llmcli.hardware import host
 from llmcli.runtime.binding import devices, library
 from llmcli.runtime.binding.context import FLASH
 
 FORMATS = ("md", "csv", "json", "jsonl")
 # A column of the table when it differs from llama-bench's default or between the rows.
-DEFAULTS: dict[str, Any] = {"n_batch": 2048, "n_ubatch": 512, "type_k": "f16", "type_v": "f16", "flash_attn": -1}
-TITLES = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa"}
+DEFAULTS: dict[str, Any] = {
+    "n_batch": 2048, "n_ubatch": 512, "type_k": "f16", "type_v": "f16", "flash_attn": -1, "n_parallel": 1,
+    "sampling": False,
+}  # fmt: skip
+TITLES = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa", "n_parallel": "np"}
+NOISY = 0.1  # the slowest repetition took so much longer than the fastest: on a quiet machine it is 0.02 or 0.03
+LISTS = ("samples_ns", "samples_ts", "itl_ms", "sampling_extra", "reading")  # what has no place in a cell
 FLASH_WORDS = {value: word for word, value in FLASH.items()}
 
 
 def document(result: Result) -> dict[str, Any]:
-    """One test as llama-bench's JSON object, then `sampling`, `itl_ms` (milliseconds), `reading`."""
+    """One test as llama-bench's JSON object, then what it has no field for; null is what is not known or not there."""
     test, about = result.test, result.subject
     gpus = [device.description for device in devices.devices() if device.kind in ("gpu", "igpu")]
     times = [float(ns) for ns in result.samples_ns]
@@ -52,10 +57,24 @@ def document(result: Result) -> dict[str, Any]:
         "stddev_ts": round(deviation(rates), 6),
         "samples_ns": list(result.samples_ns),
         "samples_ts": [round(rate, 4) for rate in rates],
-        "sampling": False,
+        "n_parallel": test.n_parallel,
+        "avg_ts_each": round(result.each_ts, 6),
+        "sampling": result.extra is not None,
+        "sampling_extra": _extra(result),
         "itl_ms": result.itl_ms,
-        "reading": about.pace.document(average(rates)) if about.pace and _written(test) else None,
+        "read_bandwidth_bytes_per_second": result.bandwidth,
+        "roofline_fraction": result.reached,
+        "reading": about.pace.document(result.each_ts) if about.pace and _written(test) else None,
+        "id": result.id,
     }
+
+
+def _extra(result: Result) -> dict[str, Any] | None:
+    """What sampling added to a token's milliseconds, its 95 % interval, and that as a part of decoding alone."""
+    extra = result.extra
+    if extra is None:
+        return None
+    return {"ms_per_token": extra.ms, "low": extra.low, "high": extra.high, "share": extra.share}
 
 
 def _written(test: Test) -> bool:
@@ -83,7 +102,7 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
     """llama-bench's CSV: every value quoted, flags as 0 and 1, no samples."""
     out = io.StringIO()
     writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    names = [name for name in rows[0] if name not in ("samples_ns", "samples_ts", "itl_ms", "reading")]
+    names = [name for name in rows[0] if name not in LISTS]
     out.write(",".join(names) + "\n")
     for row in rows:
         writer.writerow(int(row[name]) if isinstance(row[name], bool) else row[name] for name in names)
@@ -95,21 +114,14 @@ def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[Result]) -> str:
     other = "n_gpu_layers" if lead == "n_threads" else "n_threads"
     odd = [name for name, value in DEFAULTS.items() if any(row[name] != value for row in rows)]
     odd += [other] if len({row[other] for row in rows}) > 1 else []
-    header = [
-        "model",
-        "size",
-        "params",
-        "backend",
-        TITLES[lead],
-        *(TITLES.get(name, name) for name in odd),
-        "test",
-        "t/s",
-    ]
+    each = ["t/s each"] if "n_parallel" in odd else []
+    names = [TITLES[lead], *(TITLES.get(name, name) for name in odd)]
+    header = ["model", "size", "params", "backend", *names, "test", "t/s", *each]
     table = [
         [
             row["model_type"], _size(row["model_size"]), _count(row["model_n_params"]), row["backends"], str(row[lead]),
-            *(FLASH_WORDS[row[name]] if name == "flash_attn" else str(row[name]) for name in odd),
-            result.test.name, f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
+            *(_cell(name, row[name]) for name in odd), result.test.name,
+            f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}", *(f"{result.each_ts:.2f}" for _ in each),
         ]
         for row, result in zip(rows, results, strict=True)
     ]  # fmt: skip
@@ -124,10 +136,47 @@ def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[Result]) -> str:
         + " |"
         for cells in (header, rule, *table)
     ]
+    return "\n".join([*lines, "", *_words(results), f"build: {rows[0]['build_commit']} ({rows[0]['build_number']})"])
+
+
+def _cell(name: str, value: Any) -> str:
+    if name == "flash_attn":
+        return FLASH_WORDS[value]
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _words(results: Sequence[Result]) -> list[str]:
+    """What the table does not say: sampling's share, memory's, and how fast that is to read."""
+    lines = []
+    for one in results:
+        if one.extra:
+            lines.append(f"{one.test.title}: sampling and detokenizing add {_added(one.extra)}")
+    reached = [f"{one.reached:.0%} ({one.title})" for one in results if one.reached is not None and not one.extra]
+    if reached and results[0].bandwidth:
+        lines.append(f"memory gives {results[0].bandwidth / 1e9:.1f} GB/s: of what that allows {', '.join(reached)}")
     read = results[0].subject.pace
-    rates = [average(result.samples_ts) for result in results if _written(result.test)]
-    told = [read.line(rates)] if read and rates else []
-    return "\n".join([*lines, "", *told, f"build: {rows[0]['build_commit']} ({rows[0]['build_number']})"])
+    rates = [one.each_ts for one in results if _written(one.test)]
+    return [*lines, read.line(rates)] if read and rates else lines
+
+
+def _added(extra: Extra) -> str:
+    if extra.low is None or extra.high is None:
+        span = " (too few repetitions to tell)"
+    else:
+        hidden = ", within the noise" if extra.low <= 0 <= extra.high else ""
+        span = f" ({extra.low:.3f} to {extra.high:.3f}{hidden})"
+    return f"{extra.ms:.3f} ms a step{span}, {extra.share:.1%} of decoding alone"
+
+
+def noise(results: Sequence[Result]) -> str | None:
+    """A warning where repetitions are far apart; None where they agree."""
+    worst = max(results, key=lambda one: one.spread)
+    if worst.spread < NOISY or len(worst.samples_ns) < 3:
+        return None
+    return (
+        f"the repetitions of {worst.title} differ by {worst.spread:.0%}: something else uses this machine; "
+        "compare by the deviations, or measure again when it is quiet"
+    )
 
 
 def _size(nbytes: int) -> str:

@@ -94,10 +94,9 @@ def _together(results: Sequence[Result]) -> Result:
 
 def standings(results: Sequence[Result]) -> Iterator[list[Standing]]:
     """For each kind of test (pp512, tg128, …) its values, in the order they were given."""
-    kinds: dict[tuple[int, int, int], list[Result]] = {}
+    kinds: dict[str, list[Result]] = {}
     for result in results:
-        test = result.test
-        kinds.setdefault((test.n_prompt, test.n_gen, test.n_depth), []).append(result)
+        kinds.setdefault(result.test.title, []).append(result)
     yield from map(_ranked, kinds.values())
 
 
@@ -127,7 +126,7 @@ def table(results: Sequence[Result], swept: Sequence[str]) -> tuple[list[str], l
             }  # fmt: skip
             told = "" if against is None else f"{against.ratio:.3f} ({_span(against)})"
             speed = f"{average(rates):.2f} ± {deviation(rates):.2f}"
-            rows.append([test.name, *(str(chosen[name]) for name in swept), speed, told, one.mark])
+            rows.append([test.title, *(str(chosen[name]) for name in swept), speed, told, one.mark])
     return columns, rows, columns[1:-1]
 
 

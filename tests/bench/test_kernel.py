@@ -8,7 +8,7 @@ import pytest
 
 from llmcli.bench.grid import Grid
 from llmcli.bench.report import text
-from llmcli.bench.run import run
+from llmcli.bench.run import How, run
 from llmcli.errors import UserError
 from llmcli.ui import UI
 
@@ -22,7 +22,7 @@ FIELDS = (  # noqa: SIM905
 @pytest.fixture(scope="module")
 def results(stories_gguf):
     grid = Grid([40], [6], [], [0, 8], [16], [16], ["f16"], ["f16"], [1], [-1], ["auto"])
-    return run(stories_gguf, list(grid.tests()), 3, UI())
+    return run(stories_gguf, list(grid.tests()), How(3), UI())
 
 
 def test_json_has_llama_bench_s_fields_and_its_numbers_agree(results):
@@ -71,4 +71,4 @@ def test_percentiles_are_in_order(results):
 
 def test_nothing_to_run_is_said(stories_gguf):
     with pytest.raises(UserError, match="no test"):
-        run(stories_gguf, [], 1, UI())
+        run(stories_gguf, [], How(1), UI())

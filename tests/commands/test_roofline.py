@@ -18,7 +18,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory that gives 10 GB/s to all threads, behind a cache of 16 bytes; and short prompts."""
     monkeypatch.setattr(host, "last_cache", lambda: 16)
     monkeypatch.setattr(bandwidth, "sizes", lambda cache, available: [64, 256])
-    monkeypatch.setattr(bandwidth, "measure", lambda size, threads: Reading(size, threads, (8e9, 1e10)))
+    monkeypatch.setattr(bandwidth, "measure", lambda size, threads, *how: Reading(size, threads, (8e9, 1e10)))
     monkeypatch.setattr("llmcli.bench.roofline.PROMPT", 16)
     monkeypatch.setattr("llmcli.bench.roofline.GENERATED", 4)
 
@@ -59,7 +59,7 @@ def test_memory_alone_needs_no_model(llmcli: Llmcli, monkeypatch: pytest.MonkeyP
 
 
 def test_a_noisy_machine_is_told(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bandwidth, "measure", lambda size, threads: Reading(size, threads, (1e9, 1e10)))
+    monkeypatch.setattr(bandwidth, "measure", lambda size, threads, *how: Reading(size, threads, (1e9, 1e10)))
     assert "something else uses this machine" in llmcli("bench", "roofline").err
 
 

@@ -47,8 +47,7 @@ def _cells(run: "Run") -> tuple[str, ...]:
 
     rates, told = list(run.samples_ts), run.document
     speed = f"{average(rates):.2f} ± {deviation(rates):.2f}"
-    sampling = " with sampling" if told.get("sampling") else ""
-    return str(run.id), run.time, run.model, run.test + sampling, str(told.get("n_threads", "?")), speed
+    return str(run.id), run.time, run.model, run.test, str(told.get("n_threads", "?")), speed
 
 
 BENCHES = (history,)

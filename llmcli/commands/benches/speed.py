@@ -7,9 +7,14 @@ import typer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-    from llmcli.bench.grid import Grid
+    from llmcli.bench.grid import Grid, Test
+    from llmcli.bench.history import History
+    from llmcli.bench.keep import Keeper
+    from llmcli.bench.kernel import Result
+    from llmcli.bench.run import How
+    from llmcli.catalog.fetch import Model as Found
+    from llmcli.config import Config
     from llmcli.ui import UI
 
 Model = Annotated[str | None, typer.Option("-m", "--model", "-hf", help="The same, in llama-bench's words.")]
@@ -25,11 +30,19 @@ TypesV = Annotated[Values, typer.Option("-ctv", "--cache-type-v", help="KV cache
 Threads = Annotated[Values, typer.Option("-t", "--threads", help="Threads; default: the cores.")]
 Layers = Annotated[Values, typer.Option("-ngl", "--n-gpu-layers", "--gpu-layers", help="GPU layers; default all.")]
 Flash = Annotated[Values, typer.Option("-fa", "--flash-attn", help="on, off or auto (the default).")]
+Parallel = Annotated[
+    Values, typer.Option("-np", "--parallel", help="Sequences that are computed together, each with KV of its own.")
+]
 Repetitions = Annotated[
     int | None, typer.Option("-r", "--repetitions", min=1, help="How often each test runs; default 5, in a sweep 10.")
 ]
 Output = Annotated[str, typer.Option("-o", "--output", help="md, csv, json or jsonl.")]
 NoWarmup = Annotated[bool, typer.Option("--no-warmup", help="Skip the run that does not count.")]
+Sampling = Annotated[
+    bool, typer.Option("--sampling", help="Also with the sampler chain and detokenizing, and what they add.")
+]
+NoHistory = Annotated[bool, typer.Option("--no-history", help="Keep nothing of it for `bench history`.")]
+Remeasure = Annotated[bool, typer.Option("--remeasure", help="Read this machine's memory anew: bandwidth is kept.")]
 ThreadsSweep = Annotated[bool, typer.Option("--threads-sweep", help="Try 1 thread up to all CPUs; tell the fastest.")]
 UbatchSweep = Annotated[bool, typer.Option("--ubatch-sweep", help="Try physical batches of 64 to 2048.")]
 KvSweep = Annotated[bool, typer.Option("--kv-sweep", help="Try every KV cache type, K and V alike.")]
@@ -53,9 +66,13 @@ def speed(
     threads: Threads = None,
     gpu_layers: Layers = None,
     flash: Flash = None,
+    parallel: Parallel = None,
     repetitions: Repetitions = None,
     output: Output = "md",
     no_warmup: NoWarmup = False,
+    sampling: Sampling = False,
+    no_history: NoHistory = False,
+    remeasure: Remeasure = False,
     threads_sweep: ThreadsSweep = False,
     ubatch_sweep: UbatchSweep = False,
     kv_sweep: KvSweep = False,
@@ -70,7 +87,8 @@ def speed(
     what memory allows, and how far a model is from it. A sweep measures its values in turn and compares them.
     """
     from llmcli.bench import report, sweep
-    from llmcli.bench.run import run
+    from llmcli.bench.run import How
+    from llmcli.commands.ready import ready
     from llmcli.errors import UsageError
     from llmcli.ui import put, visible
 
@@ -81,14 +99,43 @@ def speed(
     if name is None:
         raise UsageError("no model given", hint="llmcli bench smollm2:135m")
     swept = [name for name in sweep.SWEEPS if ctx.params[name]]
-    wanted = _grid(_swept(swept, ctx.params))
-    path, ui = _prepare(name, quant, offline, form)
-    count = repetitions or (sweep.ROUNDS if swept else 5)
-    results = run(path, list(wanted.tests()), count, ui, warmup=not no_warmup, swept=bool(swept))
+    if swept and sampling:
+        raise UsageError("a sweep decodes alone", hint="leave out --sampling or the sweep")
+    tests = list(_grid(_swept(swept, ctx.params)).tests())
+    how = How(repetitions or (sweep.ROUNDS if swept else 5), not no_warmup, bool(swept), sampling)
+    config, ui = _start(offline, form)
+    results = _measured(ready(name, quant, config, ui), name, tests, how, ctx.params, config, ui)
     put(sys.stdout, visible(report.text(results, form)) + "\n")
     if swept and form == "md":
         ui.text()
         ui.table(*sweep.table(results, swept))
+    if warning := report.noise(results):
+        ui.warn(warning)
+
+
+def _measured(
+    found: "Found", name: str, tests: "list[Test]", how: "How", given: "Mapping[str, Any]", config: "Config", ui: "UI"
+) -> "list[Result]":
+    """The results, each kept in the history as soon as it is there."""
+    from dataclasses import replace
+
+    from llmcli.bench import history, reach
+    from llmcli.bench.run import run
+
+    kept = history.History(history.path(config), ui)
+    keeper = None if given["no_history"] else _keeper(kept, name, found, ui)
+    how = replace(how, bandwidth=reach.known(kept, ui, again=given["remeasure"]))
+    return run(found.path, tests, how, ui, keeper.keep if keeper else lambda result: result)
+
+
+def _keeper(kept: "History", name: str, found: "Found", ui: "UI") -> "Keeper":
+    from llmcli.bench.keep import Keeper, Name
+    from llmcli.runtime.identity import content
+    from quant import container
+
+    header = container.read(found.path)
+    container.check(header)
+    return Keeper(kept, Name(name, found.sha256 or None, content(header)), ui.warn)
 
 
 def _swept(swept: "Sequence[str]", given: "Mapping[str, Any]") -> "dict[str, Any]":
@@ -117,7 +164,7 @@ def _grid(given: "Mapping[str, Any]") -> "Grid":
     """The values of every option; the defaults are llama-bench's."""
     from llmcli.bench import grid
     from llmcli.hardware import host
-    from llmcli.runtime.binding.context import FLASH, KV_TYPES
+    from llmcli.runtime.binding.context import FLASH, KV_TYPES, MAX_SEQUENCES
 
     return grid.Grid(
         prompts=grid.numbers("-p", given["n_prompt"] or ["512"]),
@@ -131,21 +178,20 @@ def _grid(given: "Mapping[str, Any]") -> "Grid":
         threads=grid.numbers("-t", given["threads"] or [str(host.cores())], 1, host.MOST_THREADS),
         gpu_layers=_layers(given["gpu_layers"] or ["-1"]),
         flash=grid.words("-fa", given["flash"] or ["auto"], list(FLASH)),
+        parallel=grid.numbers("-np", given["parallel"] or ["1"], 1, MAX_SEQUENCES),
     )
 
 
-def _prepare(name: str, quant: str | None, offline: bool, form: str) -> "tuple[Path, UI]":
+def _start(offline: bool, form: str) -> "tuple[Config, UI]":
     from dataclasses import replace
 
     from llmcli import config
-    from llmcli.commands.ready import ready
     from llmcli.ui import UI
 
     settings = config.load()
     settings = replace(settings, offline=settings.offline or offline)
     # Under -o json stdout carries the document alone: what a pull has to say goes to stderr.
-    ui = UI(json=form != "md", color=settings.color)
-    return ready(name, quant, settings, ui).path, ui
+    return settings, UI(json=form != "md", color=settings.color)
 
 
 def _layers(texts: list[str]) -> list[int]:
