@@ -120,15 +120,27 @@ def save(profile: Profile, config: Config) -> Path:
     return path
 
 
-def forget(header: Header, config: Config) -> list[Path]:
-    """Delete a model's profiles, of every machine and build; raises UserError where the disk does not allow it."""
-    gone = [path for path in paths(config) if path.name.startswith(f"{content(header)[:16]}-")]
+def forget(config: Config, name: str, header: Header | None) -> list[Path]:
+    """Delete the profiles of a model, or of what was quantized from it, on every machine; raises UserError.
+
+    Known by its name, and where its file is here by what is in it.
+    """
+    start = f"{content(header)[:16]}-" if header else None
+    gone = [path for path in paths(config) if _of(path, name) or (start and path.name.startswith(start))]
     for path in gone:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(f"cannot delete {path}: {error.strerror}", hint="check the folder's permissions") from None
     return gone
+
+
+def _of(path: Path, name: str) -> bool:
+    try:
+        model = read(path).model
+    except (OSError, ValueError):
+        return False
+    return model == name or model.startswith(f"{name}:")
 
 
 def kept(config: Config, warn: Callable[[str], None]) -> list[Profile]:

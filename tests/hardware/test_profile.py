@@ -119,6 +119,9 @@ def test_a_profile_is_written_whole_or_not_at_all(
 
 def test_a_model_s_profiles_are_forgotten_those_of_others_stay(header: Header, made: Profile) -> None:
     profile.save(replace(made, machine="another"), config.load())
-    profile.save(replace(made, fingerprint="0" * 64), config.load())
-    assert len(profile.forget(header, config.load())) == 2
-    assert [one.fingerprint for one in profile.kept(config.load(), print)] == ["0" * 64]
+    profile.save(replace(made, fingerprint="0" * 64, model="big"), config.load())
+    profile.save(replace(made, fingerprint="1" * 64, model="big:Q4_K_M"), config.load())
+    assert len(profile.forget(config.load(), "./renamed.gguf", header)) == 2
+    assert [one.model for one in profile.kept(config.load(), print)] == ["big", "big:Q4_K_M"]
+    assert len(profile.forget(config.load(), "big", None)) == 2  # its file is not here any more
+    assert profile.kept(config.load(), print) == []

@@ -175,6 +175,11 @@ class Context:
         row.index = index
         return row
 
+    def use_threads(self, count: int, batch: int) -> None:
+        """From the next pass on compute with as many threads: one row at a time, and several."""
+        assert count > 0 and batch > 0, (count, batch)
+        lib().llama_set_n_threads(self.pointer, count, batch)
+
     def interrupt(self) -> None:
         """Make the running forward pass, or else the next one, raise Aborted within milliseconds.
 
