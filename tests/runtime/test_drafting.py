@@ -174,8 +174,9 @@ def test_no_more_is_guessed_than_asked_for():
 
 
 def test_what_was_not_measured_is_told_from_its_neighbours():
-    curve = Curve({1: 1.0, 4: 2.5, 8: 4.5})
-    assert [curve(rows) for rows in (1, 2, 4, 6, 8, 16)] == [1.0, 1.5, 2.5, 3.5, 4.5, 8.5]
+    """Rows beyond a multiple of four cost as much as four more."""
+    curve = Curve({1: 1.0, 4: 2.5, 12: 6.5})
+    assert [curve(rows) for rows in (1, 2, 4, 6, 8, 12, 13, 16)] == [1.0, 2.5, 2.5, 4.5, 4.5, 6.5, 8.5, 8.5]
     assert Curve({1: 2.0})(8) == 16.0
 
 

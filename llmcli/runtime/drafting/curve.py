@@ -18,6 +18,8 @@ MOST = WIDTHS[-1]
 SINGLES = 4  # passes of one row, at least
 BUDGET = 0.25  # seconds, which small models stay within
 WEIGHT = 0.1  # of a new pass in the running mean
+LEARNING = 0.05  # of a new pass of several rows in what they cost beside one
+FOUR = 4  # rows that llama.cpp multiplies at a time; the rest of a pass goes row by row
 
 
 class Passes(Protocol):
@@ -45,8 +47,9 @@ class Curve:
         return self.one * self.ratio(rows)
 
     def ratio(self, rows: int) -> float:
-        """T(rows) / T(1): between two known numbers of rows a straight line, beyond the largest the last one's slope;
-        never less than for fewer rows."""
+        """T(rows) / T(1), of the next multiple of four: between two known numbers of rows a straight line, beyond the
+        largest the last one's slope; never less than for fewer rows."""
+        rows = _whole(rows)
         known = self.ratios.get(rows)
         if known is not None:
             return known
@@ -61,15 +64,20 @@ class Curve:
         return self.ratios[low] + slope * (rows - low)
 
     def saw(self, rows: int, seconds: float) -> None:
-        """A pass took so long. One hiccup counts twice at most."""
+        """A pass took so long; one hiccup counts twice at most. It tells the machine's speed, and less of the ratio."""
+        one = self.one
         if rows == 1:
-            one = self.one
             self.one = one + WEIGHT * (min(seconds, 2 * one) - one)
             return
         ratio = self.ratio(rows)
-        off = min(seconds / (self.one * ratio), 2.0) - 1
-        self.one *= 1 + WEIGHT / 2 * off
-        self.ratios[rows] = max(1.0, ratio * (1 + WEIGHT / 2 * off))
+        off = min(seconds / (one * ratio), 2.0) - 1
+        self.one = one * (1 + WEIGHT * off)
+        self.ratios[_whole(rows)] = max(1.0, ratio * (1 + LEARNING * off))
+
+
+def _whole(rows: int) -> int:
+    """Rows that cost as much: up to the next multiple of four."""
+    return rows if rows == 1 else -(-rows // FOUR) * FOUR
 
 
 def measure(context: Passes, most: int = MOST) -> Curve:
