@@ -4,15 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmcli.chat import records
 from llmcli.chat.overflow import MODES
 from llmcli.chat.session import Session
 from llmcli.chat.tree import Tree
+from llmcli.runtime.constraint.base import Constraint
 
 
 @dataclass(slots=True)
 class Held:
     """A conversation, the model it was last held with and the settings of then. `unanswered` is a question that was
-    kept from its answer; `damaged` counts lines that could not be read."""
+    kept from its answer; `damaged` counts lines that could not be read. `constraint` is what answers must be, where
+    the file tells of it (`formed`)."""
 
     tree: Tree
     model: str = ""
@@ -22,12 +25,21 @@ class Held:
     on_full: str = ""
     unanswered: str | None = None
     damaged: int = 0
+    constraint: Constraint | None = None
+    formed: bool = False
+
+    def take_form(self, record: Mapping[str, Any]) -> None:
+        """Read the form of answers off a record that tells of it. Raises records.Damaged."""
+        if "format" in record:
+            self.constraint, self.formed = records.form(record["format"]), True
 
     def put(self, session: Session) -> None:
         """Let `session` go on with it. Raises UserError for settings out of range; then nothing has changed."""
         session.sampling = session.sampling.with_values(self.settings)
         session.system, session.predict, session.tree = self.system, self.predict, self.tree
         session.on_full = self.on_full if self.on_full in MODES else session.on_full
+        if self.formed:
+            session.constraint = self.constraint
 
     @property
     def first(self) -> str:

@@ -54,6 +54,7 @@ class Log(NoLog):
         # The tree as a reader of the log has it: which one, how many of its turns, and the place in it.
         self._tree: Tree | None = None
         self._turns, self._place = 0, records.place_record(Tree())
+        self._form: object = ...  # as a reader has it, too; told where it is another
 
     def resume(self, session: Session) -> bool:
         """Go on with `path`, of which the session was made; False where another process writes it, or nobody can."""
@@ -74,7 +75,9 @@ class Log(NoLog):
 
     def asked(self, head: Mapping[str, Any]) -> None:
         self.missed()
-        self._half = self._append(json.dumps(head, ensure_ascii=False, allow_nan=False).removesuffix("}"))
+        told = {key: value for key, value in head.items() if key != "format" or value != self._form}
+        self._form = head.get("format")
+        self._half = self._append(json.dumps(told, ensure_ascii=False, allow_nan=False).removesuffix("}"))
 
     def answered(self, rest: Mapping[str, Any], session: Session) -> None:
         if self._half:
@@ -94,9 +97,11 @@ class Log(NoLog):
         if tree is not self._tree:
             if tree.turns or self._turns or place != self._place:  # a sitting that begins has nothing to tell
                 turns = [records.turn_record(turn) for turn in tree.turns]
+                self._form = records.form_record(session.constraint)
                 self._event({
                     "event": "tree", "turns": turns, **place, "model": {"name": model}, "system": session.system,
                     "settings": session.sampling.as_dict(), "predict": session.predict, "on_full": session.on_full,
+                    "format": self._form,
                 })  # fmt: skip
         elif place != self._place or len(tree.turns) != self._turns:
             turns = [records.turn_record(turn) for turn in tree.turns[self._turns :]]

@@ -1,16 +1,18 @@
-"""Turns and places of a tree as JSON objects, and back. What is read was written by anybody: all of it is checked.
+"""Turns and places of a tree, and the form of answers, as JSON objects, and back.
 
+What is read was written by anybody: all of it is checked.
 Saved chats and session logs share it; it knows no files.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from llmcli.chat.tree import Tree, Turn
+from llmcli.runtime.constraint.base import ENGINES, JUMPS, Constraint, Kind
 
 
 class Damaged(ValueError):
-    """An object that is no turn or no place; the reason is its text."""
+    """An object that is no turn, no place or no form; the reason is its text."""
 
 
 def turn_record(turn: Turn) -> dict[str, Any]:
@@ -22,6 +24,22 @@ def turn_record(turn: Turn) -> dict[str, Any]:
 def place_record(tree: Tree) -> dict[str, Any]:
     """Where the conversation is, the ends of its branches, and the turns that have left the context."""
     return {"at": tree.at, "branch": tree.branch, "names": dict(tree.names), "left": sorted(tree.left)}
+
+
+def form_record(asked: Constraint | None) -> dict[str, str] | None:
+    """What every answer must be."""
+    return asked and {"kind": asked.kind, "text": asked.text, "engine": asked.engine, "jump": asked.jump}
+
+
+def form(record: object) -> Constraint | None:
+    """What every answer must be; whether a model can follow it is another question. Raises Damaged."""
+    if record is None:
+        return None
+    table = record if isinstance(record, dict) else {}
+    kind, text, engine, jump = (table.get(key) for key in ("kind", "text", "engine", "jump"))
+    if kind not in get_args(Kind) or engine not in ENGINES or jump not in JUMPS or not isinstance(text, str):
+        raise Damaged("its format is no schema or grammar")
+    return Constraint(kind, text, engine, jump)
 
 
 def add_turn(tree: Tree, record: Mapping[str, Any]) -> None:

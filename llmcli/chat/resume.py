@@ -8,6 +8,7 @@ from llmcli.chat.picture import shortened
 from llmcli.chat.session import Session
 from llmcli.chat.shelf import Item
 from llmcli.chat.talk import Talk
+from llmcli.errors import UserError
 
 SHOWN = 40  # characters of a question that a line tells
 
@@ -20,6 +21,7 @@ def take_up(talk: Talk, item: Item, typed: Callable[[Session], None] = lambda se
     held = item.read()
     held.put(talk.session)
     typed(talk.session)
+    _try_form(talk)
     talk.unanswered, talk.saved_as = held.unanswered, item.name if item.kind == "saved" else ""
     if held.damaged:
         talk.ui.warn(f"{held.damaged} damaged line{'s' * (held.damaged != 1)} of {item.path} are left out")
@@ -30,6 +32,16 @@ def take_up(talk: Talk, item: Item, typed: Callable[[Session], None] = lambda se
     talk.ui.text(f"loaded {item.name}: {', '.join(filter(None, (f'{count} turn' + 's' * (count != 1), told)))}")
     if held.unanswered:
         talk.ui.note(f"{shortened(held.unanswered, SHOWN)!r} was not answered: /retry asks it again")
+
+
+def _try_form(talk: Talk) -> None:
+    """Leave out the form of answers where this model cannot follow it."""
+    if asked := talk.session.constraint:
+        try:
+            talk.runner.grammars(asked)
+        except UserError as error:
+            talk.session.constraint = None
+            talk.ui.warn(f"the format of that chat's answers is left out: {error}")
 
 
 def go_on(talk: Talk, item: Item, typed: Callable[[Session], None]) -> None:

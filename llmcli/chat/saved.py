@@ -32,7 +32,8 @@ def save(session: Session, config: Config, name: str, model: str) -> tuple[Path,
     path = path_of(config, name)
     head = {
         "chat": FORMAT, "model": model, "system": session.system, "predict": session.predict,
-        "settings": session.sampling.as_dict(), "on_full": session.on_full, **records.place_record(session.tree),
+        "settings": session.sampling.as_dict(), "on_full": session.on_full,
+        "format": records.form_record(session.constraint), **records.place_record(session.tree),
     }  # fmt: skip
     lines = [head, *map(records.turn_record, session.tree.turns)]
     replaced = path.exists()
@@ -51,7 +52,12 @@ def read(path: Path) -> Held:
     if not isinstance(system, str | None) or not isinstance(predict, int | None):
         raise _damaged(path, 1, "system or predict has the wrong type")
     tree = _messages(path, rest) if head["chat"] == 1 else _turns(path, head, rest)
-    return Held(tree, str(head.get("model", "")), head["settings"], system, predict, str(head.get("on_full", "")))
+    held = Held(tree, str(head.get("model", "")), head["settings"], system, predict, str(head.get("on_full", "")))
+    try:
+        held.take_form(head)
+    except records.Damaged as error:
+        raise _damaged(path, 1, str(error)) from None
+    return held
 
 
 def _turns(path: Path, head: dict[str, Any], lines: list[dict[str, Any]]) -> Tree:

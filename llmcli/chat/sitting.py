@@ -4,6 +4,7 @@ Half a last line is a question whose answer was not finished; other lines that c
 out. Logs of before there were trees, which number their turns, are read as well.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -36,11 +37,17 @@ def read(path: Path) -> Held:
 def _half(held: Held, numbers: dict[int, int], raw: bytes) -> None:
     """A line that is not whole: the question may be."""
     if (half := HALF.match(raw)) and (record := _object(half[0] + b"}")):
+        with contextlib.suppress(records.Damaged):
+            held.take_form(record)
         _unanswered(held, numbers, record)
 
 
 def _take(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
     """Do what one line says; False where it makes no sense."""
+    try:
+        held.take_form(record)
+    except records.Damaged:
+        return False
     event = record.get("event")
     if event == "unanswered" or (event is None and "parent" in record and "node" not in record):
         return _unanswered(held, numbers, record)

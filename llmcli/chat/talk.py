@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from llmcli.chat import constraint, overflow, report
+from llmcli.chat import constraint, overflow, records, report
 from llmcli.chat.log import NoLog
 from llmcli.chat.paint import painted
 from llmcli.chat.render import Stream
@@ -107,7 +107,7 @@ class Talk:
         self.log.asked({
             "prompt": text, "parent": session.tree.at, "turn": len(session.tree.path()) + 1, "system": session.system,
             "settings": session.sampling.as_dict(), "predict": session.predict, "on_full": session.on_full,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "format": records.form_record(session.constraint), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         })  # fmt: skip
         try:
             stream.begin(self.opened)

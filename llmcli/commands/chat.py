@@ -128,6 +128,8 @@ def _converse(talk: "Talk", first: str | None, given: Flags, item: "Item | None"
             session.predict = None if given.predict == -1 else given.predict
         if given.on_full != "stop":
             session.on_full = given.on_full
+        if given.constraint:
+            session.constraint = given.constraint
 
     talk.log = Log(talk.config, talk.ui.warn)
     try:

@@ -125,6 +125,20 @@ def test_turns_that_left_the_context_are_known_again(logged: Callable[..., tuple
     assert one.session.on_full == "shift"
 
 
+def test_the_form_of_answers_is_told_once_and_known_again(logged: Callable[..., tuple[Talk, Path]]) -> None:
+    one, path = logged(b"yes", n_seq_max=2)
+    form, grammar = '/set format {"enum": ["ja"]}', '/set grammar root ::= "o"'
+    for line in (form, "a?", "b?", "/set format none", "c?", grammar, "d?"):
+        say(one, line)
+    assert ["format" in line for line in lines(path)] == [True, False, True, True]
+    held = sitting.read(path)
+    assert (held.constraint, held.formed) == (one.session.constraint, True)
+    text = path.read_text().splitlines()
+    path.write_text("\n".join(text[:2]) + "\n" + text[2].partition('"model"')[0])  # killed within the third answer
+    held = sitting.read(path)
+    assert (held.constraint, held.formed, held.unanswered) == (None, True, "c?")
+
+
 def test_a_log_that_was_cut_anywhere_gives_all_that_was_whole(logged: Callable[..., tuple[Talk, Path]]) -> None:
     one, path = logged(b"yes")
     for text in ("a?", "ü?", "c?"):

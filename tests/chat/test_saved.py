@@ -1,13 +1,18 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from llmcli import config
 from llmcli.chat import shelf
+from llmcli.chat.commands import perform
+from llmcli.chat.render import Stream
 from llmcli.chat.saved import names, save
 from llmcli.chat.session import Session
+from llmcli.chat.talk import Talk
 from llmcli.config import Config
 from llmcli.errors import UserError
+from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.sampling import defaults
 
 
@@ -36,6 +41,36 @@ def test_a_saved_chat_comes_back_as_it_was() -> None:
     assert fresh.cut == {3}
 
 
+FORM = Constraint("json_schema", '{"enum": ["ja", "né"]}', jump="off")
+
+
+def test_the_form_of_answers_comes_back_and_that_there_is_none_too(talk: Callable[..., Talk]) -> None:
+    one = talk(b"yes")
+    one.session.constraint = FORM
+    perform(one, "/save formed")
+    perform(one, "/set format none")
+    perform(one, "/save free")
+    perform(one, "/load formed")
+    assert one.session.constraint == FORM
+    assert one.ask("a", Stream(silent=True)).text in ('"ja"', '"né"')
+    perform(one, "/load free")
+    assert one.session.constraint is None
+    path = one.config.state / "saved" / "free.jsonl"  # one of before it was kept
+    path.write_text(path.read_text().replace('"format": null, ', ""))
+    one.session.constraint = FORM
+    perform(one, "/load free")
+    assert one.session.constraint == FORM
+
+
+def test_a_form_that_cannot_be_followed_is_left_out(talk: Callable[..., Talk], capsys: pytest.CaptureFixture) -> None:
+    one = talk(b"yes")
+    one.session.constraint = Constraint("json_schema", '{"not": {}}')
+    perform(one, "/save odd")
+    perform(one, "/load odd")
+    assert one.session.constraint is None
+    assert "that chat's answers is left out: the schema cannot be enforced: not at #" in capsys.readouterr().err
+
+
 def test_saving_under_a_name_again_says_that_it_replaces() -> None:
     save(held(), config.load(), "one", "model")
     assert save(held(), config.load(), "one", "model")[1]
@@ -60,6 +95,7 @@ def test_a_name_that_could_leave_the_folder_is_refused(name: str, home: Path) ->
         (1, '{"chat": 2, "settings": {}}', "line 1 is damaged: it does not tell where"),
         (1, '{"chat": 2, "settings": {}, "at": 3, "branch": "", "names": {}}', "line 1 is damaged: it leads to a turn"),
         (1, '{"chat": 2, "settings": {}, "at": 1, "branch": "a", "names": {"a": 2}}', "line 1 is damaged: its branch"),
+        (1, '{"chat": 2, "settings": {}, "at": 0, "branch": "", "names": {}, "format": {"kind": 1}}', "no schema"),
         (2, '{"parent": 0, "questi', "line 2 is damaged: it is not JSON"),
         (2, "[]", "line 2 is damaged"),
         (3, '{"parent": 2, "question": "x", "answer": "y"}', "line 3 is damaged: its parent"),

@@ -7,6 +7,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint, Kind
 from llmcli.utf8 import decoded
 
+MOST = 1 << 20  # bytes: more than a schema or grammar may have
 NONE = ("none", "off", '""')
 
 
@@ -35,9 +36,15 @@ def _put(talk: Talk, kind: Kind, value: str, written: bool) -> None:
 def _text(value: str) -> str:
     path = named(value)
     try:
-        return decoded(path.read_bytes(), str(path))
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is no ordinary file", hint="type the text itself, or a file")
+        with path.open("rb") as file:
+            raw = file.read(MOST + 1)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}", hint="type the text itself, or a file") from None
+    if len(raw) > MOST:
+        raise UserError(f"{path} is too long for a schema or grammar", hint=f"at most {MOST:,} bytes")
+    return decoded(raw, str(path)).removeprefix("\ufeff")
 
 
 def _shown(talk: Talk, kind: Kind) -> str:

@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +35,22 @@ def test_a_schema_may_stand_in_a_file(talk: Make, tmp_path: Path) -> None:
     file.write_text('{"type": "null"}')
     commands.perform(one, f'/set format "{file}"')
     assert one.ask("a", Stream(silent=True)).text == "null"
+
+
+def test_a_file_is_bounded_and_an_ordinary_one(talk: Make, tmp_path: Path) -> None:
+    one = talk()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "long").write_bytes(b" " * ((1 << 20) + 1))
+    (tmp_path / "odd").write_bytes(b"{\xff}")
+    (tmp_path / "words").write_text("root ::= no schema")
+    for name, message in (
+        ("pipe", "no ordinary file"), ("long", "too long"), ("odd", "not UTF-8"), ("words", "not JSON"),
+        (".", "no ordinary file"), ("none", "cannot read"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=message) as error:
+            commands.perform(one, f"/set format {tmp_path / name}")
+        assert "\n" not in str(error.value) and error.value.hint
+    assert one.session.constraint is None
 
 
 @pytest.mark.parametrize(
