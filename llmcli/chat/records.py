@@ -28,15 +28,18 @@ def place_record(tree: Tree) -> dict[str, Any]:
 
 def form_record(asked: Constraint | None) -> dict[str, str] | None:
     """What every answer must be."""
-    return asked and {"kind": asked.kind, "text": asked.text, "engine": asked.engine, "jump": asked.jump}
+    if asked is None:
+        return None
+    return {"kind": asked.kind, "text": asked.text, "engine": asked.engine, "jump": asked.jump}
 
 
 def form(record: object) -> Constraint | None:
     """What every answer must be; whether a model can follow it is another question. Raises Damaged."""
     if record is None:
         return None
-    table = record if isinstance(record, dict) else {}
-    kind, text, engine, jump = (table.get(key) for key in ("kind", "text", "engine", "jump"))
+    table: dict[str, Any] = record if isinstance(record, dict) else {}
+    kind: Any = table.get("kind")
+    text, engine, jump = (table.get(key) for key in ("text", "engine", "jump"))
     if kind not in get_args(Kind) or engine not in ENGINES or jump not in JUMPS or not isinstance(text, str):
         raise Damaged("its format is no schema or grammar")
     return Constraint(kind, text, engine, jump)
