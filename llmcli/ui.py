@@ -6,8 +6,9 @@ Rich is imported when something is drawn, not before: `--help` stays fast.
 
 import io
 import json as json_module
+import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -68,6 +69,15 @@ class UI:
         drawn = io.StringIO()  # rich ends the program at a broken pipe, and a full disk is ours to tell
         self._console(stream, drawn).print(table)
         put(stream, drawn.getvalue())
+
+    def drawing(self, draw: Callable[[int, bool], str]) -> None:
+        """What `draw` makes of the columns there are, and of whether all letters can be shown, not ASCII alone."""
+        stream = sys.stderr if self.json else sys.stdout
+        try:
+            unicode = bool("█│●…".encode(stream.encoding))
+        except (UnicodeEncodeError, TypeError):
+            unicode = False
+        self.text(draw(shutil.get_terminal_size().columns, unicode))
 
     @contextmanager
     def bar(

@@ -150,15 +150,19 @@ class Trial:
         self.depths.bring(self.context, self.model, self.test)
 
 
-@contextmanager
-def ready(model: Model, test: Test, depths: Depths | None = None) -> Iterator[Trial]:
-    """A test in a context of its own; Ctrl-C ends a pass within milliseconds and raises KeyboardInterrupt."""
+def options(test: Test) -> ContextOptions:
+    """The context that a test is measured in."""
     cells = (test.n_prompt + test.n_gen + test.n_depth) * test.n_parallel
-    options = ContextOptions(
+    return ContextOptions(
         cells, test.n_batch, min(test.n_ubatch, test.n_batch), test.n_parallel, test.n_threads, test.n_threads,
         test.type_k, test.type_v, test.flash_attn, unified=test.n_parallel == 1,
     )  # fmt: skip
-    with open_context(model, options) as context, _stopped(context):
+
+
+@contextmanager
+def ready(model: Model, test: Test, depths: Depths | None = None) -> Iterator[Trial]:
+    """A test in a context of its own; Ctrl-C ends a pass within milliseconds and raises KeyboardInterrupt."""
+    with open_context(model, options(test)) as context, _stopped(context):
         yield Trial(context, model, test, depths or Depths())
 
 

@@ -13,6 +13,7 @@ from llmcli.bench.bandwidth import Reading
 from llmcli.bench.grid import Test
 from llmcli.bench.work import Work, prefill, work
 from llmcli.hardware import host
+from llmcli.hardware.reading import pace
 from llmcli.runtime.binding.model import Model
 from quant.container import Header
 
@@ -69,13 +70,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A model's speed on a machine. `operations`: a second, of the best of the prompts; None: its work is unknown."""
+    """A model's speed on a machine. `operations`: a second, of the best of the prompts; None: its work is unknown.
+    `tests`: all that was measured."""
 
     machine: Machine
     points: tuple[Point, ...]
     prompt_rate: float
     ubatch: int
     operations: float | None
+    tests: tuple[kernel.Result, ...] = ()
 
     @property
     def ridge(self) -> float | None:
@@ -100,16 +103,19 @@ def measure(
     watch: Callable[[], None],
 ) -> Result:  # fmt: skip
     """Measure prompts and generation with the settings of `base`; `watch` is called after each test."""
-    about = kernel.Subject(str(header.path), model.description, model.nbytes, model.n_params)
+    reading = pace(lambda text: model.tokenize(text, special=False))
+    about = kernel.Subject(str(header.path), model.description, model.nbytes, model.n_params, reading)
+
+    tests = []
 
     def rates(n_prompt: int, n_gen: int, depth: int, ubatch: int) -> list[float]:
         test = Test(
             n_prompt, n_gen, depth, base.n_batch, ubatch, base.type_k, base.type_v, base.n_threads, base.n_gpu_layers,
             base.flash_attn,
         )  # fmt: skip
-        found = kernel.measure(model, about, test, repetitions).samples_ts
+        tests.append(kernel.measure(model, about, test, repetitions))
         watch()
-        return found
+        return tests[-1].samples_ts
 
     prompts = {ubatch: max(rates(PROMPT, 0, 0, ubatch)) for ubatch in UBATCHES}
     ubatch = max(prompts, key=lambda one: prompts[one])
@@ -121,4 +127,4 @@ def measure(
         points.append(Point(depth, cost, kernel.average(found), kernel.deviation(found)))
     operations = prefill(header, PROMPT)
     rate = None if operations is None else operations / PROMPT * prompts[ubatch]
-    return Result(read, tuple(points), prompts[ubatch], ubatch, rate)
+    return Result(read, tuple(points), prompts[ubatch], ubatch, rate, tuple(tests))

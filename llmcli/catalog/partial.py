@@ -122,10 +122,24 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def check_place(path: Path) -> None:
+    """Raise UserError where `write_whole` could not replace `path`; what is there stays as it is."""
+    make_folder(path.parent)
+    beside = _beside(path)
+    try:
+        if path.exists() and not path.is_file():
+            kind = "a folder" if path.is_dir() else "no file"
+            raise UserError(f"cannot write {path}: it is {kind}", hint="give the name of a file")
+        os.close(os.open(beside, os.O_WRONLY | os.O_CREAT, 0o666))
+        beside.unlink()
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
 def write_whole(path: Path, *data: bytes | memoryview, mode: int = 0o666) -> None:
     """Replace `path` by the pieces of `data`, or leave it as it was. `mode` is narrowed by the user's umask."""
     make_folder(path.parent)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside = _beside(path)
     try:
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             file.writelines(data)
@@ -137,3 +151,7 @@ def write_whole(path: Path, *data: bytes | memoryview, mode: int = 0o666) -> Non
         raise cannot_write(path, error) from None
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")

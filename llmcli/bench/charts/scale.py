@@ -76,16 +76,16 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
     return ticks(low, high, most)
 
 
-def figure(value: float) -> str:
-    """A number with four digits that count, fewer where they are 0: 1234567 -> '1,234,567', 0.51234 -> '0.5123'."""
+def figure(value: float, digits: int = 4) -> str:
+    """A number with so many digits that count, fewer where they are 0: 1234567 -> '1,234,567', 0.51234 -> '0.5123'."""
     if value == 0:
         return "0"
     size = abs(value)
     if size >= 1e15 or size < 1e-6:
         return f"{value:.3g}"
-    if size >= 1000 or value == int(value):
+    if value == int(value):
         return f"{value:,.0f}"
-    text = f"{value:.{max(0, 3 - math.floor(math.log10(size)))}f}"
+    text = f"{value:,.{max(0, digits - 1 - math.floor(math.log10(size)))}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

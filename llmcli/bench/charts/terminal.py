@@ -30,6 +30,13 @@ UNICODE = Glyphs("●■▲◆▼✕", "█▒▓░▚─", " ▏▎▍▌▋�
 ASCII = Glyphs("o#^*vx", "#=%:+-", " #", ".", "|", "-", "+", "+", "~")
 
 
+def telling(chart: Chart) -> bool:
+    """Whether it shows at a glance what numbers in a table do not: several things beside one another."""
+    if isinstance(chart, Rows):
+        return chart.dots or len(chart.rows) > 1
+    return sum(len(one.points) for one in chart.series if one.marks) > 1
+
+
 def text(chart: Chart, columns: int, unicode: bool = True) -> str:
     """The chart in lines that fit into so many columns, its title first."""
     columns = min(max(columns, NARROWEST), WIDEST)

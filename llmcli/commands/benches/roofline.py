@@ -4,12 +4,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmcli.commands.reporting import Charts, Report
 from llmcli.commands.show import Json, start
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from llmcli.bench.roofline import Machine, Point, Result
     from llmcli.config import Config
     from llmcli.ui import UI
+    from quant.container import Header
 
 Depths = Annotated[list[str] | None, typer.Option("-d", "--n-depth", help="Tokens in the cache before; default 0.")]
 Threads = Annotated[int | None, typer.Option("-t", "--threads", min=1, help="Threads; default: the cores.")]
@@ -25,32 +29,38 @@ def roofline(
     type_k: TypeK = "f16",
     type_v: TypeV = "f16",
     repetitions: Repetitions = 3,
+    report_file: Report = None,
+    chart: Charts = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Json = False,
 ) -> None:
     """Measure how fast memory is read, and what part of that a model's tokens reach, on the CPU."""
     from llmcli.bench import roofline as measuring
+    from llmcli.commands import reporting
     from llmcli.hardware import fit, host
     from llmcli.runtime.request import RunOptions
 
     config, ui = start(json, offline)
     fit.check(RunOptions(threads=threads, cache_type_k=type_k, cache_type_v=type_v))
+    reporting.check(report_file)
     count = threads or host.cores()
     with ui.bar("read memory", None, "tests") as bar:
         machine = measuring.machine(count, lambda: bar.advance(1))
-    result = None if ref is None else _measure(ref, machine, n_depth, (count, type_k, type_v), repetitions, config, ui)
+    found = None if ref is None else _measure(ref, machine, n_depth, (count, type_k, type_v), repetitions, config, ui)
+    result = found[0] if found else None
     if json:
         ui.result(document(machine, result))
-        return
-    _tell_machine(machine, ui)
-    if result:
-        _tell_model(result, ui)
+    else:
+        _tell_machine(machine, ui)
+        if result:
+            _tell_model(result, ui)
+    _draw(ref or "", machine, found, (report_file, chart), ui)
 
 
 def _measure(
     ref: str, machine: "Machine", n_depth: list[str] | None, how: tuple[int, str, str], repetitions: int,
     config: "Config", ui: "UI",
-) -> "Result":  # fmt: skip
+) -> "tuple[Result, Header]":  # fmt: skip
     from llmcli.bench import grid, roofline
     from llmcli.commands.ready import ready
     from llmcli.runtime import kv
@@ -65,7 +75,26 @@ def _measure(
     base = grid.Test(0, 0, 0, 2048, 512, type_k, type_v, threads, 0, "auto")
     tests = len(depths) + len(roofline.UBATCHES)
     with open_model(header.path, gpu_layers=0) as model, ui.bar(f"bench {header.path.name}", tests, "tests") as bar:
-        return roofline.measure(model, header, machine, base, depths, repetitions, lambda: bar.advance(1))
+        return roofline.measure(model, header, machine, base, depths, repetitions, lambda: bar.advance(1)), header
+
+
+def _draw(
+    ref: str, machine: "Machine", found: "tuple[Result, Header] | None", how: "tuple[Path | None, bool | None]",
+    ui: "UI",
+) -> None:  # fmt: skip
+    """The pictures of what was printed: in the terminal, and on a page."""
+    from llmcli.bench import page
+    from llmcli.bench.pictures import roof
+    from llmcli.commands import reporting
+
+    path, chart = how
+    if found is None:
+        reporting.draw([roof.bandwidth(machine)], bool(chart), ui)
+        reporting.write(path, lambda: page.of_machine(machine), ui)
+        return
+    result, header = found
+    reporting.draw(page.charts(result.tests, header, machine.roof), chart, ui)
+    reporting.write(path, lambda: page.of_tests(ref, result.tests, header, machine.roof, machine), ui)
 
 
 def document(machine: "Machine", result: "Result | None") -> dict[str, Any]:

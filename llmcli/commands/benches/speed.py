@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmcli.commands.reporting import Charts, Report
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from llmcli.bench.grid import Grid, Test
     from llmcli.bench.history import History
@@ -77,6 +80,8 @@ def speed(
     ubatch_sweep: UbatchSweep = False,
     kv_sweep: KvSweep = False,
     fa_sweep: FaSweep = False,
+    report_file: Report = None,
+    chart: Charts = None,
     quant: Quant = None,
     offline: Offline = False,
     json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
@@ -88,9 +93,9 @@ def speed(
     """
     from llmcli.bench import report, sweep
     from llmcli.bench.run import How
+    from llmcli.commands import reporting
     from llmcli.commands.ready import ready
     from llmcli.errors import UsageError
-    from llmcli.ui import put, visible
 
     form = "json" if json else output
     if form not in report.FORMATS:
@@ -103,14 +108,37 @@ def speed(
         raise UsageError("a sweep decodes alone", hint="leave out --sampling or the sweep")
     tests = list(_grid(_swept(swept, ctx.params)).tests())
     how = How(repetitions or (sweep.ROUNDS if swept else 5), not no_warmup, bool(swept), sampling)
+    reporting.check(report_file)
     config, ui = _start(offline, form)
-    results = _measured(ready(name, quant, config, ui), name, tests, how, ctx.params, config, ui)
+    found = ready(name, quant, config, ui)
+    results = _measured(found, name, tests, how, ctx.params, config, ui)
+    _tell(results, form, swept, ui)
+    _draw(results, found, name, (report_file, chart), ui)
+
+
+def _tell(results: "list[Result]", form: str, swept: "Sequence[str]", ui: "UI") -> None:
+    """The results as text; a sweep's comparison below them."""
+    from llmcli.bench import report, sweep
+    from llmcli.ui import put, visible
+
     put(sys.stdout, visible(report.text(results, form)) + "\n")
     if swept and form == "md":
         ui.text()
         ui.table(*sweep.table(results, swept))
     if warning := report.noise(results):
         ui.warn(warning)
+
+
+def _draw(results: "list[Result]", found: "Found", name: str, how: "tuple[Path | None, bool | None]", ui: "UI") -> None:
+    """The pictures of what was printed: in the terminal, and on a page."""
+    from llmcli.bench import page
+    from llmcli.commands import reporting
+    from quant import container
+
+    path, chart = how
+    header, bandwidth = container.read(found.path), results[0].bandwidth
+    reporting.draw(page.charts(results, header, bandwidth), chart, ui)
+    reporting.write(path, lambda: page.of_tests(name, results, header, bandwidth), ui)
 
 
 def _measured(
