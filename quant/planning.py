@@ -4,6 +4,7 @@ It knows sources, recipes and layouts; writing is quantize.py's.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -194,19 +195,31 @@ def plan(
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
     entries = imatrix.fitting([(name, shape) for name, shape, _ in present]) if imatrix else {}
     chosen = recipe.choose(present, kind, source.facts, wishes, weighed=entries.keys() if imatrix else None)
-    steps = tuple(
-        Step(
-            weight,
-            chosen[weight.name].type,
-            chosen[weight.name].wanted,
-            weight.rows * native.row_bytes(chosen[weight.name].type, weight.columns),
-            entries.get(weight.name),
-        )
-        for weight in source.weights
-    )
+    steps = _steps(source, chosen, entries)
     made = Plan(source, kind, _settings(kind, wishes, imatrix, most), steps, imatrix, most)
     assert made.parts  # a tensor too large for a shard is refused here
     return made
+
+
+def sketch(source: Source, file_type: str) -> Plan:
+    """What plan() would make, noise or not: sizes are known of what could not be written without an imatrix.
+
+    Refuses types that this model's rows do not fill.
+    """
+    kind = recipe.parse(file_type)
+    present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
+    chosen = recipe.types(present, kind, source.facts, imatrix=kind.needs_imatrix)
+    return Plan(source, kind, _settings(kind, STOCK, None, 0), _steps(source, chosen, {}))
+
+
+def _steps(source: Source, chosen: Mapping[str, recipe.Choice], entries: Mapping[str, Entry]) -> tuple[Step, ...]:
+    return tuple(
+        Step(
+            weight, (choice := chosen[weight.name]).type, choice.wanted,
+            weight.rows * native.row_bytes(choice.type, weight.columns), entries.get(weight.name),
+        )
+        for weight in source.weights
+    )  # fmt: skip
 
 
 def _settings(kind: FileType, wishes: Wishes, imatrix: Imatrix | None, most: int) -> str:

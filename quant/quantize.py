@@ -18,7 +18,7 @@ from quant.draft import Draft
 from quant.errors import Refusal
 from quant.header import parse
 from quant.pipeline import Piece, stream
-from quant.planning import DROPPED, SETTINGS_KEY, SOURCE_KEY, Plan, Step, plan
+from quant.planning import DROPPED, SETTINGS_KEY, SOURCE_KEY, Plan, Step, plan, sketch
 from quant.recipe import Facts
 from quant.source import Source, Weight, stored_rows
 
@@ -34,6 +34,7 @@ __all__ = [
     "open_gguf",
     "plan",
     "run",
+    "sketch",
     "tally",
 ]
 

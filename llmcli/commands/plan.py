@@ -10,7 +10,6 @@ from llmcli.commands.show import Json, Ref, start
 if TYPE_CHECKING:
     from llmcli.hardware.plan import Receipt
     from llmcli.runtime.binding.context import ContextOptions
-    from llmcli.runtime.kv import KVCache, LayerKV
     from llmcli.runtime.request import RunOptions
     from llmcli.ui import UI
     from quant.container import Header
@@ -29,11 +28,6 @@ Unified = Annotated[
 ]
 Quant = Annotated[str | None, typer.Option("--quant", metavar="TYPE", help="As if quantized to this type.")]
 Measure = Annotated[bool, typer.Option("--measure", help="Load it, and tell the difference.")]
-
-PARTS = (
-    ("weights", "weights"), ("weights in another layout", "repacked"), ("KV cache", "kv"),
-    ("compute buffers", "compute"), ("output buffer", "output"),
-)  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:
@@ -59,6 +53,7 @@ def plan(
     json: Json = False,
 ) -> None:
     """Tell every byte of a run before it is allocated, and whether it fits."""
+    from llmcli.commands import others, receipt
     from llmcli.commands.standing import standing
     from llmcli.errors import UserError
     from llmcli.hardware import plan as planning
@@ -81,22 +76,19 @@ def plan(
             raise UserError(
                 f"{subject.name} does not fit and was not loaded", hint="leave out --measure to see what it would take"
             )
-        # Looking for the longest contexts leaves the process larger than it was: not before it is weighed again.
+        # Looking for what else would fit leaves the process larger than it was: not before it is weighed again.
         found = planning.measure(header, wanted, layers) if measure else None
-        with planning.planner(header, wanted, layers) as planner:
-            types = planner.types
-            longest = {kind: planner.largest(kind) for kind in planning.KINDS}
-            taken = [kind for kind in planning.KINDS if planner.takes(kind)]
-        if json:
-            ui.result({**document(told, longest, types), **({"actual": document(found)} if found else {})})
-            return
-        ui.text(_title(subject.name, header, wanted, told) + (f" · {subject.lacks}" if subject.lacks else ""))
-        _table(told, found, ui)
-        _types(types, ui)
-        _layers(told.cache, ui)
-        _longest({kind: longest[kind] for kind in taken}, header.context_length, ui)
-        if told.fits is False:
-            _instead(longest, wanted, ui)
+        other = others.look(header, wanted, layers, told, not subject.sketched)
+    if json:
+        more = others.document(other, subject.quantized)
+        actual = {"actual": {**document(found), **dict.fromkeys(more)}} if found else {}
+        ui.result({**document(told, other.types), **more, **actual})
+        return
+    ui.text(receipt.title(subject.name, header, wanted, told) + (f" · {subject.lacks}" if subject.lacks else ""))
+    receipt.table(told, found, ui)
+    receipt.weights(other.types, ui)
+    receipt.layers(told.cache, ui)
+    others.tell(other, told, wanted, header.context_length, ui, quantized=subject.quantized)
 
 
 def _decided(
@@ -120,9 +112,7 @@ def _decided(
     ), layers  # fmt: skip
 
 
-def document(
-    receipt: "Receipt", longest: dict[str, int | None] | None = None, types: dict[str, dict[str, int]] | None = None
-) -> dict[str, Any]:
+def document(receipt: "Receipt", types: dict[str, dict[str, int]] | None = None) -> dict[str, Any]:
     """The contract's `plan --json`; null is a figure that this machine cannot tell."""
     cache, first = receipt.cache, receipt.shares[0]
     layers = [
@@ -138,7 +128,7 @@ def document(
         "compute_bytes": receipt.sum("compute"), "output_bytes": receipt.sum("output"),
         "repacked_bytes": receipt.sum("repacked"), "droppable_bytes": receipt.sum("droppable"),
         "overhead_bytes": receipt.overhead, "process_bytes": receipt.process, "total_bytes": receipt.sum("total"),
-        "available_bytes": first.available, "fits": receipt.fits, "max_ctx": longest,
+        "available_bytes": first.available, "fits": receipt.fits, "runs": receipt.runs,
         "devices": [
             {
                 "name": share.device, "weights_bytes": share.weights, "repacked_bytes": share.repacked,
@@ -149,124 +139,3 @@ def document(
             for share in receipt.shares
         ],
     }  # fmt: skip
-
-
-def _title(name: str, header: "Header", options: "ContextOptions", receipt: "Receipt") -> str:
-    slots = options.n_seq_max
-    pool = "" if slots == 1 else f" for {slots} sequences, " + ("one pool" if options.unified else "a part for each")
-    types = f"K {options.type_k}, V {options.type_v}"
-    return f"{name} · {header.file_type} · {receipt.n_ctx} tokens of context{pool} · {types}"
-
-
-def _table(told: "Receipt", found: "Receipt | None", ui: "UI") -> None:
-    """The receipt line by line; with `found` what was really taken beside it, and the difference."""
-    several = len(told.shares) > 1
-    rows: list[tuple[str, int | None, int | None]] = []
-    for share in told.shares:
-        other = next((one for one in found.shares if one.device == share.device), None) if found else None
-        on = f"{share.device}: " if several else ""
-        rows += [
-            (on + label, getattr(share, part), getattr(other, part, None))
-            for label, part in PARTS
-            if getattr(share, part) != 0 or getattr(other, part, 0)
-        ]
-        rows.append((f"{on}llama.cpp in all", share.total, getattr(other, "total", None)))
-    rows.append(("interpreter, libraries, vocabulary", told.overhead, None))
-    rows.append(("the whole process", told.process, found.process if found else None))
-    columns = ("", "predicted", "size", "actual", "difference") if found else ("", "bytes", "size")
-    cells = [
-        (label, _bytes(value), _size(value), "" if actual is None else _bytes(actual), _difference(value, actual))
-        for label, value, actual in rows
-    ]
-    ui.table(columns, [row[: len(columns)] for row in cells], right=columns[1:])
-    ui.text()
-    for share in told.shares:
-        _verdict(share, f"{share.device}: " if several else "", ui)
-
-
-def _verdict(share: Any, on: str, ui: "UI") -> None:
-    """Whether a device can hold its share, and what of it need not stay."""
-    answer = {True: "it fits", False: "it does not fit", None: "whether it fits is unknown"}[share.fits]
-    if share.droppable:
-        ui.text(f"{on}{_size(share.droppable)} of the file are read once: under pressure the kernel drops them")
-    room = "unknown memory is" if share.available is None else f"{_size(share.available)} are"
-    ui.text(f"{on}{room} available: {answer}")
-
-
-def _types(types: dict[str, dict[str, int]], ui: "UI") -> None:
-    """What the weights are stored as, on each device."""
-    for device, found in types.items():
-        on = f" on {device}" if len(types) > 1 else ""
-        rows = sorted(found.items(), key=lambda row: -row[1])
-        ui.text(f"weights{on} by type: " + ", ".join(f"{kind} {nbytes:,}" for kind, nbytes in rows))
-
-
-def _layers(cache: "KVCache | None", ui: "UI") -> None:
-    """The cache by layers, those alike in one line."""
-    if cache is None:
-        ui.text("KV by layer: unknown, this architecture's cache follows rules of its own")
-        return
-    alike: dict[tuple[int, int, int], list[int]] = {}
-    for layer in cache.layers:
-        alike.setdefault(_kind(layer), []).append(layer.layer)
-    ui.text()
-    columns = ("KV of layers", "cells", "K bytes each", "V bytes each", "in all")
-    rows = [
-        (_ranges(layers), f"{cells:,}", f"{k:,}", f"{v:,}", f"{(k + v) * len(layers):,}")
-        for (cells, k, v), layers in alike.items()
-    ]
-    ui.table(columns, rows, right=columns[1:])
-
-
-def _kind(layer: "LayerKV") -> tuple[int, int, int]:
-    return layer.cells, layer.k_bytes, layer.v_bytes
-
-
-def _longest(longest: dict[str, int | None], trained: int, ui: "UI") -> None:
-    """The longest contexts that the memory holds."""
-    from llmcli.hardware.plan import MOST_CELLS
-
-    words = [
-        f"{kind} {'unknown' if cells is None else f'{cells:,}' + (' or more' if cells == MOST_CELLS else '')}"
-        for kind, cells in longest.items()
-    ]
-    ui.text()
-    ui.text(f"longest context that fits: {', '.join(words)}" + (f" (trained on {trained:,})" if trained else ""))
-
-
-def _instead(longest: dict[str, int | None], options: "ContextOptions", ui: "UI") -> None:
-    """The nearest settings that fit."""
-    ways = [
-        f"-c {cells}" + ("" if options.type_k == options.type_v == kind else f" -ctk {kind} -ctv {kind}")
-        for kind, cells in longest.items()
-        if cells
-    ]
-    ui.text(f"would fit: {' · '.join(ways)}" if ways else "no context fits: a smaller quantization may (--quant TYPE)")
-
-
-def _ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] -> "0-2, 5"."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def _bytes(value: int | None) -> str:
-    return "unknown" if value is None else f"{value:,}"
-
-
-def _size(value: int | None) -> str:
-    from llmcli.units import size
-
-    return "" if value is None else size(value)
-
-
-def _difference(value: int | None, actual: int | None) -> str:
-    if value is None or actual is None:
-        return ""
-    share = f" ({(actual - value) / value:+.2%})" if value and actual != value else ""
-    return f"{actual - value:+,}{share}" if actual != value else "0"

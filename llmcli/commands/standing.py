@@ -30,11 +30,14 @@ FIRST, MOST = 1 << 18, 1 << 27  # bytes of a header that are asked for at once, 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`path` can be rehearsed; where `lacks` says why, it cannot be loaded."""
+    """`path` can be rehearsed; where `lacks` says why, it cannot be loaded. `quantized`: no floats are to be had.
+    `sketched`: nobody has made this file yet."""
 
     name: str
     path: Path
     lacks: str = ""
+    quantized: bool = False
+    sketched: bool = False
 
 
 @contextmanager
@@ -48,11 +51,18 @@ def standing(ref: str, quant: str | None, config: Config, ui: UI) -> Iterator[St
             return
         wanted = file_type or model.quant or promised(model)
         if there := _there(model, wanted, config):
-            yield Standing(model.name, there)
+            yield Standing(model.name, there, quantized=_quantized(model.path))
             return
         assert wanted
         made = _made(_open(model), wanted, Path(folder))
-        yield Standing(model.name, made, f"not quantized to {wanted} yet")
+        yield Standing(model.name, made, f"not quantized to {wanted} yet", _quantized(model.path), True)
+
+
+def _quantized(path: Path) -> bool:
+    """Whether what is there is a GGUF of rounded weights."""
+    from quant import container
+
+    return path.is_file() and container.read(path).file_type not in FLOATS
 
 
 def _there(model: Model, wanted: str | None, config: Config) -> Path | None:
@@ -112,8 +122,9 @@ def _distant(ref: str, file_type: str | None, folder: Path, config: Config, ui: 
     if asked is None and wanted.entry and header.file_type in FLOATS:
         asked = wanted.entry.quant
     if asked is None or asked == header.file_type:
-        return Standing(name, paths[0], lacks)
-    return Standing(name, _made(road.open_gguf(paths[0]), asked, folder), f"{lacks}, not quantized to {asked} yet")
+        return Standing(name, paths[0], lacks, _quantized(paths[0]))
+    made = _made(road.open_gguf(paths[0]), asked, folder)
+    return Standing(name, made, f"{lacks}, not quantized to {asked} yet", _quantized(paths[0]), True)
 
 
 def _checkpoint(ref: str, file_type: str | None, folder: Path, config: Config, ui: UI) -> Standing:
@@ -123,7 +134,7 @@ def _checkpoint(ref: str, file_type: str | None, folder: Path, config: Config, u
     wanted = file_type or model.quant
     assert wanted, model
     made = _made(_open(model), wanted, folder)
-    return Standing(model.name, made, f"a checkpoint on the hub, not quantized to {wanted} yet")
+    return Standing(model.name, made, f"a checkpoint on the hub, not quantized to {wanted} yet", sketched=True)
 
 
 def _header(file: RemoteFile, path: Path) -> Path:

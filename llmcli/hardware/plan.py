@@ -13,7 +13,7 @@ from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.runtime import kv
 from llmcli.runtime.binding import devices
-from llmcli.runtime.binding.context import ContextOptions, Rows, open_context
+from llmcli.runtime.binding.context import MAX_SEQUENCES, ContextOptions, Rows, open_context
 from llmcli.runtime.binding.devices import HOST, Place
 from llmcli.runtime.binding.memory import Allocated
 from llmcli.runtime.binding.model import open_model
@@ -92,6 +92,15 @@ class Receipt:
         return self.overhead + sum(one for one in own if one)
 
     @property
+    def runs(self) -> bool | None:
+        """Whether it could be run at all, be it at the speed of the disk: what must stay in memory has room."""
+        rooms = [
+            None if share.held is None or share.available is None else share.held <= share.available
+            for share in self.shares
+        ]
+        return False if False in rooms else None if None in rooms else True
+
+    @property
     def fits(self) -> bool | None:
         """Whether every device holds its share; None where one cannot be told and none is too small."""
         answers = [share.fits for share in self.shares]
@@ -144,6 +153,23 @@ class Planner:
             return None
         return None if found is None else found * step
 
+    def sequences(self) -> int | None:
+        """How many sequences that each have this context's tokens would fit at once; 0: not one, None: not known.
+
+        No more than llama.cpp takes (MAX_SEQUENCES), and MOST_CELLS together.
+        """
+        each = -(-self.options.n_ctx // self.options.n_seq_max)
+        if None in self._free.values() or each > MOST_CELLS:
+            return None
+
+        def room(count: int) -> int | None:
+            left = [share.left if share.total is not None else None for share in self.shares(
+                replace(self.options, n_ctx=each * count, n_seq_max=count, n_outputs=count)
+            )]  # fmt: skip
+            return None if None in left else min(one for one in left if one is not None)
+
+        return last(room, min(MAX_SEQUENCES, MOST_CELLS // each))
+
     def shares(self, options: ContextOptions) -> tuple[Share, ...]:
         """Each device's share of another context, the machine's own memory first; raises UserError where llama.cpp
         refuses it."""
@@ -185,6 +211,23 @@ def planner(header: Header, options: ContextOptions, gpu_layers: int) -> Iterato
     """Rehearse a checked GGUF (quant.container.check) with `options` decided; raises as loading it would."""
     with rehearse(header.path, gpu_layers=gpu_layers, latent=header.latent) as rehearsal:
         yield Planner(rehearsal, header, options)
+
+
+def most_layers(header: Header, options: ContextOptions) -> int | None:
+    """How many of the model's layers (the output counts as one) the GPUs hold with this context; None: no GPU here,
+    or it does not tell."""
+    gpus = {one.name for one in devices.devices() if one.kind in devices.GPUS}
+    if not gpus:
+        return None
+
+    def room(number: int) -> int | None:
+        with planner(header, options, number - 1) as held:
+            shares = [share for share in held.shares(options) if share.device in gpus]
+        left = [share.left if share.total is not None else None for share in shares]
+        return None if None in left else min((one for one in left if one is not None), default=0)
+
+    found = last(room, (header.number("block_count") or 0) + 2)
+    return None if found is None else max(0, found - 1)
 
 
 def measure(header: Header, options: ContextOptions, gpu_layers: int) -> Receipt:

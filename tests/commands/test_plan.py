@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llmcli.commands import standing
+from llmcli.commands import quants, standing
 from llmcli.hardware import host
 from quant import container, convert, quantize
 from tests.commands.conftest import Done
@@ -18,12 +18,25 @@ DEVICE = {
     "name": str, "weights_bytes": int, "repacked_bytes": int, "kv_bytes": int, "compute_bytes": int,
     "output_bytes": int, "total_bytes": int, "available_bytes": int, "fits": bool, "types": {"F32": int},
 }  # fmt: skip
+QUANT = {
+    "type": str, "file_bytes": int, "bits_per_weight": float, "total_bytes": int, "process_bytes": int, "fits": bool,
+    "needs_imatrix": bool, "present": bool, "requantizes": bool,
+}  # fmt: skip
 SHAPE = {
     "weights_bytes": int, "kv": {"bytes_per_token": int, "cells": int, "bytes": int, "layers": [LAYER]},
     "compute_bytes": int, "output_bytes": int, "repacked_bytes": int, "droppable_bytes": int, "overhead_bytes": int,
     "process_bytes": int, "total_bytes": int, "available_bytes": int, "fits": bool,
-    "max_ctx": {"f16": int, "q8_0": int, "q4_0": int}, "devices": [DEVICE],
+    "max_ctx": {"f16": int, "q8_0": int, "q4_0": int}, "devices": [DEVICE], "runs": bool, "max_parallel": int,
+    "gpu_layers": {"most": int, "layers": int}, "quants": [QUANT],
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of the list of types: rehearsing all of it takes its time."""
+    whole = quants.kinds()
+    names = ("F32", "Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ2_XXS", "MXFP4_MOE")
+    monkeypatch.setattr(quants, "kinds", lambda: {name: whole[name] for name in names})
 
 
 def wrong(shape: Any, value: Any, where: str, unknown: bool = False) -> list[str]:
@@ -50,6 +63,7 @@ def test_the_document_is_the_contract_s(llmcli: Llmcli, model: Path) -> None:
     done = llmcli("plan", str(model), "-c", "1000", "--json", "--measure")
     told = json.loads(done.out)
     found = told.pop("actual")
+    told["gpu_layers"]["most"] = told["gpu_layers"]["most"] or 0  # null: no GPU here
     assert wrong(SHAPE, told, "") + wrong(SHAPE, found, "actual", unknown=True) == []
     for part in ("weights_bytes", "repacked_bytes", "compute_bytes", "output_bytes", "total_bytes"):
         assert told[part] == found[part], part
@@ -111,6 +125,92 @@ def test_mistakes_are_one_line(llmcli: Llmcli, model: Path, words: list[str], wh
     assert "Traceback" not in done.err
 
 
+def test_every_type_is_told_as_the_file_that_would_be_made(llmcli: Llmcli, stories: Path, tmp_path: Path) -> None:
+    """Sizes and totals against files that were really made."""
+    from tests.quant import tiny
+
+    whole = tiny.llama(tmp_path / "whole.gguf", layers=3)
+    words = ("-c", "512", "--json")
+    told = json.loads(llmcli("plan", str(whole), *words).out)
+    rows = {row["type"]: row for row in told["quants"]}
+    assert rows["F32"]["present"]
+    assert rows["F32"]["file_bytes"] == whole.stat().st_size
+    assert rows["F32"]["total_bytes"] == told["total_bytes"]
+    assert not any(row["requantizes"] for row in told["quants"])
+    sizes = [row["file_bytes"] for row in told["quants"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert rows["IQ2_XXS"]["needs_imatrix"]
+    assert "MXFP4_MOE" not in rows  # it has no experts
+    for name in ("Q8_0", "Q4_K_M", "Q4_0"):
+        made = tmp_path / f"{name}.gguf"
+        plan = quantize.plan(quantize.open_gguf(whole), name)
+        quantize.run(plan, made, threads=1)
+        found = json.loads(llmcli("plan", str(made), *words).out)
+        assert rows[name]["file_bytes"] == made.stat().st_size
+        assert rows[name]["bits_per_weight"] == pytest.approx(plan.bits_per_weight, abs=1e-4)
+        assert rows[name]["total_bytes"] == found["total_bytes"]
+        again = {row["type"]: row for row in found["quants"]}
+        assert again[name]["present"] and not again[name]["requantizes"]
+        assert again["Q5_K_M"]["requantizes"]
+        assert again["Q5_K_M"]["total_bytes"] == rows["Q5_K_M"]["total_bytes"]
+    out = llmcli("plan", str(tmp_path / "Q4_0.gguf"), "-c", "512").out
+    assert "rounds it again" in out
+    assert "rounds it again" not in llmcli("plan", str(whole), "-c", "512").out
+
+
+def test_sequences_and_what_fits_only_from_the_disk(
+    llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 64 << 20
+    monkeypatch.setattr(host, "available_memory", lambda: free)
+    words = ("plan", str(model), "-c", "4096", "--json")
+    told = json.loads(llmcli(*words).out)
+    most = told["max_parallel"]
+    assert 1 < most < 256
+    both = [json.loads(llmcli(*words, "-np", str(n), "-c", str(4096 * n)).out) for n in (most, most + 1)]
+    assert [one["fits"] for one in both] == [True, False]
+    assert "sequences at once, 4,096 tokens each: " in llmcli(*words[:-1]).out
+    free = told["total_bytes"] - 1
+    told = json.loads(llmcli(*words).out)
+    assert (told["fits"], told["runs"], told["max_parallel"]) == (False, True, 0)
+    out = llmcli(*words[:-1]).out
+    assert "at the speed of the disk" in out
+    assert "would fit: -c 3" in out
+    assert "--quant " in out
+
+
+def test_layers_on_a_gpu_come_from_llama_cpp_s_devices(
+    llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPU is here: the dry run is told that one holds so much a layer."""
+    from contextlib import contextmanager
+    from types import SimpleNamespace
+
+    from llmcli.hardware import plan as planning
+    from llmcli.runtime.binding.devices import Device
+
+    header, options = container.read(model), planning.ContextOptions(512)
+    monkeypatch.setattr(planning.devices, "devices", lambda: [Device("CPU", "", "cpu", 1, 1)])
+    assert planning.most_layers(header, options) is None
+
+    @contextmanager
+    def planner(header: Any, options: Any, layers: int) -> Iterator[Any]:
+        share = planning.Share("GPU0", 100 * layers, 0, 10, 5, 0, 0, free)
+        yield SimpleNamespace(shares=lambda options: (planning.Share("CPU", 1, 0, 0, 0, 0, 0, None), share))
+
+    monkeypatch.setattr(planning.devices, "devices", lambda: [Device("GPU0", "", "gpu", 1, 1)])
+    monkeypatch.setattr(planning, "planner", planner)
+    for free, most in (  # noqa: B007, planner() reads it
+        (14, 0),
+        (15, 0),
+        (115, 1),
+        (314, 2),
+        (415, 4),
+        (10**6, 4),
+    ):
+        assert planning.most_layers(header, options) == most
+
+
 def test_what_is_not_quantized_yet_is_planned_as_if_it_were(llmcli: Llmcli, stories: Path, tmp_path: Path) -> None:
     """The header that would be written, against the file itself: to the byte."""
     whole, made = tmp_path / "whole.gguf", tmp_path / "q4_0.gguf"
@@ -143,8 +243,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def receipt(done: Done) -> dict[str, Any]:
     """What does not change from one process to the next."""
     assert done.code == 0, done.err
-    own = ("process_bytes", "overhead_bytes", "available_bytes", "max_ctx", "devices")
-    return {key: value for key, value in json.loads(done.out).items() if key not in own}
+    own = ("process_bytes", "overhead_bytes", "available_bytes", "max_ctx", "max_parallel", "devices")
+    told = {key: value for key, value in json.loads(done.out).items() if key not in own}
+    own = ("process_bytes", "file_bytes", "requantizes", "present")  # a file's keys say where it comes from
+    told["quants"] = [{key: row[key] for key in row if key not in own} for row in told["quants"]]
+    return told
 
 
 def test_a_gguf_on_the_hub_is_planned_from_its_header(
