@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,13 @@ from llmcli.config import child_environ
 from llmcli.errors import UserError
 from llmcli.runtime import reproducible
 from llmcli.runtime.binding.context import Context, ContextOptions, Rows
+from llmcli.runtime.drafting.wish import Drafting
 from llmcli.runtime.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import defaults
 from llmcli.runtime.search import Search
 from quant import container, convert, quantize
+from tests.drafts import CHEAP, Steady
 from tests.fakes import FakeContext, FakeRow
 from tests.quant import checkpoint, families
 from tests.quant.families.gemma3 import SMALL
@@ -192,6 +195,33 @@ def test_one_beam_is_greedy(weights: Path) -> None:
         one.engine.ledger.forget_idle()
         (beam,) = answers(one, words(40), strategy="beam", search=Search(1))
         assert (said(beam), heard) == (said(greedy), plain)
+
+
+def test_a_draft_model_changes_nothing_that_is_drawn(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does how fast it is, which decides when it is asked."""
+    monkeypatch.setattr("llmcli.runtime.drafting.wish._pays", lambda curve, most: True)
+    with runner(weights) as one:
+        (plain,) = answers(one, words(30), sampling=CHANCE, max_tokens=40)
+    options = reproducible.settled(RunOptions(ctx_size=512, threads=1))
+    with open_runner(weights, options, drafting=Drafting("off", weights)) as one:
+        means = one.engine.means
+        assert means.speculation and means.speculation.reproducible
+        (drafter,) = means.speculation.drafters
+        drafted = set()
+        for cost in (0.0, 0.001):
+            drafter.one = cost
+            cheap = replace(means.speculation, curve=Steady(CHEAP), most=means.speculation.alike)
+            one.engine.means = replace(means, speculation=cheap)
+            for temp in (1.5, 0.2):
+                (found,) = answers(
+                    one, words(30), sampling=CHANCE.with_values({"temp": temp}), max_tokens=40, strategy="speculative"
+                )
+                drafted.add(found.drafted)
+                if temp == 1.5:
+                    assert (said(found), [t.logprob for t in found.tokens]) == (
+                        said(plain), [t.logprob for t in plain.tokens],
+                    )  # fmt: skip
+        assert max(drafted) > 0
 
 
 @pytest.mark.parametrize("native", [True, False])

@@ -89,12 +89,13 @@ def speculation(
         draft = opened.enter_context(_draft(wish.model, header, context, options, gpu_layers)) if wish.model else None
         curve = measure(context, room)
         alike = curve.equal if _exact(options, on_gpu(gpu_layers)) else 0
-        most = room if wish.asked else alike
+        most = room if wish.asked and not options.reproducible else alike
         words = Vocabulary(model.piece, model.ends, model.n_vocab)
         tools = Tools(wish.ngram == "on" or (wish.ngram == "auto" and most > 0), draft, words)
         kinds = sorted(drafters().values(), key=lambda kind: kind.order)
         made = tuple(drafter for kind in kinds if (drafter := kind.made(tools)))
-        yield Speculation(made, curve, most, alike) if made and _pays(curve, most) else None
+        guesses = Speculation(made, curve, most, alike, options.reproducible)
+        yield guesses if made and _pays(curve, most) else None
 
 
 def draft_options(n_ctx: int, options: RunOptions) -> ContextOptions:

@@ -40,12 +40,15 @@ class Speculative(Guided):
     def __init__(self, request: Request, seed: int, means: Means) -> None:
         speculation = means.speculation or NOTHING
         drawn = any(drafter.draws for drafter in speculation.drafters) and not request.sampling.greedy
+        guessed = request
+        if drawn and speculation.reproducible:  # then only a draw of the chain's own confirms a guess: the likeliest
+            drawn, guessed = False, replace(request, sampling=request.sampling.with_values({"temp": 0}))
         super().__init__(request, seed, replace(means, native=None) if drawn else means)
         self.matching = Matching(self.chain) if drawn and isinstance(self.chain, NumpyChain) else None
         self.chain = self.matching or self.chain
         self.ledger = means.ledger
         self.pace = Pace(speculation.curve, speculation.most)
-        self.drafters = [drafter.start(request, seed) for drafter in speculation.drafters]
+        self.drafters = [drafter.start(guessed, seed) for drafter in speculation.drafters]
         self.limit = math.inf if request.max_tokens is None else request.max_tokens
         self.made: tuple[Guesses, Draft, float] | None = None  # who guessed, what, in how many seconds
         self.drafted = self.accepted = 0
