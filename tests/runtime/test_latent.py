@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from llmcli.errors import UserError
+from llmcli.runtime import reproducible
+from llmcli.runtime.request import Request, RunOptions
+from llmcli.runtime.runner import open_runner
+from llmcli.runtime.sampling import defaults
 from quant import container, convert, quantize
 from tests.quant import families
 from tests.quant.families.deepseek2 import v2
@@ -52,3 +57,23 @@ def test_a_quantized_model_with_compressed_keys_runs(kind: str, folder: Path, tm
 
 def test_others_do_not_keep_them_compressed(stories_gguf: Path) -> None:
     assert not container.read(stories_gguf).latent
+
+
+def test_reproducible_covers_compressed_keys_and_refuses_experts_by_name(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "experts.gguf"
+    quantize.run(quantize.plan(convert.open_folder(folder), "Q8_0"), out)
+    with pytest.raises(UserError, match=r"needs quantized weights: blk\.1\.ffn_gate_inp\.weight is F32"):
+        reproducible.check(container.read(out))
+    small = {"kv_lora_rank": 64, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    dense = families.build(v2("no experts", **SIZES | small, first_k_dense_replace=2), tmp_path / "dense")
+    quantize.run(quantize.plan(convert.open_folder(dense), "Q8_0"), out := tmp_path / "dense.gguf")
+    assert container.read(out).latent
+    said = []
+    for n_ubatch in (512, 5):
+        options = reproducible.settled(RunOptions(ctx_size=128, threads=1, ubatch_size=n_ubatch))
+        with open_runner(out, options) as runner:
+            asked = Request(tuple(range(3, 60)), defaults().with_values({"temp": 0}), 8, ignore_eos=True, logprobs=True)
+            reply = runner.reply(asked)
+            list(reply)
+            said.append([(token.id, token.logprob) for token in reply.answer.tokens])
+    assert said[0] == said[1]
