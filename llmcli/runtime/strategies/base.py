@@ -34,7 +34,8 @@ class Vocabulary:
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """What guesses are made with: drafters, the one to ask first standing first, the price of a pass by its rows, and
-    the most rows a pass may have; `alike`: the most that have bit for bit the logits of single ones. `reproducible`: what is drawn must not depend on what was guessed, nor on how fast."""
+    the most rows a pass may have; `alike`: the most that have bit for bit the logits of single ones.
+    `reproducible`: what is drawn must not depend on what was guessed, nor on how fast."""
 
     drafters: tuple[Drafter, ...]
     curve: Curve
