@@ -16,12 +16,10 @@ import contextlib
 import os
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from llmcli.bench.phases import unending
+from llmcli.bench.probe import Place, Probe
 from llmcli.chat.render import Stream
 from llmcli.runtime.binding.batch import Batch
 from llmcli.runtime.binding.context import Context
@@ -38,7 +36,7 @@ from llmcli.runtime.text import Decoder
 
 PROMPT = "Once upon a time"
 DECODE = "llama_decode"
-PARTS: tuple[tuple[str, Any, str], ...] = (
+PARTS: tuple[Place, ...] = (
     ("plan", Engine, "_next_token"), ("checks", Context, "_check"), ("batch fill", Batch, "fill"),
     ("row look-up", Context, "row"), ("log-sum", LogSumExp, "__call__"), ("draw", NativeChain, "draw"),
     ("draw", Greedy, "draw"), ("draw", NumpyChain, "draw"),
@@ -46,34 +44,8 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
 )  # fmt: skip
 
 
-@contextlib.contextmanager
-def timed(places: list[tuple[str, Any, str]], spent: dict[str, float]) -> Iterator[None]:
-    """Add up the seconds in each of these functions."""
-    before = [(owner, name, getattr(owner, name)) for _, owner, name in places]
-
-    def wrap(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        clock = time.perf_counter
-
-        def call(*args: Any) -> Any:
-            begun = clock()
-            try:
-                return function(*args)
-            finally:
-                spent[part] += clock() - begun
-
-        return call
-
-    for (part, owner, name), (_, _, function) in zip(places, before, strict=True):
-        setattr(owner, name, wrap(part, function))
-    try:
-        yield
-    finally:
-        for owner, name, function in before:
-            setattr(owner, name, function)
-
-
 def answer(
-    runner: Runner, sampling: Sampling, tokens: int, logprobs: bool, spent: dict[str, float]
+    runner: Runner, sampling: Sampling, tokens: int, logprobs: bool, probe: Probe
 ) -> list[dict[str, float]]:
     """One answer: for each token after the first its gap, and the seconds of each part in it."""
     runner.engine.ledger.forget_idle()
@@ -85,19 +57,11 @@ def answer(
         for event in runner.reply(request):
             stream.show(event)
             now = time.perf_counter()
+            spent = probe.take()
             if last and event.token:
                 found.append({"gap": now - last, **spent})
-            spent.clear()
             last = time.perf_counter()
     return found
-
-
-def unending(runner: Runner) -> None:
-    """Ask of every token whether it ends the answer, and go on whatever is said."""
-    means = runner.engine.means
-    ends = means.vocabulary.ends
-    vocabulary = replace(means.vocabulary, ends=lambda token: ends(token) and False)
-    runner.engine.means = replace(means, vocabulary=vocabulary)
 
 
 def ours(row: dict[str, float]) -> float:
@@ -112,9 +76,9 @@ def measure(runner: Runner, sampling: Sampling, logprobs: bool, asked: argparse.
     parts: list[dict[str, float]] = []
     for number in range(asked.answers + 1):
         for rows, places in ((whole, [call]), (parts, [call, *PARTS])):
-            spent: dict[str, float] = defaultdict(float)
-            with timed(places, spent):
-                found = answer(runner, sampling, asked.tokens, logprobs, spent)
+            probe = Probe()
+            with probe.at(places):
+                found = answer(runner, sampling, asked.tokens, logprobs, probe)
             if number:  # the first warms up
                 rows += found
     cost = [ours(row) for row in whole]
@@ -143,8 +107,7 @@ def main() -> None:
     options = RunOptions(ctx_size=512, threads=asked.threads)
     chains = {"greedy": defaults().with_values({"temp": 0}), "default": defaults().with_values({"seed": 1})}
     for path in asked.models:
-        with open_runner(path, options, native_sampling=not asked.numpy) as runner:
-            unending(runner)
+        with open_runner(path, options, native_sampling=not asked.numpy) as runner, unending(runner):
             print(f"{path.name}, vocabulary {runner.model.n_vocab:,}, {asked.threads} threads", flush=True)
             for name in asked.chain.split(","):
                 for logprobs in (False, True):
