@@ -58,7 +58,7 @@ def receipts(header: Header, tests: Iterable[Test]) -> list[tuple[str, Receipt]]
         longest = sorted(wanted, key=lambda one: -one[0].n_ctx)
         wanted = dict.fromkeys(reversed({(replace(one[0], n_ctx=0), one[1]): one for one in longest}.values()))
     found = []
-    for context, layers in list(wanted)[:MOST]:
+    for context, layers in sorted(list(wanted)[:MOST], key=lambda one: (one[0].type_k, one[0].type_v, one[0].n_ctx)):
         with plan.planner(header, context, layers) as planner:
             told = planner.receipt()
         several = "" if context.n_seq_max == 1 else f", {context.n_seq_max} sequences"
@@ -118,7 +118,7 @@ def _lead(results: Sequence[Result], drawn: Sequence[Chart]) -> list[str]:
         if average(one.samples_ts) > average(held.samples_ts):
             best[one.title] = one
     told = [
-        f"{name}: {figure(average(one.samples_ts))} ± {figure(deviation(one.samples_ts), 2)} tokens a second"
+        f"{name}: {figure(average(one.samples_ts))} ± {figure(deviation(one.samples_ts), 2)} tok/s"
         for name, one in best.items()
     ]
     told += [one.says for one in drawn if one.title == "Roofline"]

@@ -27,22 +27,26 @@ def check(path: Path | None) -> None:
         check_place(path)
 
 
-def write(path: Path | None, page: "Callable[[], Page]", ui: "UI") -> None:
-    """Write the page, whole or not at all, and say so; call it when the results have been printed."""
+def show(
+    page: "Callable[[], Page]", few: "Callable[[], Sequence[Chart]]", how: tuple[Path | None, bool | None], ui: "UI"
+) -> None:
+    """Draw and write what was measured; call it when the results have been printed.
+
+    `how` is what --report and --chart said: with --chart all pictures of the page are drawn, unasked on a terminal
+    those of the `few` that tell what a table does not. The page is made once, and only if it is needed.
+    """
+    from llmcli.bench.charts import terminal
     from llmcli.bench.charts.page import html
     from llmcli.catalog.partial import write_whole
 
-    if path is not None:
-        write_whole(path, html(page()).encode())
-        ui.note(f"report: {path}")
-
-
-def draw(charts: "Sequence[Chart]", wanted: bool | None, ui: "UI") -> None:
-    """Draw charts below one another: all if `wanted`, else on a terminal those that tell what a table does not."""
-    from llmcli.bench.charts import terminal
-
-    if wanted is None:
-        charts = [chart for chart in charts if not ui.json and sys.stdout.isatty() and terminal.telling(chart)]
-    for chart in charts if wanted is not False else ():
+    path, wanted = how
+    made = page() if path is not None or wanted else None
+    charts: Sequence[Chart] = made.charts if made and wanted else ()
+    if wanted is None and not ui.json and sys.stdout.isatty():
+        charts = [chart for chart in few() if terminal.telling(chart)]
+    for chart in charts:
         ui.text()
         ui.drawing(partial(terminal.text, chart))
+    if path is not None and made:
+        write_whole(path, html(made).encode())
+        ui.note(f"report: {path}")

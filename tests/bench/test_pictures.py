@@ -41,7 +41,7 @@ def test_generation_stands_beside_what_people_read():
     found = speed.generation([result(n_gen=8), result(20.0, n_gen=8, n_depth=64)])
     assert [(row.label, row.values[0].value) for row in found.rows] == [("tg8", 100.0), ("tg8 @ d64", 50.0)]
     assert [rule.at for rule in found.rules] == [6.25, 11.25, 17.5]  # 250, 450, 700 words of 1.5 tokens a minute
-    assert found.rules[0].label == "silent reading: 250 words a minute"
+    assert found.rules[0].label == "silent reading (250 words a minute)"
     assert "8 times the first" in found.says
 
 

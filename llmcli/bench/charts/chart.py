@@ -14,11 +14,18 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One pair of values; the label stands beside it where there is room, and in the table always."""
+    """One pair of values; the label stands beside it where there is room, the note behind that where there is more. The
+    table has both."""
 
     x: float
     y: float
     label: str = ""
+    note: str = ""
+
+    @property
+    def words(self) -> str:
+        """The label with its note."""
+        return f"{self.label}: {self.note}" if self.note else self.label
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from itertools import pairwise
 SIZE, LINE = 12, 16  # of text and its lines, in pixels
 NARROW, WIDE = frozenset("ijl.,:;'|!()[]tfrI "), frozenset("mwMW@%±→")
 AWAY = (10.0, 24.0, 40.0, 58.0)  # how far from its mark a label may stand
+APART = 14.0  # from the marks of others
 SIDES = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -1), (-1, -1), (1, 1), (-1, 1))
 
 
@@ -46,10 +47,12 @@ class Spot:
 
 @dataclass(slots=True)
 class Room:
-    """What is still free in an area. `taken` must not be covered, `lines` should not be."""
+    """What is still free in an area. `taken` must not be covered, `lines` should not be; a label keeps away from other
+    `marks` than its own, so that nobody takes it for theirs."""
 
     area: Box
     taken: list[Box] = field(default_factory=list)
+    marks: list[tuple[float, float]] = field(default_factory=list)
     lines: list[Box] = field(default_factory=list)
 
     def place(self, text: str, x: float, y: float) -> Spot | None:
@@ -62,7 +65,7 @@ class Room:
                 left = x + across * near - (0.0 if across > 0 else wide if across < 0 else wide / 2)
                 middle = y + down * (near + (LINE / 4 if not across else 0))
                 box = Box(left, middle - LINE / 2, left + wide, middle + LINE / 2)
-                if self.area.holds(box) and not any(box.shared(one) for one in self.taken):
+                if self.area.holds(box) and self._free(box, x, y):
                     free.append(box)
             if free:
                 best = min(free, key=lambda box: sum(box.shared(one) > 0 for one in self.lines))
@@ -73,6 +76,13 @@ class Room:
     def mark(self, x: float, y: float, size: float = 6) -> None:
         """Keep the place of a mark free."""
         self.taken.append(Box(x - size, y - size, x + size, y + size))
+        self.marks.append((x, y))
+
+    def _free(self, box: Box, x: float, y: float) -> bool:
+        """Whether a label of the mark at (x, y) may have a place."""
+        near = Box(box.left - APART, box.top - APART / 2, box.right + APART, box.bottom + APART / 2)
+        others = (Box(ox, oy, ox + 0.1, oy + 0.1) for ox, oy in self.marks if abs(ox - x) + abs(oy - y) > 1)
+        return not any(box.shared(one) for one in self.taken) and not any(near.shared(one) for one in others)
 
     def line(self, points: Iterable[tuple[float, float]]) -> None:
         """Keep off a line where there is a choice."""

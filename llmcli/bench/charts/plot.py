@@ -55,7 +55,7 @@ def _series(number: int, series: Series, x: Scale, y: Scale, room: Room) -> Mark
         pieces.append(element("path", class_=f"line {colour(number)}", d=path, stroke_dasharray=dashes))
     if series.marks:
         for point, (px, py) in zip(series.points, places, strict=True):
-            says = point.label or f"{series.name}: {figure(point.x)}, {figure(point.y)}"
+            says = point.words or f"{series.name}: {figure(point.x)}, {figure(point.y)}"
             pieces.append(mark(number, px, py, says))
             room.mark(px, py)
     return join(*pieces)
@@ -66,13 +66,14 @@ def _labels(series: Series, x: Scale, y: Scale, room: Room) -> Markup:
     pieces = []
     for point in series.points:
         px, py = x(point.x), y(point.y)
-        spot = room.place(point.label, px, py) if point.label else None
+        found = ((words, room.place(words, px, py)) for words in dict.fromkeys((point.words, point.label)) if words)
+        words, spot = next(((words, spot) for words, spot in found if spot), ("", None))
         if spot:
             box = spot.box
             if spot.far:
                 nearest = min(max(px, box.left), box.right), min(max(py, box.top), box.bottom)
                 pieces.append(frame.line(px, py, *nearest, "lead"))
-            pieces.append(text(point.label, box.left, box.bottom - 4, kind="label"))
+            pieces.append(text(words, box.left, box.bottom - 4, kind="label"))
     return join(*pieces)
 
 

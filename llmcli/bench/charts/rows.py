@@ -36,8 +36,6 @@ def draw(chart: Rows, wide: float, ident: str, kind: str) -> Markup:
     area = place.area
     pieces = [frame.hatches(len(chart.names), ident)] if not chart.dots else []
     pieces += [key, frame.across(place.scale, area, chart.axis.title)]
-    for number, rule in enumerate(chart.rules):
-        pieces.append(_rule(rule, place, top + LINE * (number + 1) - 3))
     for number, row in enumerate(chart.rows):
         y = place.middle(number)
         room = area.left - 8 if place.beside else wide - width(row.note) - GAP
@@ -48,6 +46,9 @@ def draw(chart: Rows, wide: float, ident: str, kind: str) -> Markup:
         pieces.append(values)
         if row.note:
             pieces.append(text(row.note, end + 8, y + 4) if place.beside else text(row.note, wide - 1, y - 13, "end"))
+    # The leftmost on top: no line goes through the words of another.
+    for number, rule in enumerate(sorted(chart.rules, key=lambda rule: rule.at)):
+        pieces.append(_rule(rule, place, top + LINE * (number + 1) - 3))
     return frame.picture(chart.title, chart.says, wide, area.bottom + 2 * LINE + GAP, ident, kind, *pieces)
 
 
@@ -103,11 +104,16 @@ def _span(span: tuple[float, float], place: Layout, y: float) -> Markup:
 
 
 def _rule(rule: Rule, place: Layout, y: float) -> Markup:
-    """A line down the rows, its word above them."""
+    """A line down the rows, its words above them: behind the line, or before it where there is more room."""
     at, wide = place.scale(rule.at), place.area.width
-    words = cut(rule.label, wide - 8)
-    left = min(max(at - width(words) / 2, 1), wide - width(words) - 1)
-    return join(line(at, y + 4, at, place.area.bottom, "rule"), text(words, left, y, kind="label"))
+    before = at + 5 + width(rule.label) > wide and at > wide / 2
+    words = cut(rule.label, (at if before else wide - at) - 6)
+    path = f"M{at:.2f} {y - 9:.2f}V{place.area.bottom:.2f}"
+    return join(
+        element("path", class_="rule under", d=path),  # what it crosses may be as dark as itself
+        element("path", class_="rule", d=path),
+        text(words, at - 5 if before else at + 5, y, "end" if before else None, "label"),
+    )
 
 
 def _swatch(number: int, ident: str) -> Markup:

@@ -12,7 +12,7 @@ def table(chart: Chart) -> Table:
 def _plot(plot: Plot) -> Table:
     labelled = any(point.label for one in plot.series for point in one.points)
     rows = [
-        (one.name, figure(point.x), figure(point.y), *([point.label] if labelled else []))
+        (one.name, figure(point.x), figure(point.y), *([point.words] if labelled else []))
         for one in plot.series
         for point in one.points
     ]
@@ -23,7 +23,8 @@ def _plot(plot: Plot) -> Table:
 
 def _rows(chart: Rows) -> Table:
     names = chart.names
-    ranged, noted = any(row.span for row in chart.rows), any(row.note for row in chart.rows)
+    ranged = any(row.span for row in chart.rows)
+    noted = not ranged and any(row.note for row in chart.rows)  # with a range they say the same
     rows = []
     for row in chart.rows:
         found = {one.name: figure(one.value) for one in row.values}
@@ -32,5 +33,6 @@ def _rows(chart: Rows) -> Table:
         rows.append((row.label, *(found.get(name, "") for name in names), *more))
     blank = [""] * (len(names) - 1 + 2 * ranged + noted)
     rows += [(rule.label, figure(rule.at), *blank) for rule in chart.rules]
-    columns = (chart.axis.title, *names, *(["from", "to"] if ranged else []), *(["note"] if noted else []))
+    first = "" if names == (chart.axis.title,) else chart.axis.title
+    columns = (first, *names, *(["from", "to"] if ranged else []), *(["note"] if noted else []))
     return Table(columns, tuple(rows), frozenset(range(1, 1 + len(names) + 2 * ranged)))

@@ -142,13 +142,13 @@ def _trace(points: Sequence[Point], x: Scale, y: Scale, field: list[list[str]], 
 
 def _write(point: Point, x: Scale, y: Scale, field: list[list[str]]) -> None:
     """A point's label beside it where nothing but a line would be covered; the table has it in any case."""
-    if not point.label or cells(point.label) != len(point.label):
-        return
-    line, at, size = field[round(y(point.y))], round(x(point.x)), len(point.label)
-    for start in (at + 2, at - 1 - size):
-        if start >= 0 and start + size <= len(line) and all(cell in " ·.│|" for cell in line[start : start + size]):
-            line[start : start + size] = point.label
-            return
+    line, at = field[round(y(point.y))], round(x(point.x))
+    for words in dict.fromkeys((point.words, point.label)):
+        size = len(words)
+        for start in (at + 2, at - 1 - size) if size and cells(words) == size else ():
+            if start >= 0 and start + size <= len(line) and all(cell in " ·.│|" for cell in line[start : start + size]):
+                line[start : start + size] = words
+                return
 
 
 def _across(axis: Axis, scale: Scale, room: int, glyphs: Glyphs) -> list[str]:

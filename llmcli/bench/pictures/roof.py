@@ -91,7 +91,7 @@ def chart(roof: float | None, cache: int | None, tests: Sequence[Placed]) -> Plo
         points = tuple(_point(one, roof, peak) for one in tests if one.prompt == prompt)
         series += [Series(name, points, line=False)] if points else []
     ridge = None if roof is None or peak is None else peak / roof
-    rules = () if ridge is None else (Rule(ridge, f"ridge: {figure(ridge)} operations a byte"),)
+    rules = () if ridge is None else (Rule(ridge, f"ridge: {figure(ridge, 3)} op/byte"),)
     return Plot(
         "Roofline", _says(roof, cache, tests, peak), Axis("operations a byte read", log=True),
         Axis("G operations a second", log=True), tuple(series), rules,
@@ -108,7 +108,7 @@ def _line(roof: float, peak: float | None, tests: Sequence[Placed]) -> Series:
 
 def _point(one: Placed, roof: float | None, peak: float | None) -> Point:
     share = "" if roof is None or one.prompt else f", {one.rate / one.attainable(roof, peak):.0%}"
-    return Point(one.intensity, one.operations / GIGA, f"{one.name}: {figure(one.rate)} tok/s{share}")
+    return Point(one.intensity, one.operations / GIGA, one.name, f"{figure(one.rate)} tok/s{share}")
 
 
 def _says(roof: float | None, cache: int | None, tests: Sequence[Placed], peak: float | None) -> str:

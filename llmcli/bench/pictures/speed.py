@@ -55,7 +55,7 @@ def generation(results: Sequence[Result]) -> Rows:
     pace = results[0].subject.pace
     if pace is None or any(one.test.n_parallel > 1 for one in results):  # somebody reads one sequence
         return _bars("Generation", results, ())
-    rules = (Rule(pace.tokens_per_second(words), f"{name}: {words} words a minute") for name, words in PACES.items())
+    rules = (Rule(pace.tokens_per_second(words), f"{name} ({words} words a minute)") for name, words in PACES.items())
     return _bars("Generation beside reading", results, tuple(rules))
 
 
@@ -68,8 +68,9 @@ def _bars(title: str, results: Sequence[Result], rules: tuple[Rule, ...]) -> Row
     says = f"{_range([average(one.samples_ts) for one in results])} tokens a second."
     if rules:
         slow = min(average(one.samples_ts) for one in results)
-        told = ", ".join(f"{figure(rule.at)} are {rule.label}" for rule in rules)
-        says += f" In this model's tokens {told}; the slowest here is {figure(slow / rules[0].at)} times the first."
+        told = ", ".join(f"{figure(rule.at, 2)} {rule.label}" for rule in rules)
+        times = figure(slow / rules[0].at, 2)
+        says += f" People, in this model's tokens: {told}; the slowest here is {times} times the first."
     return Rows(title, says + " Whiskers: one standard deviation.", Axis("tokens a second"), tuple(rows), rules=rules)
 
 

@@ -84,17 +84,16 @@ def _draw(
 ) -> None:  # fmt: skip
     """The pictures of what was printed: in the terminal, and on a page."""
     from llmcli.bench import page
-    from llmcli.bench.pictures import roof
     from llmcli.commands import reporting
 
-    path, chart = how
     if found is None:
-        reporting.draw([roof.bandwidth(machine)], bool(chart), ui)
-        reporting.write(path, lambda: page.of_machine(machine), ui)
+        reporting.show(lambda: page.of_machine(machine), list, how, ui)
         return
     result, header = found
-    reporting.draw(page.charts(result.tests, header, machine.roof), chart, ui)
-    reporting.write(path, lambda: page.of_tests(ref, result.tests, header, machine.roof, machine), ui)
+    reporting.show(
+        lambda: page.of_tests(ref, result.tests, header, machine.roof, machine),
+        lambda: page.charts(result.tests, header, machine.roof)[:1], how, ui,
+    )  # fmt: skip
 
 
 def document(machine: "Machine", result: "Result | None") -> dict[str, Any]:

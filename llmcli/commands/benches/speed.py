@@ -135,10 +135,13 @@ def _draw(results: "list[Result]", found: "Found", name: str, how: "tuple[Path |
     from llmcli.commands import reporting
     from quant import container
 
-    path, chart = how
     header, bandwidth = container.read(found.path), results[0].bandwidth
-    reporting.draw(page.charts(results, header, bandwidth), chart, ui)
-    reporting.write(path, lambda: page.of_tests(name, results, header, bandwidth), ui)
+    reporting.show(
+        lambda: page.of_tests(name, results, header, bandwidth),
+        lambda: page.charts(results, header, bandwidth),
+        how,
+        ui,
+    )
 
 
 def _measured(

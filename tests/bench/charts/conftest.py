@@ -19,7 +19,7 @@ WRITTEN = {
 def plot() -> Plot:
     """Log-log with a line, two kinds of marks close to one another, and a rule."""
     line = tuple(Point(x, min(10 * x, 200)) for x in (0.5, 20.0, 400.0))
-    near = tuple(Point(2 + n / 50, 15 + n, f"depth {512 * n}") for n in range(4))
+    near = tuple(Point(2 + n / 50, 15 + n, f"depth {512 * n}", f"{200 - n} tok/s") for n in range(4))
     return Plot(
         f"Roof of {HOSTILE}", "what it says", Axis("operations a byte", True), Axis("G operations/s", True),
         (Series("attainable", line, marks=False), Series(HOSTILE, near, line=False),

@@ -79,7 +79,7 @@ def test_every_value_stands_in_a_table(page, plot, bars, dots):
     flat = [{cell for row in one for cell in row} for one in tables]
     for series in plot.series:
         for point in series.points:
-            assert {figure(point.x), figure(point.y), *([point.label] if point.label else [])} <= flat[0]
+            assert {figure(point.x), figure(point.y), *([point.words] if point.label else [])} <= flat[0]
     for chart, cells in ((bars, flat[1]), (dots, flat[2])):
         for row in chart.rows:
             assert {figure(one.value) for one in row.values} | {figure(end) for end in row.span or ()} <= cells

@@ -74,11 +74,24 @@ def test_nothing_leaves_the_picture(charts, wide):
 
 @pytest.mark.parametrize("wide", [SLIM, WIDE])
 def test_labels_keep_off_one_another(wide):
-    points = tuple(Point(2 + n / 50, 15 + n / 3, f"depth {512 * n}: {200 - n} tok/s") for n in range(6))
+    points = tuple(Point(2 + n / 50, 15 + n / 3, f"depth {512 * n}", f"{200 - n} tok/s") for n in range(6))
     tree = parsed(Plot("t", "s", Axis("x", True), Axis("y", True), (Series("", points, line=False),)), wide)
     found = boxes(tree)
     assert len(found) >= 4
     assert not any(one.shared(other) for one, other in combinations(found, 2))
+
+
+def test_a_label_stands_at_its_own_mark_or_is_led_to_it():
+    points = tuple(Point(x, 10.0, f"test {x}", "123.4 tok/s") for x in (1.0, 1.2, 1.5, 2.0, 4.0))
+    tree = parsed(Plot("t", "s", Axis("x", True), Axis("y"), (Series("", points, line=False),)), SLIM)
+    marks = {point.label: float(one.get("cx")) for point, one in zip(points, tree.iter(f"{NS}circle"), strict=True)}
+    leads = {float(one.get("x1")) for one in tree.iter(f"{NS}line") if one.get("class") == "lead"}
+    shown = [one for one in tree.iter(f"{NS}text") if one.get("class") == "label"]
+    assert len(shown) >= 3
+    for one, box in zip(shown, boxes(tree), strict=True):
+        own = marks[one.text.partition(":")[0]]
+        gaps = {at: max(box.left - at, at - box.right, 0) for at in marks.values()}
+        assert gaps[own] == min(gaps.values()) or any(abs(own - lead) < 0.1 for lead in leads)
 
 
 def test_places_follow_the_values():
