@@ -9,7 +9,7 @@ from contextlib import suppress
 import typer
 
 from llmcli import __version__
-from llmcli.commands import benches, chat, convert, diff, models, plan, sessions, show, weights
+from llmcli.commands import benches, chat, convert, diff, doctor, models, plan, sessions, show, weights
 from quant.errors import Refusal
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ chat.register(app)
 sessions.register(app)
 benches.register(app)
 plan.register(app)
+doctor.register(app)
 
 
 # What the disk or its owner does not allow is the world's mistake wherever it is met; other OSErrors are our bugs.

@@ -67,6 +67,16 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
     )
 
 
+def wheel_cache(environ: Mapping[str, str] | None = None) -> Path:
+    """Where scripts/setup keeps the llama.cpp it built (cache_folder of scripts/build_llama.py)."""
+    env = os.environ if environ is None else environ
+    if own := env.get("LLMCLI_WHEEL_CACHE"):
+        return Path(own).expanduser().absolute()
+    if home := env.get("LLMCLI_HOME"):
+        return Path(home).expanduser().absolute() / "cache" / "wheels"
+    return Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "llmcli" / "wheels"
+
+
 def quiet_library() -> None:
     """Keep an abort inside llama.cpp from starting a debugger; call before the library is loaded."""
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")

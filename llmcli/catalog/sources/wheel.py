@@ -25,6 +25,7 @@ from llmcli.errors import UserError
 from llmcli.types import Watcher
 
 POLL_SECONDS = 0.2
+PROBE = "llama-cpp-python"  # what any index has that scripts/setup was run with
 LOCK = "downloads.lock"  # in the cache folder, held while wheels are fetched and unpacked
 
 
@@ -109,6 +110,17 @@ def _pip(wanted: str, scratch: Path, expected: int, watcher: Watcher) -> None:
             f"pip cannot fetch {wanted}: {_last_error(log)}",
             hint="what pip looks at: pip config list; pip download --no-deps " + wanted,
         )
+
+
+def answers() -> str:
+    """Empty where pip's index knows a package that llmcli needs; else what pip said, in a line."""
+    command = [
+        sys.executable, "-m", "pip", "index", "versions", PROBE, "--no-input", "--disable-pip-version-check",
+        "--retries=0", "--timeout=15",
+    ]  # fmt: skip
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    told = [line.removeprefix("ERROR:").strip() for line in done.stderr.splitlines() if line.strip()]
+    return "" if done.returncode == 0 else (told or ["it gave no reason"])[-1]
 
 
 @contextmanager

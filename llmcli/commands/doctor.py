@@ -1,0 +1,145 @@
+"""`llmcli doctor`: look at the machine and the build, and print it. What is looked at is hardware/checkup.py's."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.commands.show import Json, start
+
+if TYPE_CHECKING:
+    from llmcli.bench.bandwidth import Reading
+    from llmcli.catalog.reach import Reached
+    from llmcli.hardware.checkup import Checkup
+    from llmcli.ui import UI
+
+Network = Annotated[bool, typer.Option("--network", help="Ask the hub and the package index whether they answer.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    network: Network = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
+    json: Json = False,
+) -> None:
+    """Tell what this machine has, what llama.cpp was built for, and what lies where.
+
+    Nothing goes over the network without --network. It ends with 1 where llama.cpp does not load.
+    """
+    from llmcli.catalog import reach
+    from llmcli.hardware import checkup
+
+    config, ui = start(json, offline)
+    reached = reach.look(config) if network else None
+    found = checkup.look(config)
+    reading = _read(found)
+    if json:
+        ui.result(document(found, reading, reached))
+    else:
+        _tell(found, reading, reached, ui)
+    for what, hint in found.warnings:
+        ui.warn(what)
+        ui.note(f"hint: {hint}")
+    if found.broken:
+        raise typer.Exit(1)
+
+
+def _read(found: "Checkup") -> "Reading | None":
+    """How fast memory is read, by all cores over what no cache holds; None where there is too little of it."""
+    from llmcli.bench import bandwidth
+    from llmcli.hardware import host
+
+    cache = host.last_cache()
+    nbytes = max(256 << 20, bandwidth.BEYOND * (cache or 0))
+    if found.available is None or nbytes > found.available // 4:
+        return None
+    return bandwidth.measure(nbytes, host.cores(), rounds=2, seconds=0.05)
+
+
+def document(found: "Checkup", reading: "Reading | None", reached: "list[Reached] | None") -> dict[str, Any]:
+    """One JSON document; null is what this machine cannot tell, or what nobody asked for."""
+    from llmcli.hardware import cpu, host
+
+    return {
+        "versions": found.versions,
+        "cpu": {
+            "name": host.cpu_name(), "cores": host.cores(), "last_cache_bytes": host.last_cache(), "load": found.load,
+            "features": {one.name: {"cpu": one.cpu, "build": one.build} for one in found.features},
+            "unused": list(cpu.idle(found.features)), "missing": list(cpu.missing(found.features)),
+        },
+        "backends": list(found.backends),
+        "devices": [
+            {
+                "name": one.name, "description": one.description, "kind": one.kind, "free_bytes": one.free,
+                "total_bytes": one.total,
+            }
+            for one in found.devices
+        ],
+        "memory": {
+            "total_bytes": found.total, "available_bytes": found.available, "group_left_bytes": found.limit,
+            "addresses_left_bytes": found.addresses,
+            "read_bandwidth_bytes_per_second": None if reading is None else reading.best,
+        },
+        "folders": [
+            {"what": one.what, "path": str(one.path), "bytes": one.nbytes, "files": one.files} for one in found.folders
+        ],
+        "network": None if reached is None else [
+            {"what": one.what, "where": one.where, "reachable": not one.problem, "ms": one.ms,
+             "problem": one.problem or None}
+            for one in reached
+        ],
+        "warnings": [{"what": what, "hint": hint} for what, hint in found.warnings],
+    }  # fmt: skip
+
+
+def _tell(found: "Checkup", reading: "Reading | None", reached: "list[Reached] | None", ui: "UI") -> None:
+    from llmcli.units import several, size
+
+    ui.table(("version", ""), [(name, number or "not installed") for name, number in found.versions.items()])
+    ui.text()
+    _tell_cpu(found, ui)
+    for one in found.devices:
+        room = "" if one.kind == "cpu" else f" · {size(one.free)} of {size(one.total)} free"
+        ui.text(f"device {one.name}: {one.description}{room}")
+    memory = f"{_known(found.available)} of {_known(found.total)} are available"
+    if found.limit is not None:
+        memory += f" · the container leaves {size(found.limit)}"
+    if found.addresses is not None:
+        memory += f" · ulimit -v leaves {size(found.addresses)} of addresses"
+    ui.text(f"memory: {memory}")
+    speed = "unknown: too little memory to read" if reading is None else f"{reading.best / 1e9:.1f} GB/s"
+    ui.text(f"reading memory: {speed} (a first look; `llmcli bench roofline` measures)")
+    ui.text()
+    ui.table(
+        ("what is kept", "size", "files", "where"),
+        [(one.what, size(one.nbytes), f"{one.files:,}", str(one.path)) for one in found.folders],
+        right=("size", "files"),
+    )
+    for place in reached or ():
+        answer = place.problem or f"answers, {place.ms:.0f} ms"
+        ui.text(f"{place.what} ({place.where}): {answer}")
+    if not found.warnings:
+        ui.text(f"nothing is wrong: {several(len(found.features), 'CPU feature')} compared")
+
+
+def _tell_cpu(found: "Checkup", ui: "UI") -> None:
+    """The processor, and its features against the build's."""
+    from llmcli.hardware import cpu, host
+
+    cache = host.last_cache()
+    ui.text(f"processor: {host.cpu_name()} · {host.cores()} cores · last cache {_known(cache)}")
+    used = [one.name for one in found.features if one.build]
+    ui.text(f"llama.cpp uses: {' '.join(used) or 'unknown'}" + (f" ({', '.join(found.backends)})"))
+    for names, words in ((cpu.idle(found.features), "has, and llama.cpp does not use"),
+                         (cpu.missing(found.features), "lacks, and llama.cpp uses")):  # fmt: skip
+        if names:
+            ui.text(f"the processor {words}: {' '.join(names)}")
+
+
+def _known(nbytes: int | None) -> str:
+    from llmcli.units import size
+
+    return "unknown" if nbytes is None else size(nbytes)
