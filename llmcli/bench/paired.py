@@ -86,7 +86,8 @@ class Comparison:
             return f"{b} is {ratio}x as fast as {a} ({span})"
         if math.isinf(self.resolution):
             return f"too few pairs to tell: ratio {ratio}"
-        unseen = f"differences below {self.resolution:.1%} cannot be seen".replace("%", " %")
+        seen = f"{self.resolution:.1%}".replace("%", " %") if self.resolution < 1 else f"{1 + self.resolution:.2g}-fold"
+        unseen = f"differences below {seen} cannot be seen"
         return f"no difference this noise supports: ratio {ratio} ({span}); {unseen}"
 
 

@@ -1,0 +1,86 @@
+"""`llmcli bench compare`: which of two models, settings or saved runs is faster, and by how much at least."""
+
+from typing import Annotated
+
+import typer
+
+from llmcli.commands.show import Json, start
+
+Values = list[str] | None
+A = Annotated[str, typer.Argument(metavar="A", help="A model; or a run: its number in the history, or its JSON file.")]
+B = Annotated[str | None, typer.Argument(metavar="B", help="What it is compared with; default: A itself.")]
+SettingsA = Annotated[str, typer.Option("--a", metavar="'-t 1 …'", help="Settings of A alone.")]
+SettingsB = Annotated[str, typer.Option("--b", metavar="'-t 2 …'", help="Settings of B alone.")]
+Prompts = Annotated[Values, typer.Option("-p", "--n-prompt", help="Prompt lengths; default 512.")]
+Gens = Annotated[Values, typer.Option("-n", "--n-gen", help="Generated lengths; default 128.")]
+Depths = Annotated[Values, typer.Option("-d", "--n-depth", help="Tokens in the cache before.")]
+Threads = Annotated[str | None, typer.Option("-t", "--threads", help="Threads of both; default: the cores.")]
+Batch = Annotated[str | None, typer.Option("-b", "--batch-size", help="Logical batch of both; default 2048.")]
+Ubatch = Annotated[str | None, typer.Option("-ub", "--ubatch-size", help="Physical batch of both; default 512.")]
+TypeK = Annotated[str | None, typer.Option("-ctk", "--cache-type-k", help="KV cache type of K; default f16.")]
+TypeV = Annotated[str | None, typer.Option("-ctv", "--cache-type-v", help="KV cache type of V; default f16.")]
+Layers = Annotated[str | None, typer.Option("-ngl", "--n-gpu-layers", "--gpu-layers", help="GPU layers; default all.")]
+Flash = Annotated[str | None, typer.Option("-fa", "--flash-attn", help="on, off or auto (the default).")]
+Seconds = Annotated[float, typer.Option("--seconds", min=0.1, max=86400, help="How long each test may be measured.")]
+Precision = Annotated[float, typer.Option("--precision", min=0.01, max=100, help="Percent that are precise enough.")]
+Confidence = Annotated[float, typer.Option("--confidence", min=50, max=99.99, help="Percent, of all tests together.")]
+Apart = Annotated[bool, typer.Option("--apart", help="Load both in turn, never both at once.")]
+Anyway = Annotated[bool, typer.Option("--anyway", help="Compare saved runs of other machines, or of other tests.")]
+
+
+def compare(
+    a: A,
+    b: B = None,
+    settings_a: SettingsA = "",
+    settings_b: SettingsB = "",
+    n_prompt: Prompts = None,
+    n_gen: Gens = None,
+    n_depth: Depths = None,
+    threads: Threads = None,
+    batch: Batch = None,
+    ubatch: Ubatch = None,
+    type_k: TypeK = None,
+    type_v: TypeV = None,
+    gpu_layers: Layers = None,
+    flash: Flash = None,
+    seconds: Seconds = 8.0,
+    precision: Precision = 1.0,
+    confidence: Confidence = 99.0,
+    apart: Apart = False,
+    anyway: Anyway = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
+    json: Json = False,
+) -> None:
+    """Compare the speed of two models, of two settings (--a '-t 1' --b '-t 2'), or of two saved runs.
+
+    Models and settings are measured in pairs, some tokens of the one against as many of the other in random order, so
+    that both meet the same moods of the machine. A difference is only called where the noise supports it.
+    """
+    from llmcli.bench.paired import Design
+    from llmcli.commands import comparing
+
+    config, ui = start(json, offline)
+    design = Design(seconds, precision / 100, confidence / 100)
+    both = {
+        "threads": threads, "batch": batch, "ubatch": ubatch, "type_k": type_k, "type_v": type_v,
+        "gpu_layers": gpu_layers, "flash": flash,
+    }  # fmt: skip
+    before = comparing.saved(a, b, config, ui)
+    if before:
+        comparing.nothing_measured([settings_a, settings_b, n_prompt, n_gen, n_depth, *both.values()])
+        told = comparing.runs(*before, confidence / 100, anyway, ui)
+    else:
+        tests = comparing.tests(n_prompt, n_gen, n_depth)
+        wanted = [
+            comparing.settled(tests, both, flag, own) for flag, own in (("--a", settings_a), ("--b", settings_b))
+        ]
+        one = comparing.named(a, settings_a, wanted[0], config, ui)
+        other = comparing.named(b or a, settings_b, wanted[1], config, ui)
+        told = comparing.measured(one, other, design, apart, ui)
+    if json:
+        ui.result(comparing.document(told))
+    else:
+        comparing.tell(told, ui)
+
+
+BENCHES = (compare,)
