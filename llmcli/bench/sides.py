@@ -14,8 +14,9 @@ from pathlib import Path
 
 from llmcli.bench import paired
 from llmcli.bench.grid import Test
-from llmcli.bench.kernel import RandomPasses, Subject, measure, run_passes
+from llmcli.bench.kernel import Subject, measure
 from llmcli.bench.paired import Comparison, Design, Measure
+from llmcli.bench.passes import RandomPasses, run_passes
 from llmcli.hardware.plan import Share, planner
 from llmcli.runtime import kv
 from llmcli.runtime.binding.context import Aborted, Context, ContextOptions, open_context

@@ -175,7 +175,7 @@ def tell(told: Told, ui: UI) -> None:
         if one.noisy:
             rates = sorted(one.a)
             low, high = rates[len(rates) // 10], rates[-1 - len(rates) // 10]
-            ui.warn(f"{name}: this machine is noisy, A alone ran at {low:.0f} to {high:.0f} tok/s: wider intervals")
+            ui.warn(f"{name}: this machine is noisy, A alone ran at {low:.3g} to {high:.3g} tok/s: wider intervals")
     if told.interleaved and not all(one.settled for one in told.found):
         ui.note(_longer(told))
 

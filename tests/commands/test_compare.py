@@ -51,7 +51,7 @@ def test_settings_that_differ_are_told_apart_and_by_how_much(llmcli: Llmcli, mod
 def test_a_thing_and_itself_are_level_and_people_get_words(llmcli: Llmcli, model: Path) -> None:
     done = llmcli("bench", "compare", str(model), str(model), "-p", "0", "-n", "4", *QUICK)
     assert done.code == 0
-    for words in ("tiny.gguf\n", "tg4: no difference this noise supports: ratio 1.000", "B / A", "probability of 0.99\n"):
+    for words in ("tiny.gguf\n", "tg4: no difference this noise supports: ratio 1.000", "B / A", "probability of 0.99"):
         assert words in done.out
     assert "noisy" not in done.err
 
