@@ -102,6 +102,8 @@ def full(talk: "Talk") -> str:
             "the context is full: /set on_full shift lets the oldest turns leave, /context drop N one of them, "
             "/clear begins anew"
         )
+    if talk.session.search.beams > 1:
+        return "the context is full of these beams alone: fewer of them (/set beams), or a larger --ctx-size"
     return "the context is full of this answer alone: the next message takes its place; a larger --ctx-size holds more"
 
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from llmcli.errors import UserError
 from llmcli.runtime.binding.context import Aborted, NoSlot, Rows
 from llmcli.runtime.ledger import Ledger, Memory
+from llmcli.runtime.overflow import Overflow
 from llmcli.runtime.repetition import EVERY, repeats
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.sampling import SEEDS
@@ -196,8 +197,8 @@ class Engine:
         if len(placed) > 1:
             placed.sort(key=lambda one: one.prompting)
         for sequence in placed:
-            if len(sequence.tokens) > self.context.n_ctx and sequence.finish is None:
-                self._make_way(sequence)
+            if sequence.finish is None:
+                self._make_way(sequence, len(plan.tokens))
             left, room = len(sequence.tokens) - sequence.computed, self.context.n_batch - len(plan.tokens)
             count = min(left, room) if left else len(sequence.strategy.pending())
             if count > 0 and sequence.finish is None and self._has_room(sequence, plan, count, events):
@@ -243,24 +244,38 @@ class Engine:
         )  # fmt: skip
         del sequence.draft[max(0, room) if alone else 0 :]
 
-    def _make_way(self, sequence: Sequence) -> None:
-        """The context is full: what the request lets go leaves, and the rest is moved up or computed anew."""
-        request = sequence.request
-        if request.overflow is None or sequence.strategy.slots > 1:
+    def _make_way(self, sequence: Sequence, planned: int) -> None:
+        """Where the context is full: what the request lets go leaves, and the rest is moved up or computed anew."""
+        if sequence.request.overflow is None:
             return
+        try:
+            if sequence.strategy.slots > 1:
+                self._make_way_for_branches(sequence, planned)
+            elif len(sequence.tokens) > self.context.n_ctx:
+                self._shorten(sequence, sequence.request.overflow)
+        except UserError:  # moving failed, and nothing is left of any
+            for one in self._live.values():
+                if one.slot >= 0:
+                    one.computed = min(one.computed, len(self.ledger.tokens[one.slot]))
+            raise
+
+    def _shorten(self, sequence: Sequence, overflow: Overflow) -> None:
         args = sequence.tokens, sequence.prompt, sequence.left.turns, self.context.n_ctx
-        shorter = request.overflow.shorten(*args)
+        shorter = overflow.shorten(*args)
         if shorter is None:
             return
         sequence.shorten(shorter)
         sequence.strategy.shortened(sequence)
-        try:
-            sequence.computed = self.ledger.adapt(sequence.slot, sequence.tokens[:-1], request.overflow.move)
-        finally:
-            for one in self._live.values():  # where moving failed nothing is left of any
-                if one.slot >= 0:
-                    one.computed = min(one.computed, len(self.ledger.tokens[one.slot]))
+        sequence.computed = self.ledger.adapt(sequence.slot, sequence.tokens[:-1], overflow.move)
         sequence.recompute(len(sequence.tokens) - 1 - sequence.computed)
+
+    def _make_way_for_branches(self, sequence: Sequence, planned: int) -> None:
+        """Branches fill the context with the cells that they do not share."""
+        ledger = self.ledger
+        count = len(sequence.strategy.pending()) if sequence.computed == len(sequence.tokens) else 0
+        if count and not ledger.make_room(planned + count):
+            taken = ledger.used - ledger.held([sequence.slot, *sequence.spare])
+            sequence.strategy.make_way(sequence, ledger.size - planned - taken)
 
     def _decode(self, plan: _Plan) -> Iterable[Row]:
         rows = Rows(plan.tokens, plan.positions, plan.slots, plan.wants)
@@ -275,7 +290,7 @@ class Engine:
         start = sequence.computed
         if start < len(sequence.tokens):
             self.ledger.append(sequence.slot, sequence.tokens[start : start + count])
-            if sequence.prompting and not sequence.times:
+            if sequence.prompting and not sequence.times and not sequence.left.times:
                 sequence.prompt_seconds += spent
             sequence.computed += count
             if sequence.computed < len(sequence.tokens):

@@ -151,6 +151,13 @@ class Ledger:
         self.release(slot, turn)
         return good
 
+    def held(self, slots: Sequence[int]) -> int:
+        """Cells that these slots hold; one that several of them share counts once."""
+        return sum(
+            len(self._cells[slot]) - max((self._shared(slot, other) for other in slots[:at]), default=0)
+            for at, slot in enumerate(slots)
+        )
+
     @property
     def idle(self) -> int:
         """How many slots nobody is using."""

@@ -230,3 +230,19 @@ def test_a_document_is_finished_over_a_window_that_moves_on(talk: Make) -> None:
         assert answer.finish == "stop" and answer.left.times > 1
         jsonschema.validate(json.loads(answer.text), LONG)
         assert whole(one, answer)
+
+
+def test_beams_go_on_when_turns_have_left(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    one = mode(talk(ANSWER, n_ctx=256, n_seq_max=3), "shift")
+    for question in ("first question", "second question"):
+        ask(one, question)
+    find("beams").change(one, "3")
+    one.runner.context.speak = counting  # type: ignore[attr-defined]
+    one.session.predict = 120
+    answer = one.ask("third question", Stream(silent=True))
+    one.runner.engine.ledger.check()
+    assert (answer.finish, len(answer.tokens), len(answer.beams)) == ("length", 120, 3)
+    assert answer.left.turns == len(one.session.tree.left) > 0
+    assert f"left the context ({answer.left.tokens} tokens)" in capsys.readouterr().err
+    one.session.predict = 5
+    assert ask(one, "and now?") == "length"

@@ -77,6 +77,10 @@ class Strategy(Protocol):
         """The context was full, and some tokens have left the sequence; asked where `slots` is 1."""
         ...
 
+    def make_way(self, sequence: Sequence, cells: int) -> None:
+        """The context is full, and it may have `cells` of it; asked where `slots` is more than 1."""
+        ...
+
     def finish(self, sequence: Sequence, finish: Finish) -> str:
         """The answer ends, for whatever reason: what is still to be shown. Only `sequence.slot` stays claimed."""
         ...

@@ -13,6 +13,7 @@ of a beam without children, which then holds the parent's cells where it held ot
 """
 
 import copy
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,10 +24,12 @@ import numpy as np
 from llmcli.runtime.constraint.branch import Branch, begin
 from llmcli.runtime.constraint.chain import nowhere
 from llmcli.runtime.ranked import floor
+from llmcli.runtime.repetition import EVERY, repeats
 from llmcli.runtime.request import Hypothesis, Request
 from llmcli.runtime.sampling.chain import Row
 from llmcli.runtime.sequence import Sequence
 from llmcli.runtime.strategies.base import Means, end_tokens, refuse_nan
+from llmcli.runtime.strategies.regrow import Regrowth
 from llmcli.runtime.text import Decoder
 from llmcli.types import Event, Finish, TokenTime
 
@@ -99,9 +102,11 @@ class BeamSearch:
     def __init__(self, request: Request, seed: int, means: Means) -> None:
         self.request, self.search, self.slots = request, request.search, request.search.beams
         self.vocabulary, self.ledger = means.vocabulary, means.ledger
-        # As many as the context holds; the last token of an answer is never computed.
+        # As many as the context holds, unless something may leave; the last token of an answer is never computed.
         self.room = means.ledger.size - len(request.tokens) + 1
-        self.limit = self.room if request.max_tokens is None else min(request.max_tokens, self.room)
+        most = math.inf if request.overflow else self.room
+        self.limit = most if request.max_tokens is None else min(request.max_tokens, most)
+        self.regrowth = Regrowth(self.ledger)
         self.beams: list[Beam] = []
         self.free: list[int] = []  # slots without a beam
         self.ended: list[Ended] = []  # best first, at most as many as beams
@@ -115,6 +120,10 @@ class BeamSearch:
 
     def accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[list[Event], Finish | None]:
         """Grow the beams by one token. Nothing is visible before the end."""
+        if self.regrowth.busy:
+            next(rows)  # it was read before
+            self.regrowth.grown(sequence)
+            return [], None
         begun = time.perf_counter()
         if not self.steps:
             first = Beam(sequence.slot, 0.0, None, Decoder(self.request.stops), begin(self.request))
@@ -138,15 +147,31 @@ class BeamSearch:
         sequence.last, self.guiding = now, 0.0
         if over and not self.ended:
             raise nowhere()
-        return [], self.ended[0].finish if over else None
+        if over:
+            return [], self.ended[0].finish
+        return [], "repetition" if self._repeats(sequence) else None
+
+    def _repeats(self, sequence: Sequence) -> bool:
+        """Whether the best answer only repeats itself; where nothing may leave the context ends it soon enough."""
+        if not self.request.overflow or len(self.steps) < sequence.look_at:
+            return False
+        sequence.look_at = len(self.steps) + EVERY
+        said = b"".join(self.vocabulary.piece(node.token) for node in _path(self.beams[0].node))
+        return repeats([said.decode("utf-8", "replace")])
 
     def shortened(self, sequence: Sequence) -> None:
-        """Never: an answer ends where the context is full, since beams share it."""
+        """Never: `make_way` is asked instead."""
         raise AssertionError("beams take as many slots as there are")
+
+    def make_way(self, sequence: Sequence, cells: int) -> None:
+        """The context is full: what may leave leaves all beams alike. They may have `cells`."""
+        if self.request.overflow:
+            heads = dict(self.pending())
+            self.regrowth.shorten(sequence, self.request.overflow, heads, cells)
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
         """The best answer's text. Where the search was cut short the unfinished ones count as they are."""
-        if finish in ("cancelled", "context_full") and self.steps:
+        if finish in ("cancelled", "context_full", "repetition") and self.steps:
             for beam in self.beams:
                 if beam.node:
                     self._keep(Ended(beam.whole(), beam.score, beam.node, finish), len(self.steps))
@@ -157,7 +182,10 @@ class BeamSearch:
         sequence.times += times
         if sequence.slot >= 0 and sequence.spare:
             slots = [sequence.slot, *sequence.spare]
-            sequence.slot, sequence.spare = self.ledger.settle(slots, [*sequence.request.tokens, *best.tokens]), []
+            # What has left the context stands in no cell.
+            prompt = sequence.tokens[: sequence.prompt]
+            gone = sequence.left.tokens - (len(self.request.tokens) - len(prompt))
+            sequence.slot, sequence.spare = self.ledger.settle(slots, [*prompt, *best.tokens[gone:]]), []
         return best.text
 
     def _sort_out(self, rows: list[Row]) -> list[tuple[Candidate, Decoder]]:
@@ -252,7 +280,8 @@ class BeamSearch:
         if self.search.early_stopping == "yes":
             return True
         longest = self.search.early_stopping == "never" and self.search.length_penalty > 0
-        length = self.limit if longest else len(self.steps) + 1
+        most = self.ledger.size if self.limit == math.inf else self.limit
+        length = max(most, len(self.steps) + 1) if longest else len(self.steps) + 1
         reachable: float = running[0][0].score / length**self.search.length_penalty
         return reachable <= self.ended[-1].score
 
@@ -291,12 +320,7 @@ class BeamSearch:
 
     def _answer(self, ended: Ended) -> tuple[Hypothesis, list[TokenTime]]:
         """A finished answer as text, and each token with the times of the step that it was found in."""
-        nodes: list[Node] = []
-        node: Node | None = ended.node
-        while node:
-            nodes.append(node)
-            node = node.parent
-        nodes.reverse()
+        nodes = _path(ended.node)
         if self.vocabulary.ends(nodes[-1].token):
             nodes.pop()
         decoder = Decoder(self.request.stops)
@@ -307,6 +331,16 @@ class BeamSearch:
             for node, text, step in zip(nodes, texts, self.steps, strict=False)
         ]
         return Hypothesis("".join(texts) + rest, ended.score, tuple(node.token for node in nodes), ended.whole), times
+
+
+def _path(node: Node | None) -> list[Node]:
+    """An answer's tokens from the first one to this."""
+    nodes: list[Node] = []
+    while node:
+        nodes.append(node)
+        node = node.parent
+    nodes.reverse()
+    return nodes
 
 
 STRATEGIES = (BeamSearch,)

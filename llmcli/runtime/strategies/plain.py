@@ -75,6 +75,10 @@ class Plain:
     def shortened(self, sequence: Sequence) -> None:
         """Nothing: a chain knows what it drew, and looks back from the end of the tokens."""
 
+    def make_way(self, sequence: Sequence, cells: int) -> None:
+        """Never: the engine shortens what has one slot."""
+        raise AssertionError("an answer has one slot")
+
     def finish(self, sequence: Sequence, finish: Finish) -> str:
         """Half a character, or what looked like the beginning of a stop string."""
         self.chain.close()
