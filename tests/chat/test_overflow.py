@@ -238,10 +238,10 @@ def test_beams_go_on_when_turns_have_left(talk: Make, capsys: pytest.CaptureFixt
         ask(one, question)
     find("beams").change(one, "3")
     one.runner.context.speak = counting  # type: ignore[attr-defined]
-    one.session.predict = 120
+    one.session.predict = 100
     answer = one.ask("third question", Stream(silent=True))
     one.runner.engine.ledger.check()
-    assert (answer.finish, len(answer.tokens), len(answer.beams)) == ("length", 120, 3)
+    assert (answer.finish, len(answer.tokens), len(answer.beams)) == ("length", 100, 3)
     assert answer.left.turns == len(one.session.tree.left) > 0
     assert f"left the context ({answer.left.tokens} tokens)" in capsys.readouterr().err
     one.session.predict = 5
