@@ -15,7 +15,7 @@ from llmcli.bench.pictures import memory, roof, speed
 from llmcli.bench.roofline import Machine
 from llmcli.hardware import host, plan
 from llmcli.hardware.plan import Receipt
-from llmcli.runtime.binding import devices
+from llmcli.runtime.binding import devices, library
 from llmcli.units import size
 from quant.container import Header
 
@@ -49,6 +49,15 @@ def of_machine(machine: Machine) -> Page:
         f"Memory of {machine.cpu}", "No model was measured.", told, (roof.bandwidth(machine),), (),
         (("Machine", _machine(machine.cpu, machine.cache, machine.roof)),),
     )  # fmt: skip
+
+
+def of_others(
+    title: str, about: str, lead: Sequence[str], drawn: Sequence[Chart], tables: Sequence[tuple[str, Table]] = ()
+) -> Page:
+    """A report of anything else that was measured on this machine."""
+    cpu = ("CPU", host.cpu_name()), ("last cache", _size(host.last_cache()))
+    build = ("llmcli", __version__), ("llama-cpp-python", library.version()), ("backends", report.backends())
+    return Page(title, about, tuple(lead), tuple(drawn), tuple(tables), (("Machine", cpu), ("Build", build)))
 
 
 def receipts(header: Header, tests: Iterable[Test]) -> list[tuple[str, Receipt]]:
@@ -105,9 +114,12 @@ def facts(results: Sequence[Result], bandwidth: float | None) -> tuple[tuple[str
 
 
 def _machine(cpu: str, cache: int | None, bandwidth: float | None) -> tuple[tuple[str, str], ...]:
-    known = "unknown" if cache is None else size(cache)
     speed = "unknown" if bandwidth is None else f"{bandwidth / 1e9:.1f} GB/s"
-    return ("CPU", cpu), ("last cache", known), ("memory gives", speed)
+    return ("CPU", cpu), ("last cache", _size(cache)), ("memory gives", speed)
+
+
+def _size(nbytes: int | None) -> str:
+    return "unknown" if nbytes is None else size(nbytes)
 
 
 def _lead(results: Sequence[Result], drawn: Sequence[Chart]) -> list[str]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmcli.commands.reporting import Charts, Report
 from llmcli.commands.show import Json, Ref, start
 
 if TYPE_CHECKING:
@@ -49,11 +50,13 @@ def plan(
     unified: Unified = True,
     quant: Quant = None,
     measure: Measure = False,
+    report_file: Report = None,
+    chart: Charts = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Json = False,
 ) -> None:
     """Tell every byte of a run before it is allocated, and whether it fits."""
-    from llmcli.commands import others, receipt
+    from llmcli.commands import others, plan_page, receipt, reporting
     from llmcli.commands.standing import standing
     from llmcli.errors import UserError
     from llmcli.hardware import plan as planning
@@ -61,6 +64,7 @@ def plan(
     from quant import container
 
     config, ui = start(json, offline)
+    reporting.check(report_file)
     options = RunOptions(
         ctx_size or None, threads, None, batch_size, ubatch_size, gpu_layers, flash_attn, type_k, type_v
     )
@@ -79,16 +83,19 @@ def plan(
         # Looking for what else would fit leaves the process larger than it was: not before it is weighed again.
         found = planning.measure(header, wanted, layers) if measure else None
         other = others.look(header, wanted, layers, told, not subject.sketched)
+    title = receipt.title(subject.name, header, wanted, told)
     if json:
         more = others.document(other, subject.quantized)
         actual = {"actual": {**document(found), **dict.fromkeys(more)}} if found else {}
         ui.result({**document(told, other.types), **more, **actual})
-        return
-    ui.text(receipt.title(subject.name, header, wanted, told) + (f" · {subject.lacks}" if subject.lacks else ""))
-    receipt.table(told, found, ui)
-    receipt.weights(other.types, ui)
-    receipt.layers(told.cache, ui)
-    others.tell(other, told, wanted, header.context_length, ui, quantized=subject.quantized)
+    else:
+        ui.text(title + (f" · {subject.lacks}" if subject.lacks else ""))
+        receipt.table(told, found, ui)
+        receipt.weights(other.types, ui)
+        receipt.layers(told.cache, ui)
+        others.tell(other, told, wanted, header.context_length, ui, quantized=subject.quantized)
+    drawn = plan_page.charts(told, found)
+    reporting.show(lambda: plan_page.made(title, told, found, other), lambda: drawn, (report_file, chart), ui)
 
 
 def _decided(

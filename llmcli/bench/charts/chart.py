@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What is counted along an axis, with its unit; `log`: equal steps are equal factors."""
+    """What is counted along an axis, with its unit; `log`: equal steps are equal factors. Not `zero`: it begins near
+    the least value, as for ratios around 1; nothing with a length may stand on it."""
 
     title: str
     log: bool = False
+    zero: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,10 @@ class Row:
     note: str = ""
     span: tuple[float, float] | None = None
 
-    def end(self, dots: bool) -> float:
-        """How far it reaches."""
-        values = [one.value for one in self.values] or [0.0]
-        ends: list[float] = [max(values) if dots else sum(values), *(self.span or ())]
+    @property
+    def end(self) -> float:
+        """How far a bar reaches, its range too."""
+        ends: list[float] = [sum(one.value for one in self.values), *(self.span or ())]
         return max(ends)
 
 
@@ -102,7 +104,7 @@ class Rows:
     def __post_init__(self) -> None:
         values = [one.value for row in self.rows for one in row.values]
         assert values and all(math.isfinite(value) and value >= 0 for value in values), self.title
-        assert not self.axis.log or self.dots, "a bar has no length on a logarithmic axis"
+        assert self.dots or (self.axis.zero and not self.axis.log), "a bar has no length without a 0"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -110,9 +112,12 @@ class Rows:
         return tuple(dict.fromkeys(one.name for row in self.rows for one in row.values))
 
     @property
-    def high(self) -> float:
-        """How far the longest row reaches."""
-        return max(row.end(self.dots) for row in self.rows)
+    def reach(self) -> list[float]:
+        """Values that the axis must hold."""
+        if not self.dots:
+            return [*(row.end for row in self.rows), *(rule.at for rule in self.rules)]
+        shown = [end for row in self.rows for end in (*(one.value for one in row.values), *(row.span or ()))]
+        return [*shown, *(rule.at for rule in self.rules)]
 
 
 Chart = Plot | Rows

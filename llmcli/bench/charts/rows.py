@@ -59,12 +59,7 @@ def _layout(chart: Rows, wide: float, top: float, ident: str) -> Layout:
     right = wide - (note + 20 if beside and note else 14)
     top += LINE * len(chart.rules)
     bottom = top + (BESIDE if beside else ABOVE) * len(chart.rows) + 4
-    rules = [rule.at for rule in chart.rules]
-    if chart.axis.log:
-        shown = [one.value for row in chart.rows for one in row.values]
-        low, high = limits([*shown, *rules, *(end for row in chart.rows for end in row.span or ())], True)
-    else:
-        low, high = limits([chart.high, *rules])
+    low, high = limits(chart.reach, chart.axis.log, chart.axis.zero)
     return Layout(Frame(wide, left, top, right, bottom), Scale(low, high, left, right, chart.axis.log), beside, ident)
 
 

@@ -36,18 +36,18 @@ class Scale:
         return log_ticks(self.low, self.high, most) if self.log else ticks(self.low, self.high, most)
 
 
-def limits(values: Iterable[float], log: bool = False) -> tuple[float, float]:
+def limits(values: Iterable[float], log: bool = False, zero: bool = True) -> tuple[float, float]:
     """What an axis shows of values: from 0 (or the least, below it) to a round number above the greatest.
 
-    A logarithmic one: a fifth of a decade more on both sides.
+    A logarithmic one: a fifth of a decade more on both sides. Not from `zero`: round numbers on both sides.
     """
     found = list(values)
     if log:
         margin = 10**0.2
         return min(found) / margin, max(found) * margin
-    low, high = min(0.0, *found), max(0.0, *found)
+    low, high = (min(0.0, *found), max(0.0, *found)) if zero else (min(found), max(found))
     if low == high:
-        return 0.0, 1.0
+        return (0.0, 1.0) if low == 0 else (low - abs(low) / 10, high + abs(high) / 10)
     step = _step(high - low, 6)
     return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
 

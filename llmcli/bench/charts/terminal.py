@@ -33,7 +33,7 @@ ASCII = Glyphs("o#^*vx", "#=%:+-", " #", ".", "|", "-", "+", "+", "~")
 def telling(chart: Chart) -> bool:
     """Whether it shows at a glance what numbers in a table do not: several things beside one another."""
     if isinstance(chart, Rows):
-        return chart.dots or len(chart.rows) > 1
+        return chart.dots or len(chart.rows) > 1 or len(chart.names) > 1
     return sum(len(one.points) for one in chart.series if one.marks) > 1
 
 
@@ -53,8 +53,7 @@ def _rows(chart: Rows, columns: int, glyphs: Glyphs) -> list[str]:
     notes = min(max(cells(row.note) for row in chart.rows), columns // 3)
     room = columns - label - 1 - (notes + 1 if notes else 0)
     rules = [rule.at for rule in chart.rules]
-    values = [one.value for row in chart.rows for one in row.values]
-    low, high = limits([*values, *rules], chart.axis.log) if chart.axis.log else (0.0, max([chart.high, *rules]) or 1.0)
+    low, high = limits(chart.reach, chart.axis.log, chart.axis.zero) if chart.dots else (0.0, max(chart.reach) or 1.0)
     scale = Scale(low, high, 0, room - 1 if chart.dots else room, chart.axis.log)
     lines = []
     for row in chart.rows:

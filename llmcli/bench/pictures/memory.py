@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from llmcli.bench.charts.chart import Axis, Row, Rows, Value
+from llmcli.bench.charts.chart import Axis, Row, Rows, Rule, Value
 from llmcli.hardware.plan import Receipt, Share
 from llmcli.runtime.binding.devices import HOST
 from llmcli.units import size
@@ -29,6 +29,17 @@ def chart(receipts: Sequence[tuple[str, Receipt]]) -> Rows | None:
         return None
     says = f"{_verdict(receipts)} What llama.cpp maps and allocates, as its dry run tells."
     return Rows("Memory", says, Axis("MiB"), tuple(rows))
+
+
+def types(rows: Sequence[tuple[str, int, str]], available: int | None) -> Rows | None:
+    """What llama.cpp would map and allocate for each type of the weights: name, bytes, and a word about it."""
+    if not rows:
+        return None
+    bars = tuple(Row(name, (Value("MiB", nbytes / MIB),), f"{size(nbytes)}, {word}") for name, nbytes, word in rows)
+    near = available is not None and available <= LARGE * max(nbytes for _, nbytes, _ in rows)
+    rules = (Rule(available / MIB, f"available: {size(available)}"),) if available is not None and near else ()
+    room = "unknown memory is" if available is None else f"{size(available)} are"
+    return Rows("In other types", f"All that llama.cpp would hold; {room} available.", Axis("MiB"), bars, rules=rules)
 
 
 def _verdict(receipts: Sequence[tuple[str, Receipt]]) -> str:

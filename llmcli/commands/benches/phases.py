@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmcli.commands.reporting import Charts, Report
 from llmcli.commands.show import Json, start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from llmcli.bench.charts.page import Page
     from llmcli.bench.phases import Breakdown
     from llmcli.config import Config
     from llmcli.runtime.request import RunOptions
@@ -44,6 +46,8 @@ def phases(
     type_k: TypeK = "f16",
     type_v: TypeV = "f16",
     temp: Temp = None,
+    report_file: Report = None,
+    chart: Charts = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Json = False,
 ) -> None:
@@ -52,12 +56,15 @@ def phases(
     The same prompt and seed each time, answers of the same length, nothing of one kept for the next.
     """
     from llmcli.bench import phases as measuring
+    from llmcli.bench.pictures import parts
     from llmcli.chat.render import Stream
+    from llmcli.commands import reporting
     from llmcli.hardware import fit
     from llmcli.runtime.request import RunOptions
     from llmcli.runtime.sampling import defaults
 
     config, ui = start(json, offline)
+    reporting.check(report_file)
     options = RunOptions(n_prompt + n_gen + ROOM, threads, flash_attn=flash, cache_type_k=type_k, cache_type_v=type_v)
     fit.check(options)
     sampling = defaults().with_values({"seed": 1, **({} if temp is None else {"temp": temp})})
@@ -74,6 +81,16 @@ def phases(
             ui.result(document(name, runner, found, n_gen))
         else:
             _tell(name, runner, found, n_gen, ui)
+    reporting.show(lambda: _page(name, found, n_gen), lambda: parts.charts(found, NAMES), (report_file, chart), ui)
+
+
+def _page(name: str, found: "Breakdown", n_gen: int) -> "Page":
+    from llmcli.bench import page
+    from llmcli.bench.pictures import parts
+
+    drawn = parts.charts(found, NAMES)
+    about = f"{found.prompt_tokens} tokens of prompt, {n_gen} of answer, {len(found.answers)} answers"
+    return page.of_others(f"Where the time of {name} goes", about, [drawn[0].says], drawn)
 
 
 @contextmanager
