@@ -81,7 +81,8 @@ class UI:
 
     @contextmanager
     def bar(
-        self, label: str, total: int | None, unit: Literal["bytes", "tensors", "tests"] = "bytes", done: int = 0
+        self, label: str, total: int | None, unit: Literal["bytes", "tensors", "tests", "chunks"] = "bytes",
+        done: int = 0,
     ) -> Iterator[Bar]:
         """A progress bar on stderr: drawn on a terminal, one closing line elsewhere.
 
@@ -145,7 +146,7 @@ class UI:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self._console(sys.stderr),
-            auto_refresh=unit != "tests",  # a thread that redraws would be measured along with the test
+            auto_refresh=unit not in ("tests", "chunks"),  # a thread that redraws would be measured along with the test
         )
 
     def _console(self, stream: TextIO, file: TextIO | None = None) -> "Console":

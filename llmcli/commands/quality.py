@@ -1,0 +1,142 @@
+"""What an evaluation found, as a table and as a document."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmcli.commands.evaluating import Outcome
+from llmcli.commands.scorers import Side
+from quant.baselogits import BaseLogits
+from quant.quality import Against, Estimate, Spread
+
+if TYPE_CHECKING:
+    from llmcli.ui import UI
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An outcome, and what it is of. `text` is the name of the text, or of the file that brought it."""
+
+    outcome: Outcome
+    model: Side
+    base: Side | None
+    kept: BaseLogits | None
+    text: str
+
+
+def show(told: Told, ui: "UI") -> None:
+    """Print it."""
+    if ui.json:
+        ui.result(document(told))
+        return
+    outcome, figures = told.outcome, told.outcome.quality
+    options = told.model.options
+    name = told.base.header.path.name if told.base else told.kept.name if told.kept else None
+    ui.text(
+        f"{told.model.header.path.name} · {told.model.header.file_type} · K {options.cache_type_k}, "
+        f"V {options.cache_type_v}" + (f" · against {name}" if name else "")
+    )
+    ui.text(
+        f"{told.text}: {outcome.chunks} chunks of {outcome.n_ctx} tokens, {figures.positions:,} positions scored"
+    )
+    ui.text()
+    rows = [("perplexity", _plain(figures.perplexity, 4))]
+    if figures.against:
+        rows += _against(figures.against)
+    ui.table(("", "value ± standard error"), rows, right=("value ± standard error",))
+    if figures.against:
+        ui.text()
+        _spreads(figures.against, ui)
+        _doubt(figures.against, ui)
+
+
+def _against(found: Against) -> list[tuple[str, str]]:
+    return [
+        ("perplexity of the base", _plain(found.base, 4)),
+        ("perplexity / base's", _plain(found.ratio, 5)),
+        ("ln of that", _plain(found.log_ratio, 6)),
+        ("perplexity − base's", _plain(found.difference, 5)),
+        ("correlation of the logs", "-" if found.correlation is None else f"{found.correlation:.2%}"),
+        ("mean KL divergence", _plain(found.kld, 6)),
+        ("same top", _percent(found.same_top)),
+        ("mean Δp", _percent(found.delta)),
+        ("RMS Δp", _percent(found.delta_rms)),
+    ]
+
+
+def _spreads(found: Against, ui: "UI") -> None:
+    """Percentiles side by side."""
+    middle = (50.0, found.klds.median, found.deltas.median)
+    ranks = sorted({*found.klds.ranks, *found.deltas.ranks, 50.0}, reverse=True)
+    rows = [("maximum", f"{found.klds.most:.6f}", f"{found.deltas.most:.3%}")]
+    for rank in ranks:
+        kld, delta = (middle[1:] if rank == 50.0 else (found.klds.ranks.get(rank), found.deltas.ranks.get(rank)))
+        rows.append((
+            "median" if rank == 50.0 else f"{rank:.1f} %", "" if kld is None else f"{kld:.6f}",
+            "" if delta is None else f"{delta:.3%}",
+        ))  # fmt: skip
+    rows.append(("minimum", f"{found.klds.least:.6f}", f"{found.deltas.least:.3%}"))
+    ui.table(("", "KL divergence", "Δp"), rows, right=("KL divergence", "Δp"))
+
+
+def _doubt(found: Against, ui: "UI") -> None:
+    if found.doubt:
+        ui.text()
+        ui.text(f"the base's logits were kept in part: of the mean divergence's error {found.doubt:.6f} comes of that")
+
+
+def _plain(estimate: Estimate, digits: int) -> str:
+    return f"{estimate.value:.{digits}f} ± {estimate.error:.{digits}f}"
+
+
+def _percent(estimate: Estimate) -> str:
+    return f"{estimate.value:.3%} ± {estimate.error:.3%}"
+
+
+def document(told: Told) -> dict[str, Any]:
+    """One JSON document; a base's figures are null without one."""
+    outcome, figures, options = told.outcome, told.outcome.quality, told.model.options
+    found = figures.against
+    return {
+        "model": _model(told.model),
+        "base": _model(told.base) if told.base else _kept(told.kept) if told.kept else None,
+        "text": told.text, "text_tokens": outcome.tokens, "n_ctx": outcome.n_ctx, "chunks": outcome.chunks,
+        "positions": figures.positions, "resumed_chunks": outcome.resumed, "type_k": options.cache_type_k,
+        "type_v": options.cache_type_v, "flash_attn": options.flash_attn, "n_batch": options.batch_size,
+        "n_ubatch": options.ubatch_size, "n_threads": options.threads, "perplexity": _estimate(figures.perplexity),
+        "base_perplexity": _estimate(found.base) if found else None,
+        "correlation": found.correlation if found else None,
+        "ln_perplexity_ratio": _estimate(found.log_ratio) if found else None,
+        "perplexity_ratio": _estimate(found.ratio) if found else None,
+        "perplexity_difference": _estimate(found.difference) if found else None,
+        "kl_divergence": {**_estimate(found.kld), **_spread(found.klds)} if found else None,
+        "kl_divergence_sampling_error": found.doubt if found else None,
+        "delta_p": {**_estimate(found.delta), **_spread(found.deltas)} if found else None,
+        "rms_delta_p": _estimate(found.delta_rms) if found else None,
+        "same_top": _estimate(found.same_top) if found else None,
+        "elapsed_ms": outcome.seconds * 1000,
+    }  # fmt: skip
+
+
+def _model(side: Side) -> dict[str, Any]:
+    header = side.header
+    return {
+        "name": header.path.name, "path": str(header.path), "file_type": header.file_type,
+        "file_bytes": sum(Path(file).stat().st_size for file in header.files), "tensor_bytes": header.tensor_bytes,
+        "bits_per_weight": header.bits_per_weight,
+    }  # fmt: skip
+
+
+def _kept(kept: BaseLogits) -> dict[str, Any]:
+    return {"name": kept.name, "path": str(kept.path)}
+
+
+def _estimate(estimate: Estimate) -> dict[str, float]:
+    return {"value": estimate.value, "error": estimate.error}
+
+
+def _spread(spread: Spread) -> dict[str, Any]:
+    return {
+        "minimum": spread.least, "maximum": spread.most, "median": spread.median,
+        "percentiles": {f"{rank:g}": value for rank, value in spread.ranks.items()},
+    }  # fmt: skip

@@ -1,0 +1,140 @@
+"""Perplexity and divergence of a text, chunk by chunk, with llama-perplexity's protocol.
+
+A text is cut into chunks of n_ctx tokens that do not overlap; in each the tokens of the second half are scored, so that
+every one has half a chunk before it (tools/perplexity/perplexity.cpp: positions n_ctx/2 to n_ctx-2, whose next token is
+known). The first token of a chunk becomes BOS where the model wants one: that is the scorer's. It knows no model and
+no llama.cpp: what gives logits is passed in.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quant.divergence import F32, F64, Lanes, Scores, Top, sound
+from quant.errors import Refusal
+
+I32 = NDArray[np.int32]
+SHORTEST = 8  # tokens of a chunk
+NOTHING: F64 = np.empty(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """A text's tokens, int32 [chunks, n_ctx]."""
+
+    ids: I32
+
+    @property
+    def count(self) -> int:
+        return len(self.ids)
+
+    @property
+    def n_ctx(self) -> int:
+        return int(self.ids.shape[1])
+
+    @property
+    def first(self) -> int:
+        """The first position that is scored."""
+        return self.n_ctx // 2
+
+    @property
+    def scored(self) -> int:
+        """Scored positions of a chunk."""
+        return self.n_ctx - 1 - self.first
+
+    def targets(self, chunk: int) -> I32:
+        """The tokens that came at a chunk's scored positions."""
+        return self.ids[chunk, self.first + 1 :]
+
+
+def chunks(tokens: Sequence[int], n_ctx: int, most: int | None = None) -> Chunks:
+    """Cut a text's tokens; raises Refusal where they are fewer than two chunks, as llama-perplexity does."""
+    if n_ctx < SHORTEST:
+        raise Refusal(f"--ctx is {n_ctx}", hint=f"--ctx takes a whole number from {SHORTEST}; 512 is usual")
+    if len(tokens) < 2 * n_ctx:
+        most_ctx = len(tokens) // 2
+        hint = f"a longer text, or --ctx {most_ctx}" if most_ctx >= SHORTEST else "a longer text"
+        raise Refusal(f"the text has {len(tokens)} tokens, chunks of {n_ctx} need at least {2 * n_ctx}", hint=hint)
+    count = len(tokens) // n_ctx
+    count = count if most is None else min(most, count)
+    return Chunks(np.array(tokens[: count * n_ctx], np.int32).reshape(count, n_ctx))
+
+
+class Scorer(Protocol):
+    """Something that reads chunks and shows what it expects next."""
+
+    def blocks(self, ids: I32) -> Iterator[F32]:
+        """For chunks [n, n_ctx] the logits of their scored positions, some positions at a time: float32
+        [n, positions, n_vocab], to be read before the next one is asked for."""
+        ...
+
+
+class Kept(Protocol):
+    """What was kept of a base's logits."""
+
+    def rows(self, chunk: int) -> list[Top]:
+        """The scored positions of one chunk."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One text read by a model, and by a base or what was kept of one. `keep`: also pack what the base expects (without
+    a base, the model) for a file of base logits."""
+
+    model: Scorer
+    base: Scorer | None
+    kept: Kept | None
+    text: Chunks
+    lanes: Lanes
+    keep: bool = False
+
+    def score(self, numbers: Sequence[int]) -> tuple[list[Scores], list[list[Top]]]:
+        """The chunks of these `numbers`, in one pass each, and what is kept of them. Raises Refusal for logits that
+        are no numbers."""
+        ids = self.text.ids[list(numbers)]
+        others = self.base.blocks(ids) if self.base else None
+        found = [_Chunk(self, number) for number in numbers]
+        at = 0
+        for block in self.model.blocks(ids):
+            other = next(others) if others else None
+            for place, chunk in enumerate(found):
+                chunk.add(at, block[place], None if other is None else other[place])
+            at += block.shape[1]
+        assert at == self.text.scored, (at, self.text.scored)
+        return [sound(chunk.scores, chunk.number) for chunk in found], [chunk.tops for chunk in found]
+
+
+class _Chunk:
+    """One chunk while its blocks come in."""
+
+    def __init__(self, evaluation: Evaluation, number: int) -> None:
+        self.evaluation, self.number = evaluation, number
+        self.targets = evaluation.text.targets(number).tolist()
+        self.kept = evaluation.kept.rows(number) if evaluation.kept else None
+        self.rows: list[tuple[float, ...]] = []
+        self.tops: list[Top] = []
+
+    def add(self, at: int, block: F32, other: F32 | None) -> None:
+        """Score the positions from `at` on."""
+        lanes, targets, kept = self.evaluation.lanes, self.targets[at:], self.kept[at:] if self.kept else None
+        if kept is not None:
+            self.rows += lanes.map(len(block), lambda lane, i: lane.kept(block[i], kept[i], targets[i]))
+        elif other is not None:
+            self.rows += lanes.map(len(block), lambda lane, i: lane.against(block[i], other[i], targets[i]))
+        else:
+            self.rows += lanes.map(len(block), lambda lane, i: (lane.plain(block[i], targets[i]),))
+        if self.evaluation.keep:
+            base = block if other is None else other
+            seed = self.number * self.evaluation.text.n_ctx + at
+            self.tops += lanes.map(len(base), lambda lane, i: lane.top(base[i], targets[i], seed + i))
+
+    @property
+    def scores(self) -> Scores:
+        columns = [np.array(column, np.float64) for column in zip(*self.rows, strict=True)]
+        if len(columns) == 4:
+            columns.append(np.zeros(len(self.rows)))
+        return Scores(*columns, *[NOTHING] * (5 - len(columns)))
