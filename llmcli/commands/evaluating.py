@@ -171,10 +171,12 @@ def _tell_others(folder: Path, head: dict[str, Any], ui: "UI") -> None:
         if other is None:
             continue
         other.close()
-        if other.head.get("model") == head["model"] and (
-            differ := [word for key, word in OTHERS.items() if other.head.get(key) != head[key]]
-        ):
-            ui.note(f"begins anew: the last evaluation of this model had another {', another '.join(differ)}")
+        differ = [key for key in OTHERS if other.head.get(key) != head[key]]
+        if "n_ctx" in differ and "text" in differ:  # chunks of another length end elsewhere
+            differ.remove("text")
+        if other.head.get("model") == head["model"] and differ:
+            words = ", another ".join(OTHERS[key] for key in differ)
+            ui.note(f"begins anew: the last evaluation of this model had another {words}")
             return
 
 

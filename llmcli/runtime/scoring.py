@@ -15,12 +15,17 @@ from llmcli.runtime.binding.context import MAX_SEQUENCES, Aborted, Context, Cont
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.interrupt import on_interrupt
 
-BLOCK = 64 << 20  # bytes of logits that are held at once
+BLOCK = 128 << 20  # bytes of logits that are held at once
+# Rows of a sequence in a pass, a multiple of which is computed where the memory allows it: below 64 the CPU's flash
+# attention takes another path (ggml-cpu/ops.cpp, use_tiled) and rounds otherwise. Gemma 3 270M in Q3_K_S: perplexity in
+# passes of 16 rows 0.09 % off that of whole chunks, in passes of 128 the same to eight digits (2026-11).
+TILE = 64
 
 
 def at_once(n_ctx: int, n_batch: int, n_vocab: int, count: int) -> int:
-    """Chunks that one pass takes: as many as a batch holds, as llama-perplexity, and as there are."""
-    return max(1, min(n_batch // n_ctx, block_rows(n_vocab), MAX_SEQUENCES, count))
+    """Chunks that one pass takes: as many as a batch holds, as llama-perplexity, where their scored halves fit into
+    a block, and no more than there are."""
+    return max(1, min(n_batch // n_ctx, block_rows(n_vocab) // (n_ctx - n_ctx // 2), MAX_SEQUENCES, count))
 
 
 def block_rows(n_vocab: int) -> int:
@@ -57,10 +62,10 @@ class ChunkScorer:
         for start in range(0, n_ctx // 2, step):
             self._pass(tokens, start, min(start + step, n_ctx // 2), wanted=False)
         step = max(1, min(step, self.context.n_outputs // count))
+        step = step // TILE * TILE or step
         for start in range(n_ctx // 2, n_ctx - 1, step):
-            end = min(start + step, n_ctx - 1)
-            rows = self._pass(tokens, start, end, wanted=True)
-            yield _matrix(rows, self.n_vocab).reshape(count, end - start, self.n_vocab)
+            rows = self._pass(tokens, start, min(start + step, n_ctx), wanted=True)
+            yield _matrix(rows, self.n_vocab).reshape(count, -1, self.n_vocab)
 
     def _pass(self, tokens: NDArray[np.int32], start: int, end: int, wanted: bool) -> Sequence[Row]:
         count, width = len(tokens), end - start
@@ -68,7 +73,7 @@ class ChunkScorer:
             tokens[:, start:end].ravel().tolist(),
             list(range(start, end)) * count,
             [sequence for sequence in range(count) for _ in range(width)],
-            [wanted] * (count * width),
+            ([wanted] * (width - 1) + [wanted and end < tokens.shape[1]]) * count,  # behind the last nothing is known
         )
         try:
             with on_interrupt(self.context.interrupt):
