@@ -4,14 +4,14 @@ Fits quant's Scorer without importing it. Several chunks go through one pass, ea
 llama-perplexity does; only the rows that are scored ask for logits, and never more of them than `block_rows` allows.
 """
 
-import ctypes
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime.binding.context import MAX_SEQUENCES, Aborted, Context, ContextOptions, Row, Rows
+from llmcli.runtime.binding.matrix import matrix
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.interrupt import on_interrupt
 
@@ -35,8 +35,6 @@ def block_rows(n_vocab: int) -> int:
 
 def context_options(base: ContextOptions, n_vocab: int, chunks: int) -> ContextOptions:
     """`base` (whose n_ctx is a chunk's) for so many chunks at once: a stream of cells for each."""
-    from dataclasses import replace
-
     return replace(
         base, n_ctx=base.n_ctx * chunks, n_seq_max=chunks, unified=False,
         n_outputs=min(block_rows(n_vocab), chunks * base.n_ctx),
@@ -65,7 +63,7 @@ class ChunkScorer:
         step = step // TILE * TILE or step
         for start in range(n_ctx // 2, n_ctx - 1, step):
             rows = self._pass(tokens, start, min(start + step, n_ctx), wanted=True)
-            yield _matrix(rows, self.n_vocab).reshape(count, -1, self.n_vocab)
+            yield matrix(rows, self.n_vocab).reshape(count, -1, self.n_vocab)
 
     def _pass(self, tokens: NDArray[np.int32], start: int, end: int, wanted: bool) -> Sequence[Row]:
         count, width = len(tokens), end - start
@@ -80,11 +78,3 @@ class ChunkScorer:
                 return self.context.decode(rows)
         except Aborted:
             raise KeyboardInterrupt from None
-
-
-def _matrix(rows: Sequence[Row], n_vocab: int) -> NDArray[np.float32]:
-    """The rows of one pass, which llama.cpp keeps one behind the other in the order of the batch."""
-    first = rows[0].address
-    assert all(row.address == first + 4 * n_vocab * number for number, row in enumerate(rows)), "rows lie apart"
-    array: Any = (ctypes.c_float * (len(rows) * n_vocab)).from_address(first)
-    return np.frombuffer(array, np.float32).reshape(len(rows), n_vocab)
