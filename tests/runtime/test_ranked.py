@@ -14,7 +14,7 @@ from tests.drafts import Knowing
 from tests.runtime.strategies.test_speculative import VERSE, both
 
 
-@pytest.mark.parametrize("size", [1, 9, 260, 50_257])
+@pytest.mark.parametrize("size", [1, 9, 260, 16_385, 50_257])
 @pytest.mark.parametrize("count", [1, 5, 10, 100])
 def test_the_likeliest_are_those_of_a_whole_sort(size: int, count: int) -> None:
     logits = np.random.default_rng(size).normal(0, 4, size).astype(np.float32).round(1)  # with ties
