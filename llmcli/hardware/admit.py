@@ -68,7 +68,7 @@ class Wish:
             changes.append(f"a {its.cache_type_k} KV cache instead of {mine.cache_type_k}")
         if self.needed > other.slots:
             changes.append(f"{several(other.slots, 'sequence')} instead of {self.needed}")
-        return ", ".join(changes)
+        return ", ".join(changes) or "one branch of the chat, others are computed again"
 
     def flags(self, other: "Wish") -> str:
         """The same as flags to type."""

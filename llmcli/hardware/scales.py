@@ -112,6 +112,8 @@ class Scales:
         parts = {"KV cache": "kv", "weights in another layout": "repacked", "compute buffers": "compute"}
         sums = {"weights": sum(share.weights or 0 for share in shares if share.device != HOST)}
         sums |= {name: sum(getattr(share, part) or 0 for share in shares) for name, part in parts.items()}
+        if not sums["KV cache"] and (cache := estimate.cache(wish.header, wish.context)):
+            sums["KV cache"] = cache.nbytes
         beside = " and a draft model" if wish.drafting.model else ""
         told = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in sums.items() if nbytes)
         what = f"{wish.name} with {wish.context.n_ctx:,} tokens of context{beside} does not fit: {told}"

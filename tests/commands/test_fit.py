@@ -1,12 +1,17 @@
 """chat and run ask first: a refusal with the setting that fits, and --fit takes it."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from llmcli.hardware import host
+from llmcli.hardware import host, scales
+from llmcli.hardware.plan import planner
+from llmcli.runtime.binding.context import Context, ContextOptions
+from quant import container
 from tests.commands.conftest import Done
+from tests.quant import tiny
 
 Llmcli = Callable[..., Done]
 RUN = ("--raw", "-n", "4", "-t", "1", "--temp", "0", "-ub", "64")
@@ -46,3 +51,53 @@ def test_what_fit_takes(llmcli: Llmcli, stories_gguf: Path) -> None:
     done = llmcli("run", str(stories_gguf), "Once", "--fit=perhaps")
     assert done.code == 1
     assert "--fit takes on or off" in done.err
+
+
+def test_samples_that_do_not_fit_become_fewer(llmcli: Llmcli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recurrent model keeps state for each."""
+    model = tiny.mamba(tmp_path / "mamba.gguf")
+    words = ("run", str(model), "ab", *RUN, "-c", "512", "--samples", "64", "-n", "2", "--json")
+    with planner(container.read(model), ContextOptions(512, 2048, 64, 20), 0) as planned:
+        room = planned.receipt().sum("total")
+    monkeypatch.setattr(scales, "GROWTH", 0)
+    monkeypatch.setattr(host, "available_memory", lambda: room)
+    refused = llmcli(*words)
+    assert refused.code == 1, refused.err
+    assert "sequences at once would fit, and --fit takes that" in refused.err
+    done = llmcli(*words, "--fit")
+    assert done.code == 0, done.err
+    count = len(json.loads(done.out)["samples"])
+    assert count == 16
+    assert f"--fit: {count} sequences instead of 64" in done.err
+
+
+def test_a_machine_that_tells_nothing_is_left_to_try(
+    llmcli: Llmcli, stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("available_memory", "resident_memory", "total_memory", "last_cache"):
+        monkeypatch.setattr(host, name, lambda: None)
+    monkeypatch.setattr(Context, "allocated", lambda self: None)
+    done = llmcli("run", str(stories_gguf), "Once", *RUN, "-c", "512")
+    assert (done.code, bool(done.out)) == (0, True), done.err
+    told = llmcli("plan", str(stories_gguf), "-c", "512")
+    assert told.code == 0, told.err
+    assert "unknown memory is available: whether it fits is unknown" in told.out
+    assert "sequences at once, 512 tokens each: unknown" in told.out
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_what_the_model_or_the_build_does_not_take_is_said_before_loading(
+    llmcli: Llmcli, stories_gguf: Path, command: str
+) -> None:
+    more = ("Once", *RUN) if command == "run" else ()
+    for words, why in (
+        (("-ctk", "q8_0"), "heads have 8"), (("-ctk", "q9"), "unknown KV cache type"),
+        (("-ctv", "q4_0", "-fa", "off"), "needs flash attention"), (("-c", "-3"), "--ctx-size is -3"),
+    ):  # fmt: skip
+        done = llmcli(command, str(stories_gguf), *more, *words)
+        assert (done.code, done.out) == (1, ""), words
+        assert why in done.err
+        assert "hint: " in done.err
+    done = llmcli(command, str(stories_gguf), *more, "-c", "4096")
+    assert done.code == 0, done.err
+    assert "longer than the 512 tokens this model was trained on" in done.err

@@ -10,7 +10,7 @@ import pytest
 from llmcli.errors import UserError
 from llmcli.hardware import admit, estimate, host, limits, plan, scales
 from llmcli.hardware.admit import Wish
-from llmcli.runtime.binding.context import ContextOptions
+from llmcli.runtime.binding.context import Context, ContextOptions
 from llmcli.runtime.drafting.wish import NO_DRAFTING, Drafting
 from llmcli.runtime.request import RunOptions
 from quant import container
@@ -117,6 +117,25 @@ def test_fewer_sequences_where_each_has_state_of_its_own(tmp_path, monkeypatch):
     with pytest.raises(UserError) as caught:
         told(wanted, memory, monkeypatch)
     assert "16 sequences at once would fit" in caught.value.hint
+
+
+def test_branches_of_a_chat_go_first(model, monkeypatch):
+    options = replace(OPTIONS, ctx_size=512)
+    wanted = wish(model, options=options, slots=64, asked=False)
+    taken, words = told(wanted, need(wanted.but(slots=1)), monkeypatch)
+    assert taken == wanted.but(slots=1)
+    assert words == ["as much as the memory holds: one branch of the chat, others are computed again"]
+
+
+def test_a_build_that_tells_nothing_is_left_to_try(model, monkeypatch):
+    """As on macOS: no account of what is allocated. A cache larger than the memory is still refused."""
+    monkeypatch.setattr(Context, "allocated", lambda self: None)
+    wanted = wish(model)
+    cache = estimate.cache(wanted.header, wanted.context)
+    assert cache
+    assert told(wanted, cache.nbytes, monkeypatch) == (wanted, [])
+    with pytest.raises(UserError, match="does not fit: KV cache"):
+        told(wanted, cache.nbytes - 1, monkeypatch)
 
 
 def test_a_draft_model_counts(model, monkeypatch):
