@@ -7,9 +7,10 @@ import pytest
 
 from llmcli.bench import grid, page
 from llmcli.bench.bandwidth import Reading
+from llmcli.bench.charts import terminal
 from llmcli.bench.charts.chart import Plot, Rows
 from llmcli.bench.kernel import Result, Subject
-from llmcli.bench.pictures import memory, roof, speed
+from llmcli.bench.pictures import memory, pairs, roof, speed
 from llmcli.bench.roofline import Machine
 from llmcli.hardware.plan import Receipt, Share
 from llmcli.hardware.reading import Pace
@@ -137,6 +138,17 @@ def test_memory_says_what_is_not_known_and_what_does_not_fit():
     full = memory.chart([("a", Receipt(512, (share(1 << 20),), None, None))])
     assert full.says.startswith("It does not fit.")
     assert "too much" in full.rows[0].note
+
+
+def test_ratios_stand_around_1_with_their_intervals():
+    ratios = [pairs.Ratio("a", 1.02, 1.01, 1.03), pairs.Ratio("b", 0.9, 0.0, float("inf")), pairs.Ratio("c", 0.97)]
+    found = pairs.chart("t", "s", "B / A", ratios)
+    assert [row.span for row in found.rows] == [(1.01, 1.03), None, None]
+    assert [rule.at for rule in found.rules] == [1.0]
+    assert not found.axis.zero
+    lines = terminal.text(found, 60).split("\n")
+    assert lines[1].index("●") > lines[3].index("●") > lines[2].index("●")
+    assert lines[2].index("│") == lines[3].index("│")  # 1
 
 
 def test_contexts_are_rehearsed_once_each(header: container.Header):

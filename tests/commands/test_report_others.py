@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from llmcli.bench import tune
+from llmcli.bench.paired import Comparison
+from llmcli.bench.tune import Found, Setting, Tried, Work
 from tests.commands.conftest import Done
 from tests.quant import tiny
 
@@ -50,3 +53,38 @@ def test_phases_draw_an_answer_and_a_token(llmcli: Llmcli, stories_gguf: Path, o
     done = llmcli(*words, "--report", str(out), "--chart")
     assert titles(out)[:2] == ["An answer", "A token"]
     assert "decode (llama.cpp)" in done.out.partition("An answer")[2]
+
+
+def test_compare_draws_intervals_around_1(llmcli: Llmcli, tmp_path: Path, out: Path) -> None:
+    model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=128, layers=1)
+    words = ("bench", "compare", str(model), "-p", "0", "-n", "4", "--seconds", "0.1", "-t", "1")
+    done = llmcli(*words, "--report", str(out), "--chart")
+    assert done.code == 0
+    assert titles(out)[:2] == ["B in units of A", "Tokens a second"]
+    rows = [row for row in cells(out) if row[0] in ("tg4", "as fast", "tg4, A", "tg4, B")]
+    assert [row[0] for row in rows] == ["tg4", "as fast", "tg4, A", "tg4, B"]
+    assert rows[1][1] == "1"
+    assert "as fast: 1" in done.out
+
+
+FASTER, NEVER = Comparison(1.2, 1.1, 1.3, 0.99, (1.0,), (1.2,)), Comparison(1, 0, float("inf"), 0.9, (1.0,), (1.0,))
+
+
+@pytest.mark.parametrize("told", [None, FASTER, NEVER])
+def test_tune_draws_what_was_tried(
+    llmcli: Llmcli, stories_gguf: Path, out: Path, monkeypatch: pytest.MonkeyPatch, told: Comparison | None
+) -> None:
+    default, best = Setting(1, 1), Setting(2, 2)
+    tried = (Tried("threads", best, 1.2, 6, True), Tried("mode", Setting(1, 1, flash="off"), 0.9, 3, False))
+    found = Found(default, best if told else default, tried, Work((512, 32), (512, 128), (0.001, 0.01)), 9.0, told)
+    monkeypatch.setattr(tune, "find", lambda *words, **more: found)
+    done = llmcli("bench", "tune", str(stories_gguf), "--report", str(out))
+    assert done.code == 0
+    assert titles(out) == [
+        *(["The best in units of the defaults"] if told else []),
+        "What was tried",
+        "Machine",
+        "Build",
+    ]
+    rows = [row for row in cells(out) if row[0].startswith(("threads", "flash"))]
+    assert [(row[0], row[1]) for row in rows] == [("threads 2", "1.2"), ("flash attention off, KV f16", "0.9")]

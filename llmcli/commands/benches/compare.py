@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from llmcli.commands.reporting import Charts, Report
 from llmcli.commands.show import Json, start
 
 Values = list[str] | None
@@ -48,6 +49,8 @@ def compare(
     confidence: Confidence = 99.0,
     apart: Apart = False,
     anyway: Anyway = False,
+    report_file: Report = None,
+    chart: Charts = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Json = False,
 ) -> None:
@@ -57,9 +60,10 @@ def compare(
     that both meet the same moods of the machine. A difference is only called where the noise supports it.
     """
     from llmcli.bench.paired import Design
-    from llmcli.commands import comparing
+    from llmcli.commands import compare_page, comparing, reporting
 
     config, ui = start(json, offline)
+    reporting.check(report_file)
     design = Design(seconds, precision / 100, confidence / 100)
     both = {
         "threads": threads, "batch": batch, "ubatch": ubatch, "type_k": type_k, "type_v": type_v,
@@ -71,16 +75,11 @@ def compare(
         told = comparing.runs(*before, confidence / 100, anyway, ui)
     else:
         tests = comparing.tests(n_prompt, n_gen, n_depth)
-        wanted = [
-            comparing.settled(tests, both, flag, own) for flag, own in (("--a", settings_a), ("--b", settings_b))
-        ]
+        wanted = [comparing.settled(tests, both, flag, own) for flag, own in (("--a", settings_a), ("--b", settings_b))]
         one = comparing.named(a, settings_a, wanted[0], config, ui)
         other = comparing.named(b or a, settings_b, wanted[1], config, ui)
         told = comparing.measured(one, other, design, apart, ui)
-    if json:
-        ui.result(comparing.document(told))
-    else:
-        comparing.tell(told, ui)
+    compare_page.tell(told, (report_file, chart), ui)
 
 
 BENCHES = (compare,)

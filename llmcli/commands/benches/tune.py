@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmcli.commands.reporting import Charts, Report
 from llmcli.commands.show import Json, start
 from llmcli.errors import UsageError, UserError
 from llmcli.units import several
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from llmcli.bench.tune import Found, Setting, Space
     from llmcli.catalog.fetch import Model
     from llmcli.config import Config
@@ -42,6 +45,8 @@ def tune(
     kv: Kinds = None,
     show: Show = False,
     forget: Forget = None,
+    report_file: Report = None,
+    chart: Charts = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Json = False,
 ) -> None:
@@ -51,6 +56,7 @@ def tune(
     as the defaults stays at the defaults.
     """
     from llmcli.bench.tune import OBJECTIVES
+    from llmcli.commands import reporting
 
     config, ui = start(json, offline)
     if objective not in OBJECTIVES:
@@ -64,10 +70,15 @@ def tune(
     elif forget is not None:
         _forget(forget, config, ui)
     elif ref is not None:
-        _tune(ref, budget, objective, kv, config, ui)
+        reporting.check(report_file)
+        _tune(ref, budget, objective, kv, (report_file, chart), config, ui)
 
 
-def _tune(ref: str, budget: float, objective: str, kinds: str | None, config: "Config", ui: "UI") -> None:
+def _tune(
+    ref: str, budget: float, objective: str, kinds: str | None, how: "tuple[Path | None, bool | None]",
+    config: "Config", ui: "UI",
+) -> None:  # fmt: skip
+    from llmcli.commands import reporting, tune_page
     from llmcli.commands.ready import ready
     from llmcli.hardware import fit, host, profile
     from llmcli.runtime import identity
@@ -91,13 +102,15 @@ def _tune(ref: str, budget: float, objective: str, kinds: str | None, config: "C
     path = profile.save(made, config)
     if ui.json:
         ui.result({**_document(model, made, found, budget), "path": str(path), "before": _before(before, made)})
-        return
-    _tell(model, made, found, ui)
-    if before and before.objective == objective:
-        agrees = "agrees" if _agree(before, made) else "does not agree"
-        flags = profile.words(before.settings) or "the defaults"
-        ui.text(f"{agrees} with the one of {before.date}: {flags}, {_ratio(before)}")
-    ui.text(f"kept in {path}: chat and run use it (--no-profile leaves it)" if made.settings else f"kept in {path}")
+    else:
+        _tell(model, made, found, ui)
+        if before and before.objective == objective:
+            agrees = "agrees" if _agree(before, made) else "does not agree"
+            flags = profile.words(before.settings) or "the defaults"
+            ui.text(f"{agrees} with the one of {before.date}: {flags}, {_ratio(before)}")
+        ui.text(f"kept in {path}: chat and run use it (--no-profile leaves it)" if made.settings else f"kept in {path}")
+    verdict = _verdict(model, made, found)
+    reporting.show(lambda: tune_page.made(model.name, verdict, found), lambda: tune_page.charts(found)[:1], how, ui)
 
 
 def _search(
@@ -193,27 +206,35 @@ def _document(model: "Model", made: "Profile", found: "Found", budget: float) ->
 
 
 def _tell(model: "Model", made: "Profile", found: "Found", ui: "UI") -> None:
-    from llmcli.hardware import profile
+    from llmcli.commands.tune_page import NAMES, value
 
-    rows = []
-    for one in found.tried:
-        mode = f"{one.setting.flash}, KV {one.setting.cache}"
-        value = mode if one.option == "mode" else getattr(one.setting, one.option)
-        name = {"threads_batch": "threads of a prompt", "mode": "flash attention"}.get(one.option, one.option)
-        rows.append((name, str(value), f"{one.ratio:.3f}", str(one.rounds), "taken" if one.taken else ""))
+    rows = [
+        (
+            NAMES.get(one.option, one.option), value(one), f"{one.ratio:.3f}", str(one.rounds),
+            "taken" if one.taken else "",
+        )
+        for one in found.tried
+    ]  # fmt: skip
     columns = ("option", "value", "speed", "rounds", "")
     ui.table(columns, rows, right=("speed", "rounds"))
     ui.text()
-    told, name = found.comparison, f"{model.name} for {made.objective}"
-    if told is None:
-        ui.text(f"{name}: nothing that was tried is worth a change from the defaults")
-    elif found.faster:
-        flags = profile.words(made.settings)
-        ui.text(f"{name}: {flags} is {_ratio(made)} the defaults' speed ({told.confidence:.0%}, {len(told.a)} pairs)")
-    else:
-        ui.text(f"{name}: the defaults are as fast as what looked best: {_ratio(made)}, {len(told.a)} pairs")
+    ui.text(_verdict(model, made, found))
+    told = found.comparison
     if told is not None and told.noisy:
         ui.warn("something else uses this machine: speeds were far apart; on a quiet one another setting may be best")
+
+
+def _verdict(model: "Model", made: "Profile", found: "Found") -> str:
+    """What came of it, in a line."""
+    from llmcli.hardware import profile
+
+    told, name = found.comparison, f"{model.name} for {made.objective}"
+    if told is None:
+        return f"{name}: nothing that was tried is worth a change from the defaults"
+    if found.faster:
+        flags = profile.words(made.settings)
+        return f"{name}: {flags} is {_ratio(made)} the defaults' speed ({told.confidence:.0%}, {len(told.a)} pairs)"
+    return f"{name}: the defaults are as fast as what looked best: {_ratio(made)}, {len(told.a)} pairs"
 
 
 def _ratio(one: "Profile") -> str:

@@ -52,6 +52,14 @@ def test_every_axis_has_two_ticks_and_holds_its_values(values, log):
     assert len(set(tick_labels(found))) == len(found)
 
 
+@pytest.mark.parametrize("values", [[0.98, 1.0, 1.02], [1.0], [1.0, 1.0001], [0.5, 30]])
+def test_an_axis_of_ratios_begins_near_them(values):
+    low, high = limits(values, zero=False)
+    assert low <= min(values) <= max(values) <= high
+    assert high - low <= max(0.25, 1.7 * (max(values) - min(values)))
+    assert len(Scale(low, high, 0, 1).ticks(5)) >= 2
+
+
 def test_a_scale_is_even_in_differences_or_in_factors():
     assert [Scale(0, 10, 0, 100)(v) for v in (0, 5, 10)] == [0, 50, 100]
     assert [Scale(1, 100, 200, 0, True)(v) for v in (1, 10, 100)] == pytest.approx([200, 100, 0])
