@@ -26,7 +26,7 @@ SIZES = ((2048, 1024, 512, 256, 128, 64), (32, 16, 8))  # tokens of each that on
 SEARCH = 0.5  # share of the time for the search; the rest is for the comparison
 FEWEST, MOST = 6, 20  # rounds of the last two of a search, rounds between two halvings
 EARN = Design(confidence=0.9, allowance=0.01)  # a value is worth a change if it brings more than 1 %
-FINAL = Design(precision=0.005)
+FINAL = Design(precision=0.005, least=10)
 Clock = Callable[[], float]
 Tick = Callable[[], None]
 
@@ -52,7 +52,9 @@ class Space:
 
 
 class Trial(Protocol):
-    """Measures one setting at a time, in seconds."""
+    """Measures one setting at a time, in seconds; before each measurement `settling` of them may pass."""
+
+    settling: float
 
     def pace(self, setting: Setting) -> tuple[float, float]:
         """About what a token of a prompt and a generated one take."""
@@ -66,11 +68,12 @@ class Trial(Protocol):
 @dataclass(frozen=True, slots=True)
 class Work:
     """One measurement's tokens, prompt and generated; those `wanted` by the objective; the defaults' `pace`, in seconds
-    a token of each."""
+    a token of each; the seconds before each part."""
 
     tokens: tuple[int, int]
     wanted: tuple[int, int]
     pace: tuple[float, float]
+    settling: float = 0.0
 
     def part(self, index: int) -> "Work":
         """The prompt (0) or the generation (1) alone."""
@@ -81,7 +84,8 @@ class Work:
     @property
     def seconds(self) -> float:
         """About what one measurement takes with the defaults."""
-        return sum(count * each for count, each in zip(self.tokens, self.pace, strict=True))
+        parts = zip(self.tokens, self.pace, strict=True)
+        return sum(count * each + self.settling for count, each in parts if count)
 
     def rate(self, trial: Trial, setting: Setting, tick: Tick) -> float:
         """Measure how often a second a setting does what is wanted."""
@@ -158,7 +162,8 @@ def find(
     """
     coin = coin or random.Random()
     began = clock()
-    work = _work(trial.pace(default), space, default, OBJECTIVES[objective], seconds)
+    wanted = Work((0, 0), OBJECTIVES[objective], trial.pace(default), trial.settling)
+    work = _sized(wanted, space, default, seconds)
     boards = [board for board in _boards(space, work) if board.work.seconds and board.values(default)]
     best = default
     tried: list[Tried] = []
@@ -247,14 +252,12 @@ def _boards(space: Space, work: Work) -> list[Board]:
     ]
 
 
-def _work(
-    pace: tuple[float, float], space: Space, default: Setting, wanted: tuple[int, int], seconds: float
-) -> Work:
+def _sized(wanted: Work, space: Space, default: Setting, seconds: float) -> Work:
     """The longest measurements with which there is time for searching and comparing; raises UserError."""
     least = math.inf
-    sizes = ([size for size in known if size <= most] or [0] for known, most in zip(SIZES, wanted, strict=True))
+    sizes = ([size for size in known if size <= most] or [0] for known, most in zip(SIZES, wanted.wanted, strict=True))
     for prompt, generated in product(*sizes):
-        work = Work((prompt, generated), wanted, pace)
+        work = replace(wanted, tokens=(prompt, generated))
         search = sum(board.cost(default) for board in _boards(space, work))
         needed = max(search / SEARCH, 2 * FINAL.least * work.seconds / (1 - SEARCH))
         if needed <= seconds:

@@ -17,6 +17,8 @@ SPACE = Space((1, 2, 3, 4, 8), (64, 128, 256, 512, 1024, 2048), (("auto", "f16")
 class Machine:
     """A clock, and what settings take: `gains` multiply the speed of the values that they name."""
 
+    settling = 0.01
+
     def __init__(self, gains: dict[tuple[str, object], float], noise: float = 0.02, seed: int = 1) -> None:
         self.gains, self.noise, self.numbers = gains, noise, np.random.default_rng(seed)
         self.now, self.drift, self.measured = 0.0, 0.0, 0
@@ -36,7 +38,7 @@ class Machine:
         burst = 2 if self.numbers.random() < 0.02 else 1
         speed = math.prod(self.gains.get((name, getattr(setting, name)), 1.0) for name in names)
         taken = seconds / speed * burst * math.exp(self.drift + self.noise * self.numbers.standard_normal())
-        self.now += taken
+        self.now += self.settling + taken
         return taken
 
     def find(self, objective: str = "chat", seconds: float = 120, space: Space = SPACE) -> tune.Found:
