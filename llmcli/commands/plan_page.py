@@ -39,7 +39,9 @@ def made(title: str, told: Receipt, found: Receipt | None, other: "Others") -> "
 
 
 def _word(one: Quant) -> str:
-    return "this file" if one.here else FITS[one.fits]
+    if one.here:
+        return "this file"
+    return FITS[one.fits] + (", needs an imatrix" if one.imatrix else "")
 
 
 def _table(told: Receipt, found: Receipt | None) -> Table:

@@ -14,7 +14,8 @@ from llmcli.bench.charts.scale import Scale, tick_labels
 COLOURS = 6
 SHAPES = ("circle", "square", "up", "diamond", "down", "cross")
 DASHES = (None, "7 4", "2 3", "9 3 2 3", "1 4", "12 3")
-HATCHES = ("", "M0 6L6 0", "M0 3H6", "M0 0L6 6", "M3 0V6", "M0 6L6 0M0 0L6 6")
+# Two of the fills are no colour at all: the last parts of a stack are what is free, or the rest.
+HATCHES = ("", "M0 6L6 0", "M0 3H6", "M0 0L6 6", "M3 0V6", "M0 6L6 0M0 0L6 6", "M2 3H4", "M0 3H6M3 0V6")
 GAP = 8.0
 
 
@@ -105,12 +106,10 @@ def picture(title: str, says: str, wide: float, high: float, ident: str, kind: s
 
 def hatches(count: int, ident: str) -> Markup:
     """Fills for the parts of a bar, as patterns `ident`-0, `ident`-1, …"""
-    return element("defs", *(
-        element(
-            "pattern",
-            element("rect", class_=f"fill {colour(number)}", width=6, height=6),
-            element("path", class_="hatch", d=HATCHES[number % len(HATCHES)]) if number % len(HATCHES) else None,
-            id=f"{ident}-{number}", width=6, height=6, patternUnits="userSpaceOnUse",
-        )
-        for number in range(count)
-    ))  # fmt: skip
+    return element("defs", *(_hatch(number % len(HATCHES), f"{ident}-{number}") for number in range(count)))
+
+
+def _hatch(kind: int, ident: str) -> Markup:
+    lines = element("path", class_=f"hatch h{kind}", d=HATCHES[kind]) if HATCHES[kind] else None
+    ground = element("rect", class_=f"fill f{kind}", width=6, height=6)
+    return element("pattern", ground, lines, id=ident, width=6, height=6, patternUnits="userSpaceOnUse")

@@ -34,10 +34,13 @@ figure{{margin:12px 0}}
 .mark.hollow{{fill:var(--paper);stroke-width:2}}
 .part{{stroke:var(--ink);stroke-width:1}}
 .hatch{{stroke:var(--paper);stroke-width:1.6;fill:none}}
+.h6,.h7{{stroke:var(--ink);stroke-width:.8}}
+.f0{{fill:var(--c0)}}.f1{{fill:var(--c1)}}.f2{{fill:var(--c2)}}.f3{{fill:var(--c3)}}
+.f4{{fill:var(--c4)}}.f5{{fill:var(--c5)}}.f6,.f7{{fill:var(--paper)}}
 .c0{{color:var(--c0)}}.c1{{color:var(--c1)}}.c2{{color:var(--c2)}}
 .c3{{color:var(--c3)}}.c4{{color:var(--c4)}}.c5{{color:var(--c5)}}
 .line,.mark.open,.mark.hollow{{stroke:currentColor}}
-.mark,.fill{{fill:currentColor}}
+.mark{{fill:currentColor}}
 .mark.hollow{{fill:var(--paper)}}.mark.open{{fill:none}}
 summary{{cursor:pointer;color:var(--soft)}}
 .scroll{{overflow-x:auto}}

@@ -10,6 +10,7 @@ from llmcli.bench.charts.chart import Axis, Plot, Point, Row, Rows, Series, Valu
 from llmcli.bench.charts.letters import Box, width
 from llmcli.bench.charts.markup import escape
 from llmcli.bench.charts.svg import SLIM, WIDE, svg
+from llmcli.bench.charts.terminal import text
 from tests.bench.charts.conftest import DRAWN, HOSTILE
 
 NS = "{http://www.w3.org/2000/svg}"
@@ -122,9 +123,11 @@ def test_no_series_is_told_by_colour_alone():
         if (one.get("class") or "").startswith("mark ")
     }
     assert len(shapes) >= 4
-    stack = Rows("t", "s", Axis("x"), (Row("r", tuple(Value(f"v{n}", 1) for n in range(6))),))
+    stack = Rows("t", "s", Axis("x"), (Row("r", tuple(Value(f"v{n}", 1) for n in range(8))),))
     hatches = [one.find(f"{NS}path") for one in parsed(stack).iter(f"{NS}pattern")]
-    assert len({None if one is None else one.get("d") for one in hatches}) == 6
+    assert len({None if one is None else one.get("d") for one in hatches}) == 8
+    drawn = text(stack, 80, unicode=False).split("\n")[1]
+    assert len(set(drawn) - set("r ")) == 8
 
 
 def test_pictures_of_one_page_share_no_names(charts):
