@@ -5,18 +5,20 @@ usage: .venv/bin/python scripts/measure_compare.py MODEL.gguf
        [--runs 20] [--slowdown 5] [--seconds 8] [--tokens 128] [--prompt 0] [--threads N] [--verbose]
 
 Every run opens its own contexts and is what `llmcli bench compare MODEL MODEL` does, with its defaults. Runs of the
-two kinds alternate. The slowdown is planted in B: after each of its passes the processor spins for that share of the
-time the pass took, within what is timed. Wanted: of 20 runs of a thing and itself at most 1 calls a difference, of 20
+two kinds alternate. The slowdown is planted in B: after each of its passes the thread spins for that share of the
+processor time it took, within what is timed. (Of the time on the clock it would be more than that share wherever
+others use the machine: waiting is no work.) Wanted: of 20 runs of a thing and itself at most 1 calls a difference, of 20
 with 5 % planted at least 18 do, and name the slower one. Printed too: how many intervals hold the true ratio.
 """
 
 import argparse
+import io
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from unittest import mock
 
@@ -32,10 +34,11 @@ def slowed(forward: Pass, share: float) -> Pass:
     """A pass that takes longer by a share of its own time, whatever that is this time."""
 
     def work() -> None:
-        began = time.perf_counter_ns()
+        began = time.thread_time_ns()
         forward()
-        end = time.perf_counter_ns() + int((time.perf_counter_ns() - began) * share)
-        while time.perf_counter_ns() < end:
+        now = time.thread_time_ns()
+        end = now + int((now - began) * share)
+        while time.thread_time_ns() < end:
             pass
 
     return work
@@ -43,7 +46,7 @@ def slowed(forward: Pass, share: float) -> Pass:
 
 @contextmanager
 def planted(share: float) -> Iterator[None]:
-    """Let the second side that is made be slower by `share`, and say so by its type."""
+    """Let the second of two sides be slower by `share`."""
     made: list[object] = []
 
     def plant(kind: type) -> Callable[..., object]:
@@ -108,7 +111,7 @@ def main() -> None:
     for number in range(asked.runs):
         for tally, plant in zip(tallies, (0.0, share), strict=True):
             began = time.monotonic()
-            with planted(plant):
+            with planted(plant), redirect_stderr(io.StringIO()):  # a line of progress each
                 (one,) = sides.run([(side, side)], Design(seconds=asked.seconds), quiet)
             tally.seconds.append(time.monotonic() - began)
             tally.found.append(one)

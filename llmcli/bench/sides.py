@@ -195,7 +195,7 @@ def plan_slot(a: Side, b: Side, seconds: float) -> Slot:
     settling = 0 if seconds >= LONG else min(MOST_SETTLING, math.ceil(SETTLING / seconds))
     if a.test.n_prompt:
         return Slot(0 if alike else settling, 1)
-    return Slot(1, 1) if alike else Slot(max(1, settling), max(1, TIMED * settling))
+    return Slot(0, 1) if alike else Slot(max(1, settling), max(1, TIMED * settling))
 
 
 @contextmanager

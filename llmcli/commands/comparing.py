@@ -188,7 +188,7 @@ def _longer(told: Told) -> str:
     seconds = told.design.seconds * (widest / told.design.precision) ** 2
     if seconds > 3600:
         return "a quieter machine would narrow the interval; more time hardly"
-    return f"about --seconds {math.ceil(seconds)} would narrow it to {told.design.precision:.2g}".rstrip("0")
+    return f"about --seconds {math.ceil(seconds)} would narrow it to {told.design.precision * 100:g} %"
 
 
 def _typed(flag: str, text: str) -> dict[str, str]:
