@@ -7,8 +7,8 @@ usage: .venv/bin/python scripts/measure_compare.py MODEL.gguf
 Every run opens its own contexts and is what `llmcli bench compare MODEL MODEL` does, with its defaults. Runs of the
 two kinds alternate. The slowdown is planted in B: after each of its passes the thread spins for that share of the
 processor time it took, within what is timed. (Of the time on the clock it would be more than that share wherever
-others use the machine: waiting is no work.) Wanted: of 20 runs of a thing and itself at most 1 calls a difference, of 20
-with 5 % planted at least 18 do, and name the slower one. Printed too: how many intervals hold the true ratio.
+others use the machine: waiting is no work.) Wanted: of 20 runs of a thing and itself at most 1 calls a difference,
+of 20 with 5 % planted at least 18 do, and name the slower one. Printed too: how many intervals hold the true ratio.
 """
 
 import argparse
