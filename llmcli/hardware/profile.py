@@ -75,11 +75,8 @@ def chosen(
 
     Without a change in the reproducible mode, and where layers are put on a GPU by hand.
     """
-    root = folder(config)
     placed = "gpu_layers" in typed and devices.gpu_free() is not None
-    if options.reproducible or placed or not root.is_dir() or not any(root.iterdir()):
-        return options
-    found = find(header, config, warn)
+    found = None if options.reproducible or placed or not _any(config, warn) else find(header, config, warn)
     if found is None:
         return options
     taken = dict(found.settings)
@@ -93,6 +90,16 @@ def chosen(
     told = f"{words(taken)} (bench tune, {found.date})"
     filled: dict[str, Any] = {**taken, "profile": told}
     return replace(options, **filled)
+
+
+def _any(config: Config, warn: Callable[[str], None]) -> bool:
+    """Whether there is any profile: only then the model is looked at, which takes some milliseconds."""
+    root = folder(config)
+    try:
+        return root.is_dir() and any(root.iterdir())
+    except OSError as error:
+        warn(f"profiles are not used: cannot read {root}: {_why(error)}")
+        return False
 
 
 def find(header: Header, config: Config, warn: Callable[[str], None]) -> Profile | None:

@@ -37,7 +37,7 @@ def test_it_is_used_and_told(llmcli: Llmcli, stories_gguf: Path, tuned: Path) ->
 
 
 def test_it_is_left_where_that_is_asked_for(llmcli: Llmcli, stories_gguf: Path, tuned: Path) -> None:
-    for flags in (["--no-profile"], ["-t", "1", "-ub", "32"]):
+    for flags in (["--no-profile", "-tb", "1"], ["-t", "1", "-ub", "32"]):
         done = run(llmcli, stories_gguf, "--json", *flags)
         assert "profile" not in json.loads(done.out)
         assert "profile" not in done.err
@@ -45,7 +45,7 @@ def test_it_is_left_where_that_is_asked_for(llmcli: Llmcli, stories_gguf: Path, 
 
 def test_a_damaged_one_is_a_warning_and_the_answer_comes(llmcli: Llmcli, stories_gguf: Path, tuned: Path) -> None:
     tuned.write_text("{")
-    done = run(llmcli, stories_gguf, "--json")
+    done = run(llmcli, stories_gguf, "--json", "-t", "1")
     assert "profile" not in json.loads(done.out)
     assert [line for line in done.err.splitlines() if "profile" in line] == [
         f"warning: the profile {tuned} cannot be read and is not used (it is no JSON); bench tune writes it anew"

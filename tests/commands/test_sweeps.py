@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.hardware import host
+from llmcli.bench import bandwidth
+from llmcli.bench.bandwidth import Reading
 from tests.commands.conftest import Done
 from tests.quant import tiny
 
 Llmcli = Callable[..., Done]
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memory that need not be read."""
+    monkeypatch.setattr(bandwidth, "sizes", lambda cache, available: [64])
+    monkeypatch.setattr(bandwidth, "measure", lambda size, threads: Reading(size, threads, (1e10,)))
 
 
 @pytest.fixture
@@ -27,12 +35,11 @@ def test_a_sweep_is_a_list_of_values_and_a_table_of_their_places(llmcli: Llmcli,
     assert [(row["flash_attn"], len(row["samples_ns"])) for row in json.loads(done.out)] == [(1, 2), (0, 2)]
 
 
-def test_sweeps_span_a_grid_of_what_can_be(llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "cpus", lambda: 2)
-    words = ["--threads-sweep", "--kv-sweep", "-p", "4", "-n", "0", "-fa", "off", "-r", "1", "--json"]
+def test_sweeps_span_a_grid_of_what_can_be(llmcli: Llmcli, model: Path) -> None:
+    words = ["--ubatch-sweep", "--kv-sweep", "-p", "128", "-n", "0", "-fa", "off", "-t", "1", "-r", "1", "--json"]
     rows = json.loads(llmcli("bench", str(model), *words).out)
-    assert {(row["n_threads"], row["type_k"], row["type_v"]) for row in rows} == {
-        (count, kind, kind) for count in (1, 2) for kind in ("f32", "f16", "bf16")
+    assert {(row["n_ubatch"], row["type_k"], row["type_v"]) for row in rows} == {
+        (size, kind, kind) for size in (64, 128) for kind in ("f32", "f16", "bf16")
     }  # without flash attention V cannot be quantized
 
 

@@ -46,14 +46,14 @@ def kept() -> list[dict[str, Any]]:
 
 
 def test_what_is_faster_is_kept_and_used_by_run(llmcli: Llmcli, stories_gguf: Path, plant: Plant) -> None:
-    plant(Setting(1, 2, 128))
+    plant(Setting(1, 1, 128))
     done = llmcli("bench", "tune", str(stories_gguf))
     assert done.code == 0
-    assert "-t 1 -tb 2 -ub 128 is 1.200x (1.150 to 1.250) the defaults' speed (99%, 3 pairs)" in done.out
-    assert kept() == [{"threads": 1, "threads_batch": 2, "ubatch_size": 128}]
+    assert "-t 1 -ub 128 is 1.200x (1.150 to 1.250) the defaults' speed (99%, 3 pairs)" in done.out
+    assert kept() == [{"threads": 1, "ubatch_size": 128}]
     words = ("run", str(stories_gguf), "Once", "--raw", "-n", "2", "--json")
-    assert json.loads(llmcli(*words).out)["profile"].startswith("-t 1 -tb 2 -ub 128 (bench tune, 2")
-    assert json.loads(llmcli(*words, "-t", "2").out)["profile"].startswith("-ub 128 (bench tune, 2")
+    assert json.loads(llmcli(*words).out)["profile"].startswith("-t 1 -ub 128 (bench tune, 2")
+    assert json.loads(llmcli(*words, "-t", "1").out)["profile"].startswith("-ub 128 (bench tune, 2")
 
 
 @pytest.mark.parametrize(("best", "words"), [(Setting(1, 1), "the defaults are as fast"), (Setting(2, 2), "nothing")])
@@ -64,7 +64,7 @@ def test_what_is_no_faster_leaves_the_defaults(
     done = llmcli("bench", "tune", str(stories_gguf))
     assert words in done.out
     assert kept() == [{}]
-    told = llmcli("run", str(stories_gguf), "Once", "--raw", "-n", "2", "--json")
+    told = llmcli("run", str(stories_gguf), "Once", "--raw", "-n", "1", "--json", "-tb", "1")
     assert "profile" not in json.loads(told.out)
     assert "profile" not in told.err
 
@@ -81,7 +81,7 @@ def test_the_document_says_what_was_found_and_whether_it_agrees(
     second = json.loads(llmcli("bench", "tune", str(stories_gguf), "--json").out)
     assert second["before"]["settings"] == {"threads": 1}
     assert second["before"]["agrees"] is True  # other settings, and no other speed
-    plant(Setting(2, 2, 64), 1.5)
+    plant(Setting(1, 2, 64), 1.5)
     assert "does not agree with the one of 2" in llmcli("bench", "tune", str(stories_gguf)).out
 
 

@@ -125,3 +125,15 @@ def test_a_model_s_profiles_are_forgotten_those_of_others_stay(header: Header, m
     assert [one.model for one in profile.kept(config.load(), print)] == ["big", "big:Q4_K_M"]
     assert len(profile.forget(config.load(), "big", None)) == 2  # its file is not here any more
     assert profile.kept(config.load(), print) == []
+
+
+def test_a_folder_that_cannot_be_read_is_a_warning(
+    header: Header, made: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    options, (warning,) = chosen(header, RunOptions())
+    assert options == RunOptions()
+    assert warning.endswith("Permission denied")
