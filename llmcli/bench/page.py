@@ -19,7 +19,7 @@ from llmcli.runtime.binding import devices, library
 from llmcli.units import size
 from quant.container import Header
 
-MOST = 12  # bars of memory
+MOST, LEAD = 12, 6  # bars of memory, tests that are named first
 
 
 def charts(results: Sequence[Result], header: Header, bandwidth: float | None) -> list[Chart]:
@@ -131,8 +131,10 @@ def _lead(results: Sequence[Result], drawn: Sequence[Chart]) -> list[str]:
             best[one.title] = one
     told = [
         f"{name}: {figure(average(one.samples_ts))} ± {figure(deviation(one.samples_ts), 2)} tok/s"
-        for name, one in best.items()
+        for name, one in list(best.items())[:LEAD]
     ]
+    told += [f"{len(best) - LEAD} more tests stand below"] if len(best) > LEAD else []
+    told += [noise] if (noise := report.noise(results)) else []
     told += [one.says for one in drawn if one.title == "Roofline"]
     read = results[0].subject.pace
     rates = [one.each_ts for one in results if one.tokens_ms and not one.test.n_prompt]

@@ -167,6 +167,20 @@ def test_contexts_are_rehearsed_once_each(header: container.Header):
     assert all(receipt.overhead is None and receipt.sum("kv") for _, receipt in found)
 
 
+def test_a_noisy_machine_and_many_tests_are_said_first(header: container.Header):
+    slow = replace(result(n_gen=8), samples_ns=(10**8, 2 * 10**8, 10**8))
+    lead = page.of_tests("x", [slow, *(result(n_gen=count) for count in range(9, 20))], header, None).lead
+    assert "6 more tests stand below" in lead
+    assert any("something else uses this machine" in line for line in lead)
+
+
+def test_a_model_whose_cache_is_not_known_has_no_roof(tmp_path: Path):
+    header = container.read(tiny.mamba(tmp_path / "mamba.gguf"))
+    made = page.of_tests("mamba", [result(n_gen=8), result(n_prompt=16)], header, 1e9)
+    assert "Roofline" not in by_title(made.charts)
+    assert "Memory" in by_title(made.charts)
+
+
 def test_the_page_has_all_rows_and_names_the_machine(header: container.Header, tmp_path: Path):
     results = [result(n_gen=8, n_threads=count) for count in (1, 2)]
     made = page.of_tests("<i>", results, header, 1e9)

@@ -1,7 +1,9 @@
 """`--report` and `--chart`: the page is written whole or not at all, and what was measured is told in any case."""
 
+import io
 import json
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from llmcli.bench import bandwidth
 from llmcli.bench.bandwidth import Reading
 from llmcli.hardware import host
+from llmcli.ui import UI
 from tests.commands.conftest import Done
 from tests.quant import tiny
 
@@ -110,11 +113,21 @@ def test_charts_are_drawn_when_they_are_asked_for(llmcli: Llmcli, model: Path) -
     assert "64 B, 1 thread" in llmcli("bench", "roofline", "--chart").out
 
 
+@pytest.mark.parametrize(("encoding", "unicode"), [("utf-8", True), ("iso8859-1", False), ("ascii", False)])
+def test_a_terminal_that_lacks_letters_gets_ascii(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, unicode: bool
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace")
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("COLUMNS", "57")
+    seen: list[tuple[int, bool]] = []
+    UI().drawing(lambda *how: str(seen.append(how)))
+    assert seen == [(57, unicode)]
+
+
 def test_a_terminal_shows_what_a_table_does_not(
     llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import sys
-
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: self is sys.stdout, raising=False)
     monkeypatch.setenv("COLUMNS", "60")
     words = ("bench", str(model), "-p", "0", "-n", "4", *FAST)

@@ -77,14 +77,15 @@ def _section(chart: Chart, number: int) -> Markup:
 def _table(one: Table) -> Markup:
     """A table that scrolls by itself where it is wider than the page."""
 
-    def cells(name: str, row: Sequence[str], **more: str) -> list[Markup]:
-        return [
-            element(name, cell, class_="n" if number in one.right else None, **more) for number, cell in enumerate(row)
-        ]
+    def cell(name: str, number: int, words: str, scope: str | None = None) -> Markup:
+        return element(name, words, class_="n" if number in one.right else None, scope=scope)
 
-    head = element("thead", element("tr", *cells("th", one.columns, scope="col")))
-    body = element("tbody", *(element("tr", *cells("td", row)) for row in one.rows))
-    return element("div", element("table", head, body), class_="scroll", tabindex="0")
+    def row(first: str, *rest: str) -> Markup:
+        return element("tr", cell("th", 0, first, "row"), *(cell("td", at, words) for at, words in enumerate(rest, 1)))
+
+    head = element("tr", *(cell("th", at, words, "col") for at, words in enumerate(one.columns)))
+    whole = element("table", element("thead", head), element("tbody", *(row(*cells) for cells in one.rows)))
+    return element("div", whole, class_="scroll", tabindex="0", role="region", aria_label="numbers")
 
 
 def _facts(rows: Sequence[tuple[str, str]]) -> Markup:

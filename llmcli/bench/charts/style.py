@@ -44,11 +44,11 @@ figure{{margin:12px 0}}
 .mark.hollow{{fill:var(--paper)}}.mark.open{{fill:none}}
 summary{{cursor:pointer;color:var(--soft)}}
 .scroll{{overflow-x:auto}}
-td:not(.n){{min-width:9em;overflow-wrap:anywhere}}
+td:not(.n),tbody th{{min-width:9em;overflow-wrap:anywhere}}
 table{{border-collapse:collapse;font-size:.85rem;margin:8px 0;font-variant-numeric:tabular-nums}}
 th,td{{text-align:left;padding:3px 14px 3px 0;border-bottom:1px solid var(--grid);vertical-align:top}}
 th,td{{unicode-bidi:isolate}}
-th{{font-weight:600;color:var(--soft)}}
+th{{font-weight:600;color:var(--soft)}}tbody th{{font-weight:400;color:var(--ink)}}
 .n{{text-align:right}}td.n{{white-space:nowrap}}
 dl{{display:grid;grid-template-columns:max-content 1fr;gap:2px 16px;margin:8px 0}}
 dt{{color:var(--soft)}}
@@ -60,7 +60,7 @@ dd{{margin:0;overflow-wrap:anywhere;unicode-bidi:isolate}}
 body{{font-size:11pt}}main{{max-width:none;padding:0}}
 .wide{{display:block}}.slim{{display:none}}
 figure,tr{{break-inside:avoid}}h2,summary{{break-after:avoid}}
-.scroll{{overflow:visible}}table{{font-size:7.5pt}}td:not(.n){{min-width:0}}
+.scroll{{overflow:visible}}table{{font-size:7.5pt}}td:not(.n),tbody th{{min-width:0}}
 details::details-content{{content-visibility:visible;block-size:auto}}
 *{{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 }}

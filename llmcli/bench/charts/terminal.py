@@ -8,7 +8,7 @@ from llmcli.bench.charts.chart import Axis, Chart, Plot, Point, Row, Rows
 from llmcli.bench.charts.letters import cells, fit
 from llmcli.bench.charts.scale import Scale, figure, limits, tick_labels
 
-NARROWEST, WIDEST, HIGH = 40, 100, 14  # columns, columns, lines of a plot
+NARROWEST, WIDEST, HIGH = 24, 100, 14  # columns, columns, lines of a plot
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from llmcli.bench.charts.letters import cells, fit
 from llmcli.bench.charts.terminal import text
 
 
-@pytest.mark.parametrize("columns", [40, 57, 80, 100])
+@pytest.mark.parametrize("columns", [24, 31, 40, 57, 80, 100])
 @pytest.mark.parametrize("unicode", [True, False])
 def test_no_line_is_longer_than_the_terminal(charts, columns, unicode):
     for chart in charts:
