@@ -54,12 +54,16 @@ def quants(
     from quant.errors import Refusal
 
     source, found = road.open_gguf(header.path), []
+    seen: dict[tuple[str, ...], Receipt] = {}
     for name, kind in kinds().items():
         if name == "MXFP4_MOE" and not source.facts.experts:
             continue  # for experts' matrices alone
         try:
             plan = road.sketch(source, name)
-            receipt = _receipt(plan, header, options, gpu_layers, folder)
+            stored = tuple(step.type for step in plan.steps)
+            if stored not in seen:  # rows that fill few blocks make several types alike
+                seen[stored] = _receipt(plan, header, options, gpu_layers, folder)
+            receipt = seen[stored]
         except Refusal:  # rows that do not fill its blocks
             continue
         total = receipt.sum("total")

@@ -4,7 +4,6 @@ from llmcli.chat.commands.base import Command
 from llmcli.chat.report import NOTES
 from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
-from llmcli.hardware.reading import pace
 from llmcli.runtime.thinking import split
 
 
@@ -36,6 +35,8 @@ def show_stats(talk: Talk, rest: str) -> None:
 
 def _reading(talk: Talk) -> list[tuple[str, str]]:
     """How the mean speed compares with how fast people read."""
+    from llmcli.hardware.reading import pace  # every chat would pay for it at its start
+
     rate = talk.tally.tokens_per_second
     found = pace(lambda text: talk.runner.model.tokenize(text, special=False)) if rate else None
     return [("reading", found.line([rate]))] if found else []
