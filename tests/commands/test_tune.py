@@ -49,6 +49,7 @@ def test_what_is_faster_is_kept_and_used_by_run(llmcli: Llmcli, stories_gguf: Pa
     plant(Setting(1, 1, 128))
     done = llmcli("bench", "tune", str(stories_gguf))
     assert done.code == 0
+    assert "for chat (512 prompt tokens and 128 generated): " in done.out
     assert "-t 1 -ub 128 is 1.200x (1.150 to 1.250) the defaults' speed (99%, 3 pairs)" in done.out
     assert kept() == [{"threads": 1, "ubatch_size": 128}]
     words = ("run", str(stories_gguf), "Once", "--raw", "-n", "2", "--json")

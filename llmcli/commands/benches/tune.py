@@ -228,7 +228,9 @@ def _verdict(model: "Model", made: "Profile", found: "Found") -> str:
     """What came of it, in a line."""
     from llmcli.hardware import profile
 
-    told, name = found.comparison, f"{model.name} for {made.objective}"
+    prompt, generated = found.work.wanted
+    meant = " and ".join([f"{prompt} prompt tokens"] * bool(prompt) + [f"{generated} generated"] * bool(generated))
+    told, name = found.comparison, f"{model.name} for {made.objective} ({meant})"
     if told is None:
         return f"{name}: nothing that was tried is worth a change from the defaults"
     if found.faster:
