@@ -25,7 +25,8 @@ Measure = Callable[[], float]
 
 # Shares of the time at which is looked, and of the error that each look may spend: most of it is the last one's.
 LOOKS = ((1 / 8, 0.1), (1 / 4, 0.15), (1 / 2, 0.25), (1.0, 0.5))
-EXACT = 300  # pairs up to which the signed-rank distribution is counted out
+MANY = 1500  # values whose means two by two are sorted; of more, some in a row become one
+EXACT = 300  # values up to which the signed-rank distribution is counted out
 NOISY = 1.3  # a side whose fast tenth is this many times its slow tenth ran on a machine that does other things
 
 
@@ -34,16 +35,15 @@ class Design:
     """How long is measured, and how sure is sure.
 
     It ends after `seconds`, or before where half the interval is within `precision` (0.01: 1 %) or a fifth of the
-    difference; `least` pairs are measured even if they take longer, and no more than `most`. `confidence` is that of
-    the interval, over all looks together. `allowance` is added to both ends: where two contexts happen to lie in
-    memory makes a difference too, which no number of pairs removes.
+    difference; `least` pairs are measured even if they take longer, or as many as can tell anything at all.
+    `confidence` is that of the interval, over all looks together. `allowance` is added to both ends: where two contexts
+    happen to lie in memory makes a difference too, which no number of pairs removes.
     """
 
     seconds: float = 8.0
     precision: float = 0.01
     confidence: float = 0.99
     least: int = 12
-    most: int = 1500
     allowance: float = 0.002
 
 
@@ -85,7 +85,7 @@ class Comparison:
         if self.differs:
             return f"{b} is {ratio}x as fast as {a} ({span})"
         if math.isinf(self.resolution):
-            return f"too few pairs to tell: ratio {ratio}"
+            return f"too few measurements to tell: ratio {ratio}"
         seen = f"{self.resolution:.1%}".replace("%", " %") if self.resolution < 1 else f"{1 + self.resolution:.2g}-fold"
         unseen = f"differences below {seen} cannot be seen"
         return f"no difference this noise supports: ratio {ratio} ({span}); {unseen}"
@@ -102,13 +102,14 @@ def compare(
     """
     coin = coin or random.Random()
     rates: tuple[list[float], list[float]] = ([], [])
+    least = max(design.least, math.ceil(1 - math.log2((1 - design.confidence) * LOOKS[-1][1])))
     early, began = list(LOOKS[:-1]), clock()
     while True:
         for side in (0, 1) if coin.random() < 0.5 else (1, 0):
             rates[side].append((a, b)[side]())
         tick()
         count, spent = len(rates[0]), (clock() - began) / design.seconds
-        last = count >= design.most or (spent >= 1 and count >= design.least)
+        last = spent >= 1 and count >= least
         due = [share for at, share in early if spent >= at]
         if not (last or due):
             continue
@@ -143,6 +144,9 @@ def shift(values: Sequence[float] | NDArray[np.float64], error: float) -> tuple[
     are independent of one another are all it takes. (-inf, inf) where there are too few values for `error`.
     """
     given = np.asarray(values, float)
+    row = -(-len(given) // MANY)
+    if row > 1:  # their means are as symmetric, and as independent
+        given = given[: len(given) // row * row].reshape(-1, row).mean(axis=1)
     count = len(given)
     rows, columns = np.triu_indices(count)
     means = np.sort((given[rows] + given[columns]) / 2)

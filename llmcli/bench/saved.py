@@ -39,6 +39,12 @@ class Saved:
     name: str
     rows: tuple[Row, ...]
 
+    @property
+    def about(self) -> str:
+        """The file that the first of them measured, and when."""
+        told = [self.rows[0].get(field) for field in ("model_filename", "test_time")]
+        return ", ".join(one for one in told if isinstance(one, str))
+
 
 @dataclass(frozen=True, slots=True)
 class Match:

@@ -37,10 +37,11 @@ KNOWN = "-t -b -ub -ctk -ctv -ngl -fa"
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """One side as it was asked for: a model's or a run's name, and the settings that are its own."""
+    """One side as it was asked for: a model's name, file and own settings; or a run's name, no path, and what it
+    measured."""
 
     name: str
-    path: str
+    path: str | None
     own: str
     sides: tuple[Side, ...] = ()
 
@@ -90,7 +91,7 @@ def runs(a: Saved, b: Saved, confidence: float, anyway: bool, ui: UI) -> Told:
     found = tuple(keeping.compare(pair.a["samples_ts"], pair.b["samples_ts"], each) for pair in pairs)
     ui.note("saved runs were not interleaved: what the machine did between them widens the interval")
     names = tuple(_both(keeping.name(pair.a), keeping.name(pair.b)) for pair in pairs)
-    one, other = (Named(side.name, side.name, "") for side in (a, b))
+    one, other = (Named(side.name, None, side.about) for side in (a, b))
     differing = tuple(tuple(pair.differing()) for pair in pairs)
     return Told(one, other, names, found, Design(confidence=confidence), False, differing)
 
@@ -145,7 +146,8 @@ def document(told: Told) -> dict[str, Any]:
         for at, (name, one) in enumerate(zip(told.tests, told.found, strict=True))
     ]  # fmt: skip
     named = {
-        side: {"name": one.name, "path": one.path, "settings": one.own} for side, one in (("a", told.a), ("b", told.b))
+        side: {"name": one.name, "path": one.path, "settings": one.own if one.path else None}
+        for side, one in (("a", told.a), ("b", told.b))
     }
     return {**named, "interleaved": told.interleaved, "confidence": told.design.confidence, "tests": rows}
 

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,6 +88,8 @@ def test_a_slow_side_is_measured_often_enough_to_tell():
     found = compare(side(1.0), side(1.5), DESIGN, clock=lambda: now[0], coin=random.Random(1))
     assert len(found.a) == DESIGN.least
     assert found.differs and found.ratio == pytest.approx(1.5)
+    surer = replace(DESIGN, confidence=1 - 1e-6)
+    assert compare(side(1.0), side(1.5), surer, clock=lambda: now[0], coin=random.Random(1)).differs
 
 
 def test_each_side_is_first_about_as_often_and_a_pair_has_both():
@@ -120,11 +123,19 @@ def test_many_values_take_the_normal_curve_where_counting_ends():
     assert max(widths) / min(widths) < 1.03
 
 
+def test_of_very_many_values_some_in_a_row_count_as_one():
+    """Ten times as many values give an interval a third as wide, and still know the middle."""
+    values = 0.3 + np.random.default_rng(11).normal(size=15_007)
+    (_, low, high), (middle, lowest, highest) = shift(values[:1500], 0.01), shift(values, 0.01)
+    assert lowest < 0.3 < highest and middle == pytest.approx(0.3, abs=0.03)
+    assert (highest - lowest) / (high - low) == pytest.approx(0.316, rel=0.1)
+
+
 def test_too_few_say_so():
     found = judge([1.0, 1.1, 1.2], [2.0, 2.1, 2.2], DESIGN)
     assert found and not found.differs
     assert (found.low, found.high, found.resolution) == (0, math.inf, math.inf)
-    assert found.words().startswith("too few pairs to tell")
+    assert found.words().startswith("too few measurements to tell")
 
 
 def test_the_words_of_a_verdict():
