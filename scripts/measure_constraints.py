@@ -24,7 +24,7 @@ from typing import Any
 
 import jsonschema
 import regex
-from measure_speed import interval
+from pairs import interval
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from measure_speed import interval
+from pairs import interval
 
 from llmcli.bench.passes import RandomPasses, run_passes
 from llmcli.runtime.binding.context import ContextOptions, open_context

@@ -11,23 +11,10 @@ with many short pairs (--pairs 100 --tokens 64) where processes of one program d
 """
 
 import argparse
-import json
 import os
-import random
 import statistics
-import subprocess
-import sys
-from pathlib import Path
 
-LLMCLI = [str(Path(sys.executable).with_name("llmcli"))]
-
-
-def document(command: list[str]) -> object:
-    """The JSON document a command prints."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}: {done.stderr.strip()[-500:]}")
-    return json.loads(done.stdout)
+from pairs import LLMCLI, document, interval, model_path
 
 
 def run_speed(model: str, tokens: int, threads: int) -> float:
@@ -46,13 +33,6 @@ def bench_speed(command: list[str], model: str, tokens: int, threads: int, repet
     return statistics.median(document([*command, "-m", model, *flags])[0]["samples_ts"])
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """95% bootstrap interval of the median."""
-    rng = random.Random(1)
-    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(4000))
-    return medians[100], medians[3899]
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -63,10 +43,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
-    model = document([*LLMCLI, "pull", options.model, "--json"])["path"] if ":" in options.model else options.model
+    model = model_path(options.model)
+    bench = [*LLMCLI, "bench", "--no-history"]
     sides = {
         "run": lambda: run_speed(model, options.tokens, options.threads),
-        "bench": lambda: bench_speed([*LLMCLI, "bench"], model, options.tokens, options.threads, options.repetitions),
+        "bench": lambda: bench_speed(bench, model, options.tokens, options.threads, options.repetitions),
     }
     if options.llama_bench:
         sides["llama-bench"] = lambda: bench_speed(

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Set `llmcli bench` beside llama.cpp's llama-bench: the same tests, the same flags, in turn.
+
+usage: .venv/bin/python scripts/measure_bench.py MODEL [MODEL ...] --llama-bench PATH [--pairs 10] [--repetitions 2]
+       [--threads 1,2] [--prompt 512] [--gen 128]
+
+A pair is one process of each, the first place changing; a process runs pp512 and tg128 with each number of threads,
+after llama-bench's warm-up, and the median of its repetitions counts. Printed are medians over the pairs, the median
+of the ratios with a 95% bootstrap interval, and whether it reaches 0.98. The machine should be otherwise idle. Three
+small models take about 12 minutes on two cores.
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+from pairs import LLMCLI, document, interval, model_path
+
+GOAL = 0.98
+
+Rates = dict[tuple[int, str], float]
+
+
+def rates(command: list[str], model: str, asked: argparse.Namespace) -> Rates:
+    """Tokens per second by threads and test, of one process."""
+    flags = ["-p", str(asked.prompt), "-n", str(asked.gen), "-r", str(asked.repetitions), "-t", asked.threads]
+    rows = document([*command, "-m", model, *flags, "-o", "json"])
+    return {
+        (row["n_threads"], f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}"): statistics.median(
+            row["samples_ts"]
+        )
+        for row in rows
+    }
+
+
+def pairs(model: str, asked: argparse.Namespace) -> dict[str, list[Rates]]:
+    """Both programs' rates, pair by pair."""
+    sides = {"bench": [*LLMCLI, "bench", "--no-history"], "llama-bench": [asked.llama_bench]}
+    found: dict[str, list[Rates]] = {name: [] for name in sides}
+    for number in range(asked.pairs):
+        for name in sorted(sides, reverse=bool(number % 2)):
+            found[name].append(rates(sides[name], model, asked))
+    return found
+
+
+def tell(found: dict[str, list[Rates]]) -> bool:
+    """One line for each test; whether all reach the goal."""
+    good = True
+    for threads, test in sorted(found["bench"][0]):
+        ours, theirs = ([one[threads, test] for one in found[name]] for name in ("bench", "llama-bench"))
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        middle, (low, high) = statistics.median(ratios), interval(ratios)
+        good &= middle >= GOAL
+        speeds = f"bench {statistics.median(ours):8.2f}  llama-bench {statistics.median(theirs):8.2f} tok/s"
+        verdict = f"{'>=' if middle >= GOAL else '<'} {GOAL}"
+        span = f"95% interval {low:.4f} to {high:.4f}"
+        print(f"  {test:6} -t {threads}: {speeds}  ratio {middle:.4f}  {span}  {verdict}", flush=True)
+    return good
+
+
+def main() -> None:
+    """Measure and print; the exit code is 1 where a median misses the goal."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", metavar="MODEL")
+    parser.add_argument("--llama-bench", required=True, help="llama.cpp's own tool, built from the same source")
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--repetitions", type=int, default=2, help="of each test, in each process")
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--gen", type=int, default=128)
+    asked = parser.parse_args()
+    good = True
+    for ref in asked.models:
+        model, began = model_path(ref), time.monotonic()
+        found = pairs(model, asked)
+        print(f"{Path(model).name}: {asked.pairs} pairs, {time.monotonic() - began:.0f} s", flush=True)
+        good &= tell(found)
+    raise SystemExit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""What the scripts share that set one program beside another: documents of processes, intervals of ratios."""
+
+import json
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+LLMCLI = [str(Path(sys.executable).with_name("llmcli"))]
+
+
+def document(command: Sequence[str]) -> Any:
+    """The JSON document a command prints; the script ends where it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: {done.stderr.strip()[-500:]}")
+    return json.loads(done.stdout)
+
+
+def model_path(ref: str) -> str:
+    """The file of a model: a path as it is, a name after it was pulled."""
+    return ref if Path(ref).exists() else str(document([*LLMCLI, "pull", ref, "--json"])["path"])
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """95% bootstrap interval of the median."""
+    rng = random.Random(1)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(4000))
+    return medians[100], medians[3899]
