@@ -5,6 +5,7 @@ generous on purpose: weights copied once more, attention as if its scores were w
 """
 
 from llmcli.runtime import kv
+from llmcli.runtime.binding.batch import reserved
 from llmcli.runtime.binding.context import ContextOptions
 from quant.container import Header
 
@@ -42,7 +43,7 @@ def _cache(header: Header, options: ContextOptions) -> int:
 
 def _compute(header: Header, options: ContextOptions) -> int:
     words = next((tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"), 0)
-    outputs = max(options.n_outputs, options.n_seq_max)
+    outputs = reserved(max(options.n_outputs, options.n_seq_max))
     rows, cells = min(options.n_ubatch, options.n_batch), kv.round_up(options.n_ctx)
     heads = header.number("attention.head_count") or 1
     scores = rows * cells * (8 * heads + 12)  # of floats, and a mask in two types

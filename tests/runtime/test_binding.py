@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from llmcli.errors import UserError
+from llmcli.runtime.binding.batch import reserved
 from llmcli.runtime.binding.context import Aborted, ContextOptions, Rows, open_context
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.request import Request, RunOptions
@@ -151,3 +152,11 @@ def test_an_interrupt_that_comes_just_before_a_pass_stops_it(stories_gguf):
             context.decode(rows)
         context.trim(0, 0)
         assert len(context.decode(rows)) == 1
+
+
+@pytest.mark.parametrize("wanted", [*range(1, 70), 255, 256, 512])
+def test_the_rows_that_are_reserved_leave_what_follows_them_on_cache_lines(wanted):
+    """Each row's place takes four bytes, and all of them are padded to 32."""
+    made = reserved(wanted)
+    assert wanted <= made <= wanted + 8
+    assert -(-4 * made // 32) * 32 % 64 == 0

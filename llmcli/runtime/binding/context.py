@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding import state
-from llmcli.runtime.binding.batch import NEVER, Batch, abort_on
+from llmcli.runtime.binding.batch import NEVER, Batch, abort_on, reserved
 from llmcli.runtime.binding.library import last_words, lib, listen
 from llmcli.runtime.binding.memory import Allocated, allocated
 from llmcli.runtime.binding.model import Model
@@ -347,7 +347,7 @@ def open_context(model: Model, options: ContextOptions) -> Iterator[Context]:
     params.n_ubatch = options.n_ubatch
     params.n_seq_max = options.n_seq_max
     # The default reserves a row of logits for every token of a batch: 107 MB instead of 16 on SmolLM2.
-    params.n_outputs_max = max(options.n_seq_max, options.n_outputs)
+    params.n_outputs_max = reserved(max(options.n_seq_max, options.n_outputs))
     params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
     params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
     params.flash_attn_type = FLASH[options.flash_attn]
