@@ -40,6 +40,21 @@ def test_shell_completion_loads_nothing_heavy() -> None:
     assert modules & HEAVY == set()
 
 
+def test_bench_completes_its_measurements_and_models_and_loads_nothing_heavy() -> None:
+    def offered(line: str) -> list[str]:
+        count = len(line.split(" ")) - 1
+        out, modules = start(_LLMCLI_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(count))
+        assert modules & HEAVY == set()
+        return out.split()
+
+    words = offered("llmcli bench ")
+    assert {"roofline", "history", "smollm2:135m"} <= set(words)
+    assert "speed" not in words
+    assert offered("llmcli bench roof") == ["roofline"]
+    assert "--sampling" in offered("llmcli bench --sam")
+    assert "roofline" not in offered("llmcli bench -p 512 ")
+
+
 def test_a_heavy_import_would_be_noticed() -> None:
     command = [sys.executable, "-X", "importtime", "-c", "import numpy"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from llmcli.bench import kernel, sampled, sweep
+from llmcli.bench import kernel, room, sampled, sweep
 from llmcli.bench.depth import Depths
 from llmcli.bench.grid import Test
 from llmcli.bench.kernel import Result, Subject
@@ -15,7 +15,6 @@ from llmcli.runtime import kv
 from llmcli.runtime.binding.model import Model
 from llmcli.types import Bar, Watcher
 from quant import container
-from quant.container import Header
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ def run(
         tests = sweep.allowed(tests, header.metadata)
     for test in tests:
         kv.check(header.metadata, test.type_k, test.type_v)
-    _tell_training(header, tests, watcher)
+    room.check(header, tests, watcher)
     results: list[Result] = []
     with watcher.bar(f"bench {path.name}", len(tests) * (how.repetitions if how.swept else 1), "tests") as bar:
         for layers, group in groupby(tests, key=lambda test: test.n_gpu_layers):
@@ -99,14 +98,4 @@ class _Bench:
         """Shows the test, and which of its repetitions is measured."""
         return lambda number: self.bar.describe(
             f"bench {test.title}" + (f", {number + 1} of {count}" if count > 1 else "")
-        )
-
-
-def _tell_training(header: Header, tests: list[Test], watcher: Watcher) -> None:
-    longest = max(test.n_depth + test.n_prompt + test.n_gen for test in tests)
-    trained = header.number("context_length")
-    if trained and longest > trained:
-        watcher.note(
-            f"warning: {longest} tokens are more than the {trained} that this model was trained for: its speed there "
-            "is measured, but nobody would read its text"
         )

@@ -110,9 +110,55 @@ def test_beyond_the_training_length_is_told(llmcli: Llmcli, model: Path) -> None
     assert "more than the" in llmcli("bench", str(model), *WORDS, "-d", "4096").err
 
 
+def test_a_cache_that_memory_cannot_hold_is_refused_before_it_is_made(
+    llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmcli.hardware.host.available_memory", lambda: 1 << 20)
+    done = llmcli("bench", str(model), *WORDS, "-d", "100000")
+    assert (done.code, done.out) == (1, "")
+    assert "pp8 @ d100000 needs" in done.err
+    assert "1.0 MiB of memory are free" in done.err
+    monkeypatch.setattr("llmcli.hardware.host.available_memory", lambda: 250 << 10)
+    done = llmcli("bench", str(model), *WORDS)
+    assert done.code == 0
+    assert "how fast the disk gives it" in done.err
+
+
+def test_ctrl_c_leaves_what_was_finished_in_the_history(
+    llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llmcli.bench import kernel
+
+    measure = kernel.measure
+
+    def interrupted(model, about, test, *more, **how):  # type: ignore[no-untyped-def]
+        if test.n_gen:
+            raise KeyboardInterrupt
+        return measure(model, about, test, *more, **how)
+
+    monkeypatch.setattr(kernel, "measure", interrupted)
+    done = llmcli("bench", str(model), *WORDS)
+    assert done.code == 130
+    assert "1 result kept" in done.err
+    assert [row["test"] for row in rows(llmcli("bench", "history", "--json"))] == ["pp8"]
+
+
 def test_mistakes_are_one_line(llmcli: Llmcli, model: Path) -> None:
     for words, why in ((["-np", "0"], "-np is 0"), (["-np", "257"], "-np is 257"), (["-np", "x"], "-np does not")):
         done = llmcli("bench", str(model), *words)
         assert (done.code, done.out) == (1, "")
         assert why in done.err
     assert "leave out --sampling" in llmcli("bench", str(model), "--sampling", "--fa-sweep").err
+
+
+def test_help_names_the_other_measurements(llmcli: Llmcli) -> None:
+    from llmcli.commands.benches import SPEED
+    from quant.registry import collect
+
+    out = llmcli("bench", "--help").out
+    assert "--sampling" in out
+    others = set(collect("llmcli.commands.benches", "BENCHES", "__name__")) - {SPEED}
+    lines = out[out.index("Other measurements:") :].splitlines()[1:]
+    assert {line.split()[1] for line in lines if line.strip()} == others
+    assert all(len(line.split()) > 3 for line in lines if line.strip())
+    assert "Other measurements" not in llmcli("bench", "history", "--help").out

@@ -1,5 +1,7 @@
 """`llmcli bench`: each module of this folder exports BENCHES, measurements by their functions' names."""
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import typer
@@ -23,6 +25,17 @@ def register(app: typer.Typer) -> None:
     benches = typer.Typer(
         cls=Benches, help="Measure prompt and generation speed, and more."
     )
-    for name, command in collect("llmcli.commands.benches", "BENCHES", "__name__").items():
-        benches.command(name)(command)
+    found = collect("llmcli.commands.benches", "BENCHES", "__name__")
+    for name, command in found.items():
+        benches.command(name, epilog=_others(found) if name == SPEED else None)(command)
     app.add_typer(benches, name="bench")
+
+
+def _others(found: Mapping[str, Any]) -> str:
+    """The other measurements, for the end of the first one's help: their names and what they do."""
+    rows = [f"  bench {name:<9} {_summary(command)}" for name, command in found.items() if name != SPEED]
+    return "\n".join(("\b", "Other measurements:", *rows))
+
+
+def _summary(command: Any) -> str:
+    return (inspect.getdoc(command) or "").partition("\n")[0]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmcli.commands import completion
 from llmcli.commands.reporting import Charts, Report
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
 
+Ref = Annotated[
+    str | None,
+    typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file", autocompletion=completion.benches),
+]
 Model = Annotated[str | None, typer.Option("-m", "--model", "-hf", help="The same, in llama-bench's words.")]
 Values = list[str] | None
 Prompts = Annotated[Values, typer.Option("-p", "--n-prompt", help="Prompt lengths; default 512.")]
@@ -56,7 +61,7 @@ Offline = Annotated[bool, typer.Option("--offline", help="Make no connection.")]
 
 def speed(
     ctx: typer.Context,
-    ref: Annotated[str | None, typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file")] = None,
+    ref: Ref = None,
     model: Model = None,
     n_prompt: Prompts = None,
     n_gen: Gens = None,
@@ -152,11 +157,17 @@ def _measured(
 
     from llmcli.bench import history, reach
     from llmcli.bench.run import run
+    from llmcli.units import several
 
     kept = history.History(history.path(config), ui)
     keeper = None if given["no_history"] else _keeper(kept, name, found, ui)
     how = replace(how, bandwidth=reach.known(kept, ui, again=given["remeasure"]))
-    return run(found.path, tests, how, ui, keeper.keep if keeper else lambda result: result)
+    try:
+        return run(found.path, tests, how, ui, keeper.keep if keeper else lambda result: result)
+    except KeyboardInterrupt:
+        if keeper and keeper.numbers:
+            ui.note(f"{several(len(keeper.numbers), 'result')} kept: llmcli bench history")
+        raise
 
 
 def _keeper(kept: "History", name: str, found: "Found", ui: "UI") -> "Keeper":
