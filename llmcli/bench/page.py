@@ -29,16 +29,17 @@ def charts(results: Sequence[Result], header: Header, bandwidth: float | None) -
 
 
 def of_tests(
-    name: str, results: Sequence[Result], header: Header, bandwidth: float | None, machine: Machine | None = None
+    name: str, results: Sequence[Result], header: Header, bandwidth: float | None, more: Sequence[Chart] = ()
 ) -> Page:
-    """The report of tests of one model, called `name`; rehearses their contexts (no weights are loaded)."""
+    """The report of tests of one model, called `name`, with `more` pictures behind those of the tests; rehearses their
+    contexts (no weights are loaded)."""
     drawn = charts(results, header, bandwidth)
     held = memory.chart(receipts(header, [one.test for one in results]))
-    more: list[Chart] = [one for one in (held, roof.bandwidth(machine) if machine else None) if one]
+    drawn += [*more, *([held] if held else [])]
     about, cpu = results[0].subject, report.document(results[0])["cpu_info"]
     return Page(
         f"{name} on {cpu}", f"{about.kind} · {size(about.nbytes)} · measured {results[0].began}",
-        tuple(_lead(results, drawn)), (*drawn, *more), (("All rows", rows(results)),), facts(results, bandwidth),
+        tuple(_lead(results, drawn)), tuple(drawn), (("All rows", rows(results)),), facts(results, bandwidth),
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """The page of `llmcli bench compare --report`: each test's ratio with its interval, and the speeds of both sides."""
 
+import math
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from llmcli.commands import comparing, reporting
 
 if TYPE_CHECKING:
     from llmcli.bench.charts.page import Page
+    from llmcli.bench.paired import Comparison
     from llmcli.commands.comparing import Told
     from llmcli.ui import UI
 
@@ -29,7 +31,7 @@ def tell(told: "Told", how: tuple[Path | None, bool | None], ui: "UI") -> None:
 def charts(told: "Told") -> list[Chart]:
     """Ratios around 1, and tokens a second."""
     both = list(zip(told.tests, told.found, strict=True))
-    ratios = [Ratio(name, one.ratio, one.low, one.high, f"{one.ratio:.3f}") for name, one in both]
+    ratios = [Ratio(name, one.ratio, one.low, one.high, _words(one)) for name, one in both]
     apart = sum(one.differs for one in told.found)
     sure = f"{told.design.confidence:.4g}".rstrip("0")
     says = f"The noise supports a difference in {apart} of {len(ratios)}; all intervals hold with probability {sure}."
@@ -43,6 +45,13 @@ def charts(told: "Told") -> list[Chart]:
         pairs.chart("B in units of A", says, "B / A", ratios),
         Rows("Tokens a second", sides, Axis("tokens a second"), tuple(rows)),
     ]
+
+
+def _words(one: "Comparison") -> str:
+    """The ratio and what it means, short enough to stand behind it."""
+    if math.isinf(one.resolution):
+        return "too few pairs"
+    return f"{one.ratio:.3f}" + (", level" if not one.differs else ", faster" if one.ratio > 1 else ", slower")
 
 
 def made(told: "Told") -> "Page":

@@ -98,6 +98,17 @@ def test_the_roof_is_the_lesser_of_reading_and_computing(header):
     assert "in the last cache" in roof.chart(1e9, 1 << 40, tests).says
 
 
+def test_sequences_share_the_weights_and_read_their_own_caches(header: container.Header):
+    tests = [result(n_gen=8, n_depth=64, n_parallel=count) for count in (1, 4)]
+    alone, four = roof.placed(tests, header)
+    weights = 2 * alone.nbytes - roof.placed([result(n_gen=8, n_depth=132)], header)[0].nbytes  # 68 and 136 cells
+    assert four.nbytes == weights + 4 * (alone.nbytes - weights)
+    assert four.intensity == pytest.approx(4 * alone.each / four.nbytes)
+    one, two = roof.placed([result(n_prompt=32, n_parallel=count) for count in (1, 2)], header)
+    assert (one.tokens, two.tokens) == (32, 64)
+    assert weights < one.nbytes < two.nbytes
+
+
 def test_an_unknown_memory_has_no_roof(header):
     tests = roof.placed([result(n_gen=8)], header)
     found = roof.chart(None, None, tests)

@@ -88,3 +88,11 @@ def test_tune_draws_what_was_tried(
     ]
     rows = [row for row in cells(out) if row[0].startswith(("threads", "flash"))]
     assert [(row[0], row[1]) for row in rows] == [("threads 2", "1.2"), ("flash attention off, KV f16", "0.9")]
+
+
+def test_a_sweep_draws_each_value_beside_the_fastest(llmcli: Llmcli, tmp_path: Path, out: Path) -> None:
+    model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=128, layers=1)
+    words = ("bench", str(model), "--fa-sweep", "-p", "0", "-n", "4", "-r", "2", "-t", "1")
+    assert llmcli(*words, "--report", str(out)).code == 0
+    assert "tg4: each value beside the fastest" in titles(out)
+    assert {"fastest", "level"} & {cell for row in cells(out) for cell in row}

@@ -24,7 +24,8 @@ def _plot(plot: Plot) -> Table:
 def _rows(chart: Rows) -> Table:
     names = chart.names
     ranged = any(row.span for row in chart.rows)
-    noted = not ranged and any(row.note for row in chart.rows)  # with a range they say the same
+    # Behind a bar with a range stand its value and deviation, which the columns have.
+    noted = (chart.dots or not ranged) and any(row.note for row in chart.rows)
     rows = []
     for row in chart.rows:
         found = {one.name: figure(one.value) for one in row.values}

@@ -73,14 +73,15 @@ def _generation(one: Result, name: str, rate: float, cost: Work) -> Placed | Non
 
 
 def _prompt(one: Result, name: str, rate: float, cost: Work) -> Placed | None:
-    """Each micro-batch reads the weights and the cache once; the head computes the last token alone."""
+    """Each micro-batch reads the weights once and its sequences' caches; the head computes the last token alone."""
     if cost.chosen:
         return None
     assert cost.kv is not None and cost.attention is not None, name
     test = one.test
-    count = min(test.n_ubatch, test.n_batch, test.n_prompt)
+    count = min(test.n_ubatch, test.n_batch, test.n_prompt * test.n_parallel)
+    caches = -(-count // test.n_prompt)
     each = cost.operations - cost.head + cost.attention + cost.head / test.n_prompt
-    return Placed(name, rate, each, sum(cost.weights.values()) + cost.kv, count, prompt=True)
+    return Placed(name, rate, each, sum(cost.weights.values()) + caches * cost.kv, count, prompt=True)
 
 
 def chart(roof: float | None, cache: int | None, tests: Sequence[Placed]) -> Plot:

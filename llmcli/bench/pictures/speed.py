@@ -86,7 +86,8 @@ def latency(results: Sequence[Result]) -> Plot:
     for name, group in list(alike.items())[:MOST]:
         series += _over_depth(name, group, len(alike) == 1) if deep else [_along(name, group[0])]
     points = [point.y for one in series for point in one.points]
-    what = "Median and 99th percentile by depth" if deep else "Median over the repetitions, token by token"
+    shares = "Median" if len(alike) > 1 else "Median and 99th percentile"
+    what = f"{shares} by depth" if deep else "Median over the repetitions, token by token"
     left = f" The first {MOST} of {len(alike)} settings." if len(alike) > MOST else ""
     return Plot(
         "Time of a token", f"{what}: {_range(points)} ms.{left}", Axis("tokens in the cache before it"),

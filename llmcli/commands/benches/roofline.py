@@ -84,6 +84,7 @@ def _draw(
 ) -> None:  # fmt: skip
     """The pictures of what was printed: in the terminal, and on a page."""
     from llmcli.bench import page
+    from llmcli.bench.pictures import roof
     from llmcli.commands import reporting
 
     if found is None:
@@ -91,7 +92,7 @@ def _draw(
         return
     result, header = found
     reporting.show(
-        lambda: page.of_tests(ref, result.tests, header, machine.roof, machine),
+        lambda: page.of_tests(ref, result.tests, header, machine.roof, [roof.bandwidth(machine)]),
         lambda: page.charts(result.tests, header, machine.roof)[:1], how, ui,
     )  # fmt: skip
 

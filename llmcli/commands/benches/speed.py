@@ -118,7 +118,7 @@ def speed(
     found = ready(name, quant, config, ui)
     results = _measured(found, name, tests, how, ctx.params, config, ui)
     _tell(results, form, swept, ui)
-    _draw(results, found, name, (report_file, chart), ui)
+    _draw(results, found, name, (bool(swept), report_file, chart), ui)
 
 
 def _tell(results: "list[Result]", form: str, swept: "Sequence[str]", ui: "UI") -> None:
@@ -134,17 +134,22 @@ def _tell(results: "list[Result]", form: str, swept: "Sequence[str]", ui: "UI") 
         ui.warn(warning)
 
 
-def _draw(results: "list[Result]", found: "Found", name: str, how: "tuple[Path | None, bool | None]", ui: "UI") -> None:
-    """The pictures of what was printed: in the terminal, and on a page."""
+def _draw(
+    results: "list[Result]", found: "Found", name: str, how: "tuple[bool, Path | None, bool | None]", ui: "UI"
+) -> None:
+    """The pictures of what was printed, in the terminal and on a page; `how`: a sweep, --report, --chart."""
     from llmcli.bench import page
+    from llmcli.bench.pictures import sweeps
     from llmcli.commands import reporting
     from quant import container
 
+    swept, path, chart = how
     header, bandwidth = container.read(found.path), results[0].bandwidth
+    more = sweeps.charts(results) if swept else []
     reporting.show(
-        lambda: page.of_tests(name, results, header, bandwidth),
-        lambda: page.charts(results, header, bandwidth),
-        how,
+        lambda: page.of_tests(name, results, header, bandwidth, more),
+        lambda: more or page.charts(results, header, bandwidth),
+        (path, chart),
         ui,
     )
 
