@@ -9,7 +9,7 @@ from llmcli.commands import quants
 from llmcli.commands.quants import Quant
 
 if TYPE_CHECKING:
-    from llmcli.hardware.plan import Receipt
+    from llmcli.hardware.plan import Planner, Receipt
     from llmcli.runtime.binding.context import ContextOptions
     from llmcli.ui import UI
     from quant.container import Header
@@ -31,17 +31,20 @@ class Others:
     quants: list[Quant]
 
 
-def look(header: "Header", options: "ContextOptions", gpu_layers: int, told: "Receipt", there: bool) -> Others:
+def look(
+    header: "Header", options: "ContextOptions", gpu_layers: int, told: "Receipt", there: bool,
+    draft: "Planner | None" = None,
+) -> Others:  # fmt: skip
     """Rehearse all of it; `told` is the receipt of what is wanted, `there`: of a file that is not to be made yet."""
     from llmcli.hardware import plan as planning
 
-    with planning.planner(header, options, gpu_layers) as planner:
+    with planning.planner(header, options, gpu_layers, draft) as planner:
         types, sequences = planner.types, planner.sequences()
         longest = {kind: planner.largest(kind) for kind in planning.KINDS}
         taken = tuple(kind for kind in planning.KINDS if planner.takes(kind))
-    most, layers = planning.most_layers(header, options), (header.number("block_count") or 0) + 1
+    most, layers = planning.most_layers(header, options, draft), (header.number("block_count") or 0) + 1
     with tempfile.TemporaryDirectory(prefix="llmcli-plan-") as folder:
-        found = quants.quants(header, options, gpu_layers, told, Path(folder), there)
+        found = quants.quants(header, options, gpu_layers, told, Path(folder), there, draft)
     each = -(-options.n_ctx // options.n_seq_max)
     return Others(types, longest, taken, sequences, each, most, layers, found)
 

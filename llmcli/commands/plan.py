@@ -1,5 +1,7 @@
 """`llmcli plan`: parse, rehearse, print the receipt. What is in it is hardware/plan.py's."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,9 +9,12 @@ import typer
 
 from llmcli.commands.reporting import Charts, Report
 from llmcli.commands.show import Json, Ref, start
+from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
-    from llmcli.hardware.plan import Receipt
+    from llmcli.commands.standing import Standing
+    from llmcli.config import Config
+    from llmcli.hardware.plan import Planner, Receipt
     from llmcli.runtime.binding.context import ContextOptions
     from llmcli.runtime.request import RunOptions
     from llmcli.ui import UI
@@ -28,6 +33,7 @@ Unified = Annotated[
     bool, typer.Option("--kv-unified/--no-kv-unified", "-kvu/-no-kvu", help="One pool of cells, or one a sequence.")
 ]
 Quant = Annotated[str | None, typer.Option("--quant", metavar="TYPE", help="As if quantized to this type.")]
+Draft = Annotated[str | None, typer.Option("-md", "--model-draft", metavar="REF", help="A draft model beside it.")]
 Measure = Annotated[bool, typer.Option("--measure", help="Load it, and tell the difference.")]
 
 
@@ -49,6 +55,7 @@ def plan(
     parallel: Parallel = 1,
     unified: Unified = True,
     quant: Quant = None,
+    model_draft: Draft = None,
     measure: Measure = False,
     report_file: Report = None,
     chart: Charts = None,
@@ -58,13 +65,13 @@ def plan(
     """Tell every byte of a run before it is allocated, and whether it fits."""
     from llmcli.commands import others, plan_page, receipt, reporting
     from llmcli.commands.standing import standing
-    from llmcli.errors import UserError
-    from llmcli.hardware import plan as planning
     from llmcli.runtime.request import RunOptions
     from quant import container
 
     config, ui = start(json, offline)
     reporting.check(report_file)
+    if measure and model_draft:
+        raise UsageError("--measure weighs one model", hint="leave out --measure or -md")
     options = RunOptions(
         ctx_size or None, threads, None, batch_size, ubatch_size, gpu_layers, flash_attn, type_k, type_v
     )
@@ -72,17 +79,9 @@ def plan(
         header = container.read(subject.path)
         container.check(header)
         wanted, layers = _decided(header, options, parallel, unified, ui)
-        if measure and subject.lacks:
-            raise UserError(f"{subject.name} cannot be measured: {subject.lacks}", hint="leave out --measure")
-        with planning.planner(header, wanted, layers) as planner:
-            told = planner.receipt()
-        if measure and told.fits is False:
-            raise UserError(
-                f"{subject.name} does not fit and was not loaded", hint="leave out --measure to see what it would take"
-            )
-        # Looking for what else would fit leaves the process larger than it was: not before it is weighed again.
-        found = planning.measure(header, wanted, layers) if measure else None
-        other = others.look(header, wanted, layers, told, not subject.sketched)
+        with _drafting(model_draft, header, wanted, layers, config, ui) as (wanted, draft):
+            told, found = _receipts(subject, header, wanted, layers, draft, measure)
+            other = others.look(header, wanted, layers, told, not subject.sketched, draft)
     title = receipt.title(subject.name, header, wanted, told)
     if json:
         more = others.document(other, subject.quantized)
@@ -96,6 +95,47 @@ def plan(
         others.tell(other, told, wanted, header.context_length, ui, quantized=subject.quantized)
     drawn = plan_page.charts(told, found)
     reporting.show(lambda: plan_page.made(title, told, found, other), lambda: drawn, (report_file, chart), ui)
+
+
+def _receipts(
+    subject: "Standing", header: "Header", wanted: "ContextOptions", layers: int, draft: "Planner | None", measure: bool
+) -> "tuple[Receipt, Receipt | None]":
+    """What is planned, and what it really takes; before anything else is rehearsed, which leaves the process larger."""
+    from llmcli.hardware import plan as planning
+
+    if measure and subject.lacks:
+        raise UserError(f"{subject.name} cannot be measured: {subject.lacks}", hint="leave out --measure")
+    with planning.planner(header, wanted, layers, draft) as planner:
+        told = planner.receipt()
+    if measure and told.fits is False:
+        raise UserError(
+            f"{subject.name} does not fit and was not loaded", hint="leave out --measure to see what it would take"
+        )
+    return told, planning.measure(header, wanted, layers) if measure else None
+
+
+@contextmanager
+def _drafting(
+    ref: str | None, header: "Header", wanted: "ContextOptions", layers: int, config: "Config", ui: "UI"
+) -> "Iterator[tuple[ContextOptions, Planner | None]]":
+    """The context as it is with a draft model, and that rehearsed."""
+    from llmcli.commands.standing import standing
+    from llmcli.hardware.plan import planner
+    from llmcli.runtime.drafting.curve import MOST
+    from llmcli.runtime.drafting.vocabulary import refuse_other
+    from llmcli.runtime.drafting.wish import draft_options
+    from quant import container
+
+    if ref is None:
+        yield wanted, None
+        return
+    with standing(ref, None, config, ui) as subject:
+        other = container.read(subject.path)
+        container.check(other)
+        refuse_other(header, other)
+        wanted = replace(wanted, n_outputs=MOST)
+        with planner(other, draft_options(wanted), -1 if layers else 0) as held:
+            yield wanted, held
 
 
 def _decided(
@@ -136,6 +176,7 @@ def document(receipt: "Receipt", types: dict[str, dict[str, int]] | None = None)
         "repacked_bytes": receipt.sum("repacked"), "droppable_bytes": receipt.sum("droppable"),
         "overhead_bytes": receipt.overhead, "process_bytes": receipt.process, "total_bytes": receipt.sum("total"),
         "available_bytes": first.available, "fits": receipt.fits, "runs": receipt.runs,
+        "draft_bytes": receipt.draft,
         "devices": [
             {
                 "name": share.device, "weights_bytes": share.weights, "repacked_bytes": share.repacked,

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from llmcli.units import size
 
 if TYPE_CHECKING:
-    from llmcli.hardware.plan import Receipt
+    from llmcli.hardware.plan import Planner, Receipt
     from llmcli.runtime.binding.context import ContextOptions
     from llmcli.ui import UI
     from quant.container import Header
     from quant.file_types import FileType
-    from quant.source import Source
+    from quant.planning import Plan
+    from quant.writer import Layout
 
 WORDS = "tokenizer."
 TERNARY = ("TQ1_0", "TQ2_0", "Q2_0", "Q1_0")
@@ -44,8 +45,9 @@ class Quant:
 
 
 def quants(
-    header: "Header", options: "ContextOptions", gpu_layers: int, told: "Receipt", folder: Path, there: bool
-) -> list[Quant]:
+    header: "Header", options: "ContextOptions", gpu_layers: int, told: "Receipt", folder: Path, there: bool,
+    draft: "Planner | None" = None,
+) -> list[Quant]:  # fmt: skip
     """Every type that this model's rows allow, the largest file first.
 
     `told` is the receipt of the file itself; not `there`: it is a stand-in for one that is still to be made.
@@ -62,7 +64,7 @@ def quants(
             plan = road.sketch(source, name)
             stored = tuple(step.type for step in plan.steps)
             if stored not in seen:  # rows that fill few blocks make several types alike
-                seen[stored] = _receipt(plan, header, options, gpu_layers, folder)
+                seen[stored] = _receipt(_hollow(plan, header), folder, options, gpu_layers, draft)
             receipt = seen[stored]
         except Refusal:  # rows that do not fill its blocks
             continue
@@ -81,25 +83,26 @@ def kinds() -> "Mapping[str, FileType]":
     return FILE_TYPES
 
 
-def _receipt(plan: Any, header: "Header", options: "ContextOptions", gpu_layers: int, folder: Path) -> "Receipt":
+def _receipt(
+    layout: "Layout", folder: Path, options: "ContextOptions", gpu_layers: int, draft: "Planner | None"
+) -> "Receipt":
     from llmcli.hardware.plan import planner
     from quant import container
 
     path = folder / "sketch.gguf"
-    layout = _hollow(plan, header)
     with path.open("wb") as stream:
         stream.write(layout.header)
         stream.truncate(layout.nbytes)
-    with planner(container.read(path), options, gpu_layers) as held:
+    with planner(container.read(path), options, gpu_layers, draft) as held:
         return held.receipt()
 
 
-def _hollow(plan: Any, header: "Header") -> Any:
+def _hollow(plan: "Plan", header: "Header") -> "Layout":
     """The header of a plan, its vocabulary but for the number of its words left out."""
     from quant import writer
     from quant.container import Array
 
-    source: Source = plan.source
+    source = plan.source
     words = header.metadata.get("tokenizer.ggml.tokens")
     count = words.count if isinstance(words, Array) else 0
     entries = {key: blob for key, blob in source.entries if not key.startswith(WORDS)}

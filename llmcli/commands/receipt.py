@@ -45,6 +45,8 @@ def table(told: "Receipt", found: "Receipt | None", ui: "UI") -> None:
     ]
     ui.table(columns, [row[: len(columns)] for row in cells], right=columns[1:])
     ui.text()
+    if told.draft is not None:
+        ui.text(f"the draft model takes {_size(told.draft)} of it")
     for share in told.shares:
         _verdict(share, f"{share.device}: " if several else "", ui)
     if told.fits is False and told.runs:

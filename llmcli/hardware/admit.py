@@ -46,7 +46,7 @@ class Wish:
     @property
     def draft(self) -> ContextOptions:
         """The draft model's context beside it."""
-        return draft_options(self.context.n_ctx, self.options)
+        return draft_options(self.context)
 
     def shortened(self, other: "Wish") -> bool:
         """Whether `other` has a shorter context, and no more is changed that anybody would see."""

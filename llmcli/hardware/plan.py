@@ -8,6 +8,7 @@ be known on this machine is None, never a guess. It knows no names of models and
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.hardware import host
@@ -18,11 +19,15 @@ from llmcli.runtime.binding.devices import HOST, Place
 from llmcli.runtime.binding.memory import Allocated
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.rehearsal import Rehearsal, rehearse
+from llmcli.runtime.drafting.wish import draft_options
 from quant.container import Header
 
 KINDS = ("f16", "q8_0", "q4_0")  # cache types whose largest context is told
 # Rehearsing a context takes llama.cpp's notes of its cells, some 80 bytes each: none is longer than this.
 MOST_CELLS = 1 << 20
+
+
+PARTS = ("weights", "repacked", "kv", "compute", "output", "droppable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,11 @@ class Share:
         """All that llama.cpp maps and allocates there."""
         parts = (self.weights, self.repacked, self.kv, self.compute, self.output)
         return None if None in parts else sum(part for part in parts if part)
+
+    def plus(self, other: "Share") -> "Share":
+        """Both on one device."""
+        sums: dict[str, Any] = {part: _sum(getattr(self, part), getattr(other, part)) for part in PARTS}
+        return replace(self, **sums)
 
     @property
     def held(self) -> int | None:
@@ -70,13 +80,15 @@ class Share:
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """All devices' shares of one context. `overhead` is the process without them: interpreter, libraries, vocabulary,
-    graphs. `resident` is what the process was seen to hold, where it was loaded."""
+    graphs. `resident` is what the process was seen to hold, where it was loaded. `draft`: bytes of all this that are a
+    draft model's."""
 
     n_ctx: int
     shares: tuple[Share, ...]
     cache: kv.KVCache | None
     overhead: int | None
     resident: int | None = None
+    draft: int | None = None
 
     def sum(self, part: str) -> int | None:
         """A part over all devices."""
@@ -110,11 +122,15 @@ class Receipt:
 class Planner:
     """A model file rehearsed: any number of contexts of it may be asked for. Made by `planner`.
 
+    `beside`: a draft model's, which counts wherever something is said of this one.
+
     `types`: for each device the bytes that its weights have in the file, by type; empty where that is not known.
     """
 
-    def __init__(self, rehearsal: Rehearsal, header: Header, options: ContextOptions) -> None:
-        self._rehearsal, self._header, self.options = rehearsal, header, options
+    def __init__(
+        self, rehearsal: Rehearsal, header: Header, options: ContextOptions, beside: "Planner | None" = None
+    ) -> None:
+        self._rehearsal, self._header, self.options, self._beside = rehearsal, header, options, beside
         self._form = kv.shape(header.metadata)
         placed = rehearsal.placed()
         self._mapped, self._droppable = _mapped(header, placed)
@@ -129,9 +145,11 @@ class Planner:
             return self._unrehearsed()
         with self._rehearsal.context(options) as made:
             held = host.resident_memory()
-            shares = self._shares(made.allocated, made.output)
+            shares, draft = self._shares(made.allocated, made.output), self._draft(options)
             cache = self._cache(options, made.n_ctx, sum(share.kv or 0 for share in shares))
-            return Receipt(made.n_ctx, shares, cache, held)
+            totals = [share.total for share in draft]
+            whole = None if None in totals or not draft else sum(one for one in totals if one)
+            return Receipt(made.n_ctx, together(shares, draft), cache, held, draft=whole)
 
     def largest(self, kind: str) -> int | None:
         """The longest context with K and V of one type that fits, in steps of 256 cells; 0: none.
@@ -174,7 +192,10 @@ class Planner:
         """Each device's share of another context, the machine's own memory first; raises UserError where llama.cpp
         refuses it."""
         with self._rehearsal.context(options) as made:
-            return self._shares(made.allocated, made.output)
+            return together(self._shares(made.allocated, made.output), self._draft(options))
+
+    def _draft(self, options: ContextOptions) -> tuple[Share, ...]:
+        return self._beside.shares(draft_options(options)) if self._beside else ()
 
     def takes(self, kind: str) -> bool:
         """Whether K and V may be of this type: the size of the model's heads decides."""
@@ -207,13 +228,16 @@ class Planner:
 
 
 @contextmanager
-def planner(header: Header, options: ContextOptions, gpu_layers: int) -> Iterator[Planner]:
-    """Rehearse a checked GGUF (quant.container.check) with `options` decided; raises as loading it would."""
+def planner(
+    header: Header, options: ContextOptions, gpu_layers: int, beside: Planner | None = None
+) -> Iterator[Planner]:
+    """Rehearse a checked GGUF (quant.container.check) with `options` decided, a draft model `beside` it; raises as
+    loading it would."""
     with rehearse(header.path, gpu_layers=gpu_layers, latent=header.latent) as rehearsal:
-        yield Planner(rehearsal, header, options)
+        yield Planner(rehearsal, header, options, beside)
 
 
-def most_layers(header: Header, options: ContextOptions) -> int | None:
+def most_layers(header: Header, options: ContextOptions, beside: Planner | None = None) -> int | None:
     """How many of the model's layers (the output counts as one) the GPUs hold with this context; None: no GPU here,
     or it does not tell."""
     gpus = {one.name for one in devices.devices() if one.kind in devices.GPUS}
@@ -221,7 +245,7 @@ def most_layers(header: Header, options: ContextOptions) -> int | None:
         return None
 
     def room(number: int) -> int | None:
-        with planner(header, options, number - 1) as held:
+        with planner(header, options, number - 1, beside) as held:
             shares = [share for share in held.shares(options) if share.device in gpus]
         left = [share.left if share.total is not None else None for share in shares]
         return None if None in left else min((one for one in left if one is not None), default=0)
@@ -267,6 +291,18 @@ def shares(
             free.get(name),
         ))  # fmt: skip
     return tuple(found)
+
+
+def together(shares: tuple[Share, ...], others: tuple[Share, ...]) -> tuple[Share, ...]:
+    """What two models hold, device by device."""
+    found = {share.device: share for share in shares}
+    for other in others:
+        found[other.device] = found[other.device].plus(other) if other.device in found else other
+    return tuple(found.values())
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
 
 
 def _mapped(header: Header, placed: list[tuple[str, Place]] | None) -> tuple[int | None, int | None]:

@@ -3,7 +3,7 @@
 Used near the limit alone (admit.py): a rehearsal takes as long as reading the vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from llmcli.errors import UserError
@@ -12,7 +12,6 @@ from llmcli.hardware.admit import Wish
 from llmcli.hardware.plan import MOST_CELLS, Planner, Share, last, planner
 from llmcli.runtime import kv
 from llmcli.runtime.binding import devices
-from llmcli.runtime.binding.context import ContextOptions
 from llmcli.runtime.binding.devices import HOST
 from llmcli.units import size
 from quant import container
@@ -25,18 +24,18 @@ SMALLER = ("q8_0", "q4_0")  # cache types that are tried, the better one first
 class Scales:
     """The model, and the draft model beside it, rehearsed together: what each setting would leave free."""
 
-    def __init__(self, models: Sequence[tuple[Planner, Callable[[Wish], ContextOptions]]]) -> None:
-        self._models = models
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
         self.free = {HOST: host.available_memory()}
         self.free |= {one.name: one.free for one in devices.devices() if one.kind in devices.GPUS}
         self._addresses = limits.address_room()
 
-    def shares(self, wish: Wish) -> list[Share]:
-        """What each model holds on each device; of a context too long to rehearse its KV alone."""
+    def shares(self, wish: Wish) -> tuple[Share, ...]:
+        """What both hold on each device; of a context too long to rehearse its KV alone."""
         if wish.context.n_ctx <= MOST_CELLS:
-            return [share for planner, options in self._models for share in planner.shares(options(wish))]
+            return self._planner.shares(wish.context)
         cache = estimate.cache(wish.header, wish.context)
-        return [Share(HOST, None, None, cache.nbytes if cache else None, None, 0, None, None)]
+        return (Share(HOST, None, None, cache.nbytes if cache else None, None, 0, None, None),)
 
     def room(self, wish: Wish, *, weights: bool = False) -> int | None:
         """Bytes that stay free where least does, negative where it does not fit; None where it cannot be told.
@@ -133,15 +132,12 @@ class Scales:
 def scales(wish: Wish) -> Iterator[Scales]:
     """Rehearse the models of a checked wish."""
     with ExitStack() as held:
-        first = held.enter_context(planner(wish.header, wish.context, wish.gpu_layers))
-        models = [(first, lambda wish: wish.context)]
+        draft = None
         if wish.drafting.model:
             other = container.read(wish.drafting.model)
             container.check(other)
-            models.append((
-                held.enter_context(planner(other, wish.draft, -1 if wish.gpu_layers else 0)), lambda wish: wish.draft
-            ))  # fmt: skip
-        yield Scales(models)
+            draft = held.enter_context(planner(other, wish.draft, -1 if wish.gpu_layers else 0))
+        yield Scales(held.enter_context(planner(wish.header, wish.context, wish.gpu_layers, draft)))
 
 
 def _kinds(wish: Wish) -> Iterator[tuple[str, str]]:

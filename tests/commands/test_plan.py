@@ -27,6 +27,7 @@ SHAPE = {
     "compute_bytes": int, "output_bytes": int, "repacked_bytes": int, "droppable_bytes": int, "overhead_bytes": int,
     "process_bytes": int, "total_bytes": int, "available_bytes": int, "fits": bool,
     "max_ctx": {"f16": int, "q8_0": int, "q4_0": int}, "devices": [DEVICE], "runs": bool, "max_parallel": int,
+    "draft_bytes": object,
     "gpu_layers": {"most": int, "layers": int}, "quants": [QUANT],
 }  # fmt: skip
 
@@ -179,6 +180,29 @@ def test_sequences_and_what_fits_only_from_the_disk(
     assert "--quant " in out
 
 
+def test_a_draft_model_counts_everywhere(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+    from tests.quant import tiny
+
+    small = tiny.llama(tmp_path / "small.gguf", layers=1)
+    words = ("plan", str(model), "-c", "512", "--json")
+    alone, both = (json.loads(llmcli(*words, *more).out) for more in ((), ("-md", str(small))))
+    assert alone["draft_bytes"] is None
+    parts = ("weights_bytes", "compute_bytes", "repacked_bytes", "output_bytes")
+    assert both["total_bytes"] == both["kv"]["bytes"] + sum(both[part] for part in parts)
+    draft = json.loads(llmcli("plan", str(small), "-c", "512", "-b", "256", "-ub", "256", "--json").out)
+    assert both["weights_bytes"] == alone["weights_bytes"] + draft["weights_bytes"]
+    assert both["kv"]["bytes"] == alone["kv"]["bytes"] + draft["kv"]["bytes"]
+    assert both["draft_bytes"] >= draft["total_bytes"]  # it asks for several rows of logits
+    assert both["max_ctx"]["f16"] <= alone["max_ctx"]["f16"]
+    totals = [{row["type"]: row["total_bytes"] for row in one["quants"]} for one in (alone, both)]
+    assert all(totals[1][name] > totals[0][name] + draft["weights_bytes"] for name in totals[0])
+    assert "the draft model takes " in llmcli(*words[:-1], "-md", str(small)).out
+    refused = llmcli(*words[:-1], "-md", str(small), "--measure")
+    assert (refused.code, refused.out) == (2, "")
+    other = tiny.llama(tmp_path / "other.gguf", layers=1, vocab=700)
+    assert llmcli(*words[:-1], "-md", str(other)).code == 1
+
+
 def test_layers_on_a_gpu_come_from_llama_cpp_s_devices(
     llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +218,7 @@ def test_layers_on_a_gpu_come_from_llama_cpp_s_devices(
     assert planning.most_layers(header, options) is None
 
     @contextmanager
-    def planner(header: Any, options: Any, layers: int) -> Iterator[Any]:
+    def planner(header: Any, options: Any, layers: int, beside: Any) -> Iterator[Any]:
         share = planning.Share("GPU0", 100 * layers, 0, 10, 5, 0, 0, free)
         yield SimpleNamespace(shares=lambda options: (planning.Share("CPU", 1, 0, 0, 0, 0, 0, None), share))
 

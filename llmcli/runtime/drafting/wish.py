@@ -98,12 +98,11 @@ def speculation(
         yield guesses if made and _pays(curve, most) else None
 
 
-def draft_options(n_ctx: int, options: RunOptions) -> ContextOptions:
-    """What a draft model's context is made with, beside one of `n_ctx` tokens."""
-    assert options.threads
+def draft_options(context: ContextOptions) -> ContextOptions:
+    """What a draft model's context is made with, beside another."""
     return ContextOptions(
-        n_ctx, CHUNK, CHUNK, 1, options.threads, options.threads_batch or options.threads,
-        flash_attn=options.flash_attn, n_outputs=WIDTHS[0],
+        context.n_ctx, CHUNK, CHUNK, 1, context.n_threads, context.n_threads_batch, flash_attn=context.flash_attn,
+        n_outputs=WIDTHS[0],
     )  # fmt: skip
 
 
@@ -115,7 +114,12 @@ def _draft(
     other = container.read(path)
     container.check(other)
     refuse_other(header, other)
-    wanted = draft_options(context.n_ctx, options)
+    assert options.threads
+    beside = ContextOptions(
+        context.n_ctx, n_threads=options.threads, n_threads_batch=options.threads_batch or options.threads,
+        flash_attn=options.flash_attn,
+    )  # fmt: skip
+    wanted = draft_options(beside)
     gpu_layers = -1 if gpu_layers else 0
     with open_model(path, gpu_layers=gpu_layers, latent=other.latent) as model, open_context(model, wanted) as made:
         if made.recurrent:
