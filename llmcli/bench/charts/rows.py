@@ -36,20 +36,27 @@ def draw(chart: Rows, wide: float, ident: str, kind: str) -> Markup:
     area = place.area
     pieces = [frame.hatches(len(chart.names), ident)] if not chart.dots else []
     pieces += [key, frame.across(place.scale, area, chart.axis.title)]
+    words = []
     for number, row in enumerate(chart.rows):
         y = place.middle(number)
-        room = area.left - 8 if place.beside else wide - width(row.note) - GAP
-        name = cut(row.label, room)
-        at = (area.left - 8, y + 4, "end") if place.beside else (1.0, y - 13, None)
-        pieces.append(text(name, *at))
         values, end = _dots(row, chart.names, place, y) if chart.dots else _bar(row, chart.names, place, y)
         pieces.append(values)
-        if row.note:
-            pieces.append(text(row.note, end + 8, y + 4) if place.beside else text(row.note, wide - 1, y - 13, "end"))
+        words += _words(row, place, y, end)
     # The leftmost on top: no line goes through the words of another.
     for number, rule in enumerate(sorted(chart.rules, key=lambda rule: rule.at)):
         pieces.append(_rule(rule, place, top + LINE * (number + 1) - 3))
+    pieces += words
     return frame.picture(chart.title, chart.says, wide, area.bottom + 2 * LINE + GAP, ident, kind, *pieces)
+
+
+def _words(row: Row, place: Layout, y: float, end: float) -> list[Markup]:
+    """A row's name and note, over whatever line goes there."""
+    wide = place.area.width
+    if place.beside:
+        words = [text(row.label, place.area.left - 8, y + 4, "end", "label")]
+        return words + ([text(row.note, end + 8, y + 4, kind="label")] if row.note else [])
+    words = [text(cut(row.label, wide - width(row.note) - GAP), 1.0, y - 13, kind="label")]
+    return words + ([text(row.note, wide - 1, y - 13, "end", "label")] if row.note else [])
 
 
 def _layout(chart: Rows, wide: float, top: float, ident: str) -> Layout:
