@@ -86,7 +86,8 @@ class Comparison:
             return f"{b} is {ratio}x as fast as {a} ({span})"
         if math.isinf(self.resolution):
             return f"too few measurements to tell: ratio {ratio}"
-        seen = f"{self.resolution:.1%}".replace("%", " %") if self.resolution < 1 else f"{1 + self.resolution:.2g}-fold"
+        fold = 1 + self.resolution
+        seen = f"{fold - 1:.1%}".replace("%", " %") if fold < 2 else f"{fold:.1f}-fold"
         unseen = f"differences below {seen} cannot be seen"
         return f"no difference this noise supports: ratio {ratio} ({span}); {unseen}"
 
@@ -157,8 +158,14 @@ def shift(values: Sequence[float] | NDArray[np.float64], error: float) -> tuple[
 
 def wander(rates: Sequence[float]) -> float:
     """How many times its slow tenth a side's fast tenth is; 1 where it was only measured once."""
+    low, high = tenths(rates)
+    return high / low
+
+
+def tenths(rates: Sequence[float]) -> tuple[float, float]:
+    """Where the slow tenth ends and the fast one begins."""
     low, high = np.quantile(rates, (0.1, 0.9))
-    return float(high / low)
+    return float(low), float(high)
 
 
 @lru_cache(maxsize=64)

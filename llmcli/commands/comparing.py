@@ -12,7 +12,7 @@ from llmcli.bench import saved as keeping
 from llmcli.bench import sides as measuring
 from llmcli.bench.grid import Test
 from llmcli.bench.history import History, path
-from llmcli.bench.paired import Comparison, Design
+from llmcli.bench.paired import Comparison, Design, tenths, wander
 from llmcli.bench.saved import Saved
 from llmcli.bench.sides import Side
 from llmcli.commands.ready import ready
@@ -175,9 +175,9 @@ def tell(told: Told, ui: UI) -> None:
     ui.text(f"{together} with a probability of {told.design.confidence:.4g}".rstrip("0"))
     for name, one in zip(told.tests, told.found, strict=True):
         if one.noisy:
-            rates = sorted(one.a)
-            low, high = rates[len(rates) // 10], rates[-1 - len(rates) // 10]
-            ui.warn(f"{name}: this machine is noisy, A alone ran at {low:.3g} to {high:.3g} tok/s: wider intervals")
+            side, rates = max(("A", one.a), ("B", one.b), key=lambda named: wander(named[1]))
+            low, high = tenths(rates)
+            ui.warn(f"{name}: a noisy machine, {side} alone ran at {low:.3g} to {high:.3g} tok/s: a wider interval")
     if told.interleaved and not all(one.settled for one in told.found):
         ui.note(_longer(told))
 

@@ -82,7 +82,13 @@ def test_saved_runs_need_no_model(llmcli: Llmcli, model: Path, tmp_path: Path) -
         assert row["differs"] and row["ratio"] == pytest.approx(3)
         assert ["n_threads", 1, 2] in row["differing"] and row["pairs"] is None
     done = llmcli("bench", "compare", *map(str, files))
-    assert "n_threads: 1 in A, 2 in B" in done.out and "tg4: B is 3.0" in done.out
+    assert "n_threads: 1 in A, 2 in B" in done.out and "tg4: B is 3.0" in done.out and "noisy" not in done.err
+    for row in rows:
+        row["samples_ts"] = [300.0, 100.0, 50.0]
+    files[1].write_text(json.dumps(rows))
+    told = llmcli("bench", "compare", *map(str, files))
+    assert "tg4: a noisy machine, B alone ran at 60 to 260 tok/s" in told.err
+    assert "no difference this noise supports" in told.out
     rows[0]["cpu_info"] = rows[1]["cpu_info"] = "another \x1b[31mcpu"
     files[1].write_text(json.dumps(rows))
     done = llmcli("bench", "compare", *map(str, files))
