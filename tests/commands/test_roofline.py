@@ -63,6 +63,16 @@ def test_a_noisy_machine_is_told(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
     assert "something else uses this machine" in llmcli("bench", "roofline").err
 
 
+def test_what_was_read_is_what_bench_sets_its_rows_beside(
+    llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llmcli("bench", "roofline")
+    monkeypatch.setattr(bandwidth, "measure", lambda size, threads, *how: Reading(size, threads, (1e9, 2e10)))
+    llmcli("bench", "roofline")  # disturbed: not kept
+    (row,) = json.loads(llmcli("bench", str(model), "-p", "0", "-n", "4", "-r", "1", "-t", "1", "-o", "json").out)
+    assert row["read_bandwidth_bytes_per_second"] == 1e10
+
+
 def test_bench_itself_takes_llama_bench_s_words_as_before(llmcli: Llmcli, model: Path) -> None:
     for words in (["-m", str(model), "-p", "8", "-n", "0"], [str(model), "-p", "8", "-n", "0"]):
         rows = json.loads(llmcli("bench", *words, "-r", "1", "-o", "json").out)

@@ -46,6 +46,8 @@ def roofline(
     count = threads or host.cores()
     with ui.bar("read memory", None, "tests") as bar:
         machine = measuring.machine(count, lambda: bar.advance(1))
+    if count >= host.cores() and not _disturbed(machine):
+        _keep(machine, config, ui)
     found = None if ref is None else _measure(ref, machine, n_depth, (count, type_k, type_v), repetitions, config, ui)
     result = found[0] if found else None
     if json:
@@ -55,6 +57,18 @@ def roofline(
         if result:
             _tell_model(result, ui)
     _draw(ref or "", machine, found, (report_file, chart), ui)
+
+
+def _keep(machine: "Machine", config: "Config", ui: "UI") -> None:
+    """What `bench` sets its rows beside; where it cannot be kept `bench` says why."""
+    from contextlib import suppress
+
+    from llmcli.bench.history import History, path
+    from llmcli.errors import UserError
+    from llmcli.hardware import host
+
+    with suppress(UserError):
+        History(path(config), ui).keep_bandwidth(host.identity(), machine.roof)
 
 
 def _measure(
@@ -153,9 +167,13 @@ def _tell_machine(machine: "Machine", ui: "UI") -> None:
         ui.text("the speed of memory is unknown: nothing that was read is known to be beyond the last cache")
     else:
         ui.text(f"memory gives {machine.roof / 1e9:.1f} GB/s")
-    if any(min(one.rates) < 0.7 * one.best for one in machine.readings):
+    if _disturbed(machine):
         ui.warn("rounds differ by more than 30 %: something else uses this machine, the figures are too low")
     ui.text()
+
+
+def _disturbed(machine: "Machine") -> bool:
+    return any(min(one.rates) < 0.7 * one.best for one in machine.readings)
 
 
 def _tell_model(result: "Result", ui: "UI") -> None:
