@@ -3,12 +3,14 @@
 
 usage: .venv/bin/python scripts/record_repl.py MODEL.gguf [-o FILE] [--predict 40] [--threads N]
 
-The commands come from the REPL's own registry: one without a scene here is typed alone. Fails where a command was not
-used, a scene is of a command that is gone, a traceback appears, or the chat does not end well.
+The commands come from the REPL's own registry: one without a scene here is typed alone. It talks in a folder of its
+own, which is written as `.`, with a copy of the model. Fails where a command was not used, a scene is of a command
+that is gone, a traceback appears, or the chat does not end well.
 """
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -23,6 +25,8 @@ WIDTH, HEIGHT = 100, 40
 READY = r"\x1b\[\?2004h[^\n]*>>>"  # a new prompt switches bracketed paste on
 PATIENCE = 120  # seconds for one answer
 NOTES = "The harbour of Lund closes at nine.\nThe ferry to Marstal leaves at eight, on Sundays at ten.\n"
+
+ABOUT = "A talk that uses every command, as a terminal shows it (scripts/record_repl.py)."
 
 # What is typed, by the command it shows; `{model}` is the model's file. After a Tab stands what it completes.
 SCENES: dict[str, list[str]] = {
@@ -46,19 +50,20 @@ SCENES: dict[str, list[str]] = {
     "load": ["/load", "/load moon"],
     "model": ["/model", "/model ./nothing.gguf", "/model {model}", "Which model are you?"],
     "bench": ["/bench 64 16"],
-    "beams": ["/beams", "/set beams 4", "Say hello.", "/beams", "/set beams 1"],
+    "beams": ["/beams", "/set beams 4", "Say hello.", "/beams", '/set format {"enum": ["yes", "no"]}',
+              "Is the sea salty?", "/beams", "/set format none", "/set beams 1"],
     "clear": ["/clear"],
 }  # fmt: skip
 LAST = ["/exit"]
 
 
-def scenes(model: Path) -> list[str]:
+def scenes(model: str) -> list[str]:
     """All that is typed, in order; raises SystemExit where a scene is of no command."""
     known = commands.commands()
     if gone := [name for name in SCENES if name and name not in known]:
         raise SystemExit(f"scenes of commands that are gone: {', '.join(gone)}")
     others = [f"/{name}" for name in known if name not in SCENES and f"/{name}" not in LAST]
-    typed = [line.replace("{model}", str(model)) for scene in SCENES.values() for line in scene]
+    typed = [line.replace("{model}", model) for scene in SCENES.values() for line in scene]
     at = typed.index("/clear")
     return [*typed[:at], *others, *typed[at:], *LAST]
 
@@ -71,12 +76,14 @@ def unused(typed: list[str]) -> list[str]:
 
 def record(model: Path, predict: int, threads: int) -> str:
     """The whole talk as a terminal shows it, with the line at the bottom where the talk is well under way."""
-    typed = scenes(model)
+    file = f"./{model.name}"
+    typed = scenes(file)
     if missing := unused(typed):
         raise SystemExit(f"commands that are not used: {', '.join(missing)}")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "notes.txt").write_text(NOTES)
-        words = ["-m", "llmcli.app", "chat", str(model), "--beams", "4", "-c", "4096"]
+        shutil.copyfile(model, Path(folder) / file)
+        words = ["-m", "llmcli.app", "chat", file, "--beams", "4", "-c", "4096"]
         words += ["-n", str(predict), "-t", str(threads)]
         home = str(Path(folder) / "home")
         environment = os.environ | {"TERM": "xterm", "PYTHONPATH": str(ROOT), "LLMCLI_HOME": home, "PATH": "/bin"}
@@ -99,10 +106,10 @@ def record(model: Path, predict: int, threads: int) -> str:
             child.send("\r" if tab else f"{rest}\r")
         _until(child, pexpect.EOF, typed[-1])
         child.close()
-    text = paper.text()
+    text = paper.text().replace(f"{folder}/", "./")
     if child.exitstatus or "Traceback" in text:
         raise SystemExit(f"{text[-4000:]}\nthe chat ended with {child.exitstatus}")
-    return f"{text}\nThe line at the bottom, half way through:\n{bottom}\n"
+    return f"{ABOUT}\n\n{text}\nThe line at the bottom, half way through:\n{bottom}\n"
 
 
 def _until(child: pexpect.spawn, what: object, line: str) -> None:
@@ -120,10 +127,10 @@ def main() -> None:
     parser.add_argument("--predict", type=int, default=40)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
-    text = record(asked.model.resolve(), asked.predict, asked.threads)
+    text = record(asked.model.absolute(), asked.predict, asked.threads)
     if asked.output:
         asked.output.write_text(text, encoding="utf-8")
-        print(f"{len(scenes(asked.model))} lines typed, {text.count(chr(10))} lines shown: {asked.output}")
+        print(f"{len(scenes(asked.model.name))} lines typed, {text.count(chr(10))} lines shown: {asked.output}")
     else:
         sys.stdout.write(text)
 

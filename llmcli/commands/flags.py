@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 META = "llmcli.flags"
 NEWEST = "last"  # chat/shelf.py's name of the newest sitting
+MOST_BYTES = 1 << 26  # of a file that is read whole
 MOST_SAMPLES = 256  # as many sequences as llama.cpp takes
 ON_FULL = ("stop", "shift", "sinks")
 ALTERNATIVES = "10"  # what `--logprobs` means without a number
@@ -271,9 +272,13 @@ def template_text(given: str) -> str:
 def text_file(path: Path) -> str:
     """A file's text; raises UserError where it cannot be read, naming the first byte that is not UTF-8."""
     try:
-        return decoded(path.read_bytes(), str(path))
+        with path.open("rb") as file:  # a pipe, perhaps, or one of the devices that never end
+            raw = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}", hint="check the name") from None
+    if len(raw) > MOST_BYTES:
+        raise UserError(f"{path} has more than {MOST_BYTES:,} bytes", hint="no context holds so much: take a part")
+    return decoded(raw, str(path))
 
 
 def _counted(args: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,12 +30,23 @@ def test_a_talk_that_uses_every_command_ends_well(stories_gguf: Path, home: Path
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    shown = out.read_text(encoding="utf-8")
+    complete(out.read_text(encoding="utf-8"))
+    assert str(tmp_path) not in out.read_text(encoding="utf-8")
+
+
+def complete(shown: str) -> None:
+    """Every command is used, and no path tells of the machine."""
     typed = [line for line in shown.splitlines() if line.startswith(">>> ")]
-    for command_ in commands().values():
-        assert any(line.split()[1:2] == [f"/{word}"] for line in typed for word in command_.words), command_.name
+    for command in commands().values():
+        assert any(line.split()[1:2] == [f"/{word}"] for line in typed for word in command.words), command.name
     assert "tokens · KV" in shown.splitlines()[-1]
     assert "\x1b" not in shown
+    assert not re.search(r"(?<![\w.])/(tmp|root|home|work|usr/(?!bin is)|var|Users)\b", shown)
+
+
+def test_the_talk_that_is_kept_uses_every_command() -> None:
+    """One that was added or taken away since: scripts/record_repl.py smollm2.gguf -o docs/transcript.txt."""
+    complete((ROOT / "docs" / "transcript.txt").read_text(encoding="utf-8"))
 
 
 def test_paper_shows_what_a_terminal_would() -> None:

@@ -137,6 +137,7 @@ def test_every_answer_of_a_chat_follows_the_grammar(llmcli: Llmcli, fake: Fake) 
         (["-j", "{}", "--jump", "high"], 1, "--jump is 'high'"),
         (["-j", "{}", "--grammar-engine", "x"], 1, "--grammar-engine is 'x'"),
         (["-jf", "no-such-file"], 1, "cannot read no-such-file"),
+        (["-jf", "/dev/zero"], 1, "/dev/zero has more than 67,108,864 bytes"),
         (["-j", "{'a': 1}"], 1, "the schema is not JSON"),
         (["-j", '{"not": {}}'], 1, "cannot be enforced: not at #"),
         (["--grammar", "root ::= <[5]>"], 1, "only --grammar-engine llama takes tokens"),

@@ -29,7 +29,7 @@ from llmcli.runtime.request import Hypothesis, Request
 from llmcli.runtime.sampling.chain import Row
 from llmcli.runtime.sequence import Sequence
 from llmcli.runtime.strategies.base import Means, end_tokens, refuse_nan
-from llmcli.runtime.strategies.regrow import Regrowth
+from llmcli.runtime.strategies.regrow import Regrowth, seen
 from llmcli.runtime.text import Decoder
 from llmcli.types import Event, Finish, TokenTime
 
@@ -182,10 +182,7 @@ class BeamSearch:
         sequence.times += times
         if sequence.slot >= 0 and sequence.spare:
             slots = [sequence.slot, *sequence.spare]
-            # What has left the context stands in no cell.
-            prompt = sequence.tokens[: sequence.prompt]
-            gone = sequence.left.tokens - (len(self.request.tokens) - len(prompt))
-            sequence.slot, sequence.spare = self.ledger.settle(slots, [*prompt, *best.tokens[gone:]]), []
+            sequence.slot, sequence.spare = self.ledger.settle(slots, seen(sequence, best.tokens)), []
         return best.text
 
     def _sort_out(self, rows: list[Row]) -> list[tuple[Candidate, Decoder]]:
@@ -214,6 +211,8 @@ class BeamSearch:
 
     def _forbid(self, rows: list[Row]) -> None:
         """Write -inf where the beams' grammars allow nothing; a row is its beam's alone."""
+        if self.request.grammar is None:
+            return
         begun = time.perf_counter()
         for beam, row in zip(self.beams, rows, strict=True):
             if beam.branch:

@@ -83,6 +83,16 @@ class Regrowth:
         self.ledger.trim(stem.slot, shared[source])
 
 
+def seen(sequence: Sequence, answer: tuple[int, ...]) -> list[int]:
+    """What of a prompt and an answer stands in the context, where some may have left it."""
+    prompt, left = sequence.tokens[: sequence.prompt], sequence.left.tokens
+    if left == len(sequence.request.tokens) - len(prompt):  # of the prompt alone
+        return [*prompt, *answer]
+    whole = [*sequence.request.tokens, *answer]
+    kept = _common(whole, sequence.tokens)
+    return [*whole[:kept], *whole[kept + left :]]
+
+
 def _common(one: list[int], other: list[int]) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (mine, yours) in pairs if mine != yours), min(len(one), len(other)))

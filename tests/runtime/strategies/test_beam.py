@@ -82,6 +82,7 @@ def test_the_answers_come_best_first_and_none_twice():
     assert scores == sorted(scores, reverse=True)
     assert len({beam.tokens for beam in answer.beams}) == 4
     assert [token.id for token in answer.tokens] == list(answer.beams[0].tokens)
+    assert {token.constraint_ms for token in answer.tokens} == {0.0}
     assert answer.beams[0].score == pytest.approx(sum(token.logprob or 0 for token in answer.tokens) / 8)
 
 

@@ -83,9 +83,12 @@ def test_turns_leave_and_the_answers_are_those_of_a_context_that_holds_all(
 @pytest.mark.parametrize("moves", [True, False], ids=["moved", "computed anew"])
 def test_a_window_moves_on_under_all_beams(moves: bool) -> None:
     roomy, _ = search(None, n_ctx=4000, tokens=300)
-    answer, _ = search(Sinks(4), tokens=300, can_shift=moves)
+    answer, engine = search(Sinks(4), tokens=300, can_shift=moves)
     assert (answer.finish, len(answer.tokens)) == ("length", 300)
     assert answer.left.times > 2 and answer.left.turns == 0
+    whole = [*prompt(0), *answer.beams[0].tokens]
+    held = max(engine.ledger.tokens, key=len)
+    assert held[:4] == whole[:4] and bytes(held[4:]) in bytes(whole[4:]) and len(held) > 40
     assert [beam.tokens for beam in answer.beams] == [beam.tokens for beam in roomy.beams]
 
 
