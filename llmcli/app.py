@@ -9,7 +9,7 @@ from contextlib import suppress
 import typer
 
 from llmcli import __version__
-from llmcli.commands import benches, chat, convert, diff, doctor, eval, models, plan, sessions, show, weights
+from llmcli.commands import benches, calibrate, chat, convert, diff, doctor, eval, models, plan, sessions, show, weights
 from quant.errors import Refusal
 
 app = typer.Typer(
@@ -48,6 +48,7 @@ benches.register(app)
 plan.register(app)
 doctor.register(app)
 eval.register(app)
+calibrate.register(app)
 
 
 # What the disk or its owner does not allow is the world's mistake wherever it is met; other OSErrors are our bugs.

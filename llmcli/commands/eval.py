@@ -81,11 +81,11 @@ def evaluate(
     _refuse(base, base_logits, text, ctx, save_base)
     fit.check(options)
     kept = baselogits.load(base_logits.expanduser()) if base_logits else None
-    words, name = (None, str(base_logits)) if kept else _words(text)
+    words, name = (None, str(base_logits)) if kept else words_of(text)
     options = replace(options, ctx_size=kept.n_ctx) if kept else options
-    model = _side(_source(source, quant, config, ui).path, options, ui)
+    model = side(_source(source, quant, config, ui).path, options, ui)
     plain = replace(options, cache_type_k="f16", cache_type_v="f16")
-    other = _side(_base(base, config, ui).path, plain, ui) if base else None
+    other = side(_base(base, config, ui).path, plain, ui) if base else None
     target = save_base.expanduser() if save_base else None
     outcome = evaluating.run(evaluating.Wish(model, other, kept, words, chunks, target, fresh), config, ui)
     if kept:
@@ -105,7 +105,7 @@ def _refuse(base: str | None, kept: Path | None, text: Path | None, ctx: int | N
             raise UsageError(f"{flag} does not go with kept base logits: {why}", hint=f"leave out {flag}")
 
 
-def _words(path: Path | None) -> tuple[str, str]:
+def words_of(path: Path | None) -> tuple[str, str]:
     """The text and its name. As llama.cpp's -f a last line break is left out."""
     from importlib import resources
 
@@ -142,7 +142,7 @@ def _base(ref: str, config: "Config", ui: "UI") -> "Model":
     )
 
 
-def _side(path: Path, options: "RunOptions", ui: "UI") -> "Side":
+def side(path: Path, options: "RunOptions", ui: "UI") -> "Side":
     """Checked and decided, so that nothing is refused after minutes."""
     from llmcli.commands.scorers import Side
     from llmcli.errors import UserError
@@ -153,7 +153,7 @@ def _side(path: Path, options: "RunOptions", ui: "UI") -> "Side":
     header = container.read(path)
     container.check(header)
     kv.check(header.metadata, options.cache_type_k, options.cache_type_v)
-    side = Side(header, *fit.decide(header, options, ui.warn))
-    if not side.n_vocab:
+    found = Side(header, *fit.decide(header, options, ui.warn))
+    if not found.n_vocab:
         raise UserError(f"{path.name} has no vocabulary: it cannot read text", hint="name another file")
-    return side
+    return found

@@ -119,7 +119,7 @@ def refuse_other(model: Side, base: Side, found: list[int], words: str) -> None:
     """Raise UserError where the base's vocabulary is another, or splits the text otherwise."""
     mine, yours = model.header, base.header
     what = vocabulary.difference(mine, yours)
-    if not what and tokens(base, words) != found:
+    if not what and _rules(mine) != _rules(yours) and tokens(base, words) != found:
         what = "it splits the text otherwise (another pre-tokenizer, or another rule for BOS)"
     if what:
         raise UserError(
@@ -132,3 +132,12 @@ def refuse_other(model: Side, base: Side, found: list[int], words: str) -> None:
 def _model(side: Side) -> Iterator[Model]:
     with open_model(side.header.path, gpu_layers=side.gpu_layers, latent=side.header.latent) as model:
         yield model
+
+
+def _rules(header: Header) -> dict[str, object]:
+    """All that a file says of its tokenizer: merges, scores, pre-tokenizer, flags."""
+    return {
+        key: value.raw() if isinstance(value, Array) else value
+        for key, value in header.metadata.items()
+        if key.startswith("tokenizer.ggml.")
+    }

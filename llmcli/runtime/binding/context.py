@@ -337,8 +337,8 @@ class Context:
 
 
 @contextmanager
-def open_context(model: Model, options: ContextOptions) -> Iterator[Context]:
-    """Make a context for `model`; raises UserError where llama.cpp refuses the settings."""
+def open_context(model: Model, options: ContextOptions, seen: Any = None) -> Iterator[Context]:
+    """Make a context for `model`, `seen` by watch.py; raises UserError where llama.cpp refuses the settings."""
     library = lib()
     _refuse(options)
     params = library.llama_context_default_params()
@@ -356,6 +356,8 @@ def open_context(model: Model, options: ContextOptions) -> Iterator[Context]:
     if options.whole:
         params.op_offload = params.offload_kqv = False
     params.no_perf = True
+    if seen is not None:
+        params.cb_eval = seen
     flag = ctypes.create_string_buffer(2)
     params.abort_callback, params.abort_callback_data = abort_on(flag)
     listen()

@@ -1,0 +1,54 @@
+"""A text through a model while every product with a weight is shown: what quant's calibration listens to."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcli.runtime.binding.context import Aborted, Context, ContextOptions, Rows, open_context
+from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.watch import Seen, Watcher
+from llmcli.runtime.interrupt import on_interrupt
+from llmcli.runtime.scoring import TILE, block_rows
+
+
+class Activations:
+    """One context that reads chunks. Made by `open_activations`."""
+
+    def __init__(self, model: Model, context: Context, watcher: Watcher) -> None:
+        self.context, self._watcher = context, watcher
+        self.bos = model.bos if model.add_bos else None
+
+    def read(self, ids: NDArray[np.int32]) -> None:
+        """One chunk [n_ctx]. Every row asks for logits: else the last block and the head would see none of it.
+
+        Raises what the sink raises, and KeyboardInterrupt at Ctrl-C.
+        """
+        tokens = ids.tolist()
+        if self.bos is not None:
+            tokens[0] = self.bos
+        self.context.clear()
+        step = min(self.context.n_batch, self.context.n_outputs)
+        for start in range(0, len(tokens), step):
+            end = min(start + step, len(tokens))
+            some = end - start
+            try:
+                with on_interrupt(self.context.interrupt):
+                    self.context.decode(Rows(tokens[start:end], range(start, end), [0] * some, [True] * some))
+            except Aborted:
+                raise KeyboardInterrupt from None
+            self._watcher.check()
+
+
+@contextmanager
+def open_activations(
+    model: Model, options: ContextOptions, wanted: Callable[[str], bool], sink: Callable[[Seen], None]
+) -> Iterator[Activations]:
+    """A context of `options` (n_ctx is a chunk's) whose products `sink` sees."""
+    from dataclasses import replace
+
+    most = min(block_rows(model.n_vocab), options.n_ubatch, options.n_ctx)
+    watcher = Watcher(wanted, sink)
+    with open_context(model, replace(options, n_outputs=most // TILE * TILE or most), watcher.callback) as context:
+        yield Activations(model, context, watcher)

@@ -1,0 +1,154 @@
+"""The products of a running graph, shown one by one: a context's eval callback (ggml-backend.h).
+
+For each node llama.cpp asks first whether it is wanted, and shows it once it is computed. A node is a `struct
+ggml_tensor`, mirrored here and held against the library before it is used: one that is laid out otherwise is refused.
+It knows tensors, and nothing of what is done with them.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.library import ggml, lib
+
+LEAST_ROWS = 16  # a product with fewer rows is no batch of text: tools/imatrix/imatrix.cpp
+F32, I32 = 0, 26  # enum ggml_type
+PLAIN, EXPERTS = b"MUL_MAT", b"MUL_MAT_ID"
+OBJECT = 32  # bytes of a struct ggml_object
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4), ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int), ("op_params", ctypes.c_int32 * 16), ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10), ("view_src", ctypes.c_void_p), ("view_offs", ctypes.c_size_t),
+        ("data", ctypes.c_void_p), ("name", ctypes.c_char * 64), ("extra", ctypes.c_void_p),
+        ("padding", ctypes.c_char * 8),
+    ]  # fmt: skip
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A product: the weight's name, what entered [i3, i2, rows, columns], the weight's matrices (ne[2], ne[3]), and
+    the experts' numbers [tokens, used] where there are such; `key` names what entered. Valid within the call."""
+
+    name: str
+    rows: NDArray[np.float32]
+    matrices: tuple[int, int]
+    experts: NDArray[np.int32] | None
+    key: tuple[int, int]
+
+
+class Watcher:
+    """Shows `sink` every product with a weight whose name is `wanted`. `callback` goes to the context and must live as
+    long. What the sink raises ends the pass and is kept in `error`, since C cannot pass it on."""
+
+    def __init__(self, wanted: Callable[[str], bool], sink: Callable[[Seen], None]) -> None:
+        self.wanted, self.sink = wanted, sink
+        self.error: BaseException | None = None
+        self._functions = _functions()
+        self._ops: dict[int, bytes] = {}
+        self.callback = lib().ggml_backend_sched_eval_callback(self._node)
+
+    def check(self) -> None:
+        """Raise what the sink raised."""
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    def _node(self, pointer: int, ask: bool, _data: object) -> bool:
+        node = _Tensor.from_address(pointer)
+        op = self._ops.get(node.op)
+        if op is None:
+            op = self._ops[node.op] = self._functions.ggml_op_name(node.op)
+        if op not in (PLAIN, EXPERTS):
+            return not ask
+        weight, entered = _Tensor.from_address(node.src[0]), _Tensor.from_address(node.src[1])
+        name = _plain(weight.name)
+        if ask:
+            enough = op == EXPERTS or entered.ne[1] >= LEAST_ROWS
+            return enough and entered.type == F32 and bool(name) and self.wanted(name)
+        try:
+            ids = _Tensor.from_address(node.src[2]) if op == EXPERTS else None
+            self._show(name, weight, entered, ids, int(node.src[1]))
+        except BaseException as error:  # noqa: BLE001 - ctypes would print it and go on
+            self.error = error
+            return False
+        return True
+
+    def _show(self, name: str, weight: _Tensor, entered: _Tensor, ids: _Tensor | None, address: int) -> None:
+        rows = self._array(entered, np.float32)
+        experts = None
+        if ids is not None:
+            assert ids.type == I32, ids.type
+            experts, rows = self._array(ids, np.int32)[0, 0], rows[0]
+        self.sink(Seen(name, rows, (weight.ne[2], weight.ne[3]), experts, (address, int(entered.data))))
+
+    def _array(self, tensor: _Tensor, kind: Any) -> NDArray[Any]:
+        """The values [ne3, ne2, ne1, ne0], where they lie, or copied from a device."""
+        functions = self._functions
+        nbytes = functions.ggml_nbytes(ctypes.byref(tensor))
+        if not tensor.buffer or functions.ggml_backend_buffer_is_host(tensor.buffer):
+            buffer: Any = (ctypes.c_char * nbytes).from_address(tensor.data)
+        else:
+            buffer = ctypes.create_string_buffer(nbytes)
+            functions.ggml_backend_tensor_get(ctypes.byref(tensor), buffer, 0, nbytes)
+        return np.ndarray(tuple(tensor.ne)[::-1], kind, buffer, 0, tuple(tensor.nb)[::-1])
+
+
+def _plain(name: bytes) -> str:
+    """`CUDA0#blk.0.attn_k.weight#0` is a copy of `blk.0.attn_k.weight`."""
+    parts = name.split(b"#")
+    return (parts[1] if len(parts) > 1 else name).decode("utf-8", "replace")
+
+
+@functools.cache
+def _functions() -> Any:
+    """libggml, once a node of its own was read as expected; raises UserError where it was not."""
+    library, pointer = ggml(), ctypes.c_void_p
+    for name, result, arguments in (
+        ("ggml_tensor_overhead", ctypes.c_size_t, []),
+        ("ggml_init", pointer, [_InitParams]),
+        ("ggml_free", None, [pointer]),
+        ("ggml_new_tensor_2d", pointer, [pointer, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]),
+        ("ggml_set_name", pointer, [pointer, ctypes.c_char_p]),
+        ("ggml_mul_mat", pointer, [pointer, pointer, pointer]),
+        ("ggml_op_name", ctypes.c_char_p, [ctypes.c_int]),
+        ("ggml_nbytes", ctypes.c_size_t, [pointer]),
+        ("ggml_backend_buffer_is_host", ctypes.c_bool, [pointer]),
+        ("ggml_backend_tensor_get", None, [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t]),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    if library.ggml_tensor_overhead() != ctypes.sizeof(_Tensor) + OBJECT or not _reads(library):
+        raise UserError(
+            "this llama-cpp-python lays its tensors out in a form this program does not know",
+            hint="run scripts/setup: it installs the version that fits",
+        )
+    return library
+
+
+def _reads(library: Any) -> bool:
+    """Whether a product of two empty matrices is found to be one."""
+    context = library.ggml_init(_InitParams(1 << 16, None, True))
+    try:
+        weight, entered = (library.ggml_new_tensor_2d(context, F32, 8, rows) for rows in (3, 5))
+        library.ggml_set_name(weight, b"some.weight")
+        node = _Tensor.from_address(library.ggml_mul_mat(context, weight, entered))
+        mine = _Tensor.from_address(node.src[0])
+        return (
+            library.ggml_op_name(node.op) == PLAIN and tuple(node.ne) == (3, 5, 1, 1) and node.src[1] == entered
+            and mine.name == b"some.weight" and tuple(mine.nb) == (4, 32, 96, 96) and mine.type == F32
+        )  # fmt: skip
+    finally:
+        library.ggml_free(context)

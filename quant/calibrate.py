@@ -1,0 +1,102 @@
+"""What enters each weight while a model reads a text: sums of squares per input column, as llama-imatrix takes them.
+
+Follows IMatrixCollector (tools/imatrix/imatrix.cpp), but for two things: sums are float64 (upstream adds float32 to
+float32, row by row), and a tied head counts too, under the name of the embedding that it is. It knows names and rows;
+what runs the model is passed in.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quant import writer
+from quant.errors import Refusal
+from quant.imatrix import CHUNK_SIZE, CHUNKS, COUNTS, DATASETS, SUMS
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+ALIGNMENT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product with a weight, as it was computed: `rows` is what entered, [.., rows, columns] of up to four
+    dimensions; a weight of several `matrices` takes them in turn. With `experts`, int32 [tokens, used], `rows` are
+    [tokens, used or 1, columns]. `key` is the same where the same rows enter another weight right after."""
+
+    name: str
+    rows: F32
+    matrices: tuple[int, int]
+    experts: NDArray[np.int32] | None
+    key: tuple[int, int]
+
+
+class Sums:
+    """Sums of squares and how often they were added to, for every weight seen so far."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, F64] = {}  # [matrices, columns]
+        self.counts: dict[str, F64] = {}  # [matrices] for experts, else [1]
+        self._last: tuple[tuple[int, int], F64] | None = None
+
+    def add(self, product: Product) -> None:
+        """Count one product in."""
+        if product.experts is None:
+            self._dense(product)
+        else:
+            self._experts(product, product.experts)
+
+    def _dense(self, product: Product) -> None:
+        inner, outer = product.matrices
+        rows = product.rows
+        if self._last is None or self._last[0] != product.key:
+            self._last = product.key, (rows * rows).sum(2, dtype=np.float64)  # [i3, i2, columns]
+        squares = self._last[1]
+        sums = self.sums.setdefault(product.name, np.zeros((inner * outer, rows.shape[-1])))
+        for i3, i2 in np.ndindex(squares.shape[:2]):
+            sums[(i3 % outer) * inner + i2 % inner] += squares[i3, i2]
+        counts = self.counts.setdefault(product.name, np.zeros(1))
+        counts += rows[..., 0].size // (inner * outer)
+
+    def _experts(self, product: Product, experts: NDArray[np.int32]) -> None:
+        rows, count = product.rows, product.matrices[0]
+        sums = self.sums.setdefault(product.name, np.zeros((count, rows.shape[-1])))
+        counts = self.counts.setdefault(product.name, np.zeros(count))
+        for expert in np.unique(experts):
+            tokens, slots = np.nonzero(experts == expert)
+            taken = rows[tokens, slots % rows.shape[1]]
+            sums[expert] += (taken * taken).sum(0, dtype=np.float64)
+            counts[expert] += len(tokens)
+
+    def unseen(self) -> dict[str, int]:
+        """Weights of experts, and how many of each no token went to."""
+        return {name: int((counts == 0).sum()) for name, counts in self.counts.items() if (counts == 0).any()}
+
+    def file(self, datasets: Sequence[str], chunks: int, chunk_size: int) -> list[bytes]:
+        """The pieces of an imatrix as llama-imatrix writes it; raises Refusal where a sum is no number."""
+        if not self.sums:
+            raise Refusal("the model multiplied by no weight that has a name", hint="is it a language model?")
+        if wrong := [name for name, sums in self.sums.items() if not np.isfinite(sums).all()]:
+            raise Refusal(
+                f"what enters {wrong[0]} is not finite" + (f", nor {len(wrong) - 1} more" if wrong[1:] else ""),
+                hint="the file may be damaged: llmcli diff it against its source",
+            )
+        entries = [
+            ("general.type", writer.entry("string", "imatrix")),
+            (DATASETS, writer.entry("array:string", list(datasets))),
+            (CHUNKS, writer.entry("uint32", chunks)),
+            (CHUNK_SIZE, writer.entry("uint32", chunk_size)),
+        ]
+        arrays: list[tuple[str, F64]] = []
+        for name in sorted(self.sums):
+            counts = self.counts[name]
+            arrays += [(name + SUMS, self.sums[name].reshape(len(counts), -1)), (name + COUNTS, counts[:, None])]
+        laid = writer.layout(entries, [(name, values.shape[::-1], "F32") for name, values in arrays], ALIGNMENT)
+        pieces, at = [laid.header], len(laid.header)
+        for slot, (_, values) in zip(laid.slots, arrays, strict=True):
+            raw = values.astype("<f4").tobytes()
+            pieces += [bytes(slot.offset - at), raw]
+            at = slot.offset + len(raw)
+        return [*pieces, bytes(laid.nbytes - at)]

@@ -1,0 +1,33 @@
+from pathlib import Path
+
+import pytest
+
+from llmcli.runtime.activations import open_activations
+from llmcli.runtime.binding.context import ContextOptions
+from llmcli.runtime.binding.model import open_model
+from llmcli.runtime.binding.watch import Seen, _plain
+from tests.quant import tiny
+
+
+def test_a_backend_s_copy_has_the_name_of_its_original() -> None:
+    assert _plain(b"CUDA0#blk.0.attn_k.weight#0") == "blk.0.attn_k.weight"
+    assert _plain(b"blk.0.attn_k.weight") == "blk.0.attn_k.weight"
+
+
+def test_what_the_sink_raises_comes_out_and_only_what_is_wanted_is_shown(tmp_path: Path) -> None:
+    import numpy as np
+
+    path = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=2)
+    names = []
+
+    def sink(seen: Seen) -> None:
+        names.append((seen.name, seen.rows.shape))
+        if len(names) > 1:
+            raise ValueError("enough")
+
+    ids = np.arange(32, dtype=np.int32)
+    with open_model(path, gpu_layers=0) as model:
+        with open_activations(model, ContextOptions(32), lambda name: name.endswith("ffn_down.weight"), sink) as found:
+            with pytest.raises(ValueError, match="enough"):
+                found.read(ids)
+    assert names == [(f"blk.{i}.ffn_down.weight", (1, 1, 32, 96)) for i in (0, 1)]
