@@ -86,7 +86,8 @@ class History:
 
     def find(self, number: int) -> Run:
         """The run of that number; raises UserError where there is none."""
-        found = self._read(lambda run: run.id == number, 1)
+        known = number < 2**63  # SQLite's largest
+        found = self._read(lambda run: run.id == number, 1, "WHERE id = ?", (number,)) if known else []
         if not found:
             raise UserError(f"the history has no run {number}", hint="llmcli bench history lists them")
         return found[0]
@@ -110,13 +111,15 @@ class History:
         row = (machine, now(), rate)
         self._write(lambda db: [db.execute("INSERT OR REPLACE INTO bandwidth VALUES (?, ?, ?)", row).rowcount])
 
-    def _read(self, wanted: Callable[[Run], bool], last: int | None) -> list[Run]:
+    def _read(
+        self, wanted: Callable[[Run], bool], last: int | None, where: str = "", values: tuple[int, ...] = ()
+    ) -> list[Run]:
         if not self.path.exists():
             return []
         found: list[Run] = []
         try:
             with opened(self.path) as db:
-                for run in _rows(db, "DESC"):
+                for run in _rows(db, "DESC", where, values):
                     if wanted(run):
                         found.append(run)
                     if len(found) == last:
@@ -157,8 +160,9 @@ class History:
 
 
 def _insert(db: sqlite3.Connection, run: Run) -> int:
-    document = json.dumps(dict(run.document), ensure_ascii=False)
-    values = (run.id, run.time, run.machine, run.build, run.model, run.sha256, run.content, run.test, document)
+    document = json.dumps(dict(run.document))
+    model = run.model.encode("utf-8", "backslashreplace").decode()  # the name of a file may be no UTF-8
+    values = (run.id, run.time, run.machine, run.build, model, run.sha256, run.content, run.test, document)
     return db.execute(f"INSERT INTO runs ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values).lastrowid or 0
 
 
@@ -170,10 +174,10 @@ def _restore(db: sqlite3.Connection, saved: Salvage) -> list[int]:
     return []
 
 
-def _rows(db: sqlite3.Connection, order: str) -> Iterator[Run]:
+def _rows(db: sqlite3.Connection, order: str, where: str = "", values: tuple[int, ...] = ()) -> Iterator[Run]:
     """All rows that are runs; what is none is passed over."""
     if version(db):
-        for row in db.execute(f"SELECT {COLUMNS} FROM runs ORDER BY id {order}"):
+        for row in db.execute(f"SELECT {COLUMNS} FROM runs {where} ORDER BY id {order}", values):
             run = _run(*row)
             if run is not None:
                 yield run

@@ -1,9 +1,11 @@
 """What was measured stays: through a second writer, a lock, a damaged file, a newer one."""
 
 import os
+import random
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,8 +52,16 @@ def test_runs_come_back_as_they_were_kept_with_numbers(history):
         (1, "a", (50.0, 50.0)), (2, "b", (2.5, 2.5)), (3, "a", (50.0, 50.0)),
     ]  # fmt: skip
     assert history.find(2) == kept[1]
-    with pytest.raises(UserError, match="no run 4"):
-        history.find(4)
+    for number in (0, 4, 10**30):
+        with pytest.raises(UserError, match=f"no run {number}"):
+            history.find(number)
+
+
+def test_a_name_that_is_no_utf_8_is_kept_readable(history):
+    odd = run("/models/\udcff.gguf")
+    assert history.append([replace(odd, document={**odd.document, "model_filename": odd.model})]) == [1]
+    (kept,) = history.runs()
+    assert (kept.model, kept.document["model_filename"]) == ("/models/\\udcff.gguf", odd.model)
 
 
 def test_the_last_of_a_model_by_name_or_hash(history):
@@ -76,6 +86,7 @@ def test_bandwidth_is_kept_for_each_machine_and_unknown_is_an_answer(history):
 def test_two_processes_write_at_once_and_nothing_is_lost(history):
     program = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from llmcli.bench.history import History
 from llmcli.ui import UI
@@ -130,6 +141,22 @@ def test_a_truncated_file_keeps_its_first_runs_and_its_numbers(history, listener
     assert [one.id for one in kept[:-1]] == list(range(1, len(kept)))
     (aside,) = history.path.parent.glob("bench.sqlite.damaged-*")
     assert aside.read_bytes() == whole[: len(whole) // 2]
+
+
+def test_wherever_bytes_change_the_next_run_is_kept_and_found(history, listener):
+    history.append([run(pad=1500) for _ in range(12)])
+    good, numbers = history.path.read_bytes(), random.Random(3)
+    named = good.index(b"CREATE TABLE runs") + 20
+    places = [named, *(numbers.randrange(100, len(good) - 40) for _ in range(12))]
+    for place in places:
+        spoilt = good[:place] + b"\xe5" * 40 + good[place + 40 :]
+        history.path.write_bytes(spoilt)
+        history.runs()
+        history.append([run("new")])
+        assert [one.model for one in history.runs()][-1] == "new"
+        for aside in history.path.parent.glob("*.damaged-*"):
+            assert aside.read_bytes() == spoilt
+            aside.unlink()
 
 
 @pytest.mark.parametrize("content", [b"", b"no database at all, but a text of some length\n" * 100])
