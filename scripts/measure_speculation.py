@@ -2,15 +2,15 @@
 """What guessing tokens wins: speculative against plain decoding, a few passes of one and of the other in turn.
 
 usage: .venv/bin/python scripts/measure_speculation.py MODEL.gguf [--draft DRAFT.gguf] [--prompts FOLDER]
-       [--tokens 128] [--rounds 4] [--most 8] [--tasks 20] [--groups leaning,free,known] [--cache q8_0] [--threads N]
+       [--tokens 128] [--rounds 3] [--most 6] [--tasks 20] [--groups leaning,free,known] [--cache q8_0] [--threads N]
 
 Twenty tasks whose answers lean on their input (copies, edits, extractions, summaries of sonnets and of lists of
 questions) and twenty free questions, out of FOLDER (default: ../shared/assets/prompts beside the repository), are
 answered greedily. The machine's speed changes by tens of percent from second to second, so both kinds of decoding walk
 through the same answer side by side, each in a context of its own over one loaded model: a few passes of one, then the
-other up to the same token, the first place changing. In a third context as many tokens are held, and after each such
-stretch passes of one and of m rows are timed there: T(m) / T(1) of the same second. The contexts change their sides
-from round to round. Of each eighth of an answer the median over the rounds counts; the interval (95%) is
+other up to the same token, the first place changing. In a third context as many tokens are held, and after every
+second stretch passes of one and of m rows are timed there: T(m) / T(1) of the same second. The contexts change their
+sides from round to round. Of each eighth of an answer the median over the rounds counts; the interval (95%) is
 bootstrapped over rounds. A task is walked --rounds times, a free one on until its interval is within 1.5% or
 --most times.
 
@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from llmcli.runtime.binding.context import Context, ContextOptions, Rows, open_context
 from llmcli.runtime.drafting.base import Drafter
-from llmcli.runtime.drafting.curve import WIDTHS
+from llmcli.runtime.drafting.curve import WIDTHS, Curve
 from llmcli.runtime.drafting.wish import Drafting
 from llmcli.runtime.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
@@ -192,8 +192,12 @@ class Task:
 
 def curve(tasks: Iterable[Task]) -> dict[int, float]:
     """T(m) / T(1) of all that was timed."""
-    tasks = list(tasks)
-    return {width: statistics.median(one for task in tasks for one in task.prices[width]) for width in WIDTHS}
+    timed: dict[int, list[float]] = {}
+    for task in tasks:
+        for width, prices in task.prices.items():
+            timed.setdefault(width, []).extend(prices)
+    known = Curve({1: 1.0} | {width: statistics.median(prices) for width, prices in timed.items()})
+    return {width: known(width) for width in WIDTHS}
 
 
 @dataclass
@@ -222,8 +226,9 @@ class Bench:
             plain.to(len(other.times))
             if plain.answer or other.answer:
                 break
-            width, price = self.ruler.at(len(task.prompt) + len(plain.times))
-            task.prices[width].append(price)
+            if tokens > self.asked.tokens or (turn - task.rounds) % 2 == 0:
+                width, price = self.ruler.at(len(task.prompt) + len(plain.times))
+                task.prices[width].append(price)
         plain.to(tokens)
         for side, walk in walks.items():
             assert walk.answer
@@ -320,7 +325,8 @@ def known(bench: Bench, texts: list[str]) -> None:
         assert plain.answer
         if len(plain.answer.tokens) < 64:
             continue
-        bench.use([Knowing([token.id for token in plain.answer.tokens], RIGHT, n_vocab=bench.runners[0].model.n_vocab)])
+        ids, n_vocab = [token.id for token in plain.answer.tokens], bench.runners[0].model.n_vocab
+        bench.use([Knowing(ids, RIGHT, n_vocab=n_vocab, seed=number)])  # each has luck of its own
         for _ in range(max(2, asked.rounds // 2)):
             bench.walk(task, 2 * asked.tokens)
         found.append(task)
@@ -365,8 +371,8 @@ def main() -> None:
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--most", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--most", type=int, default=6)
     parser.add_argument("--tasks", type=int, default=20)
     parser.add_argument("--groups", default="leaning,free,known")
     parser.add_argument("--cache", default="q8_0")
@@ -376,12 +382,12 @@ def main() -> None:
         one, prices = found.curve.one * 1e3, _rounded(found.curve.ratios)
         print(f"at start-up: T(1) {one:.2f} ms, T(m) / T(1) {prices}, equal rows up to {found.curve.equal}")
         leaning, free = tasks(asked.prompts, asked.tasks)
-        bench.use(found.drafters[-1:])
-        for name, texts in (("leaning", leaning), ("free", free)):
-            if name in asked.groups:
-                group(bench, name, texts)
-        if "known" in asked.groups:
-            known(bench, free)
+        for name in asked.groups.split(","):
+            bench.use(found.drafters[-1:])
+            if name == "known":
+                known(bench, free)
+            else:
+                group(bench, name, {"leaning": leaning, "free": free}[name])
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ class Steady(Curve):
     def saw(self, rows: int, seconds: float) -> None:
         pass
 
+    def turned(self, seconds: float) -> None:
+        pass
+
 
 class Knowing:
     """Guesses the answer that it was told, and spoils each guess with a chance of its own."""
@@ -26,10 +29,12 @@ class Knowing:
     order: ClassVar[int] = 0
     draws: ClassVar[bool] = False
 
-    def __init__(self, answer: Tokens[int], right: float = 1, chance: float | None = None, n_vocab: int = 256) -> None:
+    def __init__(
+        self, answer: Tokens[int], right: float = 1, chance: float | None = None, n_vocab: int = 256, seed: int = 0
+    ) -> None:
         self.answer, self.right, self.n_vocab = list(answer), right, n_vocab
         self.chance = right if chance is None else chance  # what it says of itself
-        self.random = random.Random(0)
+        self.random = random.Random(seed)
         self.sequence: Sequence | None = None
         self.heard: list[tuple[int, int]] = []  # drafted and accepted, of each pass
 

@@ -7,9 +7,9 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime.drafting import drafters
-from llmcli.runtime.drafting.curve import BUDGET, Curve, measure
+from llmcli.runtime.drafting.curve import BUDGET, TURN, Curve, measure
 from llmcli.runtime.drafting.ngram import CLASSES, LONGEST, Lookup, Matches
-from llmcli.runtime.drafting.pace import FIRST, SHARE, Pace
+from llmcli.runtime.drafting.pace import SHARE, Pace
 from llmcli.runtime.drafting.wish import Drafting, parse, speculation
 from llmcli.runtime.request import Request, RunOptions
 from llmcli.runtime.sampling import defaults
@@ -105,8 +105,14 @@ NOTES = {1: 1.0, 4: 2.7, 8: 4.57, 12: 6.67, 16: 7.78}
 @pytest.mark.parametrize(("chance", "rows"), [(0.5, 0), (0.7, 0), (0.8, 4), (0.85, 4), (0.95, 8), (1.0, 16)])
 def test_as_many_are_guessed_as_the_curve_says_pays_most(chance: float, rows: int):
     pace = Pace(Steady(NOTES))
-    pace.saved = 100.0
+    pace.saved, pace.turned = 100.0, True
     assert pace.choose(Sure(chance), 100) == max(0, rows - 1)
+
+
+def test_where_one_row_was_computed_last_it_must_pay_for_going_and_coming_back():
+    pace = Pace(Steady(NOTES))
+    pace.saved = 100.0
+    assert pace.choose(Sure(0.8), 100) == 0
 
 
 def test_a_dear_drafter_is_asked_less():
@@ -116,19 +122,21 @@ def test_a_dear_drafter_is_asked_less():
     assert pace.choose(Sure(0.95, cost=2.0), 100) == 0
 
 
-def test_no_more_is_risked_than_a_fortieth_of_the_answer_and_what_was_won():
+@pytest.mark.parametrize(("chance", "tries"), [(0.85, 1), (1.0, 2)])
+def test_no_more_is_risked_than_a_short_draft_a_fiftieth_of_the_answer_and_what_was_won(chance: float, tries: int):
     pace = Pace(Steady(NOTES))
-    lost = 0.0
-    for _ in range(400):
-        count = pace.choose(Sure(1.0), 100)  # it says it is sure, and is always wrong
+    first, lost, turned = tries * (NOTES[4] - 1 + TURN), 0.0, False
+    for _ in range(600):
+        count = pace.choose(Sure(chance), 100)  # it says how sure it is, and is always wrong
         if count:
             rows = count + 1
             pace.guessed(rows, 1, NOTES[rows], 0.0)
-            lost += NOTES[rows] - 1
+            lost += NOTES[rows] - 1 + (0 if turned else TURN)
         else:
             pace.plain(1.0)
-        assert lost <= max(FIRST, SHARE * (pace.made + 1)) + 1e-9
-    assert lost > FIRST
+        turned = count > 0
+        assert lost <= max(first, SHARE * (pace.made + 1)) + 1e-9
+    assert lost > first
     pace.saved = 10.0
     assert pace.choose(Sure(1.0), 100) == 15
 
@@ -139,9 +147,9 @@ FAST = {1: 1.0, 4: 1.8, 8: 2.35, 12: 3.2, 16: 4.0}
 
 def test_an_answer_whose_first_guesses_are_wrong_is_given_another_try():
     pace = Pace(Steady(FAST))
-    for _ in range(2):
-        assert pace.choose(Sure(0.95), 100) == 3
-        pace.guessed(4, 1, FAST[4], 0.0)
+    for rows in (8, 4):
+        assert pace.choose(Sure(0.95), 100) == rows - 1
+        pace.guessed(rows, 1, FAST[rows], 0.0)
     assert pace.choose(Sure(0.95), 100) == 0
     lucky = Pace(Steady(FAST))
     lucky.guessed(4, 4, FAST[4], 0.0)
@@ -161,7 +169,7 @@ def test_a_text_is_read_where_that_is_little_beside_what_it_took():
     assert short.choose(Sure(1.0, text=10.0), 100) == 0
     assert long.choose(Sure(1.0, text=10.0), 100) == 15
     long.guessed(16, 1, 1.0, 10.0, 10.0)
-    assert long.saved == 0  # the prompt's time paid for it
+    assert long.saved == pytest.approx(-TURN)  # the prompt's time paid for it
     assert long.choose(Sure(1.0, text=20.0), 100) == 0
     long.saved = 10.0
     assert long.choose(Sure(1.0, text=20.0), 100) == 15
@@ -198,6 +206,16 @@ def test_when_the_machine_s_speed_changes_passes_of_any_rows_take_part(pace: flo
     for _ in range(100):
         curve.saw(1, pace)
     assert [curve(rows) for rows in (1, 4, 8)] == pytest.approx([pace, 2.8 * pace, 5.2 * pace], rel=0.01)
+
+
+def test_a_row_behind_several_tells_what_turning_costs_and_not_the_machine_s_speed():
+    pace = Pace(Curve(FAST))
+    pace.curve.turn = 0.0
+    for _ in range(200):
+        pace.guessed(4, 4, FAST[4], 0.0)
+        pace.plain(1.3)
+    assert pace.curve.turn == pytest.approx(0.3, rel=0.01)
+    assert pace.curve.one == pytest.approx(1.0)
 
 
 def test_more_rows_are_never_thought_cheaper_than_fewer():

@@ -19,6 +19,7 @@ SINGLES = 4  # passes of one row, at least
 BUDGET = 0.25  # seconds, which small models stay within
 WEIGHT = 0.1  # of a new pass in the running mean
 LEARNING = 0.05  # of a new pass of several rows in what they cost beside one
+TURN = 0.2  # at first
 FOUR = 4  # rows that llama.cpp multiplies at a time; the rest of a pass goes row by row
 
 
@@ -36,11 +37,13 @@ class Passes(Protocol):
 
 class Curve:
     """Seconds of a pass by its rows: `one` of a single row, times what more rows cost beside it. The machine's speed
-    moves them all together, from second to second; the ratios move slowly, as the context grows. `equal`: up to so many
-    rows each had, bit for bit, the logits it has alone."""
+    moves them all together, from second to second; the ratios move slowly, as the context grows. `turn`: what a single
+    row costs more (a share of `one`) behind a pass of several: llama.cpp lays its graph out anew. `equal`: up to so
+    many rows each had, bit for bit, the logits it has alone."""
 
     def __init__(self, seconds: Mapping[int, float], equal: int = 0) -> None:
         self.one, self.equal = seconds[1], equal
+        self.turn = TURN
         self.ratios = {rows: max(1.0, each / self.one) for rows, each in seconds.items()}
 
     def __call__(self, rows: int) -> float:
@@ -73,6 +76,10 @@ class Curve:
         off = min(seconds / (one * ratio), 2.0) - 1
         self.one = one * (1 + WEIGHT * off)
         self.ratios[_whole(rows)] = max(1.0, ratio * (1 + LEARNING * off))
+
+    def turned(self, seconds: float) -> None:
+        """The first pass of one row behind one of several took so long."""
+        self.turn += WEIGHT * (min(max(0.0, seconds / self.one - 1), 2 * TURN) - self.turn)
 
 
 def _whole(rows: int) -> int:
