@@ -21,6 +21,7 @@ T = TypeVar("T")
 FLOOR = -16.0  # what the base gives less than e^-16 does not count: perplexity.cpp's rule
 KEPT, DRAWN = 256, 64  # tokens of a row that a file of base logits keeps, and draws from the rest
 REST = 1e-6  # mass of a rest that is not worth a draw
+SPAN = 1 << 15  # values of a row that are worked on at a time: they stay in the nearest caches
 PIECE = 256  # values whose sum stays float32
 
 
@@ -64,40 +65,52 @@ class Lane:
     """The arithmetic of one thread, with its buffers: no row allocates."""
 
     def __init__(self, n_vocab: int) -> None:
-        room = -(-n_vocab // PIECE) * PIECE  # the end stays 0
         self.n_vocab = n_vocab
-        self._scratch, self._weight = np.zeros(room, np.float32), np.zeros(room, np.float32)
-        self._mask, self._ones = np.empty(n_vocab, np.bool_), np.ones((PIECE, 1), np.float32)
+        ends = [(at, min(at + SPAN, n_vocab)) for at in range(0, n_vocab, SPAN)]
+        self._spans = [(at, end, -(-(end - at) // PIECE) * PIECE) for at, end in ends]
+        self._scratch = np.zeros(SPAN, np.float32)
+        self._weight = np.zeros(n_vocab + PIECE, np.float32)[: self._spans[-1][0] + self._spans[-1][2]]  # ends in 0
+        self._ones = np.ones((PIECE, 1), np.float32)
 
-    def sum(self, row: F32) -> tuple[float, int, float]:
-        """log Σ exp of a row, its largest value's place, and Σ exp(row − largest); exp(row − largest) stays behind."""
+    def sum(self, row: F32, *, keep: bool = True) -> tuple[float, int, float]:
+        """log Σ exp of a row, its largest value's place, and Σ exp(row − largest); exp(row − largest) is kept."""
         best = int(row.argmax())
-        peak = row[best]
-        part = self._scratch[: self.n_vocab]
-        np.subtract(row, peak, out=part)
-        np.exp(part, out=self._weight[: self.n_vocab])
-        total = float((self._weight.reshape(-1, 1, PIECE) @ self._ones).sum(dtype=np.float64))
+        peak, total = row[best], 0.0
+        for at, end, room in self._spans:
+            some = end - at
+            part = self._scratch[:some]
+            np.subtract(row[at:end], peak, out=part)
+            out = self._weight[at : at + room] if keep else self._scratch[:room]
+            np.exp(part, out=out[:some])
+            out[some:] = 0
+            total += self._total(out)
         return float(peak) + math.log(total) if total > 0 else math.nan, best, total
+
+    def _total(self, values: F32) -> float:
+        return float((values.reshape(-1, 1, PIECE) @ self._ones).sum(dtype=np.float64))
 
     def plain(self, row: F32, token: int) -> float:
         """−log p of the token that came."""
-        return self.sum(row)[0] - float(row[token])
+        return self.sum(row, keep=False)[0] - float(row[token])
 
     def against(self, row: F32, base: F32, token: int) -> tuple[float, float, float, float]:
         """−log p by the model and by the base, the divergence, and whether both have the same likeliest token."""
-        norm, best, _ = self.sum(row)
+        norm, best, _ = self.sum(row, keep=False)
         base_norm, base_best, total = self.sum(base)
-        mask = np.greater(base, np.float32(base_norm + FLOOR), out=self._mask)
-        weight, part = self._weight[: self.n_vocab], self._scratch[: self.n_vocab]
-        np.multiply(weight, mask, out=weight)
-        np.subtract(base, row, out=part)
-        apart = self._weight.reshape(-1, 1, PIECE) @ self._scratch.reshape(-1, PIECE, 1)
-        mass = float((self._weight.reshape(-1, 1, PIECE) @ self._ones).sum(dtype=np.float64))
-        kld = (float(apart.sum(dtype=np.float64)) - mass * (base_norm - norm)) / total
+        floor, apart, mass = np.float32(base_norm + FLOOR), 0.0, 0.0
+        for at, end, room in self._spans:
+            some = end - at
+            weight, part = self._weight[at : at + room], self._scratch[:room]
+            np.multiply(weight[:some], base[at:end] > floor, out=weight[:some])
+            np.subtract(base[at:end], row[at:end], out=part[:some])
+            part[some:] = 0
+            apart += float((weight.reshape(-1, 1, PIECE) @ part.reshape(-1, PIECE, 1)).sum(dtype=np.float64))
+            mass += self._total(weight)
+        kld = (apart - mass * (base_norm - norm)) / total
         if not math.isfinite(kld):  # logits of −inf on both sides: only what counts
-            some = np.flatnonzero(mask)
-            logp = base[some] - np.float64(base_norm)
-            kld = float((np.exp(logp) * (logp - (row[some] - np.float64(norm)))).sum())
+            counts = np.flatnonzero(base > floor)
+            logp = base[counts] - np.float64(base_norm)
+            kld = float((np.exp(logp) * (logp - (row[counts] - np.float64(norm)))).sum())
         return norm - float(row[token]), base_norm - float(base[token]), kld, float(best == base_best)
 
     def kept(self, row: F32, top: Top, token: int) -> tuple[float, float, float, float, float]:
@@ -107,7 +120,7 @@ class Lane:
         is P times the mean over the rest of e^d − 1 − d, d = log(q/Q) − log(p/P): never negative, small of second
         order, and taken from the tokens drawn. Tokens below e^-16 count here.
         """
-        norm, best, _ = self.sum(row)
+        norm, best, _ = self.sum(row, keep=False)
         logq = row[top.ids] - np.float64(norm)
         kld, doubt = float((np.exp(top.logp, dtype=np.float64) * (top.logp - logq)).sum()), 0.0
         if len(top.drawn):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from quant import divergence
 from quant.divergence import DRAWN, F32, FLOOR, KEPT, Lane, Lanes, Scores, Top, sound
 from quant.errors import Refusal
 
@@ -68,6 +69,14 @@ def test_of_a_row_that_few_tokens_hold_nothing_is_drawn() -> None:
     top = Lane(WORDS).top(row, 5, 0)
     assert (top.ids.tolist(), len(top.drawn)) == ([2, 5, 9], 0)
     assert np.exp(top.logp, dtype=np.float64).sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("span", [256, 512])
+def test_the_pieces_that_a_row_is_cut_into_change_nothing(span: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    (base, *_), (row, *_) = rows(0.5)
+    whole = Lane(WORDS).against(row, base, 5)
+    monkeypatch.setattr(divergence, "SPAN", span)
+    assert Lane(WORDS).against(row, base, 5) == pytest.approx(whole, rel=1e-7, abs=1e-9)
 
 
 def test_threads_change_nothing() -> None:
