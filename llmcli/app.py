@@ -1,55 +1,13 @@
-"""The Typer app, and main(): the one place where an error becomes words and an exit code."""
+"""main(): the one place where an error becomes words and an exit code.
+
+The commands are imported inside it: that takes a moment, in which Ctrl-C is told like at any other.
+"""
 
 import errno
 import io
 import os
 import sys
 from contextlib import suppress
-
-import typer
-
-from llmcli import __version__
-from llmcli.commands import benches, calibrate, chat, convert, diff, doctor, eval, models, plan, sessions, show, weights
-from quant.errors import Refusal
-
-app = typer.Typer(
-    name="llmcli",
-    help="From a checkpoint to tokens on this machine: pull, quantize, chat, bench.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"llmcli {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Show the version and leave."
-    ),
-) -> None:
-    """From a checkpoint to tokens on this machine: pull, quantize, chat, bench."""
-
-
-models.register(app)
-show.register(app)
-diff.register(app)
-convert.register(app)
-weights.register(app)
-chat.register(app)
-sessions.register(app)
-benches.register(app)
-plan.register(app)
-doctor.register(app)
-eval.register(app)
-calibrate.register(app)
-
 
 # What the disk or its owner does not allow is the world's mistake wherever it is met; other OSErrors are our bugs.
 REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
@@ -58,11 +16,13 @@ REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, e
 def main() -> None:
     """Run the command line; a user's mistake is one line and a hint, a bug of ours is a traceback."""
     _standard_streams()
-    from llmcli import config
-    from llmcli.errors import ReaderGone, UsageError, UserError
-    from llmcli.ui import UI
-
     try:
+        from llmcli import config
+        from llmcli.commands.root import app
+        from llmcli.errors import ReaderGone, UsageError, UserError
+        from llmcli.ui import UI
+        from quant.errors import Refusal
+
         try:
             app()
         except OSError as error:
@@ -70,15 +30,15 @@ def main() -> None:
                 raise
             what = f"use {error.filename}" if error.filename else "write the output"
             raise UserError(f"cannot {what}: {error.strerror}", hint="make room or check the permissions") from error
+    except KeyboardInterrupt:  # first: the others may not be known yet
+        sys.stderr.write("\n")
+        raise SystemExit(130) from None
     except Refusal as error:
         UI().error(str(error), error.hint)
         _settle_output()
         if config.load().debug:
             raise
         raise SystemExit(2 if isinstance(error, UsageError) else 1) from None
-    except KeyboardInterrupt:
-        sys.stderr.write("\n")
-        raise SystemExit(130) from None
     except ReaderGone:
         _drop_output()
         raise SystemExit(0) from None

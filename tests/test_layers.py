@@ -19,7 +19,7 @@ DOORS = {
     "jinja2": ("llmcli/runtime/template.py", "llmcli/runtime/sandbox.py"),
     "tokenizers": ("quant/own.py", "quant/habits.py"),
     "prompt_toolkit": ("llmcli/chat/repl.py",),
-    "typer": ("llmcli/app.py", "llmcli/commands/"),
+    "typer": ("llmcli/commands/",),
     "rich": ("llmcli/ui.py", "llmcli/chat/render.py"),
     "huggingface_hub": ("llmcli/catalog/sources/hub.py", "llmcli/catalog/hub/"),
     "platformdirs": ("llmcli/config.py",),

@@ -67,3 +67,21 @@ def test_what_runs_a_model_loads_no_grammar_engine() -> None:
     names = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "|" in line}
     assert "llmcli.runtime.constraint.compile" in names
     assert "llguidance" not in names
+
+
+PRESSED = """
+import sys
+class Pressed:
+    def find_spec(self, name, *more):
+        if name == "llmcli.commands.chat":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Pressed())
+from llmcli.app import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_program_is_still_loading_is_no_traceback() -> None:
+    command = [sys.executable, "-c", PRESSED, "list"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\n")
