@@ -154,6 +154,8 @@ def _words(results: Sequence[Result]) -> list[str]:
     reached = [f"{one.reached:.0%} ({one.title})" for one in results if one.reached is not None and not one.extra]
     if reached and results[0].bandwidth:
         lines.append(f"memory gives {results[0].bandwidth / 1e9:.1f} GB/s: of what that allows {', '.join(reached)}")
+        if any(one.reached and one.reached > 1 for one in results):
+            lines.append("above 100%: the last cache helps, or memory was read when others used it (--remeasure)")
     read = results[0].subject.pace
     rates = [one.each_ts for one in results if _written(one.test)]
     return [*lines, read.line(rates)] if read and rates else lines

@@ -65,6 +65,13 @@ def test_people_get_a_column_for_sequences_and_words_for_the_rest(llmcli: Llmcli
     assert "np" not in llmcli("bench", str(model), *WORDS).out.splitlines()[0]
 
 
+def test_more_than_memory_gives_is_explained(llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "above 100%: the last cache helps"
+    for bandwidth, told in ((1.0, True), (1e15, False)):
+        monkeypatch.setattr(reach, "known", lambda history, watcher, again, rate=bandwidth: rate)
+        assert (words in llmcli("bench", str(model), *WORDS).out) is told
+
+
 def test_a_history_in_use_is_a_warning_and_the_results_are_there(
     llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
