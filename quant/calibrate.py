@@ -1,8 +1,8 @@
 """What enters each weight while a model reads a text: sums of squares per input column, as llama-imatrix takes them.
 
-Follows IMatrixCollector (tools/imatrix/imatrix.cpp), but for two things: sums are float64 (upstream adds float32 to
-float32, row by row), and a tied head counts too, under the name of the embedding that it is. It knows names and rows;
-what runs the model is passed in.
+Follows IMatrixCollector (tools/imatrix/imatrix.cpp), but for two things: sums are float64 above the rows of one pass
+(upstream adds all rows up in float32), and a tied head counts too, under the name of the embedding that it is. It
+knows names and rows; what runs the model is passed in.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Sums:
         inner, outer = product.matrices
         rows = product.rows
         if self._last is None or self._last[0] != product.key:
-            self._last = product.key, (rows * rows).sum(2, dtype=np.float64)  # [i3, i2, columns]
+            self._last = product.key, np.einsum("abij,abij->abj", rows, rows).astype(np.float64)  # [i3, i2, columns]
         squares = self._last[1]
         sums = self.sums.setdefault(product.name, np.zeros((inner * outer, rows.shape[-1])))
         for i3, i2 in np.ndindex(squares.shape[:2]):

@@ -3,8 +3,9 @@
     .venv/bin/python scripts/compare_imatrix.py MODEL --text FILE --llama-imatrix PATH [--chunks N] [-t N]
 
 For each tensor both have: the length of the difference of the two vectors of sums over the length of theirs, both
-divided by their counts. The last line says whether the largest is within 0.1 %. llama-imatrix adds in float32 row by
-row, ours in float64; it leaves out the head (here told with --process-output) and a head tied to the embedding.
+divided by their counts. The last line says whether the largest is within 0.1 %. llama-imatrix adds all rows in float32,
+ours those of a pass, and float64 above; it leaves out the head (here told with --process-output) and a head tied to
+the embedding.
 """
 
 import argparse
