@@ -107,8 +107,9 @@ def main() -> int:
     parser.add_argument("--ctx", type=int, default=512)
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where llama-perplexity's file of logits may lie for a while")
-    parser.add_argument("--cache", nargs=4, default=[], metavar="-ctk T -ctv T", help="cache types of the model")
+    parser.add_argument("--cache-type", metavar="TYPE", help="of the model's K and V; the base has f16")
     options = parser.parse_args()
+    options.cache = ["-ctk", options.cache_type, "-ctv", options.cache_type] if options.cache_type else []
     told, seconds = ours(options.model, options.base, options)
     alone, text, their_seconds, nbytes = theirs(options.llama_perplexity, options.model, options.base, options)
     good = compare(alone, text, told)
