@@ -2,7 +2,8 @@
 """What guessing tokens wins: speculative against plain decoding, a few passes of one and of the other in turn.
 
 usage: .venv/bin/python scripts/measure_speculation.py MODEL.gguf [--draft DRAFT.gguf] [--prompts FOLDER]
-       [--tokens 128] [--rounds 3] [--most 6] [--tasks 20] [--groups leaning,free,known] [--cache q8_0] [--threads N]
+       [--tokens 128] [--rounds 3] [--most 6] [--tasks 20] [--only 2,14] [--groups leaning,free,known] [--cache q8_0]
+       [--threads N]
 
 Twenty tasks whose answers lean on their input (copies, edits, extractions, summaries of sonnets and of lists of
 questions) and twenty free questions, out of FOLDER (default: ../shared/assets/prompts beside the repository), are
@@ -272,6 +273,8 @@ def group(bench: Bench, name: str, texts: list[str]) -> None:
     """Measure and tell one group of tasks."""
     asked, found = bench.asked, []
     for number, text in enumerate(texts, 1):
+        if asked.only and str(number) not in asked.only.split(","):
+            continue
         task = bench.task(text)
         while task.rounds < asked.rounds or (
             name == "free" and task.rounds < asked.most and np.ptp(task.ratio()[1:]) > 2 * NARROW
@@ -374,6 +377,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--most", type=int, default=6)
     parser.add_argument("--tasks", type=int, default=20)
+    parser.add_argument("--only", default="", help="numbers of tasks, e.g. 2,14: to look at some of them longer")
     parser.add_argument("--groups", default="leaning,free,known")
     parser.add_argument("--cache", default="q8_0")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
