@@ -46,7 +46,7 @@ def slowed(forward: Pass, share: float) -> Pass:
 
 @contextmanager
 def planted(share: float) -> Iterator[None]:
-    """Let the second of two sides be slower by `share`."""
+    """Let the second of two sides be slower by `share`: each side has two contexts, made in turn."""
     made: list[object] = []
 
     def plant(kind: type) -> Callable[..., object]:
