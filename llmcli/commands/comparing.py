@@ -67,15 +67,17 @@ class Told:
 
 def saved(a: str, b: str | None, config: Config, ui: UI) -> tuple[Saved, Saved] | None:
     """The runs that both words name, None where they name models; raises UsageError where it is one of each."""
-    found = [
-        keeping.read(text, lambda number: History(path(config), ui).find(number).document) for text in (a, b) if text
-    ]
-    if not any(found):
-        return None
-    if len(found) < 2 or not all(found):
-        run, other = (a, b or "nothing") if found[0] else (b, a)
-        raise UsageError(f"{run} is a saved run, and {other} is none", hint="llmcli bench compare 12 15")
-    return found[0], found[1]  # type: ignore[return-value]
+
+    def named(text: str | None) -> Saved | None:
+        return keeping.read(text, lambda number: History(path(config), ui).find(number).document) if text else None
+
+    one, other = named(a), named(b)
+    if one and other:
+        return one, other
+    if one or other:
+        run, model = (a, b or "nothing") if one else (b, a)
+        raise UsageError(f"{run} is a saved run, and {model} is none", hint="llmcli bench compare 12 15")
+    return None
 
 
 def nothing_measured(given: Sequence[object]) -> None:
