@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from quant import native
+from quant.methods.base import Solver
 from quant.source import Weight
 
 if TYPE_CHECKING:
@@ -20,20 +21,25 @@ if TYPE_CHECKING:
 
 SLAB = 1 << 24  # values read at a time: 32 MiB of BF16
 PIECE = 1 << 18  # values an encoder takes at a time: many, so that no core waits for the last of a slab
-CHUNK = 1 << 16  # of these, values that are floats at a time: they stay within a core's own cache
 ALIVE = 1 << 28  # bytes read and not yet written; one slab is let through whatever its size
+CHUNK = 1 << 16  # of these, values that are floats at a time: they stay within a core's own cache
 SAMPLED = 32  # rows of a tensor that the error is measured on
 LEAVE = 0.2  # seconds that a failed run waits for a read under way
 
 
 class Task(Protocol):
-    """What is to be made of a tensor: its rows in another type, their columns weighed by an imatrix or not."""
+    """What is to be made of a tensor: its rows in another type, by what solver() gives.
+
+    That is given `chunk` values at a time, or as many as suit it here where that is 0.
+    """
 
     @property
     def weight(self) -> Weight: ...
     @property
     def type(self) -> str: ...
-    def weigh(self, first: int, last: int) -> native.Importance | None: ...
+    @property
+    def chunk(self) -> int: ...
+    def solver(self) -> Solver: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +128,11 @@ class _Line:
     def fill(self, tasks: Sequence[Task], begin: tuple[int, int], pool: ThreadPoolExecutor) -> None:
         """The reader's life: slab after slab, as soon as there is room for one."""
         try:
+            making: _Making | None = None
             for index, first, last in _slabs(tasks, begin):
-                if not self._slab(index, tasks[index], first, last, pool):
+                if making is None or making.index != index:
+                    making = _Making(index, tasks[index])
+                if not self._slab(making, first, last, pool):
                     return
         except BaseException as error:  # noqa: BLE001 (raised again by whoever iterates)
             failed: Future[Piece] = Future()
@@ -131,26 +140,41 @@ class _Line:
             self._put((failed, 0))
         self._put(None)
 
-    def _slab(self, index: int, task: Task, first: int, last: int, pool: ThreadPoolExecutor) -> bool:
-        weight = task.weight
+    def _slab(self, making: "_Making", first: int, last: int, pool: ThreadPoolExecutor) -> bool:
+        task, weight = making.task, making.task.weight
         new = 0 if task.type == weight.type else native.row_bytes(task.type, weight.columns)
         held = (last - first) * (native.row_bytes(weight.type, weight.columns) + new)
         if not self.room.take(held):
             return False
         stored = weight.read(first, last)
-        step = max(1, PIECE // weight.columns)
+        step = max(1, max(PIECE, task.chunk) // weight.columns)
         for at in range(first, last, step):
             end = min(at + step, last)
             part = stored[at - first : end - first]
             if self.room.closed:
                 return False
-            job = pool.submit(_encode, index, task, at, part, end == last, self.room)
+            job = pool.submit(_encode, making, at, part, end == last, self.room)
             self._put((job, held if end == last else 0))
         return True
 
     def _put(self, entry: tuple["Future[Piece]", int] | None) -> None:
         self.jobs.append(entry)
         self.came.release()
+
+
+class _Making:
+    """A tensor under way: the encoders share what solves it, which the first of them prepares."""
+
+    def __init__(self, index: int, task: Task) -> None:
+        self.index, self.task = index, task
+        self.preparing = threading.Lock()
+        self.prepared: Solver | None = None
+
+    def solver(self) -> Solver:
+        with self.preparing:
+            if self.prepared is None:
+                self.prepared = self.task.solver()
+            return self.prepared
 
 
 def _slabs(tasks: Sequence[Task], begin: tuple[int, int]) -> Iterator[tuple[int, int, int]]:
@@ -163,25 +187,24 @@ def _slabs(tasks: Sequence[Task], begin: tuple[int, int]) -> Iterator[tuple[int,
             yield index, first, min(first + step, weight.rows)
 
 
-def _encode(index: int, task: Task, first: int, stored: "U8", closes: bool, room: _Room) -> Piece:
+def _encode(making: _Making, first: int, stored: "U8", closes: bool, room: _Room) -> Piece:
     """A piece in its new type, a few rows at a time: as floats they stay within a core's own cache."""
     import numpy as np
 
-    began, weight, last = time.perf_counter(), task.weight, first + len(stored)
+    began, task, weight = time.perf_counter(), making.task, making.task.weight
+    index, last = making.index, first + len(stored)
     if task.type == weight.type:
         stored = np.ascontiguousarray(stored)
         native.check(stored, weight.type, label=weight.name)
         return Piece(index, first, last, stored, 0.0, 0.0, time.perf_counter() - began, closes)
     codes = np.empty((len(stored), native.row_bytes(task.type, weight.columns)), np.uint8)
-    step, every = max(1, CHUNK // weight.columns), max(1, weight.rows // SAMPLED)
-    signal, noise, importance = 0.0, 0.0, task.weigh(first, last)
+    step, every = max(1, (task.chunk or CHUNK) // weight.columns), max(1, weight.rows // SAMPLED)
+    signal, noise, solve = 0.0, 0.0, making.solver()
     for at in range(0, len(stored), step):
         if room.closed:
             raise CancelledError
         floats = native.decode(stored[at : at + step], weight.type, weight.columns, label=weight.name)
-        made = native.encode(
-            floats, task.type, label=weight.name, importance=importance.behind(at) if importance else None
-        )
+        made = solve(floats, first + at)
         codes[at : at + step] = made
         sample = slice(-(first + at) % every, None, every)
         if len(chosen := floats[sample]):

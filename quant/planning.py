@@ -11,8 +11,11 @@ from pathlib import Path
 
 from quant import native, recipe
 from quant.errors import Refusal
+from quant.formats import FORMATS
 from quant.header import ALIGNMENT
 from quant.imatrix import Entry, Imatrix
+from quant.methods import METHODS
+from quant.methods.base import Evidence, Method, Solver
 from quant.recipe import STOCK, FileType, Wishes
 from quant.source import Source, Weight
 from quant.writer import Layout, entry, layout
@@ -44,19 +47,26 @@ class Shard:
 class Step:
     """What becomes of one tensor; `wanted` is the recipe's type where the row length did not allow it.
 
-    `importance` is what an imatrix says of it.
+    `evidence` is what is known of its input, `method` what chooses its codes; None where it gets none.
     """
 
     weight: Weight
     type: str
     wanted: str | None
     nbytes: int
-    importance: Entry | None = None
+    evidence: Evidence
+    method: Method | None = None
 
-    def weigh(self, first: int, last: int) -> native.Importance | None:
-        """What the imatrix says of the rows first .. last, None where it is silent."""
-        shape = self.weight.shape
-        return self.importance.over(first, last, shape[1], shape[0]) if self.importance else None
+    @property
+    def chunk(self) -> int:
+        """How many values its method would have at a time, 0 if it does not mind."""
+        return self.method.chunk if self.method else 0
+
+    def solver(self) -> Solver:
+        """What encodes its rows."""
+        if self.method:
+            return self.method.solver(FORMATS[self.type], self.evidence)
+        return lambda rows, first: native.encode(rows, self.type, label=self.weight.name)
 
     @property
     def requantized(self) -> bool:
@@ -73,6 +83,7 @@ class Plan:
     settings: str
     steps: tuple[Step, ...]
     imatrix: Imatrix | None = None
+    method: Method = METHODS["ggml"]
     most: int = 0  # bytes of tensors in a file, where it is to be split
     shard: Shard | None = None
 
@@ -81,8 +92,16 @@ class Plan:
         """Tensors that get new codes and of which the imatrix does not speak."""
         if self.imatrix is None:
             return ()
-        changed = [step for step in self.steps if native.quantized(step.type) and step.type != step.weight.type]
-        return tuple(step.weight.name for step in changed if step.importance is None)
+        return tuple(step.weight.name for step in self.steps if step.method and step.evidence.sums is None)
+
+    @property
+    def methods(self) -> dict[str, tuple[Step, ...]]:
+        """The tensors that get new codes, by the name of the method that chooses them."""
+        coded: dict[str, list[Step]] = {}
+        for step in self.steps:
+            if step.method:
+                coded.setdefault(step.method.name, []).append(step)
+        return {name: tuple(steps) for name, steps in coded.items()}
 
     @property
     def bytes_before(self) -> int:
@@ -185,20 +204,28 @@ class Plan:
 
 
 def plan(
-    source: Source, file_type: str, wishes: Wishes = STOCK, imatrix: Imatrix | None = None, most: int = 0
-) -> Plan:
+    source: Source, file_type: str, wishes: Wishes = STOCK, imatrix: Imatrix | None = None, most: int = 0, *,
+    method: str = "ggml",
+) -> Plan:  # fmt: skip
     """Decide every tensor's type and what steers its rounding; refuses what cannot be made, before any byte.
 
     `most` splits the file: so many bytes of tensors in each shard.
     """
-    kind = recipe.parse(file_type)
+    kind, how = recipe.parse(file_type), named(method)
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
     entries = imatrix.fitting([(name, shape) for name, shape, _ in present]) if imatrix else {}
     chosen = recipe.choose(present, kind, source.facts, wishes, weighed=entries.keys() if imatrix else None)
-    steps = _steps(source, chosen, entries)
-    made = Plan(source, kind, _settings(kind, wishes, imatrix, most), steps, imatrix, most)
+    steps = _steps(source, chosen, entries, how)
+    made = Plan(source, kind, _settings(kind, wishes, imatrix, most, how), steps, imatrix, how, most)
     assert made.parts  # a tensor too large for a shard is refused here
     return made
+
+
+def named(method: str) -> Method:
+    """The method of this name."""
+    if method not in METHODS:
+        raise Refusal(f"there is no method {method!r}", hint=f"--method takes one of: {', '.join(METHODS)}")
+    return METHODS[method]
 
 
 def sketch(source: Source, file_type: str) -> Plan:
@@ -206,30 +233,47 @@ def sketch(source: Source, file_type: str) -> Plan:
 
     Refuses types that this model's rows do not fill.
     """
-    kind = recipe.parse(file_type)
+    kind, how = recipe.parse(file_type), METHODS["ggml"]
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
     chosen = recipe.types(present, kind, source.facts, imatrix=kind.needs_imatrix)
-    return Plan(source, kind, _settings(kind, STOCK, None, 0), _steps(source, chosen, {}))
+    return Plan(source, kind, _settings(kind, STOCK, None, 0, how), _steps(source, chosen, {}, how))
 
 
-def _steps(source: Source, chosen: Mapping[str, recipe.Choice], entries: Mapping[str, Entry]) -> tuple[Step, ...]:
-    return tuple(
-        Step(
-            weight, (choice := chosen[weight.name]).type, choice.wanted,
-            weight.rows * native.row_bytes(choice.type, weight.columns), entries.get(weight.name),
-        )
-        for weight in source.weights
-    )  # fmt: skip
+def _steps(
+    source: Source, chosen: Mapping[str, recipe.Choice], entries: Mapping[str, Entry], method: Method
+) -> tuple[Step, ...]:
+    return tuple(_step(weight, chosen[weight.name], entries.get(weight.name), method) for weight in source.weights)
 
 
-def _settings(kind: FileType, wishes: Wishes, imatrix: Imatrix | None, most: int) -> str:
-    """All that decides the file's content beside the source, as it is written into it."""
+def _step(weight: Weight, choice: recipe.Choice, sums: Entry | None, method: Method) -> Step:
+    rows = weight.shape[1] if len(weight.shape) > 1 else 1
+    evidence = Evidence(weight.name, weight.columns, rows, weight.rows // rows, sums)
+    nbytes = weight.rows * native.row_bytes(choice.type, weight.columns)
+    coded = native.quantized(choice.type) and choice.type != weight.type
+    return Step(weight, choice.type, choice.wanted, nbytes, evidence, _able(method, choice.type, evidence, coded))
+
+
+def _able(method: Method, type: str, evidence: Evidence, coded: bool) -> Method | None:
+    """The method, or what stands in for it where it cannot make such blocks; None where there are no codes."""
+    if not coded:
+        return None
+    while not method.handles(FORMATS[type], evidence):
+        method = METHODS[method.instead]
+    return method
+
+
+def _settings(kind: FileType, wishes: Wishes, imatrix: Imatrix | None, most: int, method: Method) -> str:
+    """All that decides the file's content beside the source, as it is written into it.
+
+    The default method is not named: files made before there were others are still recognised.
+    """
     said: dict[str, object] = {"type": kind.name, "pure": wishes.pure, "tensor_types": list(wishes.tensor_types)}
     types = {"head": wishes.head, "embedding": wishes.embedding}
     said |= {part: recipe.tensor_type(text) for part, text in types.items() if text}
     said |= {"keep_head": True} if wishes.keep_head else {}
     said |= {"imatrix": imatrix.digest} if imatrix else {}
     said |= {"split": most} if most else {}
+    said |= {"method": method.name} if method.name != "ggml" else {}
     return json.dumps(said, sort_keys=True)
 
 

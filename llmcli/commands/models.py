@@ -10,7 +10,7 @@ import typer
 from llmcli.commands.file_types import with_types
 from llmcli.commands.pickles import AllowPickle, offered
 from llmcli.commands.show import Json, Ref, count, identity, present, start
-from llmcli.commands.weights import KeepSource
+from llmcli.commands.writing import KeepSource
 
 if TYPE_CHECKING:
     from pathlib import Path

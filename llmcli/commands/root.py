@@ -3,7 +3,20 @@
 import typer
 
 from llmcli import __version__
-from llmcli.commands import benches, calibrate, chat, convert, diff, doctor, eval, models, plan, sessions, show, weights
+from llmcli.commands import (
+    benches,
+    calibrate,
+    chat,
+    convert,
+    diff,
+    doctor,
+    eval,
+    models,
+    plan,
+    quantize,
+    sessions,
+    show,
+)
 
 app = typer.Typer(
     name="llmcli",
@@ -34,7 +47,7 @@ models.register(app)
 show.register(app)
 diff.register(app)
 convert.register(app)
-weights.register(app)
+quantize.register(app)
 chat.register(app)
 sessions.register(app)
 benches.register(app)

@@ -15,6 +15,7 @@ import pytest
 
 from quant import draft, pipeline, quantize
 from quant.errors import Damaged, Refusal
+from quant.methods.base import Evidence
 from quant.source import Source, Weight
 from tests.quant import tiny
 
@@ -96,7 +97,7 @@ def tasks(count: int, read: Callable[[int, int], np.ndarray] | None = None) -> t
     rng = np.random.default_rng(0)
     data = rng.normal(0, 1, (ROWS, COLUMNS)).astype(np.float32).view(np.uint8)
     weight = Weight("w", (COLUMNS, ROWS), "F32", read or (lambda first, last: data[first:last].copy()))
-    return (quantize.Step(weight, "Q8_0", None, ROWS * 272),) * count
+    return (quantize.Step(weight, "Q8_0", None, ROWS * 272, Evidence("w", COLUMNS, ROWS)),) * count
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])

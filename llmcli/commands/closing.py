@@ -1,0 +1,108 @@
+"""What is said of a plan before it is carried out, and of a model file once it is there. It knows words, no flags."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmcli.ui import UI, size
+
+if TYPE_CHECKING:
+    from quant.quantize import Plan, Report
+
+
+def tell(plan: "Plan", ui: UI) -> None:
+    """Say before the work begins what the user should know of it."""
+    for note in plan.notes:
+        ui.note(note)
+    for warning in plan.source.warnings:
+        ui.warn(warning)
+    if plan.requantized:
+        ui.warn(
+            f"the source is quantized already ({', '.join(plan.requantized)}): rounding it again adds its error "
+            "(the table's error column) to the error it has; a float checkpoint gives a better file"
+        )
+    if plan.unweighed:
+        some = ", ".join(plan.unweighed[:3]) + (" …" if len(plan.unweighed) > 3 else "")
+        ui.note(f"the imatrix does not speak of {len(plan.unweighed)} tensors, rounded without it: {some}")
+    if plan.fallbacks:
+        changes = ", ".join(sorted({f"{step.wanted} -> {step.type}" for step in plan.fallbacks}))
+        ui.note(f"{len(plan.fallbacks)} of {len(plan.steps)} tensors do not fill whole blocks with a row: {changes}")
+    for name, steps in plan.methods.items():
+        if name != plan.method.name:
+            types = ", ".join(sorted({step.type for step in steps}))
+            ui.note(f"{len(steps)} tensors go through {name}'s search, {plan.method.name} does not do them: {types}")
+
+
+def close(plan: "Plan", out: Path, report: "Report | None", ui: UI) -> None:
+    """The closing table, or the document of --json."""
+    from quant.quantize import tally
+
+    lines = report.tallies if report else tally(plan)
+    if ui.json:
+        ui.result(_document(plan, out, report))
+        return
+    columns = ("type", "tensors", "before", "after", "bits/weight", "error", "seconds")
+    rows = [
+        (line.type, str(line.tensors), size(line.bytes_before), size(line.bytes_after), f"{line.bits_per_weight:.2f}",
+         "" if line.error is None else f"{line.error:.2%}", "" if line.seconds is None else f"{line.seconds:.2f}")
+        for line in lines
+    ]  # fmt: skip
+    total = (
+        "total",
+        str(len(plan.steps)),
+        size(plan.bytes_before),
+        size(plan.bytes_after),
+        f"{plan.bits_per_weight:.2f}",
+        "",
+        f"{report.seconds:.2f}" if report else "",
+    )
+    ui.table(columns, [*rows, total], right=columns[1:])
+    files = plan.files(out)
+    named = str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+    if report is None:
+        ui.text(f"would write {named} ({size(plan.nbytes)}); nothing was written")
+    else:
+        ui.text(f"{named} ({size(plan.nbytes)}, {report.seconds:.1f} s)")
+
+
+def _document(plan: "Plan", out: Path, report: "Report | None") -> dict[str, Any]:
+    from quant.quantize import tally
+
+    return {
+        "path": str(plan.files(out)[0]),
+        "files": [str(file) for file in plan.files(out)],
+        "file_type": plan.file_type.name,
+        "bytes": plan.nbytes,
+        "tensor_bytes": plan.bytes_after,
+        "source_tensor_bytes": plan.bytes_before,
+        "bits_per_weight": plan.bits_per_weight,
+        "tensors": len(plan.steps),
+        "fallbacks": len(plan.fallbacks),
+        "requantized_from": list(plan.requantized),
+        "imatrix": str(plan.imatrix.path) if plan.imatrix else None,
+        "without_importance": len(plan.unweighed),
+        "method": plan.method.name,
+        "methods": {name: len(steps) for name, steps in plan.methods.items()},
+        "types": {
+            line.type: {
+                "tensors": line.tensors,
+                "bytes": line.bytes_after,
+                "source_bytes": line.bytes_before,
+                "relative_rmse": line.error,
+                "elapsed_ms": None if line.seconds is None else line.seconds * 1000,
+            }
+            for line in (report.tallies if report else tally(plan))
+        },
+        "dry_run": report is None,
+        "present": bool(report and report.present),
+        "resumed_tensors": report.resumed if report else 0,
+        "resumed_bytes": report.resumed_bytes if report else 0,
+        "sha256": _sha256(report) if report and not plan.most else None,
+        "elapsed_ms": report.seconds * 1000 if report else 0.0,
+    }
+
+
+def _sha256(report: "Report") -> str:
+    """The finished file's digest: taken while it was written, else read now."""
+    from llmcli.catalog.store import measure
+
+    return report.sha256 or measure(report.out).sha256

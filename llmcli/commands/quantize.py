@@ -1,0 +1,115 @@
+"""`llmcli quantize`: parse, plan, write, tell. What a tensor becomes is quant's affair."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcli.commands.file_types import with_types
+from llmcli.commands.grouped import grouped
+from llmcli.commands.pickles import offered
+from llmcli.commands.show import start
+from llmcli.commands.writing import Reading, Writing
+from quant.methods import METHODS
+
+if TYPE_CHECKING:
+    from quant.recipe import Wishes
+
+DEFAULT = "Q4_K_M"
+_METHODS = "; ".join(f"{name}: {method.help}" for name, method in METHODS.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """Which tensor gets which type, beside the file type's recipe."""
+
+    tensor_type: Annotated[
+        list[str] | None,
+        typer.Option("--tensor-type", metavar="REGEX=TYPE", help="A type for the tensors whose name fits; repeatable."),
+    ] = None
+    output_tensor_type: Annotated[str | None, typer.Option(metavar="TYPE", help="A type for output.weight.")] = None
+    token_embedding_type: Annotated[str | None, typer.Option(metavar="TYPE", help="A type for token_embd.weight.")] = (
+        None
+    )
+    leave_output_tensor: Annotated[
+        bool, typer.Option("--leave-output-tensor", help="Leave output.weight as it is.")
+    ] = False
+    pure: Annotated[bool, typer.Option("--pure", help="One type for all matrices, without the recipe's mixture.")] = (
+        False
+    )
+
+    @property
+    def wishes(self) -> "Wishes":
+        """The same for quant."""
+        from quant.recipe import Wishes
+
+        return Wishes(
+            tuple(self.tensor_type or ()), self.pure, self.output_tensor_type, self.token_embedding_type,
+            self.leave_output_tensor,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """How codes are chosen, and what was measured for it."""
+
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help=f"How codes are chosen. {_METHODS}.", show_default=True)
+    ] = "ggml"
+    imatrix: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="An importance matrix that steers the rounding, as llama-imatrix makes it."),
+    ] = None
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command("quantize")(with_types(grouped(quantize)))
+
+
+@offered()
+def quantize(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A GGUF file, a checkpoint folder, or a model's name.")],
+    *,
+    quant: Annotated[
+        str | None, typer.Option("-t", "--type", metavar="TYPE", help=f"The file type; {DEFAULT} unless told.")
+    ] = None,
+    steering: Steering,
+    mixing: Mixing,
+    split_max_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N(M|G)", help="Write shards NAME-00001-of-0000N.gguf with at most so much of tensors each."
+        ),
+    ] = None,
+    reading: Reading,
+    writing: Writing,
+) -> None:
+    """Make a smaller GGUF from a checkpoint folder or a GGUF, in one pass, on all cores."""
+    from llmcli.commands import closing, weights
+    from quant import imatrix as importance
+    from quant import planning, recipe
+    from quant import quantize as road
+
+    config, ui = start(writing.json, writing.offline, reading.allow_pickle)
+    how = planning.named(steering.method)
+    model = weights.find_model(source, config, ui, reading.keep_source)
+    kind = recipe.parse(quant or (model.quant if model else None) or DEFAULT)
+    if quant and quant.upper() in recipe.ALIASES:
+        ui.note(f"{quant.upper()} means {kind.name}")
+    wishes = mixing.wishes
+    sums = importance.load(steering.imatrix.expanduser()) if steering.imatrix else None
+    most = planning.shard_size(split_max_size) if split_max_size else 0
+    place, blobs = (model.path, model.blobs) if model else (Path(source), None)
+    opened = weights.open_source(
+        place, tokenizer=reading.tokenizer, pre=reading.pre, allow_pickle=reading.allow_pickle, blobs=blobs
+    )
+    plan = road.plan(opened, kind.name, wishes, sums, most, method=how.name)
+    closing.tell(plan, ui)
+    mixed = wishes.any or bool(sums or most) or how.name != "ggml"
+    with weights.placed(plan, model, writing.out, config, ui, mixed=mixed, dry_run=writing.dry_run) as target:
+        report = (
+            None if writing.dry_run else weights.write(plan, target, ui, threads=writing.threads, force=writing.force)
+        )
+    closing.close(plan, target, report, ui)

@@ -1,0 +1,76 @@
+"""What a method is: from the rows of one tensor, and what is known of its inputs, to packed blocks.
+
+A method returns blocks, never floats that would be encoded again: another search would choose another grid. It
+knows one tensor at a time, no files and no plans.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from quant import native
+from quant.imatrix import Entry
+
+if TYPE_CHECKING:
+    from quant.formats.base import Format
+    from quant.native import F32, U8
+
+# Rows [rows, columns] and the number of the first of them in the tensor -> their blocks [rows, row_bytes].
+Solver = Callable[["F32", int], "U8"]
+
+
+class Second(Protocol):
+    """The second moments of one tensor's input (quant/moments.py)."""
+
+    @property
+    def columns(self) -> int: ...
+    @property
+    def matrices(self) -> int: ...
+    def mean(self, matrix: int = 0) -> "F32": ...
+    def squares(self, matrix: int = 0) -> "F32": ...
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of one tensor's input: `matrices` of `rows` rows each lie one after another (experts).
+
+    `sums` are an imatrix's mean squares of the columns, `second` their second moments; None where nobody measured.
+    """
+
+    name: str
+    columns: int
+    rows: int
+    matrices: int = 1
+    sums: Entry | None = None
+    second: Second | None = None
+
+    def weigh(self, first: int, last: int) -> native.Importance | None:
+        """What the imatrix says of the rows first .. last, None where it is silent."""
+        return self.sums.over(first, last, self.rows, self.columns) if self.sums else None
+
+
+class Method(ABC):
+    """A way to choose codes. A leaf gives `name`, `help` and `solver`.
+
+    `needs` says what a tensor must have been measured for: "sums" are an imatrix, welcome to most and needed by
+    none; "moments" are second moments, without which a tensor goes to the method named by `instead`. `chunk` is how
+    many values it would have at a time; 0 leaves that to the pipeline.
+    """
+
+    name: str
+    help: str
+    needs: Literal["nothing", "sums", "moments"] = "nothing"
+    instead: str = "ggml"
+    chunk: int = 0
+
+    def handles(self, format: "Format", evidence: Evidence) -> bool:
+        """Whether it makes such blocks from what is known; if not, `instead` does."""
+        return evidence.second is not None if self.needs == "moments" else True
+
+    @abstractmethod
+    def solver(self, format: "Format", evidence: Evidence) -> Solver:
+        """What encodes the rows of one tensor; made once a tensor, then called by several threads at a time.
+
+        The same rows give the same blocks however they are cut and whoever calls.
+        """
