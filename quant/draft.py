@@ -96,7 +96,7 @@ class Draft:
         assert tuple(found) == self.plan.slots, "the file read back is not the file that was planned"
         self.part.replace(self.out)
         self.journal.unlink()
-        _sync_folder(self.out.parent)
+        sync_folder(self.out.parent)
         return self.sha.hexdigest()
 
     def _line(self, line: Mapping[str, str | int]) -> None:
@@ -199,7 +199,7 @@ def _lock(journal: BinaryIO, out: Path) -> None:
         raise Refusal(f"another process has just written {out}", hint="give the same command again")
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the rename itself last through a power cut, where folders can be flushed."""
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

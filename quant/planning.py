@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from quant import native, recipe
+from quant.certificate import KEY as CERTIFICATE_KEY
 from quant.errors import Refusal
 from quant.formats import FORMATS
 from quant.header import ALIGNMENT
@@ -21,7 +22,7 @@ from quant.source import Source, Weight
 from quant.writer import Layout, entry, layout
 
 SOURCE_KEY, SETTINGS_KEY = "llmcli.quantize.source", "llmcli.quantize.settings"
-DROPPED = frozenset({"split.no", "split.count", "split.tensors.count", SOURCE_KEY, SETTINGS_KEY})
+DROPPED = frozenset({"split.no", "split.count", "split.tensors.count", SOURCE_KEY, SETTINGS_KEY, CERTIFICATE_KEY})
 MAX_SHARDS = 65535  # split.count is a uint16
 
 

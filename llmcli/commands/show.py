@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from llmcli.catalog.fetch import Model, Wanted
     from llmcli.config import Config
     from llmcli.ui import UI
+    from quant.certificate import Certificate
+    from quant.container import Header
 
 Ref = Annotated[str, typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file or folder")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -38,10 +40,14 @@ def show(
         bool, typer.Option("--template", help="Render probe conversations and check the chat template.")
     ] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor: name, shape, type, size.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Hold all bytes against the certificate that the file carries.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Show what is in a model, or where it would come from."""
+    """Show what is in a model, or where it would come from; and the certificate that `quantize --verify` gave it."""
     from llmcli.catalog import facts, fetch
+    from llmcli.commands import certified
     from quant import container
 
     config, ui = start(json)
@@ -56,16 +62,55 @@ def show(
     header = container.read(model.path) if model.kind == "gguf" else None
     known = facts.of_header(header) if header else facts.checkpoint(model.path)
     listed = facts.tensors(header) if header and tensors else []
+    held = _certificate(header, ui) if header else None
+    _refuse_check(model, check and held is None)
+    doubts = certified.doubts(header, held, check, ui) if header and held else ()
     if json:
-        ui.result({**identity(model), **known, **({"tensors": listed} if tensors else {})})
+        told = certified.document(held, doubts, check) if held else None
+        ui.result({**identity(model), **known, "certificate": told, **({"tensors": listed} if tensors else {})})
+        _fail(model, doubts, check)
         return
     _show_model(model, known, ui)
     if header:
         _show_header(header, ui)
+    if header and held:
+        certified.show(held, header, doubts, check, ui)
     if listed:
         _show_tensors(listed, ui)
     licence = str(header.metadata.get("general.license", "")) if header else ""
     _section("License", {"license": licence or (model.entry.license if model.entry else "") or "not stated"}, ui)
+    _fail(model, doubts, check)
+
+
+def _certificate(header: "Header", ui: "UI") -> "Certificate | None":
+    """What the file carries; what cannot be read is told, and is none."""
+    from quant import certificate
+    from quant.errors import Refusal
+
+    try:
+        return certificate.read(header)
+    except Refusal as error:
+        ui.warn(str(error))
+        return None
+
+
+def _refuse_check(model: "Model", wanted: bool) -> None:
+    """Raise UserError where there is nothing to check against."""
+    from llmcli.errors import UserError
+
+    if wanted:
+        raise UserError(f"{model.name} carries no certificate", hint="llmcli quantize SRC -o FILE --verify writes one")
+
+
+def _fail(model: "Model", doubts: tuple[str, ...], check: bool) -> None:
+    """The verdict of --check is the command's own."""
+    from llmcli.errors import UserError
+
+    if check and doubts:
+        raise UserError(
+            f"the certificate does not belong to {model.name}: {'; '.join(doubts)}",
+            hint="make the file again, or verify it again: llmcli quantize SRC -o FILE --verify",
+        )
 
 
 def _show_template(model: "Model", ui: "UI") -> None:
@@ -138,7 +183,7 @@ def _show_absent(wanted: "Wanted", ui: "UI") -> None:
     if ui.json:
         named = {"name": wanted.ref.full, "path": None, "bytes": first.bytes or None, "sha256": first.sha256 or None,
                     "source": first.label, "revision": None}  # fmt: skip
-        ui.result({**named, **facts.nothing()})
+        ui.result({**named, **facts.nothing(), "certificate": None})
         return
     about = {"name": wanted.ref.full, "description": entry.description if entry else "", "here": "no"}
     about |= {"size": size(first.bytes)} if first.bytes else {}

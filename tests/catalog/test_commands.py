@@ -73,7 +73,7 @@ def test_list_and_show_json_have_the_keys_of_the_contract(published, llmcli):
     (row,) = llmcli("list", "--json").document
     assert list(row) == IDENTITY + FACTS
     shown = llmcli("show", REPO, "--json").document
-    assert list(shown) == [*IDENTITY, *FACTS, "types", "roles"]
+    assert list(shown) == [*IDENTITY, *FACTS, "types", "roles", "certificate"]
     assert {key: shown[key] for key in row} == row
     header = container.read(Path(row["path"]))
     assert row["parameters"] == sum(tensor.elements for tensor in header.tensors)
