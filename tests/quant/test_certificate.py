@@ -293,7 +293,7 @@ def test_errors_are_those_of_numpy_in_float64(source: Path, made: Path, tmp_path
     writer.write_tensors_to_file()
     writer.close()
     plan = quantize.plan(quantize.open_gguf(source), "Q4_K_M", imatrix=load(matrix))
-    originals = {one.weight.name: Original(one.weight, one.weigh) for one in plan.steps}
+    originals = {one.weight.name: Original(one.weight, one.evidence.weigh) for one in plan.steps}
     found = {one.name: one for one in deviations(originals, container.read(made), 2)}
     ours, theirs = ({one.name: one for one in gguf.GGUFReader(path).tensors} for path in (source, made))
     for name, deviation in found.items():
