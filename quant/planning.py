@@ -72,7 +72,7 @@ class Step:
     @property
     def requantized(self) -> bool:
         """Whether codes are made from codes: the losses add up."""
-        return native.quantized(self.weight.type) and self.type != self.weight.type
+        return native.quantized(self.weight.stored or self.weight.type) and self.type != self.weight.type
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Plan:
     @property
     def requantized(self) -> tuple[str, ...]:
         """The quantized types that would be quantized again, those with most tensors first."""
-        types = [step.weight.type for step in self.steps if step.requantized]
+        types = [step.weight.stored or step.weight.type for step in self.steps if step.requantized]
         return tuple(sorted(set(types), key=lambda name: (-types.count(name), name)))
 
     @property
@@ -217,7 +217,7 @@ def plan(
     entries = imatrix.fitting([(name, shape) for name, shape, _ in present]) if imatrix else {}
     chosen = recipe.choose(present, kind, source.facts, wishes, weighed=entries.keys() if imatrix else None)
     steps = _steps(source, chosen, entries, how)
-    made = Plan(source, kind, _settings(kind, wishes, imatrix, most, how), steps, imatrix, how, most)
+    made = Plan(source, kind, _settings(source, kind, wishes, imatrix, most, how), steps, imatrix, how, most)
     assert made.parts  # a tensor too large for a shard is refused here
     return made
 
@@ -237,7 +237,7 @@ def sketch(source: Source, file_type: str) -> Plan:
     kind, how = recipe.parse(file_type), METHODS["ggml"]
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
     chosen = recipe.types(present, kind, source.facts, imatrix=kind.needs_imatrix)
-    return Plan(source, kind, _settings(kind, STOCK, None, 0, how), _steps(source, chosen, {}, how))
+    return Plan(source, kind, _settings(source, kind, STOCK, None, 0, how), _steps(source, chosen, {}, how))
 
 
 def _steps(
@@ -263,7 +263,9 @@ def _able(method: Method, type: str, evidence: Evidence, coded: bool) -> Method 
     return method
 
 
-def _settings(kind: FileType, wishes: Wishes, imatrix: Imatrix | None, most: int, method: Method) -> str:
+def _settings(
+    source: Source, kind: FileType, wishes: Wishes, imatrix: Imatrix | None, most: int, method: Method
+) -> str:
     """All that decides the file's content beside the source, as it is written into it.
 
     The default method is not named: files made before there were others are still recognised.
@@ -274,6 +276,7 @@ def _settings(kind: FileType, wishes: Wishes, imatrix: Imatrix | None, most: int
     said |= {"keep_head": True} if wishes.keep_head else {}
     said |= {"imatrix": imatrix.digest} if imatrix else {}
     said |= {"split": most} if most else {}
+    said |= {"fold": source.fold} if source.fold else {}
     said |= {"method": method.name} if method.name != "ggml" else {}
     return json.dumps(said, sort_keys=True)
 

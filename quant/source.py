@@ -30,12 +30,14 @@ class Weight:
     row once, some 16 million values at a time (pipeline.SLAB), from the first missing row on after a resume. It may
     take its time, and tries again by itself; others still use what it gave, so that must not change later. A Refusal
     stops the run and leaves what is written to be gone on with, a Damaged throws that away too.
+    `stored` is the type it lies in, where reading makes another of it.
     """
 
     name: str
     shape: tuple[int, ...]
     type: str
     read: "Callable[[int, int], U8]" = field(repr=False)
+    stored: str = ""
 
     @property
     def columns(self) -> int:
@@ -76,13 +78,17 @@ class Source:
     warnings: tuple[str, ...] = ()  # and what will go wrong with the file
     dtype: str = "F32"  # what its floats are stored as, mostly
     blobs: tuple[Blob, ...] = ()  # where the weights are stored, if few reads must tell one source from another
+    origin: "Source | None" = None  # what it was made of by exact rescaling (quant/folds)
+    fold: str = ""  # and the digest of that
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells sources apart: metadata, shapes, types and samples of the stored bytes.
+        """Tells sources apart: metadata, shapes, types and samples of the stored bytes; that of `origin` if it has one.
 
         It goes into the file that is made, so it is the same wherever the same bytes lie.
         """
+        if self.origin:
+            return self.origin.fingerprint
         digest = hashlib.sha256()
         for key, blob in self.entries:
             digest.update(key.encode() + b"\0" + hashlib.sha256(blob).digest())

@@ -11,9 +11,10 @@ def llama(
     path: Path, *, hidden: int = 256, ff: int = 256, layers: int = 8, heads: int = 4, kv_heads: int = 2,
     tied: bool = False, experts: int = 0, arch: str = "llama", vocab: int = 300, seed: int = 0, dtype: Any = np.float32,
     extra: dict[str, tuple[int, ...]] | None = None, settings: dict[str, Any] | None = None,
+    without: tuple[str, ...] = (),
 ) -> Path:  # fmt: skip
     """A random model of the Llama family, loadable by llama.cpp where arch is llama; `extra` adds tensors, `settings`
-    metadata of the architecture."""
+    metadata of the architecture, `without` are endings of names that are left out."""
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(64)
     writer.add_embedding_length(hidden)
@@ -41,6 +42,8 @@ def llama(
         add[type(value)](f"{arch}.{key}", value)
     random = np.random.default_rng(seed)
     for name, shape in {**_shapes(hidden, ff, layers, heads, kv_heads, tied, experts, vocab), **(extra or {})}.items():
+        if name.endswith(without):
+            continue
         norm = name.endswith("_norm.weight")
         values = random.normal(1.0 if norm else 0.0, 0.2 if norm else 0.1, shape).astype(np.float32)
         writer.add_tensor(name, values if len(shape) == 1 else values.astype(dtype))

@@ -1,0 +1,100 @@
+"""A source whose tensors are folded while their rows are read: names, shapes, order and metadata stay.
+
+A tensor that a fold changes is read as F32, whatever it is stored as; memory stays that of the rows asked for. It
+knows sources and edits, not what they are for.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from quant import native
+from quant.folds.fold import Edit, Fold, digest, edits
+from quant.folds.wiring import sites
+from quant.source import Source, Weight
+from quant.writer import entry
+
+if TYPE_CHECKING:
+    from quant.folds.fold import Ints
+    from quant.native import U8
+
+FOLD_KEY = "llmcli.quantize.fold"
+OTHERS = "folded: LoRA adapters, control vectors and projectors made for the original do not fit the new file"
+LEAST, MOST = 0.5, 2.0  # random factors lie between
+NEAR = 4  # rows that are read in vain rather than by another read
+
+
+def apply(source: Source, folds: Sequence[Fold], how: str = "") -> Source:
+    """The same model with other weights: `fold` tells which, the fingerprint stays that of `source`.
+
+    The file made of it says under FOLD_KEY that it is folded, and `how`.
+    """
+    changes = edits(folds)
+    if not changes:
+        return source
+    told = json.dumps({"digest": digest(folds), "how": how}, sort_keys=True)
+    entries = [(key, value) for key, value in source.entries if key != FOLD_KEY]
+    weights = tuple(
+        replace(weight, type="F32", stored=weight.stored or weight.type, read=partial(_read, weight, edit))
+        if (edit := changes.get(weight.name)) else weight
+        for weight in source.weights
+    )  # fmt: skip
+    return replace(
+        source, weights=weights, entries=(*entries, (FOLD_KEY, entry("string", told))), notes=(*source.notes, OTHERS),
+        blobs=(), origin=source.origin or source, fold=digest(folds),
+    )  # fmt: skip
+
+
+def shaken(source: Source, seed: int) -> tuple[Fold, ...]:
+    """Random factors in [0.5, 2] for every free channel, and one random order of the residual.
+
+    No block of any tensor then lies on the grid of a block it was once quantized in: columns get factors of their
+    own, and those of a tied embedding, which has none, come from other blocks.
+    """
+    import numpy as np
+
+    random, found = np.random.default_rng(seed), []
+    for site in sites(source):
+        draws = np.exp2(random.uniform(np.log2(LEAST), np.log2(MOST), site.width)).astype(np.float32)
+        if site.kind == "residual":
+            found.append(Fold(site, order=random.permutation(site.width)))
+        elif site.scales:
+            found.append(Fold(site, draws))
+    return tuple(found)
+
+
+def _read(weight: Weight, edit: Edit, first: int, last: int) -> "U8":
+    """Rows first .. last of the folded tensor, as bytes of F32."""
+    import numpy as np
+
+    rows = np.arange(first, last)
+    if edit.row_order is not None:
+        rows = edit.row_order[first:last]
+    stored = weight.read(first, last) if edit.row_order is None else _gathered(weight.read, rows)
+    values = native.decode(stored, weight.type, weight.columns, label=weight.name)
+    if edit.columns is not None:
+        values = values * _lines(edit.columns, rows, weight)
+    if edit.rows is not None:
+        values = values * edit.rows[rows, None]
+    if edit.column_order is not None:
+        order = _lines(edit.column_order, rows, weight)
+        values = values[:, order[0]] if len(order) == 1 else np.take_along_axis(values, order, 1)
+    return np.ascontiguousarray(values, np.float32).view(np.uint8)
+
+
+def _lines(vectors: Any, rows: "Ints", weight: Weight) -> Any:
+    """The vectors that belong to rows: one for all of them where they share it."""
+    matrices = rows // (weight.rows // len(vectors))
+    return vectors[matrices[:1]] if (matrices == matrices[0]).all() else vectors[matrices]
+
+
+def _gathered(read: "Callable[[int, int], U8]", rows: "Ints") -> "U8":
+    """Rows in any order; those that lie side by side, or nearly, are read at once."""
+    import numpy as np
+
+    wanted = np.unique(rows)
+    runs = np.split(wanted, np.flatnonzero(np.diff(wanted) > NEAR) + 1)
+    pieces = [read(int(run[0]), int(run[-1]) + 1)[run - run[0]] for run in runs]
+    return np.concatenate(pieces)[np.searchsorted(wanted, rows)]
