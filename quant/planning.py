@@ -3,6 +3,7 @@
 It knows sources, recipes and layouts; writing is quantize.py's.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -271,6 +272,8 @@ def _settings(
     The default method is not named: files made before there were others are still recognised.
     """
     said: dict[str, object] = {"type": kind.name, "pure": wishes.pure, "tensor_types": list(wishes.tensor_types)}
+    if wishes.mix is not None:  # as long whatever it says: a header's size does not depend on the types
+        said = {"mix": hashlib.sha256(json.dumps(sorted(wishes.mix.items())).encode()).hexdigest()[:32]}
     types = {"head": wishes.head, "embedding": wishes.embedding}
     said |= {part: recipe.tensor_type(text) for part, text in types.items() if text}
     said |= {"keep_head": True} if wishes.keep_head else {}

@@ -8,7 +8,7 @@ map, (layer, name), not in the file's.
 
 import difflib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from quant import native
@@ -26,6 +26,7 @@ __all__ = [
     "Wishes",
     "allowed",
     "choose",
+    "open_tensors",
     "order",
     "parse",
     "tensor_type",
@@ -67,7 +68,8 @@ class Wishes:
 
     `tensor_types` are REGEX=TYPE, the first that is found in a name decides; `pure` gives all other matrices the
     default type; `head` and `embedding` are the types of output.weight and token_embd.weight; `keep_head` leaves
-    output.weight as the source has it.
+    output.weight as the source has it. `mix` decides all of it instead: name -> type of every tensor that may be
+    quantized (a plan file's, quant/mix.py).
     """
 
     tensor_types: tuple[str, ...] = ()
@@ -75,6 +77,7 @@ class Wishes:
     head: str | None = None
     embedding: str | None = None
     keep_head: bool = False
+    mix: Mapping[str, str] | None = None
 
     @property
     def any(self) -> bool:
@@ -170,6 +173,8 @@ def types(
     tensors: Tensors, kind: FileType, facts: Facts, wishes: Wishes = STOCK, *, imatrix: bool = False
 ) -> dict[str, Choice]:
     """What choose() chooses, whether it would be noise or not."""
+    if wishes.mix is not None:
+        return _mixed(tensors, facts, wishes)
     chooser = _Chooser(tensors, kind, facts, wishes, imatrix=imatrix)
     chosen: dict[str, Choice] = {}
     for name, shape, present in sorted(tensors, key=lambda tensor: order(tensor[0])):
@@ -178,6 +183,36 @@ def types(
         else:
             chosen[name] = chooser.choose(name, shape, present)
     chooser.unheard()
+    return chosen
+
+
+def open_tensors(tensors: Tensors, facts: Facts) -> Tensors:
+    """Those that may be quantized: the ones a mix decides."""
+    return [
+        (name, shape, present) for name, shape, present in tensors
+        if allowed(name, shape, facts) and present not in native.INTEGERS
+    ]  # fmt: skip
+
+
+def _mixed(tensors: Tensors, facts: Facts, wishes: Wishes) -> dict[str, Choice]:
+    """Each tensor's type as the mix has it; refuses one that is not of these tensors, or not for their rows."""
+    if wishes != Wishes(mix=wishes.mix):
+        raise Refusal("a plan decides every tensor's type", hint="leave out --tensor-type, --pure and the like")
+    mix = dict(wishes.mix or {})
+    chosen, wrong = {name: Choice(present) for name, _, present in tensors}, []
+    for name, shape, _ in open_tensors(tensors, facts):
+        kind = mix.pop(name, None)
+        if kind is None:
+            wrong.append(f"it says nothing of {name}")
+        elif shape[0] % native.block(kind).values:
+            wrong.append(f"rows of {shape[0]} do not fill the blocks of {kind}: {name}")
+        else:
+            chosen[name] = Choice(kind)
+    wrong += [f"this model has no {name} that may be quantized" for name in mix]
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise Refusal(f"the plan is not for this model: {'; '.join(wrong[:3])}{more}",
+                      hint="make one from this source with --plan-out FILE")  # fmt: skip
     return chosen
 
 

@@ -1,0 +1,169 @@
+"""Which type each tensor gets so that a file has so many bytes and the loss is least.
+
+A tensor's options are types with what they take and what they cost in divergence; losses of tensors add up. Of the
+lower convex hull of every tensor's options the steps down are taken in the order of what they gain a byte: those are
+the solutions of the Lagrangian for falling multipliers, each the best there is at its own number of bytes. What is
+left of the budget then goes, largest gain first, to whatever still fits, off the hulls too. It knows names and numbers,
+no weights and no models.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from quant.errors import Refusal
+
+MOST_TYPES = 5  # in a file, where that costs little: every type has kernels of its own
+LITTLE = 0.02  # of the loss, for a type less
+CLOSE = 0.003  # how far below a target a file may stay without being told
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A type for one tensor: the bytes it takes in the file, padding counted, and the divergence it costs."""
+
+    type: str
+    nbytes: int
+    loss: float
+
+
+Menu = Mapping[str, Sequence[Option]]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """At most `most` bytes for the whole file, of which `fixed` are not a tensor's of the menu."""
+
+    most: int
+    fixed: int = 0
+
+    @property
+    def left(self) -> int:
+        """What the tensors may take."""
+        return self.most - self.fixed
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Every tensor's option."""
+
+    picks: Mapping[str, Option]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(pick.nbytes for pick in self.picks.values())
+
+    @property
+    def loss(self) -> float:
+        return sum(pick.loss for pick in self.picks.values())
+
+    @property
+    def mix(self) -> dict[str, str]:
+        """Name -> type."""
+        return {name: pick.type for name, pick in self.picks.items()}
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types in use, those with most bytes first."""
+        held: dict[str, int] = {}
+        for pick in self.picks.values():
+            held[pick.type] = held.get(pick.type, 0) + pick.nbytes
+        return tuple(sorted(held, key=lambda kind: (-held[kind], kind)))
+
+
+def hull(options: Iterable[Option]) -> tuple[Option, ...]:
+    """The lower convex hull: smallest first, every step down gains less a byte than the one before it."""
+    points: list[Option] = []
+    for option in sorted(options, key=lambda one: (one.nbytes, one.loss)):
+        if points and option.loss >= points[-1].loss:
+            continue
+        while len(points) > 1 and _slope(points[-2], points[-1]) >= _slope(points[-2], option):
+            points.pop()
+        points.append(option)
+    return tuple(points)
+
+
+def _slope(one: Option, other: Option) -> float:
+    """Loss a byte; below zero."""
+    return (other.loss - one.loss) / (other.nbytes - one.nbytes)
+
+
+def reach(menu: Menu) -> tuple[int, int]:
+    """The least and the most bytes that options worth their bytes take."""
+    hulls = [hull(options) for options in menu.values()]
+    return sum(points[0].nbytes for points in hulls), sum(points[-1].nbytes for points in hulls)
+
+
+def in_reach(menu: Menu, budget: Budget) -> bool:
+    """Whether some mix fits into the budget, and some is not much smaller."""
+    least, most = reach(menu)
+    return least <= budget.left and budget.most * (1 - CLOSE) <= most + budget.fixed
+
+
+def allocate(menu: Menu, budget: Budget) -> Allocation:
+    """The best mix in the budget; raises Refusal, with what can be reached, where there is none or it is too large."""
+    least, most = reach(menu)
+    if not in_reach(menu, budget):
+        raise Refusal(
+            f"no mix of these types makes a file of {budget.most:,} bytes: "
+            f"the smallest has {least + budget.fixed:,}, the largest {most + budget.fixed:,}",
+            hint="choose a size between them, or other types with --types",
+        )
+    hulls = {name: hull(options) for name, options in menu.items()}
+    picks = {name: points[0] for name, points in hulls.items()}
+    steps = [(_slope(one, other), name, other) for name, points in hulls.items() for one, other in pairwise(points)]
+    left = budget.left - least
+    for _, name, option in sorted(steps, key=lambda step: step[:2]):
+        cost = option.nbytes - picks[name].nbytes
+        if cost > left:  # the multiplier is found: what is left over is the greedy filling's
+            break
+        picks[name], left = option, left - cost
+    return Allocation(_filled(menu, picks, left))
+
+
+def _filled(menu: Menu, picks: Mapping[str, Option], left: int) -> dict[str, Option]:
+    """The rest of the budget spent, largest gain first; then on what only takes more bytes, nothing."""
+    found = dict(picks)
+    while True:
+        better = [
+            (found[name].loss - option.loss, name, option)
+            for name, options in menu.items() for option in options
+            if option.loss < found[name].loss and option.nbytes - found[name].nbytes <= left
+        ]  # fmt: skip
+        if not better:
+            return found
+        _, name, option = max(better, key=lambda one: one[:2])
+        left -= option.nbytes - found[name].nbytes
+        found[name] = option
+
+
+def few(menu: Menu, budget: Budget, most: int = MOST_TYPES) -> Allocation:
+    """The best mix of few types: one after another is given up while there are more than `most` and it costs little."""
+    best = allocate(menu, budget)
+    while len(best.types) > most:
+        tried = []
+        for kind in best.types:
+            less = without(menu, kind)
+            if less and in_reach(less, budget):
+                tried.append((allocate(less, budget).loss, kind, less))
+        if not tried:
+            break
+        loss, _, less = min(tried, key=lambda one: one[:2])
+        if loss > best.loss * (1 + LITTLE):
+            break
+        menu, best = less, allocate(less, budget)
+    return best
+
+
+def without(menu: Menu, kind: str) -> Menu | None:
+    """The menu without a type; None where a tensor then has none left."""
+    less = {name: [option for option in options if option.type != kind] for name, options in menu.items()}
+    return less if all(less.values()) else None
+
+
+def weighed(menu: Menu, factors: Mapping[str, float]) -> Menu:
+    """The menu with some tensors' losses taken for larger or smaller than they are."""
+    return {
+        name: [replace(option, loss=option.loss * factors.get(name, 1.0)) for option in options]
+        for name, options in menu.items()
+    }
