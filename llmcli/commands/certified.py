@@ -11,6 +11,8 @@ from quant import certificate
 from quant.certificate import Certificate, Figure, Speed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from llmcli.ui import UI
     from quant.container import Header
 
@@ -62,7 +64,7 @@ def show(found: Certificate, header: "Header", doubts: tuple[str, ...], checked:
     ui.text()
 
 
-def tell(found: Certificate, files: "list[Path]", ui: "UI") -> None:
+def tell(found: Certificate, files: "Sequence[Path]", ui: "UI") -> None:
     """The few lines that stand below quantize's table."""
     answers = found.answers
     ui.text(
@@ -155,7 +157,7 @@ def _safe(text: str) -> str:
     """Text of a file's metadata within a table of Markdown."""
     from llmcli.ui import visible
 
-    shown = " ".join(visible(text).split())
-    for letter in "\\|<>`*_[]":
+    shown = " ".join(visible(text).split()).replace("&", "&amp;").replace("<", "&lt;")
+    for letter in "\\|`*_[]":
         shown = shown.replace(letter, "\\" + letter)
     return shown

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.ui import UI, size
 
 if TYPE_CHECKING:
+    from llmcli.commands.certifying import Certified
     from quant.quantize import Plan, Report
 
 
@@ -32,13 +33,14 @@ def tell(plan: "Plan", ui: UI) -> None:
             ui.note(f"{len(steps)} tensors go through {name}'s search, {plan.method.name} does not do them: {types}")
 
 
-def close(plan: "Plan", out: Path, report: "Report | None", ui: UI) -> None:
-    """The closing table, or the document of --json."""
+def close(plan: "Plan", out: Path, report: "Report | None", ui: UI, found: "Certified | None" = None) -> None:
+    """The closing table, or the document of --json; `found` is what --verify made."""
+    from llmcli.commands import certified
     from quant.quantize import tally
 
     lines = report.tallies if report else tally(plan)
     if ui.json:
-        ui.result(_document(plan, out, report))
+        ui.result({**_document(plan, out, report), **_certificate(found)})
         return
     columns = ("type", "tensors", "before", "after", "bits/weight", "error", "seconds")
     rows = [
@@ -61,7 +63,23 @@ def close(plan: "Plan", out: Path, report: "Report | None", ui: UI) -> None:
     if report is None:
         ui.text(f"would write {named} ({size(plan.nbytes)}); nothing was written")
     else:
-        ui.text(f"{named} ({size(plan.nbytes)}, {report.seconds:.1f} s)")
+        ui.text(f"{named} ({size(_nbytes(plan, out, report))}, {report.seconds:.1f} s)")
+    if found:
+        certified.tell(found.certificate, found.files, ui)
+
+
+def _certificate(found: "Certified | None") -> dict[str, Any]:
+    from llmcli.commands import certified
+
+    if found is None:
+        return {}
+    told = certified.document(found.certificate, (), True)
+    return {"certificate": {**told, "files": [str(file) for file in found.files]}}
+
+
+def _nbytes(plan: "Plan", out: Path, report: "Report | None") -> int:
+    """What the files have: a certificate is not planned."""
+    return sum(file.stat().st_size for file in plan.files(out)) if report else plan.nbytes
 
 
 def _document(plan: "Plan", out: Path, report: "Report | None") -> dict[str, Any]:
@@ -71,7 +89,7 @@ def _document(plan: "Plan", out: Path, report: "Report | None") -> dict[str, Any
         "path": str(plan.files(out)[0]),
         "files": [str(file) for file in plan.files(out)],
         "file_type": plan.file_type.name,
-        "bytes": plan.nbytes,
+        "bytes": _nbytes(plan, out, report),
         "tensor_bytes": plan.bytes_after,
         "source_tensor_bytes": plan.bytes_before,
         "bits_per_weight": plan.bits_per_weight,

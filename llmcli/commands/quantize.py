@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmcli.commands.certifying import Verifying
 from llmcli.commands.file_types import with_types
 from llmcli.commands.grouped import grouped
 from llmcli.commands.pickles import offered
@@ -83,18 +84,19 @@ def quantize(
             metavar="N(M|G)", help="Write shards NAME-00001-of-0000N.gguf with at most so much of tensors each."
         ),
     ] = None,
+    verifying: Verifying,
     reading: Reading,
     writing: Writing,
 ) -> None:
     """Make a smaller GGUF from a checkpoint folder or a GGUF, in one pass, on all cores."""
-    from llmcli.commands import closing, weights
+    from llmcli.commands import certifying, closing, weights
     from quant import imatrix as importance
     from quant import planning, recipe
     from quant import quantize as road
 
     config, ui = start(writing.json, writing.offline, reading.allow_pickle)
-    how = planning.named(steering.method)
-    model = weights.find_model(source, config, ui, reading.keep_source)
+    how, wish = planning.named(steering.method), verifying.wish(writing.threads)
+    model = weights.find_model(source, config, ui, reading.keep_source or verifying.verify)
     kind = recipe.parse(quant or (model.quant if model else None) or DEFAULT)
     if quant and quant.upper() in recipe.ALIASES:
         ui.note(f"{quant.upper()} means {kind.name}")
@@ -109,7 +111,9 @@ def quantize(
     closing.tell(plan, ui)
     mixed = wishes.any or bool(sums or most) or how.name != "ggml"
     with weights.placed(plan, model, writing.out, config, ui, mixed=mixed, dry_run=writing.dry_run) as target:
+        certifying.check(plan, target, wish, config)
         report = (
             None if writing.dry_run else weights.write(plan, target, ui, threads=writing.threads, force=writing.force)
         )
-    closing.close(plan, target, report, ui)
+        report, found = certifying.certify(plan, target, report, wish, config, ui)
+    closing.close(plan, target, report, ui, found)

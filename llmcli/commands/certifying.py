@@ -1,0 +1,73 @@
+"""`--verify` of the commands that write a model file: the options, and what they ask for."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from llmcli.commands.verifying import Wish
+    from llmcli.config import Config
+    from llmcli.ui import UI
+    from quant.certificate import Certificate
+    from quant.quantize import Plan, Report
+
+
+@dataclass(frozen=True, slots=True)
+class Verifying:
+    """Whether and how the finished file is held against its source."""
+
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Evaluate the finished file against SRC, and write a certificate into it."),
+    ] = False
+    verify_text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="UTF-8 text to verify with; default: the beginning of the plays that ship."),
+    ] = None
+    verify_chunks: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Chunks of 512 tokens to verify with; default: 32.")
+    ] = None
+
+    def wish(self, threads: int) -> "Wish | None":
+        """The same as it is carried out, None where nothing is to be verified. Raises UsageError."""
+        from llmcli.commands.verifying import CHUNKS, Wish
+        from llmcli.errors import UsageError
+
+        if self.verify:
+            return Wish(self.verify_text, self.verify_chunks or CHUNKS, threads)
+        for flag, given in (("--verify-text", self.verify_text), ("--verify-chunks", self.verify_chunks)):
+            if given is not None:
+                raise UsageError(f"{flag} goes with --verify", hint="add --verify")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """A certificate, and the files of it beside the model."""
+
+    certificate: "Certificate"
+    files: tuple[Path, ...]
+
+
+def check(plan: "Plan", out: Path, wish: "Wish | None", config: "Config") -> None:
+    """Raise Refusal for what could not be verified, before anything is made."""
+    from llmcli.commands import verifying
+
+    if wish is not None:
+        verifying.check(plan, out, wish, config)
+
+
+def certify(
+    plan: "Plan", out: Path, report: "Report | None", wish: "Wish | None", config: "Config", ui: "UI"
+) -> "tuple[Report | None, Certified | None]":
+    """Verify what was made; the report speaks of the file as it is then. Nothing without a `wish`."""
+    from llmcli.commands import certified, verifying
+
+    if wish is None or report is None:
+        if report is not None and not report.present and certified.stale(out):
+            ui.note(f"{certified.beside(out, 'json').name} is of an earlier file: --verify makes another")
+        return report, None
+    found = verifying.verify(plan, out, wish, config, ui)
+    return replace(report, sha256=None), Certified(found, tuple(certified.write(found, out)))

@@ -1,0 +1,189 @@
+"""What `quantize --verify` does behind the quantizing: the file is held against its source, and certified.
+
+It joins quant's certificate with evaluation and bench; what is printed is commands/certified.py's.
+"""
+
+import hashlib
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from llmcli import __version__
+from llmcli.bench import sides
+from llmcli.bench.grid import Test
+from llmcli.bench.paired import Comparison, Design, tenths
+from llmcli.commands import bases, evaluating, scorers
+from llmcli.commands.eval import CTX, side, words_of
+from llmcli.errors import UserError
+from llmcli.hardware import host
+from llmcli.runtime.binding.library import version
+from llmcli.runtime.request import RunOptions
+from quant import certificate, container
+from quant.certificate import FORMAT, Answers, Certificate, Figure, Origin, Speed, Steering, Tensor, World
+from quant.deviation import Original, deviations
+from quant.quality import Estimate
+from quant.stamp import stamp
+
+if TYPE_CHECKING:
+    from llmcli.commands.scorers import Side
+    from llmcli.config import Config
+    from llmcli.ui import UI
+    from quant.planning import Plan
+
+CHUNKS = 32  # of 512 tokens, unless told: the standard error of the mean divergence is then some 2 to 4 %
+TESTS = ((256, 0), (0, 32))  # tokens of a prompt, tokens generated
+SECONDS = 4.0  # for each of these
+SIDECAR = 1 << 20  # bytes that the files beside may take
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How a file is to be verified: with which text (None: the one that ships), how much of it, on how many threads
+    (0: all cores)."""
+
+    text: Path | None = None
+    chunks: int = CHUNKS
+    threads: int = 0
+
+    @property
+    def options(self) -> RunOptions:
+        """How both sides run: as llama-perplexity does."""
+        return RunOptions(CTX, self.threads or None)
+
+
+def check(plan: "Plan", out: Path, wish: Wish, config: "Config") -> None:
+    """Refuse what could not be verified before anything is made: text, vocabulary, disk."""
+    bases.check(plan.source)
+    words_of(wish.text)
+    copy = bases.copied(plan.source)
+    part = plan.parts[0].layout.nbytes  # the first file stands twice while it is stamped
+    there = sum(file.stat().st_size for file in plan.files(out) if file.exists())
+    room = {out.parent.absolute(): max(0, plan.nbytes - there) + part + SIDECAR}
+    bases.room({**room, **({config.cache.absolute(): copy.nbytes} if copy else {})})
+
+
+def verify(plan: "Plan", out: Path, wish: Wish, config: "Config", ui: "UI") -> Certificate:
+    """Certify the finished file of a plan: its first shard carries the certificate afterwards. Raises Refusal."""
+    file = plan.files(out)[0]
+    header = container.read(file)
+    with ui.bar(f"hash {file.name}", header.tensor_bytes) as bar:
+        content = certificate.content(header, bar.advance)
+    tensors = _tensors(plan, header, wish.threads or host.cores(), ui)
+    with bases.runnable(plan.source, config, ui, wish.threads) as base:
+        model, other = side(file, wish.options, ui), side(base, wish.options, ui)
+        words, name = words_of(wish.text)
+        _long_enough(model, words, name)
+        steering = _steering(plan)
+        found = answers(model, other, (words, name), wish, config, ui)
+        found = replace(found, calibrated=_calibrated(found, name, steering))
+        if found.calibrated:
+            ui.warn(f"{name} is what the rounding was steered by: its figures flatter; --verify-text takes another")
+        speed = speeds(model, other, wish.threads or host.cores(), ui)
+    made = Certificate(
+        FORMAT, plan.source.name, plan.file_type.name, plan.method.name, plan.settings, _origin(plan),
+        content, world(wish.threads or host.cores()), found, steering, (), _mix(plan), tensors, speed,
+    )  # fmt: skip
+    with ui.bar(f"write the certificate into {file.name}", sum(one.nbytes for one in plan.parts[0].steps)) as bar:
+        stamp(file, made, bar.advance)
+    return made
+
+
+def answers(
+    model: "Side", base: "Side", text: tuple[str, str], wish: Wish, config: "Config", ui: "UI"
+) -> Answers:
+    """How alike both answer, over a text and its name."""
+    words, name = text
+    outcome = evaluating.run(evaluating.Wish(model, base, None, words, wish.chunks), config, ui)
+    against = outcome.quality.against
+    assert against is not None
+    return Answers(
+        text=_name(name), text_sha256=_sha256(words), n_ctx=outcome.n_ctx, chunks=outcome.chunks,
+        positions=outcome.quality.positions, base=base.header.file_type,
+        perplexity=_figure(outcome.quality.perplexity), base_perplexity=_figure(against.base),
+        perplexity_ratio=_figure(against.ratio), kld=_figure(against.kld), kld_median=against.klds.median,
+        kld_ranks={f"{rank:g}": value for rank, value in against.klds.ranks.items()}, kld_most=against.klds.most,
+        same_top=_figure(against.same_top), rms_delta_p=_figure(against.delta_rms),
+    )  # fmt: skip
+
+
+def speeds(model: "Side", base: "Side", threads: int, ui: "UI", seconds: float | None = None) -> tuple[Speed, ...]:
+    """Tokens a second of both, measured in pairs in random order."""
+    tests = [Test(prompt, gen, 0, 2048, 512, "f16", "f16", threads, -1, "auto") for prompt, gen in TESTS]
+    pairs = [(sides.Side(base.header.path, one), sides.Side(model.header.path, one)) for one in tests]
+    design = Design(seconds=SECONDS if seconds is None else seconds, precision=0.02, confidence=0.95)
+    return tuple(_speed(one.name, found) for one, found in zip(tests, sides.run(pairs, design, ui), strict=True))
+
+
+def world(threads: int) -> World:
+    """This machine and these versions, now."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return World(__version__, version(), host.identity(), threads, now)
+
+
+def _speed(name: str, found: Comparison) -> Speed:
+    known = found.low > 0
+    return Speed(
+        name, median(found.a), median(found.b), tenths(found.a), tenths(found.b), found.ratio,
+        found.low if known else None, found.high if known else None, len(found.a),
+    )  # fmt: skip
+
+
+def _tensors(plan: "Plan", header: container.Header, threads: int, ui: "UI") -> tuple[Tensor, ...]:
+    """The table: what each tensor is and how far it is from the source."""
+    originals = {step.weight.name: Original(step.weight, step.evidence.weigh) for step in plan.steps}
+    with ui.bar(f"compare {header.path.name} with {plan.source.name}", len(originals), unit="tensors") as bar:
+        found = list(deviations(originals, header, threads, bar.advance))
+    return tuple(
+        Tensor(one.name, one.type, one.nbytes, one.nbytes * 8 / one.elements, apart.error, apart.weighted)
+        for one, apart in zip(header.tensors, found, strict=True)
+    )
+
+
+def _origin(plan: "Plan") -> Origin:
+    types = dict.fromkeys(step.weight.type for step in plan.steps)
+    nbytes, elements = plan.bytes_before, sum(step.weight.elements for step in plan.steps)
+    name = _name(plan.source.path.absolute())
+    return Origin(name, plan.source.fingerprint, tuple(types), nbytes, nbytes * 8 / elements)
+
+
+def _steering(plan: "Plan") -> tuple[Steering, ...]:
+    """What the rounding was steered by."""
+    if plan.imatrix is None:
+        return ()
+    texts = (_name(plan.imatrix.dataset),) if plan.imatrix.dataset else ()
+    return (Steering("imatrix", plan.imatrix.digest, texts, (), plan.imatrix.chunks or None),)
+
+
+def _calibrated(found: Answers, name: str, steering: tuple[Steering, ...]) -> bool:
+    """Whether the text that was read is one of those, by its hash, or by its name where they have none."""
+    return any(
+        found.text_sha256 in one.hashes or (not one.hashes and _name(name) in one.texts) for one in steering
+    )
+
+
+def _mix(plan: "Plan") -> dict[str, int]:
+    types = [step.type for step in plan.steps]
+    return {kind: types.count(kind) for kind in dict.fromkeys(types)}
+
+
+def _long_enough(model: "Side", words: str, name: str) -> None:
+    count = len(scorers.tokens(model, words))
+    if count < 2 * CTX:
+        raise UserError(
+            f"{name} has {count} tokens, to verify takes {2 * CTX}", hint="--verify-text takes a longer text"
+        )
+
+
+def _figure(estimate: Estimate) -> Figure:
+    return Figure(estimate.value, estimate.error)
+
+
+def _name(path: Path | str) -> str:
+    """A file's name without its folder, as text: the certificate goes to others."""
+    return Path(path).name.encode("utf-8", "replace").decode()
+
+
+def _sha256(words: str) -> str:
+    return hashlib.sha256(words.encode()).hexdigest()

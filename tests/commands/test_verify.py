@@ -1,0 +1,189 @@
+"""`quantize --verify`: the file is held against its source, and what was found stands in it and beside it."""
+
+import json
+import re
+import shutil
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from llmcli.commands import verifying
+from llmcli.runtime.binding.model import open_model
+from quant import certificate, container
+from tests.commands.conftest import Done
+from tests.quant import tiny
+
+Llmcli = Callable[..., Done]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speed is measured in a moment."""
+    monkeypatch.setattr(verifying, "SECONDS", 0.01)
+    monkeypatch.setattr(verifying, "TESTS", ((8, 0), (0, 4)))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two chunks of the model's tokens, and a little more."""
+    whole = (resources.files("quant") / "texts" / "evaluation.txt").read_text(encoding="utf-8")
+    path = tmp_path_factory.mktemp("text") / "some.txt"
+    path.write_text(whole[:2200] + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def verify(llmcli: Llmcli, text: Path) -> Callable[..., tuple[dict[str, Any], str]]:
+    """The document of one quantization that is verified, and what was noted."""
+
+    def call(*words: str | Path) -> tuple[dict[str, Any], str]:
+        own = ("--verify", "--verify-text", str(text), "--verify-chunks", "2", "--threads", "1", "--json")
+        done = llmcli("quantize", *map(str, words), *own)
+        assert done.code == 0, done.err
+        return json.loads(done.out), done.err
+
+    return call
+
+
+def test_a_folder_becomes_a_file_with_a_certificate(
+    verify: Callable[..., Any], llmcli: Llmcli, stories: Path, stories_gguf: Path, tmp_path: Path, home: Path,
+    text: Path,
+) -> None:  # fmt: skip
+    out = tmp_path / "small.gguf"
+    document, noted = verify(stories, "--q4_0", "-o", out)
+    assert "is run from a copy in F32" in noted
+    assert list((home / "cache" / "bases").glob("*.gguf")) == []  # gone again
+    header = container.read(out)
+    found = certificate.read(header)
+    assert found is not None
+    assert certificate.doubts(header, found, whole=True) == ()
+    assert document["bytes"] == out.stat().st_size
+    assert json.loads((tmp_path / "small.certificate.json").read_text()) == json.loads(found.text())
+    assert document["certificate"]["answers"] == json.loads(found.text())["answers"]
+    told = llmcli("eval", str(out), "--base", str(stories_gguf), "-f", str(text), "--chunks", "2", "-t", "1", "--json")
+    other = json.loads(told.out)
+    assert found.answers.kld.value == pytest.approx(other["kl_divergence"]["value"], rel=1e-6)
+    assert found.answers.same_top.value == other["same_top"]["value"]
+    assert found.mix == {kind: count for kind, (count, _) in header.types.items()}
+    assert [one.test for one in found.speed] == ["pp8", "tg4"]
+    assert str(tmp_path) not in found.text()  # no folder of this machine
+    with open_model(out) as model:
+        assert model.n_vocab == 512
+
+
+def test_the_page_and_the_markdown_say_the_same(
+    verify: Callable[..., Any], stories_gguf: Path, tmp_path: Path
+) -> None:
+    source = Path(shutil.copy(stories_gguf, tmp_path / "<img src=x>.gguf"))
+    out = tmp_path / "small.gguf"
+    document, _ = verify(source, "--q5_0", "-o", out)
+    page = (tmp_path / "small.certificate.html").read_text()
+    titles = {one.text for one in ElementTree.fromstring(page).iter("h2")}
+    assert {"Divergence", "Speed", "Bytes", "Error of the weights", "Every tensor", "What was done and found"} <= titles
+    assert not re.search(r"<(img|script|link|a|iframe)|url\((?!#)|@import", page)
+    assert not re.search('(src|href)="', page)
+    marked = (tmp_path / "small.certificate.md").read_text()
+    assert "<img" not in marked
+    for words in (page, marked):
+        assert f"{document['certificate']['answers']['kld']['value']:.6f}" in words
+        assert document["certificate"]["content"]["data"] in words
+
+
+def test_a_finished_file_is_verified_without_making_it_again(
+    verify: Callable[..., Any], llmcli: Llmcli, stories_gguf: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "small.gguf"
+    assert llmcli("quantize", str(stories_gguf), "--q4_0", "-o", str(out)).code == 0
+    first, noted = verify(stories_gguf, "--q4_0", "-o", out)
+    assert (first["present"], "nothing to do" in noted) == (True, True)
+    again, _ = verify(stories_gguf, "--q4_0", "-o", out)
+    same = ("answers", "content", "tensors", "settings", "source")
+    assert {key: first["certificate"][key] for key in same} == {key: again["certificate"][key] for key in same}
+    done = llmcli("quantize", str(stories_gguf), "--q4_0", "-o", str(out), "--force")
+    assert "small.certificate.json is of an earlier file" in done.err
+    assert certificate.read(container.read(out)) is None
+
+
+def test_shards_are_verified_together(verify: Callable[..., Any], stories_gguf: Path, tmp_path: Path) -> None:
+    document, _ = verify(stories_gguf, "--q4_0", "-o", tmp_path / "s.gguf", "--split-max-size", "1M", "--pure")
+    (name, *_) = document["files"]
+    header = container.read(Path(name))
+    found = certificate.read(header)
+    assert found is not None
+    assert certificate.doubts(header, found, whole=True) == ()
+    assert len(found.tensors) == len(header.tensors)
+    assert (tmp_path / "s.certificate.html").exists()
+
+
+def test_an_interrupted_verification_leaves_the_finished_file(
+    llmcli: Llmcli, stories_gguf: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "small.gguf"
+    words = ("quantize", str(stories_gguf), "--q4_0", "-o", str(out), "--verify", "--threads", "1", "--verify-text")
+
+    def stop(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(verifying, "speeds", stop)
+        assert llmcli(*words, str(text)).code == 130
+    assert certificate.read(container.read(out)) is None
+    done = llmcli(*words, str(text))
+    assert done.code == 0
+    assert "chunks were computed before" in done.err
+    assert certificate.read(container.read(out)) is not None
+    assert "mean KLD" in done.out
+
+
+def test_figures_of_the_calibration_text_are_said_to_flatter(
+    verify: Callable[..., Any], stories_gguf: Path, tmp_path: Path, text: Path
+) -> None:
+    matrix = tmp_path / "imatrix.gguf"
+    writer = gguf.GGUFWriter(matrix, "imatrix")
+    writer.add_array("imatrix.datasets", [str(text)])
+    writer.add_uint32("imatrix.chunk_count", 1)
+    writer.add_uint32("imatrix.chunk_size", 512)
+    writer.add_tensor("blk.0.attn_q.weight.in_sum2", np.linspace(1, 2, 64, dtype=np.float32)[None])
+    writer.add_tensor("blk.0.attn_q.weight.counts", np.ones((1, 1), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    document, noted = verify(stories_gguf, "--q4_0", "-o", tmp_path / "small.gguf", "--imatrix", matrix)
+    assert "is what the rounding was steered by" in noted
+    found = document["certificate"]
+    assert found["answers"]["calibrated"] is True
+    assert found["steering"][0]["texts"] == ["some.txt"]
+    assert [one["name"] for one in found["tensors"] if one["weighted"]] == ["blk.0.attn_q.weight"]
+
+
+def test_mistakes_are_one_line_before_anything_is_made(
+    llmcli: Llmcli, stories_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "small.gguf"
+    mute = tiny.llama(tmp_path / "mute.gguf", hidden=64, ff=64, layers=1)
+    raw = mute.read_bytes().replace(b"tokenizer.ggml.tokens", b"tokenizer.ggml.takens")
+    mute.write_bytes(raw)
+    text = tmp_path / "short.txt"
+    text.write_text("Once upon a time")
+    for words, code, why in (
+        ((str(stories_gguf), "--verify-chunks", "3"), 2, "--verify-chunks goes with --verify"),
+        ((str(stories_gguf), "--verify", "--verify-text", str(tmp_path / "none")), 1, "cannot read"),
+        ((str(mute), "--verify"), 1, "has no vocabulary"),
+    ):
+        done = llmcli("quantize", *words, "--q8_0", "-o", str(out))
+        assert (done.code, done.out) == (code, ""), words
+        assert why in done.err, words
+    assert not out.exists()
+    done = llmcli("quantize", str(stories_gguf), "--q8_0", "-o", str(out), "--verify", "--verify-text", str(text))
+    assert (done.code, "short.txt has" in done.err) == (1, True)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 10))
+    done = llmcli("quantize", str(stories_gguf), "--q4_0", "-o", str(tmp_path / "other.gguf"), "--verify")
+    assert (done.code, "has 10 bytes free" in done.err) == (1, True)
+    assert not (tmp_path / "other.gguf").exists()
