@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""Ways to quantize, held against one another: teacher x file type x method, by what the written files answer.
+
+usage: scripts/compare_quants.py TEACHER.gguf ... --tools DIR --text NAME=FILE ... --calibration FILE ... --out FOLDER
+
+DIR holds llama-quantize and llama-imatrix; they and our methods read the same calibration texts, one a seed. Baselines
+are llama-quantize alone and with llama-imatrix; every method is a row of `METHODS` below, more come by --also. Finished
+rows stay in FOLDER and are not made again; the table is printed from it. A teacher's own logits are computed once.
+
+Beside each baseline our default method makes the same file: `equal` counts the tensors whose bytes are the same.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from compare_quantize import compare
+from quant_runs import ROOT, Cost, Failed, Judge, Setting, ours, sha, statistics, upstream
+from quant_table import BYTES, Key, Ledger, Row, table
+
+from quant import container
+
+PLAIN, BASELINE = "llama-quantize", "+ llama-imatrix"
+TYPES = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K")
+# Flags of `llmcli quantize`; {imatrix} and {moments} are made by `llmcli calibrate`, {bytes} is the baseline's size.
+METHODS = {
+    "own imatrix": "--imatrix {imatrix}",
+    "search": "--method search --imatrix {imatrix}",
+    "gptq": "--method gptq --moments {moments}",
+    "gptq + folds": "--method gptq --moments {moments} --fold awq",
+    "allocation": "--method gptq --moments {moments} --target-size {bytes}",
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One teacher's part of the run."""
+
+    teacher: Path
+    source: str
+    setting: Setting
+    judge: Judge
+    ledger: Ledger
+    keep: bool
+
+    def key(self, kind: str, method: str, flags: str, seed: int) -> Key:
+        """Of a row."""
+        calibration = self.setting.calibrated(seed) if seed >= 0 else ""
+        embedding = f" embedding {self.setting.embedding}" if self.setting.embedding else ""
+        return Key(
+            self.teacher.stem, self.source, kind, method, flags + embedding, seed, calibration, self.setting.read_by()
+        )
+
+    def out(self, key: Key) -> Path:
+        """Where the file lies while it is evaluated."""
+        folder = self.setting.folder / "files"
+        folder.mkdir(exist_ok=True)
+        return folder / f"{key.teacher}-{key.type}-{key.method.replace(' ', '')}-{key.digest}.gguf"
+
+    def finish(self, key: Key, file: Path, cost: Cost, before: Cost | None, equal: str = "") -> None:
+        """Evaluate a file and keep its row."""
+        scores = self.judge.scores(file)
+        row = Row(
+            key, nbytes(file), cost.seconds, cost.cpu, cost.rss, before.seconds if before else 0.0,
+            before.rss if before else 0, equal, commit(),
+        )  # fmt: skip
+        self.ledger.add(row, scores)
+        if not self.keep:
+            file.unlink()
+        told = ", ".join(f"{name} {found.kld.mean():.6f}" for name, (found, _) in scores.items())
+        print(f"{key.teacher} {key.type} {key.method} {key.seed}: KLD {told} {equal}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Make what is missing, print the table."""
+    asked = arguments()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    ledger = Ledger(asked.out)
+    texts = dict(pair.split("=", 1) for pair in asked.text)
+    setting = Setting(
+        asked.out, asked.tools, asked.ctx, {name: Path(file) for name, file in texts.items()}, asked.calibration,
+        asked.chunks, asked.read, asked.threads, asked.embedding,
+    )  # fmt: skip
+    methods = {name: flags for name, flags in METHODS.items() if name in asked.method}
+    methods |= dict(pair.split("=", 1) for pair in asked.also)
+    shown = []
+    for teacher in asked.teachers:
+        source = sha(teacher)
+        work = Work(teacher, source, setting, Judge(setting, teacher, source), ledger, asked.keep)
+        for kind in asked.type:
+            for key in rows(work, kind, methods, range(len(asked.calibration)), fresh=asked.fresh):
+                shown.append(key.digest)
+    done = ledger.rows()
+    print(table([done[digest] for digest in dict.fromkeys(shown) if digest in done], ledger, BASELINE))
+
+
+def arguments() -> argparse.Namespace:
+    """The command line's."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("teachers", nargs="+", type=Path)
+    parser.add_argument("--tools", type=Path, required=True)
+    parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE", help="evaluation; repeatable")
+    parser.add_argument("--calibration", nargs="+", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--type", nargs="+", default=list(TYPES))
+    parser.add_argument("--method", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--also", action="append", default=[], metavar="NAME=FLAGS", help="one more method")
+    parser.add_argument("--fresh", nargs="*", default=[], metavar="METHOD", help="make these methods' rows anew")
+    parser.add_argument("--ctx", type=int, default=512)
+    parser.add_argument("--chunks", type=int, help="evaluate no more chunks of a text")
+    parser.add_argument("--read", type=int, help="calibrate with no more chunks")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--embedding", metavar="TYPE", help="one type for token_embd.weight on every side")
+    parser.add_argument("--keep", action="store_true", help="leave the files in FOLDER/files")
+    asked = parser.parse_args()
+    for pair in [*asked.text, *asked.also]:
+        if "=" not in pair:
+            parser.error(f"{pair}: NAME=VALUE is wanted")
+    return asked
+
+
+def rows(work: Work, kind: str, methods: dict[str, str], seeds: range, fresh: list[str]) -> Iterator[Key]:
+    """Make the rows of one type that are not there; the keys of those that are, the baselines first."""
+    yield plain(work, kind)
+    sizes = {}
+    for seed in seeds:
+        key = work.key(kind, BASELINE, "", seed)
+        if key.digest not in work.ledger.rows():
+            imatrix, before = statistics(work.setting, work.teacher, work.source, seed, "theirs")
+            file = work.out(key)
+            cost = upstream(work.setting, work.teacher, file, kind, imatrix)
+            work.finish(key, file, cost, before, alike(work, file, kind, ["--imatrix", str(imatrix)]))
+        sizes[seed] = work.ledger.rows()[key.digest].nbytes
+        yield key
+    for name, flags in methods.items():
+        for seed in seeds:
+            key = work.key(kind, name, flags, seed)
+            if key.digest not in work.ledger.rows() or name in fresh:
+                try:
+                    file, cost, before = made(work, key, sizes[seed])
+                except Failed as problem:
+                    print(f"{key.teacher} {kind} {name}: {str(problem).splitlines()[-1]}", file=sys.stderr)
+                    break
+                if abs(nbytes(file) / sizes[seed] - 1) > BYTES:
+                    print(f"{key.teacher} {kind} {name}: not the baseline's size", file=sys.stderr)
+                work.finish(key, file, cost, before)
+            yield key
+
+
+def plain(work: Work, kind: str) -> Key:
+    """llama-quantize without statistics."""
+    key = work.key(kind, PLAIN, "", -1)
+    if key.digest not in work.ledger.rows():
+        file = work.out(key)
+        cost = upstream(work.setting, work.teacher, file, kind, None)
+        work.finish(key, file, cost, None, alike(work, file, kind, []))
+    return key
+
+
+def made(work: Work, key: Key, size: int) -> tuple[Path, Cost, Cost | None]:
+    """A file of one of our methods, what it took, and what its statistics took; raises Failed."""
+    flags, before = key.flags.split(" embedding ")[0], None
+    values = {"bytes": str(size)}
+    for kind in ("imatrix", "moments"):
+        if f"{{{kind}}}" in flags:
+            path, before = statistics(work.setting, work.teacher, work.source, key.seed, kind)
+            values[kind] = str(path)
+    file = work.out(key)
+    cost = ours(work.setting, work.teacher, file, key.type, [word.format(**values) for word in flags.split()])
+    return file, cost, before
+
+
+def alike(work: Work, theirs: Path, kind: str, flags: list[str]) -> str:
+    """Tensors that our default method makes with the same bytes, of all."""
+    mine = theirs.with_suffix(".ours.gguf")
+    ours(work.setting, work.teacher, mine, kind, flags)
+    same, count, _ = compare(mine, theirs)
+    mine.unlink()
+    return f"{same}/{count} equal"
+
+
+def nbytes(file: Path) -> int:
+    """Bytes of a file's tensors: what two tools write around them differs."""
+    return sum(tensor.nbytes for tensor in container.read(file).tensors)
+
+
+def commit() -> str:
+    """Which state of the program made a row."""
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()

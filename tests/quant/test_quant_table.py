@@ -1,0 +1,77 @@
+"""scripts/quant_table.py: what compare_quants.py keeps and prints, on figures that can be checked by eye."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quant.divergence import Scores
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+from quant_table import Key, Ledger, Row, figures, ratio, table
+
+
+def row(method: str, seed: int = 0, nbytes: int = 1000) -> Row:
+    key = Key("tiny", "0", "Q4_K_M", method, "", seed, "text 0", "wiki")
+    return Row(key, nbytes, 2.0, 1.5, 1 << 20, 3.0, 2 << 20, "", "v1")
+
+
+def scores(kld: list[float]) -> dict[str, tuple[Scores, int]]:
+    """Chunks of two positions."""
+    nll, some = np.full(len(kld), 2.0), np.array(kld)
+    return {"wiki": (Scores(nll, nll, some, np.ones(len(kld)), np.zeros(len(kld))), 2)}
+
+
+def test_ratio_of_halved_chunks_is_a_half_without_doubt():
+    baseline = np.array([1.0, 3.0, 2.0])
+    found = ratio([baseline / 2], [baseline])
+    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_interval_of_a_ratio_holds_it_and_does_not_depend_on_the_run():
+    rng = np.random.default_rng(0)
+    baseline, method = rng.random(50), rng.random(50)
+    found = ratio([method], [baseline])
+    assert found == ratio([method], [baseline])
+    assert found.low < method.sum() / baseline.sum() < found.high
+
+
+def test_ratio_joins_calibration_texts_before_chunks_are_drawn():
+    found = ratio([np.array([1.0, 1.0]), np.array([3.0, 3.0])], [np.array([4.0, 4.0]), np.array([4.0, 4.0])])
+    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_rows_come_back_from_the_ledger_and_half_a_line_is_none(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.add(row("+ llama-imatrix"), scores([1.0, 2.0, 3.0, 4.0]))
+    with ledger.file.open("a") as file:
+        file.write('{"key": {"teach')
+    again = Ledger(tmp_path)
+    (found,) = again.rows().values()
+    assert found == row("+ llama-imatrix")
+    assert again.scores(found.key)["wiki"][2].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_row_without_scores_is_made_again(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.add(row("search"), scores([1.0, 2.0]))
+    ledger.place(row("search").key).unlink()
+    assert ledger.rows() == {}
+
+
+def test_table_holds_methods_against_the_baseline_seed_by_seed(tmp_path):
+    ledger = Ledger(tmp_path)
+    for seed in (0, 1):
+        ledger.add(row("base", seed), scores([0.2, 0.2, 0.4, 0.4]))
+        ledger.add(row("search", seed, nbytes=1004), scores([0.1, 0.1, 0.2, 0.2]))
+    lines = table(ledger.rows().values(), ledger, "base").splitlines()
+    assert lines[2].startswith("| tiny | Q4_K_M | base | wiki | 1,000 | 0.300000 ± ")
+    assert "| 1,004 (+0.40%) | 0.150000" in lines[3]  # not of equal size: told
+    assert "| -50.0% [-50.0%, -50.0%] | 2: -50.0%, -50.0% | 3 + 2.0 | 1.5 | 2 |" in lines[3]
+
+
+def test_figures_are_those_of_quality():
+    flat = np.array([[[2.0, 1.0]], [[1.5, 1.0]], [[0.5, 0.1]], [[0.0, 1.0]]])
+    kld, top_rank, same, ppl = figures(flat)
+    assert kld.startswith("0.300000 ± 0.2000") and top_rank == "0.4996" and same == "50.00%" and ppl == "1.2840"
