@@ -12,6 +12,7 @@ from llmcli.commands import (
     doctor,
     eval,
     models,
+    pareto,
     plan,
     quantize,
     sessions,
@@ -55,3 +56,4 @@ plan.register(app)
 doctor.register(app)
 eval.register(app)
 calibrate.register(app)
+pareto.register(app)

@@ -4,7 +4,7 @@ It joins quant's certificate with evaluation and bench; what is printed is comma
 """
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -75,36 +75,38 @@ def verify(plan: "Plan", out: Path, wish: Wish, config: "Config", ui: "UI") -> C
         model, other = side(file, wish.options, ui), side(base, wish.options, ui)
         words, name = words_of(wish.text)
         _long_enough(model, words, name)
-        steering = _steering(plan)
-        found = answers(model, other, (words, name), wish, config, ui)
-        found = replace(found, calibrated=_calibrated(found, name, steering))
+        steered = steering(plan)
+        outcome = evaluating.run(evaluating.Wish(model, other, None, words, wish.chunks), config, ui)
+        found = figures(outcome, (words, name), other.header.file_type, steered)
         if found.calibrated:
             ui.warn(f"{name} is what the rounding was steered by: its figures flatter; --verify-text takes another")
         speed = speeds(model, other, wish.threads or host.cores(), ui)
     made = Certificate(
         FORMAT, plan.source.name, plan.file_type.name, plan.method.name, plan.settings, _origin(plan),
-        content, world(wish.threads or host.cores()), found, steering, (), _mix(plan), tensors, speed,
+        content, world(wish.threads or host.cores()), found, steered, (), _mix(plan), tensors, speed,
     )  # fmt: skip
     with ui.bar(f"write the certificate into {file.name}", sum(one.nbytes for one in plan.parts[0].steps)) as bar:
         stamp(file, made, bar.advance)
     return made
 
 
-def answers(
-    model: "Side", base: "Side", text: tuple[str, str], wish: Wish, config: "Config", ui: "UI"
+def figures(
+    outcome: evaluating.Outcome, text: tuple[str, str], base: str, steered: tuple[Steering, ...]
 ) -> Answers:
-    """How alike both answer, over a text and its name."""
+    """How alike both answer, over a text (its words and its name); `base` is the type the source ran in."""
     words, name = text
-    outcome = evaluating.run(evaluating.Wish(model, base, None, words, wish.chunks), config, ui)
+    known = _sha256(words)
     against = outcome.quality.against
     assert against is not None
     return Answers(
-        text=_name(name), text_sha256=_sha256(words), n_ctx=outcome.n_ctx, chunks=outcome.chunks,
-        positions=outcome.quality.positions, base=base.header.file_type,
+        text=_name(name), text_sha256=known, n_ctx=outcome.n_ctx, chunks=outcome.chunks,
+        positions=outcome.quality.positions, base=base,
         perplexity=_figure(outcome.quality.perplexity), base_perplexity=_figure(against.base),
         perplexity_ratio=_figure(against.ratio), kld=_figure(against.kld), kld_median=against.klds.median,
         kld_ranks={f"{rank:g}": value for rank, value in against.klds.ranks.items()}, kld_most=against.klds.most,
         same_top=_figure(against.same_top), rms_delta_p=_figure(against.delta_rms),
+        # by the text's hash, or by its name where they have no hashes
+        calibrated=any(known in one.hashes or (not one.hashes and _name(name) in one.texts) for one in steered),
     )  # fmt: skip
 
 
@@ -148,19 +150,12 @@ def _origin(plan: "Plan") -> Origin:
     return Origin(name, plan.source.fingerprint, tuple(types), nbytes, nbytes * 8 / elements)
 
 
-def _steering(plan: "Plan") -> tuple[Steering, ...]:
+def steering(plan: "Plan") -> tuple[Steering, ...]:
     """What the rounding was steered by."""
     if plan.imatrix is None:
         return ()
     texts = (_name(plan.imatrix.dataset),) if plan.imatrix.dataset else ()
     return (Steering("imatrix", plan.imatrix.digest, texts, (), plan.imatrix.chunks or None),)
-
-
-def _calibrated(found: Answers, name: str, steering: tuple[Steering, ...]) -> bool:
-    """Whether the text that was read is one of those, by its hash, or by its name where they have none."""
-    return any(
-        found.text_sha256 in one.hashes or (not one.hashes and _name(name) in one.texts) for one in steering
-    )
 
 
 def _mix(plan: "Plan") -> dict[str, int]:

@@ -1,0 +1,166 @@
+"""`llmcli pareto`: size, divergence and speed of several settings, made once each, and which of them others beat."""
+
+import csv
+import io
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcli.commands import frontier, verifying
+from llmcli.commands.frontier import Point, dominated
+from quant import container
+from quant.certificate import Answers, Figure, Speed
+from tests.commands.conftest import Done
+
+Llmcli = Callable[..., Done]
+NOTHING = Figure(0.0, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speed is measured in a moment."""
+    monkeypatch.setattr(verifying, "TESTS", ((8, 0), (0, 4)))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    whole = (resources.files("quant") / "texts" / "evaluation.txt").read_text(encoding="utf-8")
+    path = tmp_path_factory.mktemp("text") / "some.txt"
+    path.write_text(whole[:1200] + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def pareto(llmcli: Llmcli, text: Path) -> Callable[..., Done]:
+    """Two types, in chunks of 64, on one thread."""
+
+    def call(*words: str | Path) -> Done:
+        own = ("--text", str(text), "--ctx", "64", "--chunks", "4", "-t", "1")
+        types = () if "--types" in words else ("--types", "Q4_0,Q8_0")
+        return llmcli("pareto", *map(str, words), *own, *types)
+
+    return call
+
+
+def test_every_setting_is_made_read_and_timed_and_goes_again(
+    pareto: Callable[..., Done], llmcli: Llmcli, stories_gguf: Path, text: Path, home: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    done = pareto(stories_gguf, "--seconds", "0.01", "--json", "--report", page)
+    assert done.code == 0, done.err
+    first, second = json.loads(done.out)["settings"]
+    assert (first["name"], second["name"]) == ("Q4_0", "Q8_0")
+    assert first["nbytes"] < second["nbytes"]
+    assert first["answers"]["kld"]["value"] > second["answers"]["kld"]["value"] > 0
+    assert [one["test"] for one in first["speed"]] == ["pp8", "tg4"]
+    assert "disk: " in done.err
+    assert "Ctrl-C keeps what is finished" in done.err
+    left = {path.suffix for path in (home / "cache" / "pareto").rglob("*") if path.is_file()}
+    assert left == {".json", ""}  # the figures, and the lock
+    made = tmp_path / "q4.gguf"
+    llmcli("quantize", str(stories_gguf), "--q4_0", "-o", str(made), "--threads", "1")
+    words = ("--text", str(text), "--ctx", "64", "--chunks", "4", "-t", "1", "--json")
+    exact = json.loads(llmcli("eval", str(made), "--base", str(stories_gguf), *words).out)
+    assert first["nbytes"] == container.read(made).tensor_bytes
+    kld = exact["kl_divergence"]["value"]
+    assert first["answers"]["kld"]["value"] == pytest.approx(kld, abs=5 * first["doubt"] + 1e-4 * kld + 1e-6)
+    drawn = page.read_text()
+    titles = {one.text for one in ElementTree.fromstring(drawn).iter("h2")}
+    assert {"Divergence over size", "Speed over size", "All settings"} <= titles
+    assert not re.search(r'<(img|script|link|a|iframe)|url\((?!#)|@import|(src|href)="', drawn)
+
+
+def test_what_was_interrupted_goes_on_with_the_settings_that_are_left(
+    pareto: Callable[..., Done], stories: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words: tuple[Any, ...] = (stories, "--seconds", "0", "-o", "csv")
+    point, made = frontier._point, 0
+
+    def interrupted(*given: Any) -> Point:
+        nonlocal made
+        made += 1
+        if made == 2:
+            raise KeyboardInterrupt
+        return point(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(frontier, "_point", interrupted)
+        assert pareto(*words).code == 130
+    assert list((home / "cache" / "bases").glob("*.gguf")) == []
+    done = pareto(*words)
+    assert done.code == 0
+    assert "1 of 2 settings were finished before" in done.err
+    rows = list(csv.DictReader(io.StringIO(done.out)))
+    assert [one["setting"] for one in rows] == ["Q4_0", "Q8_0"]
+    whole = pareto(*words, "--fresh")
+    assert "finished before" not in whole.err
+    again = list(csv.DictReader(io.StringIO(whole.out)))
+    for one, other in zip(rows, again, strict=True):
+        assert {**one, "seconds": ""} == {**other, "seconds": ""}
+    more = pareto(*words, "--types", "Q4_0,Q5_0,Q8_0")
+    assert "2 of 3 settings were finished before" in more.err
+
+
+def test_files_stay_where_they_are_to_be_kept_and_people_get_a_table(
+    pareto: Callable[..., Done], stories_gguf: Path, tmp_path: Path
+) -> None:
+    keep = tmp_path / "kept"
+    done = pareto(stories_gguf, "--seconds", "0", "--keep", keep, "--chart")
+    assert done.code == 0
+    assert {one.name for one in keep.iterdir()} == {"stories260K-F32-Q4_0.gguf", "stories260K-F32-Q8_0.gguf"}
+    assert "| setting |" in done.out
+    assert "Divergence over size" in done.out
+    assert "Speed over size" not in done.out
+    (keep / "stories260K-F32-Q4_0.gguf").unlink()
+    assert "1 of 2 settings were finished before" in pareto(stories_gguf, "--seconds", "0", "--keep", keep).err
+
+
+def test_a_damaged_figure_is_made_anew(pareto: Callable[..., Done], stories_gguf: Path, home: Path) -> None:
+    words: tuple[Any, ...] = (stories_gguf, "--seconds", "0", "--types", "Q8_0")
+    pareto(*words)
+    (file,) = (home / "cache" / "pareto").rglob("*.json")
+    said = json.loads(file.read_text())
+    file.write_text(json.dumps({**said, "nbytes": "many"}))
+    assert "finished before" not in pareto(*words).err
+    assert json.loads(file.read_text())["nbytes"] == said["nbytes"]
+
+
+def test_mistakes_are_one_line(pareto: Callable[..., Done], stories_gguf: Path, tmp_path: Path) -> None:
+    for words, code, why in (
+        (("--types", "Q9_X"), 1, "Q9_X"),
+        (("--types", ","), 2, "there is no setting"),
+        (("--methods", "magic"), 1, "there is no method 'magic'"),
+        (("--imatrix", tmp_path / "none"), 1, "there is no file"),
+    ):
+        done = pareto(stories_gguf, *words)
+        assert (done.code, done.out) == (code, ""), words
+        assert why in done.err, words
+
+
+def point(name: str, nbytes: int, kld: float, ratio: tuple[float, float] | None = None) -> Point:
+    speed = (Speed("tg32", 1.0, 1.0, (), (), 1.0, ratio[0], ratio[1], 12),) if ratio else ()
+    answers = Answers(
+        "t", "h", 512, 1, 255, "F32", NOTHING, NOTHING, NOTHING, Figure(kld, 0.0), kld, {}, kld, NOTHING, NOTHING
+    )
+    return Point(name, name, "ggml", "{}", nbytes, 4.5, answers, 0.0, speed, 0.0)
+
+
+def test_a_setting_is_beaten_by_one_that_is_no_larger_and_nearer() -> None:
+    small, large, near = point("small", 10, 0.5), point("large", 20, 0.1), point("near", 10, 0.2)
+    assert dominated([small, large]) == {}
+    assert dominated([small, large, near]) == {"small": "near"}
+    assert dominated([large, replace(large, name="twin")]) == {}
+    assert dominated([large, point("waste", 30, 0.1)]) == {"waste": "large"}
+
+
+def test_a_slower_one_beats_nothing_where_the_noise_supports_it() -> None:
+    fast, slow = point("fast", 20, 0.2, (1.9, 2.1)), point("slow", 10, 0.1, (0.9, 1.1))
+    assert dominated([fast, slow]) == {}
+    assert dominated([fast, point("unsure", 10, 0.1, (1.8, 2.0))]) == {"fast": "unsure"}
