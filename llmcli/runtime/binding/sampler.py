@@ -7,13 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime.binding.library import lib
-from llmcli.runtime.ranked import likeliest
+from llmcli.runtime.ranked import Shortlist, shortlist
 from llmcli.runtime.sampling.base import Logits, Native
 
 REMEMBERING = {"penalties", "dry"}  # they look back at the tokens before
 SELECTING = {"mirostat_v2"}  # they draw the token themselves
 MANY = 100_000  # tokens of a vocabulary, below which llama.cpp's own way takes no longer
 MOST_FEW = 256  # candidates beyond are left to llama.cpp
+MOST_COLUMNS = 2 * MOST_FEW  # of those that the likeliest stand in
+ROOM = 4096  # candidates at first
 ANY_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: another one each time
 
 
@@ -28,12 +30,50 @@ def candidates(rows: NDArray[np.void]) -> Any:
     return array
 
 
+class Candidates:
+    """A table of candidates that samplers change in place, used again and again: making one takes 50 µs behind a
+    forward pass. llama_token_data_array with a plain address in it, for the same reason."""
+
+    class Array(ctypes.Structure):
+        _fields_ = (
+            ("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("selected", ctypes.c_int64),
+            ("sorted", ctypes.c_bool),
+        )  # fmt: skip
+
+    def __init__(self) -> None:
+        assert ctypes.sizeof(self.Array) == ctypes.sizeof(lib().llama_token_data_array)
+        where: Any = ctypes.cast(lib().llama_sampler_apply, ctypes.c_void_p).value
+        self._apply = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(where)
+        self._array = self.Array()
+        self._put = ctypes.addressof(self._array)
+        self._room(ROOM)
+
+    def _room(self, count: int) -> None:
+        table = np.zeros(count, CANDIDATE)
+        self._ids, self._logits, self._address = table["id"], table["logit"], table.ctypes.data
+        self._numbers, self._count = np.arange(count, dtype=np.int32), count
+
+    def sample(self, chain: int, logits: NDArray[np.float32], ids: NDArray[Any] | None = None) -> int:
+        """What the samplers at address `chain` take of these: its id, or its number where no ids are given."""
+        count, array = len(logits), self._array
+        if count > self._count:
+            self._room(count)
+        self._ids[:count] = self._numbers[:count] if ids is None else ids
+        self._logits[:count] = logits
+        array.data, array.size, array.selected, array.sorted = self._address, count, -1, False
+        self._apply(chain, self._put)
+        chosen, size = array.selected, array.size
+        assert 0 <= chosen < size <= count, (chosen, size, count)
+        moved = (array.data - self._address) // CANDIDATE.itemsize  # XTC has moved the beginning
+        return int(self._ids[moved + chosen])
+
+
 class NativeChains:
     """Makes native chains for one vocabulary; what `make_chain` takes."""
 
     def __init__(self, n_vocab: int, vocab: Any = None) -> None:
         """`vocab` is the model's llama_vocab; without one DRY knows no breakers."""
-        self.n_vocab, self.vocab = n_vocab, vocab
+        self.n_vocab, self.vocab, self._candidates = n_vocab, vocab, Candidates()
         self._dry: tuple[tuple[Any, ...], Any] | None = None
 
     def chain(self, steps: list[Native], seed: int) -> "NativeChain":
@@ -45,7 +85,7 @@ class NativeChains:
             made.append(lib().llama_sampler_init_dist(seed))
         first = steps[0] if steps else ("", ())
         few = first[1][0] if first[0] == "top_k" and self.n_vocab >= MANY else 0
-        return NativeChain(made, any(name in REMEMBERING for name, _ in steps), few)
+        return NativeChain(made, any(name in REMEMBERING for name, _ in steps), self._candidates, few)
 
     def make(self, step: Native, seed: int) -> Any:
         """One llama.cpp sampler: a step's arguments, and what else llama.cpp wants to know."""
@@ -83,22 +123,25 @@ class NativeChain:
 
     `few`: how many candidates the first of them keeps, 0 where it is another. llama.cpp lays the whole vocabulary out
     and sorts it; the likeliest, found beforehand, are all that such a chain looks at (262,144 tokens, between two
-    passes on a busy two-core Xeon: 1,060 µs against 360; with 49,152 it is 197 against 223). The same tokens are drawn;
+    passes on a busy two-core Xeon: 1,060 µs against 200; with 49,152 it is 197 against 223). The same tokens are drawn;
     only of logits that are equal to the last bit others may come first.
     """
 
-    def __init__(self, samplers: list[Any], remembers: bool, few: int = 0) -> None:
+    def __init__(self, samplers: list[Any], remembers: bool, candidates: Candidates, few: int = 0) -> None:
         library = lib()
         self.pointer: Any = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
         for sampler in samplers:
             library.llama_sampler_chain_add(self.pointer, sampler)
+        self._address: int = ctypes.cast(self.pointer, ctypes.c_void_p).value or 0
         self._remembers, self._seen = remembers, 0
         self._few = few if few <= MOST_FEW else 0
+        self._candidates = candidates
 
     def draw(self, row: Any, tokens: list[int]) -> int:
         """Sample from a row of the binding's; steps that look back are shown the prompt first, as in llama-cli."""
-        if self._few and (few := self.likeliest(row.logits)) is not None:
-            return self.draw_among(row, few, tokens)
+        if self._few and (found := self.shortlist(row.logits)) is not None:
+            # No sampler behind top-k asks which token it is: numbers will do.
+            return found.token(self._candidates.sample(self._address, found.values))
         library = lib()
         for token in tokens[self._seen :] if self._remembers else ():
             library.llama_sampler_accept(self.pointer, token)
@@ -111,20 +154,15 @@ class NativeChain:
         library = lib()
         for token in tokens[self._seen :] if self._remembers else ():
             library.llama_sampler_accept(self.pointer, token)
-        rows = np.zeros(len(few), CANDIDATE)
-        rows["id"], rows["logit"] = few, row.logits[few]
-        array = candidates(rows)
-        library.llama_sampler_apply(self.pointer, ctypes.byref(array))
-        assert 0 <= array.selected < array.size <= len(few), (array.selected, array.size)
-        token = int(array.data[array.selected].id)  # XTC has moved the beginning
+        token = self._candidates.sample(self._address, row.logits[few], few)
         library.llama_sampler_accept(self.pointer, token)
         self._seen = len(tokens) + 1
         return token
 
-    def likeliest(self, logits: Logits) -> NDArray[np.int64] | None:
-        """The candidates that a chain of few looks at; None where they are not as many as it keeps, or far more."""
-        ids = likeliest(logits, self._few)
-        return ids if self._few <= len(ids) <= 4 * MOST_FEW and logits[ids].min() > -np.inf else None
+    def shortlist(self, logits: Logits) -> Shortlist | None:
+        """What a chain of few needs to look at; None where that is too much, or holds what cannot be drawn."""
+        found = shortlist(logits, self._few)
+        return found if found.least > -np.inf and len(found.columns) <= MOST_COLUMNS else None
 
     def close(self) -> None:
         """Free the samplers; a second call does nothing."""
