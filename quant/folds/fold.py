@@ -47,11 +47,6 @@ class Site:
     scales: bool
     parts: tuple[Part, ...] = field(repr=False)
 
-    @property
-    def readers(self) -> tuple[Part, ...]:
-        """The parts whose columns are multiplied by a factor: where rounding feels it."""
-        return tuple(part for part in self.parts if part.power > 0 and part.axis == "columns")
-
 
 @dataclass(frozen=True)
 class Fold:

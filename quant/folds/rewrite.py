@@ -72,7 +72,7 @@ def _read(weight: Weight, edit: Edit, first: int, last: int) -> "U8":
     rows = np.arange(first, last)
     if edit.row_order is not None:
         rows = edit.row_order[first:last]
-    stored = weight.read(first, last) if edit.row_order is None else _gathered(weight.read, rows)
+    stored = weight.read(first, last) if edit.row_order is None else gathered(weight.read, rows)
     values = native.decode(stored, weight.type, weight.columns, label=weight.name)
     if edit.columns is not None:
         values = values * _lines(edit.columns, rows, weight)
@@ -90,7 +90,7 @@ def _lines(vectors: Any, rows: "Ints", weight: Weight) -> Any:
     return vectors[matrices[:1]] if (matrices == matrices[0]).all() else vectors[matrices]
 
 
-def _gathered(read: "Callable[[int, int], U8]", rows: "Ints") -> "U8":
+def gathered(read: "Callable[[int, int], U8]", rows: "Ints") -> "U8":
     """Rows in any order; those that lie side by side, or nearly, are read at once."""
     import numpy as np
 

@@ -1,0 +1,23 @@
+"""A plan under folds: the same types, sizes and method; its weights folded, and its evidence with them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from quant.folds.fold import Fold, edits
+from quant.folds.follow import followed
+from quant.folds.rewrite import apply
+from quant.planning import Plan
+
+
+def folded(plan: Plan, folds: Sequence[Fold], how: str) -> Plan:
+    """The plan that writes the folded model; the settings in its file tell the folds' digest."""
+    source, changes = apply(plan.source, folds, how), edits(folds)
+    if source is plan.source:
+        return plan
+    steps = tuple(
+        replace(step, weight=weight, evidence=followed(step.evidence, changes.get(weight.name)))
+        for step, weight in zip(plan.steps, source.weights, strict=True)
+    )
+    settings = json.dumps(json.loads(plan.settings) | {"fold": source.fold}, sort_keys=True)
+    return replace(plan, source=source, steps=steps, settings=settings)
