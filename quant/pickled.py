@@ -65,9 +65,7 @@ def unasked(where: object, names: Collection[str]) -> Pickled:
 def need_torch() -> None:
     """Refuse where torch is not installed, without importing it."""
     if importlib.util.find_spec("torch") is None:
-        raise Refusal(
-            "pickled weights are read with torch, which is not installed", hint="pip install 'llmcli[torch]'"
-        )
+        raise Refusal("pickled weights are read with torch, which is not installed", hint="pip install 'llmcli[torch]'")
 
 
 def load(folder: Path) -> dict[str, LazyTensor]:

@@ -227,9 +227,7 @@ def fit(wanted: str, columns: int) -> Choice:
     return Choice(other if columns % native.block(other).values == 0 else "F16", wanted)
 
 
-def _blind(
-    present: dict[str, str], chosen: dict[str, Choice], kind: FileType, weighed: Collection[str] | None
-) -> None:
+def _blind(present: dict[str, str], chosen: dict[str, Choice], kind: FileType, weighed: Collection[str] | None) -> None:
     """Refuse what would be noise: types of very few bits for tensors that no imatrix speaks of."""
     bad = []
     for name, choice in chosen.items():

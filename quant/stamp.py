@@ -117,4 +117,3 @@ def _check(header: Header, part: Path, found: Certificate) -> None:
     if certificate.data((*again.tensors, *rest)) != found.content.data:
         raise Refusal(f"{header.path} was changed while it was verified", hint="give the same command again")
     assert certificate.metadata(again.fields) == found.content.metadata, "the certificate is of other metadata"
-

@@ -62,9 +62,7 @@ def load(folder: Path, blobs: Mapping[str, Blob] | None = None) -> dict[str, Laz
         return {tensor.name: tensor for tensor in parse(blobs[single])}
     others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".safetensors"))
     held = f"; it holds {', '.join(others[:3])}" if others else ""
-    raise Refusal(
-        f"{folder} has neither {single} nor {index.name}{held}", hint="fetch the safetensors of this model"
-    )
+    raise Refusal(f"{folder} has neither {single} nor {index.name}{held}", hint="fetch the safetensors of this model")
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Write a model that answers as IN does and lies on no quantization grid: a teacher made of a quantized file.
 
-usage: .venv/bin/python scripts/break_lattice.py IN.gguf OUT.gguf [--seed N] [--type F32|F16] [--unchecked]
+usage: .venv/bin/python scripts/break_lattice.py IN.gguf OUT.gguf [--seed N] [--spread S] [--type F32|F16]
+                                          [--unchecked]
 
-Every free channel gets a random factor in [0.5, 2] and the residual a random order (quant/folds): exact in
-llama.cpp's graph. Then both are run in F32 on 256 tokens, IN dequantized beside OUT, and their logits compared
-(normalised mean squared error; less than 1e-6, or 1e-5 where F16 rounds). Told are the tensors whose blocks might
-still lie on their old grid: none, unless a block of the model is not known to the table.
+Every free channel gets a random factor in [1/S, S] (S is 1.1) and a random place among those it may change with
+(quant/folds): exact in llama.cpp's graph. A large S makes columns differ as no training does, which flatters folds.
+Then both are run in F32 on 256 tokens, IN dequantized beside OUT, and their logits compared (normalised mean squared
+error; less than 1e-6, or 1e-5 where F16 rounds). Told are the tensors whose blocks might still lie on their old grid:
+none, unless a block of the model is not known to the table.
 """
 
 import argparse
@@ -19,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 from quant import folds, native, quantize
+from quant.folds.rewrite import SPREAD
 from tests.quant.families import nmse
 
 LIMITS = {"F32": 1e-6, "F16": 1e-5}
@@ -31,13 +34,14 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--spread", type=float, default=SPREAD)
     parser.add_argument("--type", choices=LIMITS, default="F32")
     parser.add_argument("--unchecked", action="store_true", help="do not compare logits")
     given = parser.parse_args()
     source = quantize.open_gguf(given.source)
-    chosen = folds.shaken(source, given.seed)
+    chosen = folds.shaken(source, given.seed, given.spread)
     changes = folds.edits(chosen)
-    folded = folds.apply(source, chosen, f"random, seed {given.seed}")
+    folded = folds.apply(source, chosen, f"random, seed {given.seed}, spread {given.spread:g}")
     quantize.run(quantize.plan(folded, given.type), given.out)
     left = [weight.name for weight in source.weights if native.quantized(weight.type) and not _moved(changes, weight)]
     print(f"{given.out}: fold {folded.fold}; still on a grid: {', '.join(left) or 'no tensor'}", flush=True)

@@ -146,11 +146,11 @@ def _order(edit: Edit, part: Part, order: "Ints") -> None:
     setattr(edit, name, places + moved)
 
 
-def digest(folds: Sequence[Fold]) -> str:
-    """Tells folds apart, whatever order they are in; "" where there are none."""
+def digest(folds: Sequence[Fold], before: str = "") -> str:
+    """Tells folds apart, whatever order they are in, and those that were made `before`; "" where there are none."""
     if not folds:
-        return ""
-    total = hashlib.sha256()
+        return before
+    total = hashlib.sha256(before.encode())
     for fold in sorted(folds, key=lambda fold: fold.site.name):
         total.update(f"{fold.site.name} {fold.scale is not None} {fold.order is not None}\0".encode())
         if fold.scale is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FOLD_KEY = "llmcli.quantize.fold"
 OTHERS = "folded: LoRA adapters, control vectors and projectors made for the original do not fit the new file"
-LEAST, MOST = 0.5, 2.0  # random factors lie between
+SPREAD = 1.1  # of random factors, either way
 NEAR = 4  # rows that are read in vain rather than by another read
 
 
@@ -34,7 +34,7 @@ def apply(source: Source, folds: Sequence[Fold], how: str = "") -> Source:
     changes = edits(folds)
     if not changes:
         return source
-    told = json.dumps({"digest": digest(folds), "how": how}, sort_keys=True)
+    told = json.dumps({"digest": digest(folds, source.fold), "how": how}, sort_keys=True)
     entries = [(key, value) for key, value in source.entries if key != FOLD_KEY]
     weights = tuple(
         replace(weight, type="F32", stored=weight.stored or weight.type, read=partial(_read, weight, edit))
@@ -43,25 +43,30 @@ def apply(source: Source, folds: Sequence[Fold], how: str = "") -> Source:
     )  # fmt: skip
     return replace(
         source, weights=weights, entries=(*entries, (FOLD_KEY, entry("string", told))), notes=(*source.notes, OTHERS),
-        blobs=(), origin=source.origin or source, fold=digest(folds),
+        blobs=(), origin=source.origin or source,
+        fold=digest(folds, source.fold),
     )  # fmt: skip
 
 
-def shaken(source: Source, seed: int) -> tuple[Fold, ...]:
-    """Random factors in [0.5, 2] for every free channel, and one random order of the residual.
+def shaken(source: Source, seed: int, spread: float = SPREAD) -> tuple[Fold, ...]:
+    """Random factors in [1 / spread, spread] for every free channel, and random orders wherever one is free.
 
-    No block of any tensor then lies on the grid of a block it was once quantized in: columns get factors of their
-    own, and those of a tied embedding, which has none, come from other blocks.
+    No block of a tensor then lies on the grid of a block it was once quantized in: its columns come from several
+    blocks, those of a tied embedding too, and have factors of their own.
+
+    2026-11-22: factors in [0.5, 2] alone were to do this. They make columns differ as no training does. SmolLM2-135M's
+    attn_q, once Q4_1, then has a relative error of 9.0 % in Q4_1 where the same weights dithered by half a step have
+    8.06 %; orders and factors within a tenth give 8.10 %, orders alone 8.04 %, its own lattice 0. And folds gain by
+    undoing such factors: awq leaves 48 % of the weighted error of q, k, v, gate and up at Q4_K_M, 73 % without them.
     """
     import numpy as np
 
     random, found = np.random.default_rng(seed), []
     for site in sites(source):
-        draws = np.exp2(random.uniform(np.log2(LEAST), np.log2(MOST), site.width)).astype(np.float32)
-        if site.kind == "residual":
-            found.append(Fold(site, order=random.permutation(site.width)))
-        elif site.scales:
-            found.append(Fold(site, draws))
+        logs = random.uniform(-1, 1, site.width) * np.log(spread)
+        runs = range(0, site.width, site.group) if site.group else ()
+        order = np.concatenate([at + random.permutation(site.group) for at in runs]) if runs else None
+        found.append(Fold(site, np.exp(logs).astype(np.float32) if site.scales else None, order))
     return tuple(found)
 
 
