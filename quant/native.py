@@ -158,11 +158,7 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
     out = np.empty((count, row_bytes(name, columns)), np.uint8)
     number, lib = TYPE_NUMBERS[name], library()
     assert importance or not lib.ggml_quantize_requires_imatrix(number), (label, name)  # ggml would abort
-    largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)))
-    if not math.isfinite(largest):
-        raise _not_finite(label)
-    if quantized(name) and name not in FP4:
-        _check_sums(largest, importance, name, label)
+    check_rows(rows, name, label=label, importance=importance)
     if importance is None and (fast := _encoder(name)):
         fast(rows.ctypes.data, out.ctypes.data, rows.size)
     elif importance is None:
@@ -172,9 +168,23 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
             assert vector.shape == (columns,) and vector.dtype == np.float32, (label, vector.shape)
             places = rows[first:last].ctypes.data, out[first:last].ctypes.data
             lib.ggml_quantize_chunk(number, *places, 0, last - first, columns, vector.ctypes.data)
-    if not lib.ggml_validate_row_data(number, out.ctypes.data, out.nbytes):
-        raise _too_large(label, name)
+    check_made(out, name, label=label)
     return out
+
+
+def check_rows(rows: "F32", name: str, *, label: str, importance: Importance | None = None) -> None:
+    """Refuse NaN, infinity and what is too large, by `label`, in float rows that are to be encoded into `name`."""
+    largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)))
+    if not math.isfinite(largest):
+        raise _not_finite(label)
+    if quantized(name) and name not in FP4:
+        _check_sums(largest, importance, name, label)
+
+
+def check_made(data: "U8", name: str, *, label: str) -> None:
+    """Refuse, by `label`, rows that were encoded into `name` and whose scales have become infinite."""
+    if not library().ggml_validate_row_data(TYPE_NUMBERS[name], data.ctypes.data, data.nbytes):
+        raise _too_large(label, name)
 
 
 def check(data: "U8", name: str, *, label: str) -> None:

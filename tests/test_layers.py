@@ -10,7 +10,7 @@ RANK = {
     "ui": 3, "config": 1, "types": 0, "errors": 0, "units": 0, "utf8": 1, "__init__": 0,
 }  # fmt: skip
 DOORS = {
-    "torch": ("quant/methods/", "quant/pickled.py"),
+    "torch": ("quant/methods/", "quant/accelerate.py", "quant/pickled.py"),
     "yaml": ("quant/card.py",),
     "gguf": ("quant/",),
     "ctypes": ("quant/native.py", "llmcli/runtime/binding/"),

@@ -1,0 +1,123 @@
+"""The few operations of an array search, spelled for numpy and for torch: the same arithmetic on a CPU and on a GPU.
+
+numpy is the truth; torch serves where a device is faster. Elementwise operations write into arrays that are there
+already, and sums run over the first axis, so that they add up in the same order for every column.
+"""
+
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quant.native import F32
+
+Array = Any  # of numpy or of torch
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA, of Windows below Linux, of AMD
+
+
+class Numpy:
+    """On the CPU."""
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        self.np = np
+        self.multiply, self.add, self.clip, self.round = np.multiply, np.add, np.clip, np.rint
+        self.where: Any = np.where
+
+    def array(self, values: "F32") -> Array:
+        """Values of numpy, laid out one behind the other."""
+        return self.np.ascontiguousarray(values, self.np.float32)
+
+    def empty_like(self, values: Array) -> Array:
+        return self.np.empty_like(values)
+
+    def total(self, values: Array) -> Array:
+        """Sums over the first axis."""
+        return self.np.add.reduce(values, axis=0)
+
+    def dot(self, one: Array, other: Array) -> Array:
+        """Sums of products over the first axis."""
+        flat = (values.reshape(len(values), -1) for values in (one, other))
+        return self.np.einsum("ig,ig->g", *flat).reshape(one.shape[1:])
+
+    def least(self, values: Array) -> Array:
+        """The smallest over the first axis."""
+        return self.np.minimum.reduce(values, axis=0)
+
+    def most(self, values: Array) -> Array:
+        """The largest over the first axis."""
+        return self.np.maximum.reduce(values, axis=0)
+
+    def half(self, values: Array) -> Array:
+        """The same as they are after a stay in an F16; what is too large is infinite."""
+        with self.np.errstate(over="ignore"):
+            return values.astype(self.np.float16).astype(self.np.float32)
+
+    def numpy(self, values: Array) -> "F32":
+        return values  # type: ignore[no-any-return]
+
+
+class Torch:
+    """On a device of torch's: "cuda", "mps" or "cpu"."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self.torch, self.device = torch, torch.device(device)
+        self.multiply, self.add, self.where = torch.multiply, torch.add, torch.where
+        self.round, self.empty_like = torch.round, torch.empty_like
+
+    def array(self, values: "F32") -> Array:
+        import numpy as np
+
+        return self.torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(self.device)
+
+    def clip(self, values: Array, low: float, high: float, out: Array = None) -> Array:
+        return self.torch.clamp(values, low, high, out=out)
+
+    def total(self, values: Array) -> Array:
+        return values.sum(0)
+
+    def dot(self, one: Array, other: Array) -> Array:
+        return (one * other).sum(0)
+
+    def least(self, values: Array) -> Array:
+        return values.amin(0)
+
+    def most(self, values: Array) -> Array:
+        return values.amax(0)
+
+    def half(self, values: Array) -> Array:
+        return values.half().float()
+
+    def numpy(self, values: Array) -> "F32":
+        found: F32 = values.cpu().numpy()
+        return found
+
+
+Ops = Numpy | Torch
+
+
+@cache
+def device() -> str | None:
+    """A GPU that torch can use, "cuda" or "mps"; None without torch or without one.
+
+    torch takes seconds to be imported: where the system knows no GPU it is not asked.
+    """
+    known = sys.platform in ("darwin", "win32") or any(Path(place).exists() for place in DRIVERS)
+    if not known or importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else None
+
+
+@cache
+def operations(where: str | None = None) -> Ops:
+    """The operations on a device of torch's, or numpy's where that is None."""
+    return Torch(where) if where else Numpy()
