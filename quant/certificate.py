@@ -74,7 +74,7 @@ class Steering:
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """One tensor. `error`: the relative RMS of its values against the source's; `weighted`: the same with every column
-    weighed by the imatrix. None where it cannot be told."""
+    weighed by the imatrix. None where it cannot be told. Of folded tensors the source is what the fold made."""
 
     name: str
     type: str
@@ -110,7 +110,7 @@ class Answers:
 @dataclass(frozen=True, slots=True)
 class Speed:
     """Tokens a second of one test, source and file measured in turn: medians, their slowest and fastest tenth, and the
-    ratio with its interval (None: too few measurements to tell)."""
+    ratio with its interval (None: too few measurements to tell). `noisy`: the machine did other things meanwhile."""
 
     test: str
     base: float
@@ -121,6 +121,7 @@ class Speed:
     low: float | None
     high: float | None
     pairs: int
+    noisy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ FLOATS = ("F32", "F16", "BF16")
 
 def copied(source: "Source") -> "Plan | None":
     """The copy in floats that this source needs to be run, None for a GGUF. What it holds in other types (FP8, packed
-    codes) is F32 there."""
+    codes) is F32 there; folds are left out: what they make is held against what was there before."""
+    source = source.origin or source
     if not source.path.is_dir():
         return None
     return road.plan(source, source.dtype if source.dtype in FLOATS else "F32")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.catalog.partial import write_whole
-from llmcli.units import size
+from llmcli.units import several, size
 from quant import certificate
 from quant.certificate import Certificate, Figure, Speed
 
@@ -42,7 +42,7 @@ def rows(found: Certificate) -> list[tuple[str, str]]:
         ("same top", _percent(answers.same_top)),
         ("RMS Δp", _percent(answers.rms_delta_p)),
         *[(f"speed {one.test}", _speed(one)) for one in found.speed],
-        ("measured on", f"{found.world.machine}, {found.world.threads} threads"),
+        ("measured on", f"{found.world.machine}, {several(found.world.threads, 'thread')}"),
         ("with", f"llmcli {found.world.llmcli}, llama-cpp-python {found.world.llama_cpp_python}, {found.world.date}"),
         ("tensor data", f"sha256 {content.data}"),
     ]  # fmt: skip
@@ -142,7 +142,9 @@ def _steering(one: certificate.Steering) -> str:
 def _speed(one: Speed) -> str:
     span = "" if one.low is None or one.high is None else f" ({one.low:.2f} to {one.high:.2f})"
     ends = [f" ({ends[0]:.1f} to {ends[1]:.1f})" if len(ends) == 2 else "" for ends in (one.made_span, one.base_span)]
-    return f"{one.made:.1f}{ends[0]} tokens a second, the source {one.base:.1f}{ends[1]}: {one.ratio:.2f} times{span}"
+    noise = "; a noisy machine" if one.noisy else ""
+    both = f"{one.made:.1f}{ends[0]} tokens a second, the source {one.base:.1f}{ends[1]}"
+    return f"{both}: {one.ratio:.2f} times{span}{noise}"
 
 
 def _plain(figure: Figure, digits: int) -> str:

@@ -4,6 +4,7 @@ It joins quant's certificate with evaluation and bench; what is printed is comma
 """
 
 import hashlib
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from llmcli.runtime.request import RunOptions
 from quant import certificate, container
 from quant.certificate import FORMAT, Answers, Certificate, Figure, Origin, Speed, Steering, Tensor, World
 from quant.deviation import Original, deviations
+from quant.folds.rewrite import FOLD_KEY
 from quant.quality import Estimate
 from quant.stamp import stamp
 
@@ -83,7 +85,7 @@ def verify(plan: "Plan", out: Path, wish: Wish, config: "Config", ui: "UI") -> C
         speed = speeds(model, other, wish.threads or host.cores(), ui)
     made = Certificate(
         FORMAT, plan.source.name, plan.file_type.name, plan.method.name, plan.settings, _origin(plan),
-        content, world(wish.threads or host.cores()), found, steered, (), _mix(plan), tensors, speed,
+        content, world(wish.threads or host.cores()), found, steered, _folds(plan, header), _mix(plan), tensors, speed,
     )  # fmt: skip
     with ui.bar(f"write the certificate into {file.name}", sum(one.nbytes for one in plan.parts[0].steps)) as bar:
         stamp(file, made, bar.advance)
@@ -128,7 +130,7 @@ def _speed(name: str, found: Comparison) -> Speed:
     known = found.low > 0
     return Speed(
         name, median(found.a), median(found.b), tenths(found.a), tenths(found.b), found.ratio,
-        found.low if known else None, found.high if known else None, len(found.a),
+        found.low if known else None, found.high if known else None, len(found.a), found.noisy,
     )  # fmt: skip
 
 
@@ -144,10 +146,10 @@ def _tensors(plan: "Plan", header: container.Header, threads: int, ui: "UI") -> 
 
 
 def _origin(plan: "Plan") -> Origin:
-    types = dict.fromkeys(step.weight.type for step in plan.steps)
-    nbytes, elements = plan.bytes_before, sum(step.weight.elements for step in plan.steps)
-    name = _name(plan.source.path.absolute())
-    return Origin(name, plan.source.fingerprint, tuple(types), nbytes, nbytes * 8 / elements)
+    source = plan.source.origin or plan.source
+    nbytes, elements = (sum(getattr(one, what) for one in source.weights) for what in ("nbytes", "elements"))
+    types = tuple(dict.fromkeys(one.type for one in source.weights))
+    return Origin(_name(source.path.absolute()), source.fingerprint, types, nbytes, nbytes * 8 / elements)
 
 
 def steering(plan: "Plan") -> tuple[Steering, ...]:
@@ -156,6 +158,15 @@ def steering(plan: "Plan") -> tuple[Steering, ...]:
         return ()
     texts = (_name(plan.imatrix.dataset),) if plan.imatrix.dataset else ()
     return (Steering("imatrix", plan.imatrix.digest, texts, (), plan.imatrix.chunks or None),)
+
+
+def _folds(plan: "Plan", header: container.Header) -> tuple[str, ...]:
+    """How the source was folded before it was rounded, with the digest of that, as the file says."""
+    told = header.metadata.get(FOLD_KEY)
+    if not (plan.source.fold and isinstance(told, str)):
+        return ()
+    said = json.loads(told)
+    return (f"{said['how']} {said['digest']}".strip(),)
 
 
 def _mix(plan: "Plan") -> dict[str, int]:

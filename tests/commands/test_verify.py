@@ -13,9 +13,12 @@ import gguf
 import numpy as np
 import pytest
 
+from llmcli import config
 from llmcli.commands import verifying
 from llmcli.runtime.binding.model import open_model
-from quant import certificate, container
+from llmcli.ui import UI
+from quant import certificate, container, folds, quantize
+from quant.folds import replan
 from tests.commands.conftest import Done
 from tests.quant import tiny
 
@@ -119,6 +122,19 @@ def test_shards_are_verified_together(verify: Callable[..., Any], stories_gguf: 
     assert certificate.doubts(header, found, whole=True) == ()
     assert len(found.tensors) == len(header.tensors)
     assert (tmp_path / "s.certificate.html").exists()
+
+
+def test_a_folded_file_is_held_against_what_was_there_before(stories_gguf: Path, tmp_path: Path, text: Path) -> None:
+    plan = quantize.plan(quantize.open_gguf(stories_gguf), "Q8_0")
+    folded = replan.folded(plan, folds.shaken(plan.source, 0), "a test")
+    out = tmp_path / "folded.gguf"
+    quantize.run(folded, out, threads=1)
+    found = verifying.verify(folded, out, verifying.Wish(text, 2, 1), config.load(), UI())
+    assert found.folds == (f"a test {folded.source.fold}",)
+    assert (found.source.types, found.source.fingerprint) == (("F32",), plan.source.fingerprint)
+    assert 0 < found.answers.kld.value < 0.01
+    assert max(one.error or 0 for one in found.tensors) < 0.02  # against the folded weights, not those before
+    assert certificate.read(container.read(out)) == found
 
 
 def test_an_interrupted_verification_leaves_the_finished_file(
