@@ -5,7 +5,7 @@ Follows IMatrixCollector (tools/imatrix/imatrix.cpp), but for two things: sums a
 knows names and rows; what runs the model is passed in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from quant.imatrix import CHUNK_SIZE, CHUNKS, COUNTS, DATASETS, SUMS
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 ALIGNMENT = 32
+DAMAGED = "the model's file may be damaged: llmcli diff it against its source"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Sums:
     def __init__(self) -> None:
         self.sums: dict[str, F64] = {}  # [matrices, columns]
         self.counts: dict[str, F64] = {}  # [matrices] for experts, else [1]
-        self._last: tuple[tuple[int, int], F64] | None = None
+        self._last: tuple[tuple[int, int], set[str], F64] | None = None
 
     def add(self, product: Product) -> None:
         """Count one product in."""
@@ -51,9 +52,12 @@ class Sums:
     def _dense(self, product: Product) -> None:
         inner, outer = product.matrices
         rows = product.rows
-        if self._last is None or self._last[0] != product.key:
-            self._last = product.key, np.einsum("abij,abij->abj", rows, rows).astype(np.float64)  # [i3, i2, columns]
-        squares = self._last[1]
+        # The next pass may show other rows under the same key: a name comes once in a pass.
+        if self._last is None or self._last[0] != product.key or product.name in self._last[1]:
+            made = np.einsum("abij,abij->abj", rows, rows).astype(np.float64)  # [i3, i2, columns]
+            self._last = product.key, set(), _finite(made, product.name)
+        squares = self._last[2]
+        self._last[1].add(product.name)
         sums = self.sums.setdefault(product.name, np.zeros((inner * outer, rows.shape[-1])))
         for i3, i2 in np.ndindex(squares.shape[:2]):
             sums[(i3 % outer) * inner + i2 % inner] += squares[i3, i2]
@@ -67,22 +71,32 @@ class Sums:
         for expert in np.unique(experts):
             tokens, slots = np.nonzero(experts == expert)
             taken = rows[tokens, slots % rows.shape[1]]
-            sums[expert] += (taken * taken).sum(0, dtype=np.float64)
+            sums[expert] += _finite((taken * taken).sum(0, dtype=np.float64), product.name)
             counts[expert] += len(tokens)
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Forget all weights but these."""
+        kept = set(names)
+        self.sums = {name: sums for name, sums in self.sums.items() if name in kept}
+        self.counts = {name: counts for name, counts in self.counts.items() if name in kept}
 
     def unseen(self) -> dict[str, int]:
         """Weights of experts, and how many of each no token went to."""
         return {name: int((counts == 0).sum()) for name, counts in self.counts.items() if (counts == 0).any()}
 
+    def dead(self) -> dict[str, int]:
+        """Weights with columns that nothing ever entered, and how many; of experts, those that were seen."""
+        found = {}
+        for name, sums in self.sums.items():
+            seen = np.broadcast_to(self.counts[name] > 0, len(sums))
+            if count := int((sums[seen] == 0).sum()):
+                found[name] = count
+        return found
+
     def file(self, datasets: Sequence[str], chunks: int, chunk_size: int) -> list[bytes]:
-        """The pieces of an imatrix as llama-imatrix writes it; raises Refusal where a sum is no number."""
+        """The pieces of an imatrix as llama-imatrix writes it."""
         if not self.sums:
             raise Refusal("the model multiplied by no weight that has a name", hint="is it a language model?")
-        if wrong := [name for name, sums in self.sums.items() if not np.isfinite(sums).all()]:
-            raise Refusal(
-                f"what enters {wrong[0]} is not finite" + (f", nor {len(wrong) - 1} more" if wrong[1:] else ""),
-                hint="the file may be damaged: llmcli diff it against its source",
-            )
         entries = [
             ("general.type", writer.entry("string", "imatrix")),
             (DATASETS, writer.entry("array:string", list(datasets))),
@@ -100,3 +114,10 @@ class Sums:
             pieces += [bytes(slot.offset - at), raw]
             at = slot.offset + len(raw)
         return [*pieces, bytes(laid.nbytes - at)]
+
+
+def _finite(squares: F64, name: str) -> F64:
+    """Refused at once: hours later it would be as wrong."""
+    if not np.isfinite(squares).all():
+        raise Refusal(f"what enters {name} is not finite", hint=DAMAGED)
+    return squares

@@ -57,6 +57,15 @@ class Entry:
         np.divide(sums, by, out=means, where=by > 0)
         return means.reshape(last - first, columns)
 
+    def sums(self) -> "F32":
+        """The sums as they are stored, [divisors, values of each]."""
+        import numpy as np
+
+        found: F32 = np.fromfile(self.file, "<f4", self.count, offset=self.offset)
+        if found.size != self.count:
+            raise Refusal(f"{self.file} has become shorter while it was read", hint=AGAIN)
+        return found.reshape(len(self.divisors), -1)
+
     def over(self, first: int, last: int, every: int, columns: int) -> Importance:
         """For the rows first .. last of a tensor whose matrices have `every` rows each."""
         return Importance(self.vectors(first // every, -(-last // every), columns), every, first % every)
@@ -64,13 +73,22 @@ class Entry:
 
 @dataclass(frozen=True)
 class Imatrix:
-    """A whole file; `digest` tells its content, `path` is as the user gave it."""
+    """A whole file; `digest` tells its content, `path` is as the user gave it.
+
+    `chunk_size` is in tokens: 0 in the older form, which does not tell, and whose divisors count chunks, not rows.
+    """
 
     path: Path
     digest: str
     entries: Mapping[str, Entry]
-    dataset: str
+    datasets: tuple[str, ...]
     chunks: int
+    chunk_size: int = 0
+
+    @property
+    def dataset(self) -> str:
+        """The first text that was read."""
+        return self.datasets[0] if self.datasets else ""
 
     @property
     def keys(self) -> dict[str, bytes]:
@@ -116,16 +134,16 @@ def load(path: Path) -> Imatrix:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()[:32]
             stream.seek(0)
             if stream.read(4) == header.MAGIC:
-                entries, dataset, chunks = _gguf(path)
+                entries, datasets, *numbers = _gguf(path)
             else:
-                entries, dataset, chunks = _Legacy(path, stream).read()
+                entries, datasets, *numbers = _Legacy(path, stream).read()
     except FileNotFoundError:
         raise Refusal(f"there is no file {path}", hint="check the path given with --imatrix") from None
     except OSError as error:
         raise Refusal(f"{path} cannot be read: {error.strerror or error}", hint="check the path") from None
     for name, known in entries.items():
         _check(path, name, known)
-    return Imatrix(path, digest, entries, dataset, chunks)
+    return Imatrix(path, digest, entries, datasets, *numbers)
 
 
 def _check(path: Path, name: str, known: Entry) -> None:
@@ -138,7 +156,7 @@ def _check(path: Path, name: str, known: Entry) -> None:
             raise Refusal(f"{path}: {name} holds values that are no sums of squares", hint=AGAIN)
 
 
-def _gguf(path: Path) -> tuple[dict[str, Entry], str, int]:
+def _gguf(path: Path) -> tuple[dict[str, Entry], tuple[str, ...], int, int]:
     part = header.parse(path)
     keys = {item.key: item for item in part.fields}
     if missing := [key for key in (DATASETS, CHUNKS, CHUNK_SIZE) if key not in keys]:
@@ -148,12 +166,13 @@ def _gguf(path: Path) -> tuple[dict[str, Entry], str, int]:
     entries = {name: _entry(path, name, tensors.get(name + SUMS), tensors.get(name + COUNTS)) for name in sorted(names)}
     if not entries:
         raise Refusal(f"{path} holds no sums", hint=AGAIN)
-    datasets, chunks = keys[DATASETS].value, keys[CHUNKS]
+    datasets = keys[DATASETS].value
     texts = datasets.blobs() if isinstance(datasets, header.Array) and datasets.kind == "string" else []
-    dataset = texts[0].decode("utf-8", "replace") if texts else ""
-    if chunks.kind != "uint32" or not isinstance(chunks.value, int):  # llama.cpp would abort
-        raise Refusal(f"{path}: {CHUNKS} is no uint32 but {chunks.kind}", hint=AGAIN)
-    return entries, dataset, chunks.value
+    for key in (CHUNKS, CHUNK_SIZE):
+        if keys[key].kind != "uint32":  # llama.cpp would abort
+            raise Refusal(f"{path}: {key} is no uint32 but {keys[key].kind}", hint=AGAIN)
+    chunks, chunk_size = (int(keys[key].value) for key in (CHUNKS, CHUNK_SIZE))  # type: ignore[arg-type]
+    return entries, tuple(text.decode("utf-8", "replace") for text in texts), chunks, chunk_size
 
 
 def _entry(path: Path, name: str, sums: header.TensorInfo | None, counts: header.TensorInfo | None) -> Entry:
@@ -180,7 +199,7 @@ class _Legacy:
         self.size = stream.seek(0, 2)
         stream.seek(0)
 
-    def read(self) -> tuple[dict[str, Entry], str, int]:
+    def read(self) -> tuple[dict[str, Entry], tuple[str, ...], int, int]:
         (count,) = self._numbers("<i")
         if not 1 <= count <= self.size // 17:
             raise self._bad(f"it is neither a GGUF file nor the older form (it claims {count} entries)")
@@ -188,10 +207,10 @@ class _Legacy:
         if len(entries) != count:
             raise self._bad("a name is there twice")
         if self.stream.tell() == self.size:  # the oldest files end here
-            return entries, "", 0
+            return entries, (), 0, 0
         (chunks,) = self._numbers("<i")
         dataset = self._text(self.size) if self.stream.tell() < self.size else ""
-        return entries, dataset, chunks
+        return entries, (dataset,) if dataset else (), chunks, 0
 
     def _entries(self, count: int) -> Iterator[tuple[str, Entry]]:
         for _ in range(count):

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quant import writer
+from quant.calibrate import DAMAGED
 from quant.errors import Refusal
 from quant.moments import COUNTS, FIRST, KEY, KIND, SECOND, SQUARES, About
 
-F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 ALIGNMENT = 32
 MARK = ".mark"  # I32 [8]: the sha256 of an input's bytes, zeros until it is there
@@ -35,19 +35,14 @@ class Input:
     columns: int
     matrices: int = 1
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its matrices in the file."""
-        return 4 * self.matrices * self.columns * (self.columns + 2)
-
 
 @dataclass(frozen=True)
 class Gathered:
     """What was gathered of one input: sum of x x^T [matrices, columns, columns], sum of x [matrices, columns], and the
     rows that were added up [matrices]. Only the lower triangles are looked at: the file's matrices are symmetric."""
 
-    second: F64 | F32
-    first: F64 | F32
+    second: F64
+    first: F64
     counts: F64
 
     @classmethod
@@ -64,8 +59,9 @@ class MomentFile:
     Raises Refusal where it cannot be written, or the disk is too small.
     """
 
-    def __init__(self, out: Path, about: About, inputs: Sequence[Input]) -> None:
-        self.out, self.inputs = out, tuple(inputs)
+    def __init__(self, out: Path, about: About, inputs: Sequence[Input], beside: int = 0) -> None:
+        """`beside` so many bytes of the disk that others will need."""
+        self.out, self.inputs, self.beside = out, tuple(inputs), beside
         self.part = out.with_name(f".{out.name}.part")
         self.layout = _layout(about, self.inputs)
         self._slots = {slot.name: slot for slot in self.layout.slots}
@@ -88,7 +84,7 @@ class MomentFile:
                 return
             self._file.close()
             self.part.unlink()
-        need, have = self.layout.nbytes, shutil.disk_usage(self.part.parent).free
+        need, have = self.layout.nbytes + self.beside, shutil.disk_usage(self.part.parent).free
         if need > have:
             raise Refusal(
                 f"{self.out.parent} has {have:,} bytes free, the moments need {need:,}",
@@ -110,7 +106,7 @@ class MomentFile:
         assert gathered.second.shape == (one.matrices, one.columns, one.columns), (one, gathered.second.shape)
         diagonal = gathered.second.diagonal(axis1=1, axis2=2)
         if not (np.isfinite(diagonal).all() and np.isfinite(gathered.first).all()):  # |x y| <= (x^2 + y^2) / 2
-            raise Refusal(f"what enters {one.names[0]} is not finite", hint="the file may be damaged: llmcli diff it")
+            raise Refusal(f"what enters {one.names[0]} is not finite", hint=DAMAGED)
         for matrix, square in enumerate(gathered.second):
             self._matrix(self._slots[f"{number}{SECOND}"].offset, matrix, square, sha)
         for end, values in ((SQUARES, diagonal), (FIRST, gathered.first)):
@@ -129,7 +125,7 @@ class MomentFile:
         self._file.close()
         self.part.replace(self.out)
 
-    def _matrix(self, offset: int, matrix: int, square: F64 | F32, sha: "hashlib._Hash") -> None:
+    def _matrix(self, offset: int, matrix: int, square: F64, sha: "hashlib._Hash") -> None:
         """The lower triangle and its mirror, some rows at a time."""
         columns = len(square)
         step = max(1, STEP // columns)
@@ -171,11 +167,6 @@ def write(path: Path, gathered: Sequence[tuple[Sequence[str], Gathered]], about:
             file.put(number, one)
         file.finish()
     return path
-
-
-def size(inputs: Sequence[Input], about: About | None = None) -> int:
-    """Bytes of the file that will hold these."""
-    return _layout(about or About(), tuple(inputs)).nbytes
 
 
 def _layout(about: About, inputs: tuple[Input, ...]) -> writer.Layout:

@@ -6,7 +6,7 @@ the input of each. An input has the tensors
 
     N.second   F32 [columns, columns, matrices]   sum of x x^T, symmetric to the bit; one matrix for each expert
     N.squares  F32 [columns, matrices]            its diagonal again: an imatrix, read without the matrices
-    N.first    F32 [columns, matrices]            sum of x, where it was gathered
+    N.first    F32 [columns, matrices]            sum of x
     N.counts   F64 [matrices]                     how many rows were added up; 0 for an expert that was never seen
 
 It is read where it is wanted, matrix by matrix, and not mapped: a file that shrinks meanwhile is then a Refusal and not
@@ -59,7 +59,7 @@ class Second:
     counts: tuple[float, ...] = field(repr=False)
     offset: int
     importance: Entry = field(repr=False)
-    firsts: int | None = None  # where the sums of x stand
+    firsts: int  # where the sums of x stand
 
     def sums(self, matrix: int = 0) -> "F32":
         """Sum of x x^T [columns, columns], symmetric; raises Refusal where the file holds something else."""
@@ -91,16 +91,21 @@ class Second:
         """Mean of x^2 [columns], the diagonal of mean(): what an imatrix holds; ones for an expert never seen."""
         return self.importance.vectors(matrix, matrix + 1, self.columns).reshape(self.columns)
 
-    def first(self, matrix: int = 0) -> "F32 | None":
-        """Mean of x [columns]; zeros for an expert never seen, None where the file does not have it."""
+    def first(self, matrix: int = 0) -> "F32":
+        """Mean of x [columns]; zeros for an expert never seen."""
         import numpy as np
 
-        if self.firsts is None:
-            return None
-        found: F32 = self._read(self.firsts + 4 * self.columns * matrix, self.columns)
+        found = self.first_sums(matrix)
+        found /= np.float32(self.counts[matrix] or 1)
+        return found
+
+    def first_sums(self, matrix: int = 0) -> "F32":
+        """Sum of x [columns]; raises Refusal where the file holds something else."""
+        import numpy as np
+
+        found = self._read(self.firsts + 4 * self.columns * matrix, self.columns)
         if not np.isfinite(found).all():
             raise self._bad("values that are not finite")
-        found /= np.float32(self.counts[matrix] or 1)
         return found
 
     @property
@@ -152,8 +157,8 @@ class Moments:
     def imatrix(self) -> Imatrix:
         """The diagonals as an importance matrix: mean squares under each weight's name."""
         entries = {name: self.inputs[number].importance for name, number in sorted(self._of.items())}
-        datasets = self.about.datasets
-        return Imatrix(self.path, self.digest, entries, datasets[0] if datasets else "", self.about.chunks)
+        about = self.about
+        return Imatrix(self.path, self.digest, entries, about.datasets, about.chunks, about.chunk_size)
 
     def fitting(self, tensors: Sequence[tuple[str, Sequence[int]]], transform: str = "") -> dict[str, Second]:
         """What it has of these tensors (name, shape with the row length first).
@@ -227,16 +232,15 @@ def load(path: Path) -> Moments:
 def _second(path: Path, number: int, names: tuple[str, ...], tensors: Mapping[str, header.TensorInfo]) -> Second:
     import numpy as np
 
-    second, squares, counts = (tensors.get(f"{number}{end}") for end in (SECOND, SQUARES, COUNTS))
-    first = tensors.get(f"{number}{FIRST}")
-    if second is None or squares is None or counts is None:
+    parts = [tensors.get(f"{number}{end}") for end in (SECOND, SQUARES, FIRST, COUNTS)]
+    if not all(parts):
         raise _unsound(path, f"the moments of {names[0]} are not all there")
+    second, squares, first, counts = (part for part in parts if part)
     columns, matrices = second.columns, counts.elements
-    flat = (second.elements, squares.elements, first.elements if first else columns * matrices)
-    types = {second.type, squares.type, first.type if first else "F32"}
     if (
-        not 1 <= matrices <= MAX_MATRICES or types != {"F32"} or counts.type != "F64" or squares.columns != columns
-        or flat != (columns * columns * matrices, columns * matrices, columns * matrices)
+        not 1 <= matrices <= MAX_MATRICES or {second.type, squares.type, first.type} != {"F32"} or counts.type != "F64"
+        or second.elements != columns * columns * matrices or {squares.columns, first.columns} != {columns}
+        or {squares.elements, first.elements} != {columns * matrices}
     ):  # fmt: skip
         raise _unsound(path, f"the moments of {names[0]} do not belong together")
     rows = np.fromfile(path, "<f8", matrices, offset=counts.offset)
@@ -245,9 +249,8 @@ def _second(path: Path, number: int, names: tuple[str, ...], tensors: Mapping[st
         raise _unsound(path, f"the counts of {names[0]} are no counts")
     if sums.size != columns * matrices or not (np.isfinite(sums) & (sums >= 0)).all():
         raise _unsound(path, f"{names[0]} holds values that are no sums of squares")
-    importance = Entry(path, squares.offset, squares.elements, tuple(rows.tolist()))
-    return Second(path, names, columns, matrices, importance.divisors, second.offset, importance,
-                  first.offset if first else None)  # fmt: skip
+    entry = Entry(path, squares.offset, squares.elements, tuple(rows.tolist()))
+    return Second(path, names, columns, matrices, entry.divisors, second.offset, entry, first.offset)
 
 
 class _Fields:

@@ -284,9 +284,9 @@ def _settings(
     return json.dumps(said, sort_keys=True)
 
 
-def shard_size(text: str) -> int:
-    """Bytes of "500M" or "2G", in thousands as llama-gguf-split counts."""
+def shard_size(text: str, flag: str = "--split-max-size", what: str = "a shard") -> int:
+    """Bytes of "500M" or "2G", in thousands as llama-gguf-split counts; `flag` gives them, to `what`."""
     number, unit = text.strip()[:-1], text.strip()[-1:].upper()
     if not (number.isascii() and number.isdigit() and unit in ("M", "G") and 0 < int(number) < 10**6):
-        raise Refusal(f"{text!r} is no size of a shard", hint="for example --split-max-size 500M, or 2G")
+        raise Refusal(f"{text!r} is no size of {what}", hint=f"for example {flag} 500M, or 2G")
     return int(number) * (10**6 if unit == "M" else 10**9)

@@ -8,6 +8,7 @@ import json
 import os
 import struct
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -79,7 +80,7 @@ class Records:
         self._stream.seek(end)
         return raw
 
-    def put(self, records: dict[int, bytes]) -> None:
+    def put(self, records: Mapping[int, bytes | memoryview]) -> None:
         """Add records and let the disk have them."""
         for number, raw in records.items():
             self._stream.write(RECORD.pack(number, len(raw), zlib.crc32(raw)))

@@ -1,23 +1,36 @@
-"""`llmcli calibrate`: parse, read a text with a model, write what entered its weights."""
+"""`llmcli calibrate`: parse, read a text with a model, write what entered its weights; or add up what was written."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.commands.eval import CTX, Count, side, words_of
+from llmcli.commands.eval import CTX, Count, Fresh, side
 from llmcli.commands.plan import Flash, Layers, Threads, Ubatch
-from llmcli.commands.show import Json, Ref, start
+from llmcli.commands.show import Json, start
 
 if TYPE_CHECKING:
-    from llmcli.commands.scorers import Side
+    from llmcli.commands.calibrating import Outcome, Wish
     from llmcli.ui import UI
-    from quant.calibrate import Sums
-    from quant.evaluate import Chunks
 
+Refs = Annotated[
+    list[str],
+    typer.Argument(metavar="SRC", help="catalog name, org/repo[:QUANT], GGUF file or folder; with --merge, files"),
+]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="STATS", help="The new importance matrix.")]
-Text = Annotated[Path, typer.Option("--text", "-f", metavar="FILE", help="UTF-8 text like what the model will read.")]
+MomentsOut = Annotated[
+    Path | None, typer.Option("--moments", metavar="FILE", help="Gather full second moments, too, into this file.")
+]
+Texts = Annotated[
+    list[Path] | None,
+    typer.Option("--text", "-f", metavar="FILE", help="UTF-8 text to be read; repeatable. Default: what ships."),
+]
 Ctx = Annotated[int, typer.Option("--ctx", "-c", "--ctx-size", min=1, help="Tokens of a chunk.")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Shuffle the chunks that --chunks takes the first of.")]
+Memory = Annotated[
+    str | None, typer.Option("--memory", metavar="N(M|G)", help="Hold no more sums of --moments than this at a time.")
+]
+Merge = Annotated[bool, typer.Option("--merge", help="SRC are files of calibrations, .dat too: add them up.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -26,86 +39,123 @@ def register(app: typer.Typer) -> None:
 
 
 def calibrate(
-    ref: Ref,
+    refs: Refs,
     out: Out,
-    text: Text,
+    moments: MomentsOut = None,
+    text: Texts = None,
     ctx: Ctx = CTX,
     chunks: Count = None,
+    seed: Seed = None,
+    memory: Memory = None,
+    merge: Merge = False,
     ubatch_size: Ubatch = 512,
     threads: Threads = None,
     gpu_layers: Layers = "auto",
     flash_attn: Flash = "auto",
+    fresh: Fresh = False,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Json = False,
 ) -> None:
-    """Measure how much each input column of each weight matters, for `quantize --imatrix STATS`.
+    """Measure how much each input column of each weight matters, for `quantize --imatrix STATS` and `--moments FILE`.
 
     Sums of squares over a text, from llama.cpp's own passes: llama-imatrix's file, which llama-quantize reads too, with
-    the head of models that share it with their embedding.
+    the head of models that share it with their embedding. Killed runs go on where they were.
     """
-    from llmcli.catalog.partial import write_whole
+    from llmcli.commands import calibrating, texts
     from llmcli.commands.ready import ready
-    from llmcli.commands.scorers import tokens
+    from llmcli.errors import UsageError
     from llmcli.hardware import fit
     from llmcli.runtime.request import RunOptions
-    from quant import evaluate
+    from quant import quantize
+    from quant.planning import shard_size
 
     config, ui = start(json, offline)
+    if merge:
+        for flag, value in (("--moments", moments), ("--text", text), ("--chunks", chunks), ("--seed", seed)):
+            if value is not None:
+                raise UsageError(f"{flag} does not go with --merge: nothing is read", hint=f"leave out {flag}")
+        _merge([Path(ref).expanduser() for ref in refs], out.expanduser(), ui)
+        return
+    if len(refs) > 1:
+        raise UsageError(f"{len(refs)} models are named, one can be calibrated", hint="--merge adds files up")
     options = RunOptions(ctx, threads, None, ubatch_size, ubatch_size, gpu_layers, flash_attn)
     fit.check(options)
-    words = _words(text)
-    subject = side(ready(ref, None, config, ui).path, options, ui)
-    whole = evaluate.chunks(tokens(subject, words), ctx)
-    some = evaluate.Chunks(whole.ids[:chunks])
-    sums = _read(subject, some, ui)
-    target = out.expanduser()
-    write_whole(target, *sums.file([str(text)], some.count, ctx))
-    _tell(sums, some, target, ui)
+    room = shard_size(memory, "--memory", "memory") if memory else None
+    texts.given(text or [])  # a mistake in them is told before a model is fetched
+    path = ready(refs[0], None, config, ui).path
+    subject = side(path, options, ui)
+    some, names = texts.chunks(subject, text or [], chunks, seed, ui)
+    fingerprint = quantize.open_gguf(path).fingerprint
+    target = moments.expanduser() if moments else None
+    wish = calibrating.Wish(subject, fingerprint, some, names, out.expanduser(), target, room, fresh)
+    _tell(wish, calibrating.run(wish, config, ui), ui)
 
 
-def _read(subject: "Side", text: "Chunks", ui: "UI") -> "Sums":
-    """All of it, every chunk's products counted in."""
-    from llmcli.runtime.activations import open_activations
-    from llmcli.runtime.binding.model import open_model
-    from quant.calibrate import Product, Sums
+def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
+    """Files of one kind made one."""
+    from llmcli.catalog.partial import check_place, write_whole
+    from llmcli.errors import UserError
+    from quant import merge
+    from quant.moments import recognised
 
-    sums, header = Sums(), subject.header
-    named = {tensor.name for tensor in header.tensors if len(tensor.shape) > 1}
-    with open_model(header.path, gpu_layers=subject.gpu_layers, latent=header.latent) as model:
-        with open_activations(
-            model, subject.context(1, model.n_vocab), named.__contains__,
-            lambda seen: sums.add(Product(seen.name, seen.rows, seen.matrices, seen.experts, seen.key)),
-        ) as activations, ui.bar(f"calibrate {header.path.name}", text.count, "chunks") as bar:  # fmt: skip
-            for ids in text.ids:
-                activations.read(ids)
-                bar.advance(1)
-    return sums
+    check_place(out)
+    second = [path for path in paths if recognised(path)]
+    if second and len(second) < len(paths):
+        other = next(path for path in paths if path not in second)
+        raise UserError(f"{second[0]} holds second moments, {other} sums of squares", hint="merge files of one kind")
+    if second:
+        made = merge.merge_moments(paths, out)
+    else:
+        made, pieces = merge.merged(paths)
+        write_whole(out, *pieces)
+    for note in made.notes:
+        ui.warn(note)
+    if ui.json:
+        ui.result({"path": str(out), "bytes": out.stat().st_size, "tensors": made.tensors, "chunks": made.chunks})
+    else:
+        ui.text(f"{out}: {made.tensors} tensors over {made.chunks} chunks of {len(paths)} files")
 
 
-def _tell(sums: "Sums", text: "Chunks", out: Path, ui: "UI") -> None:
-    unseen = sums.unseen()
+def _tell(wish: "Wish", outcome: "Outcome", ui: "UI") -> None:
+    sums, text, out = outcome.sums, wish.text, wish.out
+    unseen, dead = sums.unseen(), sums.dead()
     for name, count in list(unseen.items())[:3]:
         ui.warn(f"no token went to {count} of the experts of {name}: they are rounded as if all columns mattered alike")
     if len(unseen) > 3:
         ui.warn(f"so it is with {len(unseen) - 3} more tensors; a longer text may reach them")
+    if dead:
+        name, count = next(iter(dead.items()))
+        more = f", and columns of {len(dead) - 1} more" if len(dead) > 1 else ""
+        ui.note(f"nothing but zeros entered {count} columns of {name}{more}: what they hold is not used")
+    thin = _thin(wish, ui)
     if ui.json:
-        ui.result(_document(sums, text, out))
+        ui.result({
+            "path": str(out), "bytes": out.stat().st_size, "tensors": len(sums.sums), "chunks": text.count,
+            "n_ctx": text.n_ctx, "tokens": int(text.ids.size), "unseen_experts": unseen, "dead_columns": dead,
+            "resumed_chunks": outcome.resumed, "moments": str(wish.moments) if wish.moments else None,
+            "moments_bytes": wish.moments.stat().st_size if wish.moments else None, "passes": outcome.passes,
+            "rank_deficient": thin,
+        })  # fmt: skip
         return
     ui.text(f"{out}: {len(sums.sums)} tensors over {text.ids.size:,} tokens in {text.count} chunks of {text.n_ctx}")
+    if wish.moments:
+        ui.text(f"{wish.moments}: their second moments")
 
 
-def _document(sums: "Sums", text: "Chunks", out: Path) -> dict[str, Any]:
-    return {
-        "path": str(out), "bytes": out.stat().st_size, "tensors": len(sums.sums), "chunks": text.count,
-        "n_ctx": text.n_ctx, "tokens": int(text.ids.size), "unseen_experts": sums.unseen(),
-    }  # fmt: skip
+def _thin(wish: "Wish", ui: "UI") -> dict[str, int]:
+    """Of each weight's second moments so many matrices had fewer rows than columns; told with what would do."""
+    from quant import moments
 
-
-def _words(path: Path) -> str:
-    """The text; refused where it is the one that eval reads: figures of it would flatter."""
-    from llmcli.errors import UserError
-
-    words, name = words_of(path)
-    if words == words_of(None)[0]:
-        raise UserError(f"{name} is the text that eval reads: nothing may be calibrated with it", hint="another --text")
-    return words
+    if not wish.moments:
+        return {}
+    found = [one for one in moments.load(wish.moments).inputs if one.thin]
+    if found:
+        worst = max(found, key=lambda one: one.columns / min(count for count in one.counts if count))
+        least = min(count for count in worst.counts if count)
+        enough = int(wish.text.ids.size * worst.columns / least) + 1
+        ui.warn(
+            f"the text is short for {len(found)} of the inputs: {worst.names[0]} has {worst.columns:,} columns and saw "
+            f"{least:,.0f} rows{' at one expert' if worst.matrices > 1 else ''}, so that its second moments are not of "
+            f"full rank; some {enough:,} tokens would do (this text: {wish.text.ids.size:,})"
+        )
+    return {name: one.thin for one in found for name in one.names}

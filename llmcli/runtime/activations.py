@@ -20,6 +20,10 @@ class Activations:
         self.context, self._watcher = context, watcher
         self.bos = model.bos if model.add_bos else None
 
+    def narrow(self, wanted: Callable[[str], bool], last: str) -> None:
+        """Show only these weights from now on, and end every pass behind the product with `last`."""
+        self._watcher.wanted, self._watcher.last = wanted, last
+
     def read(self, ids: NDArray[np.int32]) -> None:
         """One chunk [n_ctx]. Every row asks for logits: else the last block and the head would see none of it.
 

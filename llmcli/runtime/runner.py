@@ -306,7 +306,7 @@ def open_runner(
         speculation(drafting, header, model, context, options, gpu_layers) as guesses,
     ):
         source = None if raw else template or header.metadata.get("tokenizer.chat_template")
-        words = _special_words(model)
+        words = special_words(model)
         made = Template(str(source), bos=words[0], eos=words[1]) if source else None
         load_ms = (time.perf_counter() - begun) * 1e3
         runner = Runner(header, model, context, options, made, load_ms, native_sampling, guesses, drafting.ngram)
@@ -332,7 +332,8 @@ def _tag_tokens(model: Model) -> set[int]:
     return made
 
 
-def _special_words(model: Model) -> tuple[str, str]:
+def special_words(model: Model) -> tuple[str, str]:
+    """BOS and EOS as a template writes them; empty where the model has none."""
     bos, eos = (
         "" if token is None else model.piece(token, special=True).decode("utf-8", "replace")
         for token in (model.bos, model.eos)

@@ -1,5 +1,8 @@
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +10,8 @@ import numpy as np
 import pytest
 
 from llmcli.commands.eval import words_of
-from quant import container, imatrix
+from llmcli.ui import UI
+from quant import container, imatrix, moments, quantize
 from tests.commands.conftest import Done
 from tests.quant import tiny
 
@@ -125,3 +129,205 @@ def test_mistakes_are_one_line(llmcli: Llmcli, tmp_path: Path, text: Path) -> No
         assert (done.code, done.out) == (1, ""), words
         assert why in done.err
         assert not out.exists()
+
+
+def test_moments_are_numpys_own_of_the_rows_that_entered(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
+    from llmcli.runtime.activations import open_activations
+    from llmcli.runtime.binding.context import ContextOptions
+    from llmcli.runtime.binding.model import open_model
+
+    model = tiny.llama(tmp_path / "moe.gguf", hidden=64, ff=96, layers=2, experts=4)
+    out, second = tmp_path / "stats.gguf", tmp_path / "moments.gguf"
+    words = ("calibrate", str(model), "-o", str(out), "--text", str(text), "--ctx", "32", "--chunks", "4", "-t", "1")
+    done = llmcli(*words, "--moments", str(second))
+    assert done.code == 0, done.err
+    assert "second moments of the 11 inputs of 17 weights" in done.err
+    assert "one pass over the text" in done.err
+    found = moments.load(second)
+    kept: dict[str, list[Any]] = {}
+    with open_model(model, gpu_layers=0) as opened:
+        ids = opened.tokenize(text.read_text(), special=False, add_special=True)[:128]
+
+        def sink(seen: Any) -> None:
+            rows = seen.rows.copy() if seen.experts is None else (seen.rows.copy(), seen.experts.copy())
+            kept.setdefault(seen.name, []).append(rows)
+
+        with open_activations(opened, ContextOptions(32), found.names.__contains__, sink) as activations:
+            for start in range(0, 128, 32):
+                activations.read(np.array(ids[start : start + 32], np.int32))
+    assert found.names == kept.keys()
+    assert "blk.1.ffn_down_exps.weight" in found.names
+    for name, shown in kept.items():
+        one = found.of(name)
+        assert one is not None
+        for matrix in range(one.matrices):
+            x = np.concatenate([_entered(rows, matrix) for rows in shown]).astype(np.float64)
+            assert one.counts[matrix] == len(x)
+            if len(x):
+                apart = np.linalg.norm(one.sums(matrix) - x.T @ x)
+                assert apart < 1e-5 * np.linalg.norm(x.T @ x), name
+    # The sums of squares beside them are the same measurement: the imatrix does not depend on --moments.
+    entries = imatrix.load(out).entries
+    for name in found.names:
+        np.testing.assert_allclose(found.imatrix.entries[name].sums(), entries[name].sums(), rtol=1e-5)
+    raw, plain = out.read_bytes(), second.read_bytes()
+    assert llmcli(*words).code == 0
+    assert out.read_bytes() == raw
+    done = llmcli(*words, "--moments", str(second), "--memory", "1M")
+    assert done.code == 0, done.err
+    assert "2 passes over the text" in done.err
+    assert (out.read_bytes(), second.read_bytes()) == (raw, plain)
+
+
+def _entered(rows: Any, matrix: int) -> Any:
+    if not isinstance(rows, tuple):
+        return rows[0, 0]
+    values, experts = rows
+    tokens, slots = np.nonzero(experts == matrix)
+    return values[tokens, slots % values.shape[1]]
+
+
+KILLED = """
+import os, sys
+from llmcli.app import main
+from llmcli.commands import calibrating
+from llmcli.runtime.activations import Activations
+from quant import interim
+interim.EVERY = interim.SHARE = 0
+left, read = int(sys.argv.pop(1)), Activations.read
+def count(self, ids):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), 9)
+    read(self, ids)
+Activations.read = count
+main()
+"""
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(second: bool, llmcli: Llmcli, tmp_path, text: Path) -> None:
+    model = tiny.llama(tmp_path / "tiny.gguf", hidden=128, ff=160, layers=2)
+    whole, broken = tmp_path / "whole.gguf", tmp_path / "broken.gguf"
+    words = ["calibrate", str(model), "--text", str(text), "--ctx", "32", "-t", "1", "--chunks", "8"]
+
+    def outputs(out: Path) -> list[str]:
+        more = ["--moments", str(out.with_suffix(".moments")), "--memory", "1M"] if second else []
+        return ["-o", str(out), *more]
+
+    assert llmcli(*words, *outputs(whole)).code == 0
+    for left in (7, 7) if second else (4, 3):  # reads until it is killed: in the first pass, in a later one
+        done = subprocess.run([sys.executable, "-c", KILLED, str(left), *words, *outputs(broken)], capture_output=True)
+        assert done.returncode == -9, done.stderr
+        assert not broken.exists()
+    done = llmcli(*words, *outputs(broken), "--json")
+    assert done.code == 0, done.err
+    assert "goes on where an earlier run was stopped" in done.err
+    assert json.loads(done.out)["resumed_chunks"] == (10 if second else 5)
+    assert broken.read_bytes() == whole.read_bytes()
+    if second:
+        assert broken.with_suffix(".moments").read_bytes() == whole.with_suffix(".moments").read_bytes()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_text_too_short_for_the_width_is_told_with_what_would_do(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
+    model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=1)
+    out = tmp_path / "stats.gguf"
+    words = ("calibrate", str(model), "-o", str(out), "--text", str(text), "--ctx", "32", "--chunks", "2", "-t", "1")
+    done = llmcli(*words, "--moments", str(tmp_path / "m"), "--json")
+    assert done.code == 0, done.err
+    assert "blk.0.ffn_down.weight has 96 columns and saw 64 rows" in done.err
+    assert "some 97 tokens would do (this text: 64)" in done.err
+    assert json.loads(done.out)["rank_deficient"] == {"blk.0.ffn_down.weight": 1}
+
+
+def test_a_seed_chooses_the_chunks(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
+    model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
+
+    def made(*more: str) -> bytes:
+        out = tmp_path / "stats.gguf"
+        words = ("calibrate", str(model), "-o", str(out), "--text", str(text), "--ctx", "16", "--chunks", "2")
+        assert llmcli(*words, "-t", "1", *more).code == 0
+        return out.read_bytes()
+
+    assert made("--seed", "1") == made("--seed", "1")
+    assert len({made(), made("--seed", "1"), made("--seed", "2")}) == 3
+
+
+def test_files_are_merged_into_one_and_kinds_are_not_mixed(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
+    model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
+    a, b, m, out = (tmp_path / name for name in ("a.gguf", "b.gguf", "m.gguf", "out.gguf"))
+    common = ("--text", str(text), "--ctx", "32", "-t", "1")
+    assert llmcli("calibrate", str(model), "-o", str(a), "--moments", str(m), *common).code == 0
+    assert llmcli("calibrate", str(model), "-o", str(b), "--chunks", "2", *common).code == 0
+    done = llmcli("calibrate", "--merge", str(a), str(b), "-o", str(out))
+    assert done.code == 0, done.err
+    one, other, both = (imatrix.load(path) for path in (a, b, out))
+    assert both.chunks == one.chunks + 2
+    for name, entry in both.entries.items():
+        assert entry.divisors[0] == one.entries[name].divisors[0] + 64
+        want = one.entries[name].sums() + other.entries[name].sums()
+        np.testing.assert_allclose(entry.sums(), want, rtol=1e-6)
+    assert llmcli("calibrate", "--merge", str(m), str(m), "-o", str(tmp_path / "mm.gguf")).code == 0
+    assert moments.load(tmp_path / "mm.gguf").inputs[0].counts[0] == 2 * moments.load(m).inputs[0].counts[0]
+    for words, why in (
+        (("--merge", str(a), str(m)), "holds second moments"),
+        (("--merge", str(a), "--text", str(text)), "--text does not go with --merge"),
+        ((str(model), str(model)), "2 models are named"),
+    ):
+        done = llmcli("calibrate", *words, "-o", str(tmp_path / "none.gguf"))
+        assert done.code in (1, 2)
+        assert why in done.err
+        assert not (tmp_path / "none.gguf").exists()
+
+
+def test_a_file_of_moments_steers_nothing_of_another_model(tmp_path: Path, llmcli: Llmcli, text: Path) -> None:
+    model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
+    words = ("--text", str(text), "--ctx", "32", "-t", "1")
+    second = tmp_path / "m.gguf"
+    assert llmcli("calibrate", str(model), "-o", str(tmp_path / "s"), "--moments", str(second), *words).code == 0
+    found = moments.load(second)
+    assert found.about.model == quantize.open_gguf(model).fingerprint
+    assert set(found.fitting([(t.name, t.shape) for t in container.read(model).tensors])) == found.names
+
+
+def test_no_line_of_the_text_that_ships_is_one_that_eval_reads() -> None:
+    def lines(text: str) -> set[str]:
+        return {" ".join(line.split()) for line in text.splitlines() if len(" ".join(line.split())) >= 40}
+
+    folder = resources.files("quant") / "texts"
+    read = lines((folder / "evaluation.txt").read_text(encoding="utf-8"))
+    files = [file for file in (folder / "calibration").iterdir() if file.is_file()]
+    assert len(files) > 4
+    words = [file.read_text(encoding="utf-8") for file in files]
+    talks = json.loads(next(text for text, file in zip(words, files, strict=True) if file.name == "talks.json"))
+    told = "\n".join(content for talk in talks for _, content in talk)
+    assert len(read) > 1000
+    assert not read & lines("\n".join([*words, told]))
+    assert sum(len(text.encode()) for text in words) < 500 << 10
+
+
+def test_talks_that_ship_are_written_in_the_model_s_template(smollm2: Path, llmcli: Llmcli, tmp_path: Path) -> None:
+    from llmcli.commands import texts
+    from llmcli.commands.eval import side
+    from llmcli.runtime.binding.model import open_model
+    from llmcli.runtime.request import RunOptions
+
+    subject = side(smollm2, RunOptions(512, 1, None, 512, 512, "0"), ui := UI(False))
+    with open_model(smollm2, vocab_only=True) as model:
+        *plain, talks = texts.shipped(subject, model, ui)
+        assert talks.words.startswith("<|im_start|>system\nYou are a helpful assistant. Answer briefly")
+        assert talks.words.count("<|im_start|>assistant\n") > 40
+        assert talks.special
+        assert not any(text.special for text in plain)
+        turns = model.tokenize("<|im_start|>", special=True)
+        assert len(turns) == 1
+    chosen, names = texts.chunks(subject, [], 3, None, ui)
+    assert (chosen.ids.shape, names) == ((3, 512), (texts.SHIPPED,))
+    every, _ = texts.chunks(subject, [], None, None, ui)
+    assert 50_000 < every.ids.size < 130_000
+    assert (every.ids == turns[0]).sum() > 80
+    assert (every.ids[:3] == chosen.ids).all()
+    other, _ = texts.chunks(subject, [], 3, 1, ui)
+    assert (other.ids != chosen.ids).any()

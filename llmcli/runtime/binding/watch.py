@@ -51,10 +51,15 @@ class Seen:
 
 class Watcher:
     """Shows `sink` every product with a weight whose name is `wanted`. `callback` goes to the context and must live as
-    long. What the sink raises ends the pass and is kept in `error`, since C cannot pass it on."""
+    long. What the sink raises ends the pass and is kept in `error`, since C cannot pass it on.
+
+    The product with the weight `last` ends the pass, too: what stands behind it in the graph is not computed, and the
+    pass's logits mean nothing. Where a graph is split over devices each part behind it still runs, unseen.
+    """
 
     def __init__(self, wanted: Callable[[str], bool], sink: Callable[[Seen], None]) -> None:
         self.wanted, self.sink = wanted, sink
+        self.last = ""
         self.error: BaseException | None = None
         self._functions = _functions()
         self._ops: dict[int, bytes] = {}
@@ -84,7 +89,7 @@ class Watcher:
         except BaseException as error:  # noqa: BLE001 - ctypes would print it and go on
             self.error = error
             return False
-        return True
+        return name != self.last
 
     def _show(self, name: str, weight: _Tensor, entered: _Tensor, ids: _Tensor | None, address: int) -> None:
         rows = self._array(entered, np.float32)

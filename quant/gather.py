@@ -1,0 +1,147 @@
+"""Second moments as they are gathered: which weights share an input, as many inputs at a time as memory holds, and the
+sums themselves.
+
+A chunk's rows are multiplied in float32 (one symmetric product for each distinct input) and added up in float64, the
+lower triangles alone. They are kept until the chunk was read: multiplied within the pass, BLAS's threads would share
+the cores with those of llama.cpp, which wait awake. It knows names and rows; what runs the model is passed in.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from quant.calibrate import F32, F64, Product
+from quant.errors import Refusal
+from quant.momentfile import Gathered, Input
+
+BAND = 512  # rows of a triangle that are added at a time
+
+
+class Survey:
+    """Looks once at what a pass shows: the distinct `inputs`, in the order in which the graph computes them, and how
+    many bytes of `rows` entered each."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Input] = []
+        self.rows: list[int] = []
+        self._number: dict[str, int] = {}
+        self._key: tuple[int, int] | None = None
+
+    def add(self, product: Product) -> None:
+        """Count one product in. A weight that was seen before brings more rows and nothing else."""
+        number = self._number.get(product.name)
+        if number is not None:
+            self.rows[number] += product.rows.nbytes if product.name == self.inputs[number].names[0] else 0
+            self._key = None
+            return
+        one = Input((product.name,), product.rows.shape[-1], math.prod(product.matrices))
+        if product.key == self._key and replace(one, names=(last := self.inputs[-1]).names) == last:
+            self.inputs[-1] = replace(last, names=(*last.names, product.name))
+        else:
+            self.inputs.append(one)
+            self.rows.append(product.rows.nbytes)
+        self._number[product.name] = len(self.inputs) - 1
+        self._key = product.key
+
+    def cost(self, number: int) -> int:
+        """Bytes that gathering an input holds: sums of x x^T and of x in float64, and a chunk's rows."""
+        return held(self.inputs[number]) + self.rows[number]
+
+
+def held(one: Input) -> int:
+    """Bytes of an input's sums."""
+    return 8 * one.matrices * (one.columns * (one.columns + 1) + 1)
+
+
+def spare(one: Input) -> int:
+    """Bytes that a product of it takes, and a piece of that which is added."""
+    return 8 * one.columns * one.columns
+
+
+def groups(survey: Survey, numbers: Sequence[int], memory: int) -> list[tuple[int, ...]]:
+    """Split these `numbers` of inputs, in their order, into groups that can be gathered at a time in `memory` bytes.
+
+    Raises Refusal where one alone cannot: its moments are whole or they are not there.
+    """
+    made: list[list[int]] = [[]]
+    inputs = survey.inputs
+    for number in numbers:
+        if made[-1] and needs(survey, [*made[-1], number]) > memory:
+            made.append([])
+        made[-1].append(number)
+        if (need := needs(survey, made[-1])) > memory:
+            one = inputs[number]
+            experts = f", {one.matrices} experts" if one.matrices > 1 else ""
+            raise Refusal(
+                f"the second moments of {one.names[0]} ({one.columns:,} columns{experts}) need {need:,} bytes of "
+                f"memory, {memory:,} may be used",
+                hint=f"free memory, or allow more: --memory {-(-need // 10**6)}M; without --moments there is no need",
+            )
+    return [tuple(group) for group in made if group]
+
+
+def needs(survey: Survey, group: Sequence[int]) -> int:
+    """Bytes of memory that gathering these inputs takes."""
+    inputs = survey.inputs
+    return sum(map(survey.cost, group)) + max((spare(inputs[number]) for number in group), default=0)
+
+
+class Seconds:
+    """The sums of a group of inputs. `numbers` are theirs among `inputs`."""
+
+    def __init__(self, inputs: Sequence[Input], numbers: Sequence[int]) -> None:
+        self.numbers = tuple(numbers)
+        self._number = {name: number for number in numbers for name in inputs[number].names}
+        self._names = {number: inputs[number].names for number in numbers}
+        self._keys: dict[int, tuple[int, int]] = {}
+        self._kept: list[tuple[int, Product]] = []
+        self.gathered = {number: _nothing(inputs[number]) for number in numbers}
+
+    def add(self, product: Product) -> None:
+        """Keep what entered, once for all weights that share it, until `flush`."""
+        number = self._number.get(product.name)
+        if number is None:
+            return
+        if product.name != self._names[number][0]:
+            assert product.key == self._keys[number], (product.name, self._names[number])
+            return
+        self._keys[number] = product.key
+        experts = None if product.experts is None else product.experts.copy()
+        self._kept.append((number, replace(product, rows=product.rows.copy(), experts=experts)))
+
+    def flush(self) -> None:
+        """Count in what was kept."""
+        for number, product in self._kept:
+            for matrix, rows in _each(product):
+                _add(self.gathered[number], matrix, rows)
+        self._kept.clear()
+
+
+def _each(product: Product) -> Iterator[tuple[int, F32]]:
+    """The rows [rows, columns] that enter each matrix of the weight."""
+    rows = product.rows
+    if product.experts is not None:
+        for expert in np.unique(product.experts):
+            tokens, slots = np.nonzero(product.experts == expert)
+            yield int(expert), rows[tokens, slots % rows.shape[1]]
+        return
+    inner, outer = product.matrices
+    for i3, i2 in np.ndindex(rows.shape[:2]):
+        yield (i3 % outer) * inner + i2 % inner, rows[i3, i2]
+
+
+def _add(into: Gathered, matrix: int, rows: F32) -> None:
+    rows = np.ascontiguousarray(rows)
+    square, sums = rows.T @ rows, into.second[matrix]  # BLAS makes one triangle of it and mirrors that
+    for first in range(0, len(square), BAND):
+        last = first + BAND
+        sums[first:last, :last] += square[first:last, :last]
+    into.first[matrix] += rows.sum(0, dtype=np.float64)
+    into.counts[matrix] += len(rows)
+
+
+def _nothing(one: Input) -> Gathered:
+    second: F64 = np.zeros((one.matrices, one.columns, one.columns))
+    return Gathered(second, np.zeros((one.matrices, one.columns)), np.zeros(one.matrices))
