@@ -3,11 +3,16 @@
 
 usage: .venv/bin/python scripts/measure_bench.py MODEL [MODEL ...] --llama-bench PATH [--pairs 10] [--repetitions 2]
        [--threads 1,2] [--prompt 512] [--gen 128]
+       .venv/bin/python scripts/measure_bench.py MODEL [MODEL ...] --inside [--seconds 42] [--threads 1,2] …
 
 A pair is one process of each, the first place changing; a process runs pp512 and tg128 with each number of threads,
 after llama-bench's warm-up, and the median of its repetitions counts. Printed are medians over the pairs, the median
 of the ratios with a 95% bootstrap interval, and whether it reaches 0.98. The machine should be otherwise idle. Three
 small models take about 12 minutes on two cores.
+
+--inside compares both ways in one process (scripts/inside.py), a line taking --seconds: contexts as bench opens them
+and as llama-bench does, in turn over the same weights. Told is the ratio of medians over the turns, with its interval.
+Three models take 9 minutes.
 """
 
 import argparse
@@ -15,6 +20,7 @@ import statistics
 import time
 from pathlib import Path
 
+import inside
 from pairs import LLMCLI, document, interval, model_path
 
 GOAL = 0.98
@@ -59,12 +65,30 @@ def tell(found: dict[str, list[Rates]]) -> bool:
     return good
 
 
+def within(model: Path, asked: argparse.Namespace) -> bool:
+    """Both ways in this process, a line for each test; whether all reach the goal."""
+    good = True
+    threads = [int(count) for count in asked.threads.split(",")]
+    for test, paired in inside.measure(model, threads, asked.prompt, asked.gen, asked.seconds):
+        (ratio, low, high), (ours, theirs) = paired.ratio(), paired.speeds()
+        good &= ratio >= GOAL
+        print(
+            f"  {test.name:6} -t {test.n_threads}: bench {ours:8.2f}  llama-bench's way {theirs:8.2f} tok/s  "
+            f"ratio {ratio:.4f}  95% interval {low:.4f} to {high:.4f}, {len(paired.ours)} turns  "
+            f"{'>=' if ratio >= GOAL else '<'} {GOAL}", flush=True,
+        )  # fmt: skip
+    return good
+
+
 def main() -> None:
     """Measure and print; the exit code is 1 where a median misses the goal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="MODEL")
-    parser.add_argument("--llama-bench", required=True, help="llama.cpp's own tool, built from the same source")
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("--llama-bench", help="llama.cpp's own tool, built from the same source")
+    way.add_argument("--inside", action="store_true", help="both ways in this process")
     parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=42, help="of each line, with --inside")
     parser.add_argument("--repetitions", type=int, default=2, help="of each test, in each process")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--prompt", type=int, default=512)
@@ -73,6 +97,10 @@ def main() -> None:
     good = True
     for ref in asked.models:
         model, began = model_path(ref), time.monotonic()
+        if asked.inside:
+            print(f"{Path(model).name}:", flush=True)
+            good &= within(Path(model), asked)
+            continue
         found = pairs(model, asked)
         print(f"{Path(model).name}: {asked.pairs} pairs, {time.monotonic() - began:.0f} s", flush=True)
         good &= tell(found)
