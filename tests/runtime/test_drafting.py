@@ -226,6 +226,32 @@ def test_more_rows_are_never_thought_cheaper_than_fewer():
     assert curve(4) >= curve(1) > 0
 
 
+def test_passes_held_up_at_the_start_do_not_end_guessing_for_good():
+    """T(4) looked like 3.3 T(1) and is 2: a short draft is tried once, and what it took is believed."""
+    curve = Curve({1: 1.0, 4: 3.3, 8: 6.0})
+    assert Pace(curve).choose(Sure(0.9), 100) == 3
+    for _ in range(2):
+        curve.saw(4, 2.0)
+        curve.one = 1.0
+    assert curve.ratio(4) < 2.5
+    assert curve.ratio(8) < 5  # held up as well
+    assert Pace(curve).choose(Sure(0.9), 100) >= 3
+
+
+def test_where_several_rows_are_dear_one_short_draft_is_tried_and_no_more():
+    curve = Curve({1: 1.0, 4: 3.3, 8: 6.0})
+    pace = Pace(curve)
+    tried = 0
+    for _ in range(400):
+        if pace.choose(Sure(0.9), 100):
+            tried += 1
+            pace.guessed(4, 4, 3.3, 0.0)
+        else:
+            pace.plain(1.0)
+    assert tried == 1
+    assert curve.ratio(4) == pytest.approx(3.3, rel=0.01)
+
+
 class Sociable(FakeContext):
     """Rows whose logits depend on company where there are more than `equal` of them."""
 

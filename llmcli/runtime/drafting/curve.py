@@ -19,6 +19,7 @@ SINGLES = 4  # passes of one row, at least
 BUDGET = 0.25  # seconds, which small models stay within
 WEIGHT = 0.1  # of a new pass in the running mean
 LEARNING = 0.05  # of a new pass of several rows in what they cost beside one
+HOPE = 2.7  # T(4) / T(1) of the slowest machine where guessing paid (notes, 6.1): to be believed until one was tried
 TURN = 0.2  # at first
 FOUR = 4  # rows that llama.cpp multiplies at a time; the rest of a pass goes row by row
 
@@ -39,12 +40,17 @@ class Curve:
     """Seconds of a pass by its rows: `one` of a single row, times what more rows cost beside it. The machine's speed
     moves them all together, from second to second; the ratios move slowly, as the context grows. `turn`: what a single
     row costs more (a share of `one`) behind a pass of several: llama.cpp lays its graph out anew. `equal`: up to so
-    many rows each had, bit for bit, the logits it has alone."""
+    many rows each had, bit for bit, the logits it has alone.
+
+    At start-up another program may hold up the few passes of several rows (T(4) of 3.23 was seen where 2.2 was true:
+    nothing was guessed in that process). So a short draft is tried once although it looked dear, and passes that turn
+    out cheaper are believed at once: they can be held up, not hurried."""
 
     def __init__(self, seconds: Mapping[int, float], equal: int = 0) -> None:
         self.one, self.equal = seconds[1], equal
         self.turn = TURN
         self.ratios = {rows: max(1.0, each / self.one) for rows, each in seconds.items()}
+        self.passes: dict[int, int] = {}  # since then, by their rows
 
     def __call__(self, rows: int) -> float:
         return self.one * self.ratio(rows)
@@ -66,6 +72,11 @@ class Curve:
         slope = max(0.0, (self.ratios[high] - self.ratios[low]) / (high - low))
         return self.ratios[low] + slope * (rows - low)
 
+    def hoped(self, rows: int) -> float:
+        """The ratio that a guess may be made by: of few rows no more than HOPE until an answer had a pass of them."""
+        ratio = self.ratio(rows)
+        return ratio if rows > FOUR or FOUR in self.passes else min(ratio, HOPE)
+
     def saw(self, rows: int, seconds: float) -> None:
         """A pass took so long; one hiccup counts twice at most. It tells the machine's speed, and less of the ratio."""
         one = self.one
@@ -75,7 +86,15 @@ class Curve:
         ratio = self.ratio(rows)
         off = min(seconds / (one * ratio), 2.0) - 1
         self.one = one * (1 + WEIGHT * off)
-        self.ratios[_whole(rows)] = max(1.0, ratio * (1 + LEARNING * off))
+        rows = _whole(rows)
+        before = self.passes.get(rows, 0)
+        self.passes[rows] = before + 1
+        weight = max(LEARNING, 1 / (2 + before)) if off < 0 else LEARNING
+        self.ratios[rows] = now = max(1.0, ratio * (1 + weight * off))
+        if off < 0 and not before and ratio > 1:  # what was measured beside it had no better luck
+            cheaper = (now - 1) / (ratio - 1)
+            for other in self.ratios.keys() - self.passes.keys() - {1}:
+                self.ratios[other] = 1 + (self.ratios[other] - 1) * cheaper
 
     def turned(self, seconds: float) -> None:
         """The first pass of one row behind one of several took so long."""
@@ -91,7 +110,8 @@ def measure(context: Passes, most: int = MOST) -> Curve:
     """Time passes of one row and of several over the same tokens; the context is empty before and after.
 
     A large model gets as few passes as can be: one row four times, four rows once; what was not measured is
-    told from the slope. With more time each number of rows is measured, then each once again.
+    told from the slope. With more time each number of rows is measured, then each once again. The quickest pass of
+    each counts: what else the machine does only holds them up.
     """
     tokens = np.random.default_rng(0).integers(0, context.n_vocab, most).tolist()
     _pass(context, tokens[:1], 0)  # the first one pages the weights in
@@ -105,7 +125,7 @@ def measure(context: Passes, most: int = MOST) -> Curve:
         if at + 1 >= SINGLES and time.perf_counter() - begun > BUDGET / 3:
             break
     context.trim(0, 0)
-    found, equal, same = {1: float(np.median(times))}, 0, True
+    found, equal, same = {1: min(times)}, 0, True
     for again in (False, True):
         for width in (width for width in WIDTHS if width <= most):
             late = time.perf_counter() - begun + Curve(found)(width) > BUDGET

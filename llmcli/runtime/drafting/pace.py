@@ -68,7 +68,7 @@ class Pace:
                 right *= chance
                 expected += right
             counted = count
-            cost = self.curve.ratio(count + 1) + guesses.cost(count) / self.curve.one + self.turning
+            cost = self.curve.hoped(count + 1) + guesses.cost(count) / self.curve.one + self.turning
             if expected > best * cost and self.affords(cost if width == short else cost + again, risk):
                 best, chosen = expected / cost, count
             if count == len(chances):
