@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from glob import escape
 from itertools import chain
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def garbage(config: Config, *, delete: bool = False) -> list[Item]:
     while its lock is held: nobody can begin with it in between.
     """
     items = []
-    for item in chain(_wheels(config), _folders(config), _partials(config)):
+    for item in chain(_wheels(config), _folders(config), _partials(config), _scratch(config)):
         if delete:
             _discard(item)
         items.append(item)
@@ -138,6 +139,19 @@ def _partials(config: Config) -> Iterator[Item]:
         yield Item(path, path.stat().st_size, "partial download")
 
 
+def _scratch(config: Config) -> Iterator[Item]:
+    """What a killed verification or comparison left in the cache; figures that are finished stay."""
+    for lock in sorted((config.cache / "bases").glob("*.lock")):
+        with store.locked(lock) as free:
+            for path in sorted(lock.parent.glob(f"*{lock.stem}.gguf*")) if free else ():
+                yield Item(path, _bytes(path), "a checkpoint's copy for a verification")
+    for lock in sorted((config.cache / "pareto").glob("*/lock")):
+        with store.locked(lock) as free:
+            for path in sorted(lock.parent.iterdir()) if free else ():
+                if path != lock and path.suffix != ".json":
+                    yield Item(path, _bytes(path), "unfinished comparison")
+
+
 def _folders(config: Config) -> Iterator[Item]:
     for place in sorted(path for path in store.root(config).glob("*") if path.is_dir() and path.name != ".locks"):
         with store.locked(store.root(config) / ".locks" / f"{place.name}.lock") as free:
@@ -168,7 +182,9 @@ def _kept(place: Path) -> set[Path]:
     if manifest is None or not all(Path(file.path).is_file() for file in manifest.files):
         # A whole file whose record is missing or damaged: the next `pull` or `run` takes it up again.
         return {path for path in place.glob("*.gguf") if _whole(path)}
-    return {place / "manifest.json", *(Path(file.path) for file in manifest.files)}
+    files = [Path(file.path) for file in manifest.files]
+    beside = (path for file in files for path in place.glob(f"{escape(file.stem)}.certificate.*"))
+    return {place / "manifest.json", *files, *beside}
 
 
 def _whole(path: Path) -> bool:

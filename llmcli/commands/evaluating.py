@@ -54,7 +54,9 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it: of `tokens` in the text so many `chunks` of `n_ctx` were read, `resumed` of them earlier."""
+    """What came of it: of `tokens` in the text so many `chunks` of `n_ctx` were read, `resumed` of them earlier.
+
+    `klds`: the mean divergence of each chunk, by which two files can be held against each other in pairs."""
 
     quality: Quality
     tokens: int
@@ -62,6 +64,7 @@ class Outcome:
     chunks: int
     resumed: int
     seconds: float
+    klds: tuple[float, ...] = ()
 
 
 def run(wish: Wish, config: "Config", ui: "UI") -> Outcome:
@@ -83,7 +86,8 @@ def run(wish: Wish, config: "Config", ui: "UI") -> Outcome:
             found = [_scores(done.get(number), text.scored) for number in range(some)]
         finally:
             done.close()
-    return Outcome(quality(Scores.join(found)), count, text.n_ctx, some, resumed, time.perf_counter() - begun)
+    klds = tuple(float(one.kld.mean()) for one in found if one.against)
+    return Outcome(quality(Scores.join(found)), count, text.n_ctx, some, resumed, time.perf_counter() - begun, klds)
 
 
 def _loop(wish: Wish, text: Chunks, done: Records, saved: Records | None, ui: "UI") -> int:

@@ -13,7 +13,9 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from math import sqrt
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from llmcli import __version__
@@ -45,7 +47,7 @@ POSITION = 2700  # bytes that are kept of the base's logits
 @dataclass(frozen=True, slots=True)
 class Point:
     """A finished setting. `doubt`: what the part of the base's logits that was kept adds to the divergence's error;
-    `seconds` quantizing took, 0 where the file was there."""
+    `seconds` quantizing took, 0 where the file was there; `klds` are the mean divergences of the chunks."""
 
     name: str
     file_type: str
@@ -57,6 +59,7 @@ class Point:
     doubt: float
     speed: tuple[Speed, ...]
     seconds: float
+    klds: tuple[float, ...]
 
     @property
     def generation(self) -> Speed | None:
@@ -111,8 +114,9 @@ def run(wish: Wish, config: "Config", ui: "UI") -> list[Point]:
 
 
 def dominated(points: Sequence[Point]) -> dict[str, str]:
-    """Settings that another one beats: no larger, no farther from the base, better in one of the two, and not slower
-    beyond the noise. The name of the first that does."""
+    """Settings that another one beats, and the nearest one that does: it is no larger, no farther from the base, better
+    in one of the two, and not slower. Of two files of one size the nearer is better where the chunks, held against each
+    other in pairs, support it by two standard errors; slower is what the noise supports."""
     found = {}
     for one in points:
         better = [other for other in points if _beats(other, one)]
@@ -122,12 +126,20 @@ def dominated(points: Sequence[Point]) -> dict[str, str]:
 
 
 def _beats(one: Point, other: Point) -> bool:
-    mine, yours = (one.nbytes, one.answers.kld.value), (other.nbytes, other.answers.kld.value)
-    if mine == yours or mine[0] > yours[0] or mine[1] > yours[1]:
+    nearer, error = _nearer(one, other)
+    if one.nbytes > other.nbytes or nearer < 0 or (one.nbytes == other.nbytes and nearer <= 2 * error):
         return False
     fast, slow = other.generation, one.generation
     known = fast and slow and fast.low is not None and slow.high is not None
     return not (known and fast and slow and (fast.low or 0) > (slow.high or 0))
+
+
+def _nearer(one: Point, other: Point) -> tuple[float, float]:
+    """How much nearer to the base `one` is than `other`, and the standard error of that over the chunks they share."""
+    apart = [theirs - mine for mine, theirs in zip(one.klds, other.klds, strict=True)]
+    middle = fmean(apart)
+    spread = sum((value - middle) ** 2 for value in apart) / max(1, len(apart) - 1)
+    return middle, sqrt(spread / len(apart))
 
 
 def _measured(wish: Wish, left: Sequence[str], folder: Path, config: "Config", ui: "UI") -> dict[str, Point]:
@@ -170,7 +182,7 @@ def _point(
         out.unlink()
     return Point(
         name, plan.file_type.name, plan.method.name, plan.settings, plan.bytes_after, plan.bits_per_weight, answers,
-        against.doubt, speed, seconds,
+        against.doubt, speed, seconds, outcome.klds,
     )  # fmt: skip
 
 

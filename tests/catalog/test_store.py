@@ -125,11 +125,20 @@ def test_garbage_is_what_interrupted_runs_left_and_nothing_else(mine, hub, gguf,
         store.folder(home, mine.name) / "m.gguf.part": "unfinished file",
         store.folder(home, "broken:1") / "manifest.json": "record without its files",
         home.cache / "downloads" / "p-1.0" / "p.whl": "downloaded wheel",
+        home.cache / "bases" / "abc-F32.gguf": "a checkpoint's copy for a verification",
+        home.cache / "bases" / ".abc-F32.gguf.part": "a checkpoint's copy for a verification",
+        home.cache / "pareto" / "abc" / "base.logits": "unfinished comparison",
         home.hub_cache / "models--someone--Tiny-GGUF" / "blobs" / f"{'0' * 64}.llmcli.incomplete": "partial download",
     }
     for path in junk:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"junk!")
+    stay = [
+        kept.with_name(f"{kept.stem}.certificate.html"), home.cache / "bases" / "abc-F32.lock",
+        home.cache / "pareto" / "abc" / "lock", home.cache / "pareto" / "abc" / "finished.json",
+    ]  # fmt: skip
+    for path in stay:
+        path.touch()
     items = reclaim.garbage(home)
     assert sorted(item.why for item in items) == sorted(junk.values())
     assert sum(item.bytes for item in items) == 5 * len(junk)
@@ -137,6 +146,7 @@ def test_garbage_is_what_interrupted_runs_left_and_nothing_else(mine, hub, gguf,
     assert reclaim.garbage(home) == []
     assert not any(path.exists() for path in junk)
     assert kept.exists()
+    assert all(path.exists() for path in stay)
     assert fetch.find(REPO, home, notes) is not None
 
 

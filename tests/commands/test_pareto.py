@@ -144,12 +144,14 @@ def test_mistakes_are_one_line(pareto: Callable[..., Done], stories_gguf: Path, 
         assert why in done.err, words
 
 
-def point(name: str, nbytes: int, kld: float, ratio: tuple[float, float] | None = None) -> Point:
+def point(
+    name: str, nbytes: int, kld: float, ratio: tuple[float, float] | None = None, klds: tuple[float, ...] = ()
+) -> Point:
     speed = (Speed("tg32", 1.0, 1.0, (), (), 1.0, ratio[0], ratio[1], 12),) if ratio else ()
     answers = Answers(
         "t", "h", 512, 1, 255, "F32", NOTHING, NOTHING, NOTHING, Figure(kld, 0.0), kld, {}, kld, NOTHING, NOTHING
     )
-    return Point(name, name, "ggml", "{}", nbytes, 4.5, answers, 0.0, speed, 0.0)
+    return Point(name, name, "ggml", "{}", nbytes, 4.5, answers, 0.0, speed, 0.0, klds or (kld, kld))
 
 
 def test_a_setting_is_beaten_by_one_that_is_no_larger_and_nearer() -> None:
@@ -158,6 +160,14 @@ def test_a_setting_is_beaten_by_one_that_is_no_larger_and_nearer() -> None:
     assert dominated([small, large, near]) == {"small": "near"}
     assert dominated([large, replace(large, name="twin")]) == {}
     assert dominated([large, point("waste", 30, 0.1)]) == {"waste": "large"}
+
+
+def test_of_one_size_the_nearer_is_better_only_where_the_chunks_support_it() -> None:
+    one = point("one", 10, 0.2, klds=(0.1, 0.2, 0.3))
+    nearer = point("nearer", 10, 0.19, klds=(0.09, 0.19, 0.289))  # chunks differ far more than the files
+    assert dominated([one, nearer]) == {"one": "nearer"}
+    assert dominated([one, point("luck", 10, 0.19, klds=(0.02, 0.3, 0.25))]) == {}
+    assert dominated([one, point("small luck", 9, 0.19, klds=(0.02, 0.3, 0.25))]) == {"one": "small luck"}
 
 
 def test_a_slower_one_beats_nothing_where_the_noise_supports_it() -> None:
