@@ -81,7 +81,10 @@ class UI:
 
     @contextmanager
     def bar(
-        self, label: str, total: int | None, unit: Literal["bytes", "tensors", "tests", "chunks"] = "bytes",
+        self,
+        label: str,
+        total: int | None,
+        unit: Literal["bytes", "tensors", "tests", "chunks"] = "bytes",
         done: int = 0,
     ) -> Iterator[Bar]:
         """A progress bar on stderr: drawn on a terminal, one closing line elsewhere.

@@ -141,9 +141,7 @@ class Board:
     def cost(self, setting: Setting) -> float:
         """About the seconds of the fewest rounds; with fewer threads they take longer."""
         values = self.values(setting)
-        slower = [
-            max(1.0, setting.threads / one.threads, setting.threads_batch / one.threads_batch) for one in values
-        ]
+        slower = [max(1.0, setting.threads / one.threads, setting.threads_batch / one.threads_batch) for one in values]
         return self.work.seconds * (2 * sum(slower) + FEWEST + math.log2(2 + len(values))) if values else 0.0
 
 

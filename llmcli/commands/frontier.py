@@ -161,9 +161,7 @@ def _measured(wish: Wish, left: Sequence[str], folder: Path, config: "Config", u
     return found
 
 
-def _point(
-    wish: Wish, name: str, base: "tuple[Side, BaseLogits]", folder: Path, config: "Config", ui: "UI"
-) -> Point:
+def _point(wish: Wish, name: str, base: "tuple[Side, BaseLogits]", folder: Path, config: "Config", ui: "UI") -> Point:
     """One setting made, read and timed; its file goes again unless it is to be kept."""
     plan = wish.plans[name]
     out = (wish.keep or folder) / _file(wish, name)

@@ -36,9 +36,7 @@ def show(told: Told, ui: "UI") -> None:
         f"{told.model.header.path.name} · {told.model.header.file_type} · K {options.cache_type_k}, "
         f"V {options.cache_type_v}" + (f" · against {name}" if name else "")
     )
-    ui.text(
-        f"{told.text}: {outcome.chunks} chunks of {outcome.n_ctx} tokens, {figures.positions:,} positions scored"
-    )
+    ui.text(f"{told.text}: {outcome.chunks} chunks of {outcome.n_ctx} tokens, {figures.positions:,} positions scored")
     ui.text()
     rows = [("perplexity", _plain(figures.perplexity, 4))]
     if figures.against:
@@ -70,7 +68,7 @@ def _spreads(found: Against, ui: "UI") -> None:
     ranks = sorted({*found.klds.ranks, *found.deltas.ranks, 50.0}, reverse=True)
     rows = [("maximum", f"{found.klds.most:.6f}", f"{found.deltas.most:.3%}")]
     for rank in ranks:
-        kld, delta = (middle[1:] if rank == 50.0 else (found.klds.ranks.get(rank), found.deltas.ranks.get(rank)))
+        kld, delta = middle[1:] if rank == 50.0 else (found.klds.ranks.get(rank), found.deltas.ranks.get(rank))
         rows.append((
             "median" if rank == 50.0 else f"{rank:.1f} %", "" if kld is None else f"{kld:.6f}",
             "" if delta is None else f"{delta:.3%}",

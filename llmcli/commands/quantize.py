@@ -8,6 +8,7 @@ import typer
 
 from llmcli.commands.certifying import Verifying
 from llmcli.commands.file_types import with_types
+from llmcli.commands.folding import Fold
 from llmcli.commands.grouped import grouped
 from llmcli.commands.pickles import offered
 from llmcli.commands.show import start
@@ -62,6 +63,14 @@ class Steering:
         Path | None,
         typer.Option(metavar="FILE", help="An importance matrix that steers the rounding, as llama-imatrix makes it."),
     ] = None
+    fold: Fold = "none"
+
+    @property
+    def folds(self) -> bool:
+        """Whether any fold is asked for."""
+        from quant.folds.choose import parse
+
+        return bool(parse(self.fold))
 
 
 def register(app: typer.Typer) -> None:
@@ -89,14 +98,14 @@ def quantize(
     writing: Writing,
 ) -> None:
     """Make a smaller GGUF from a checkpoint folder or a GGUF, in one pass, on all cores."""
-    from llmcli.commands import certifying, closing, weights
+    from llmcli.commands import certifying, closing, folding, weights
     from quant import imatrix as importance
     from quant import planning, recipe
     from quant import quantize as road
 
     config, ui = start(writing.json, writing.offline, reading.allow_pickle)
     how, wish = planning.named(steering.method), verifying.wish(writing.threads)
-    model = weights.find_model(source, config, ui, reading.keep_source or verifying.verify)
+    model = weights.find_model(source, config, ui, reading.keep_source or verifying.verify or steering.folds)
     kind = recipe.parse(quant or (model.quant if model else None) or DEFAULT)
     if quant and quant.upper() in recipe.ALIASES:
         ui.note(f"{quant.upper()} means {kind.name}")
@@ -108,8 +117,9 @@ def quantize(
         place, tokenizer=reading.tokenizer, pre=reading.pre, allow_pickle=reading.allow_pickle, blobs=blobs
     )
     plan = road.plan(opened, kind.name, wishes, sums, most, method=how.name)
+    plan = folding.folded(plan, steering.fold, writing.threads, ui)
     closing.tell(plan, ui)
-    mixed = wishes.any or bool(sums or most) or how.name != "ggml"
+    mixed = wishes.any or bool(sums or most) or how.name != "ggml" or steering.folds
     with weights.placed(plan, model, writing.out, config, ui, mixed=mixed, dry_run=writing.dry_run) as target:
         certifying.check(plan, target, wish, config)
         report = (

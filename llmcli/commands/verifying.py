@@ -92,9 +92,7 @@ def verify(plan: "Plan", out: Path, wish: Wish, config: "Config", ui: "UI") -> C
     return made
 
 
-def figures(
-    outcome: evaluating.Outcome, text: tuple[str, str], base: str, steered: tuple[Steering, ...]
-) -> Answers:
+def figures(outcome: evaluating.Outcome, text: tuple[str, str], base: str, steered: tuple[Steering, ...]) -> Answers:
     """How alike both answer, over a text (its words and its name); `base` is the type the source ran in."""
     words, name = text
     known = _sha256(words)

@@ -22,9 +22,7 @@ class Benches(TyperGroup):
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    benches = typer.Typer(
-        cls=Benches, help="Measure prompt and generation speed, and more."
-    )
+    benches = typer.Typer(cls=Benches, help="Measure prompt and generation speed, and more.")
     found = collect("llmcli.commands.benches", "BENCHES", "__name__")
     for name, command in found.items():
         benches.command(name, epilog=_others(found) if name == SPEED else None)(command)

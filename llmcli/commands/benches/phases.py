@@ -102,9 +102,7 @@ def _opened(ref: str, options: "RunOptions", config: "Config", ui: "UI") -> "Ite
 
     model = ready(ref, None, config, ui)
     decided, layers = fit.decide(container.read(model.path), options, ui.warn)
-    with runner.open_runner(
-        model.path, decided, gpu_layers=layers, native_sampling=config.native_sampling
-    ) as opened:
+    with runner.open_runner(model.path, decided, gpu_layers=layers, native_sampling=config.native_sampling) as opened:
         yield model.name, opened
 
 
