@@ -100,6 +100,7 @@ def _document(plan: "Plan", out: Path, report: "Report | None") -> dict[str, Any
         "without_importance": len(plan.unweighed),
         "method": plan.method.name,
         "methods": {name: len(steps) for name, steps in plan.methods.items()},
+        "fold": {"kinds": plan.source.folded.split(","), "digest": plan.source.fold} if plan.source.fold else None,
         "types": {
             line.type: {
                 "tensors": line.tensors,

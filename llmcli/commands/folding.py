@@ -32,7 +32,7 @@ def folded(plan: "Plan", text: str, threads: int, ui: UI) -> "Plan":
     if not (kinds := choose.parse(text)):
         return plan
     sites = wiring.sites(plan.source)
-    with ui.bar(f"fold ({', '.join(kinds)})", len(sites), unit="tensors") as bar:
+    with ui.bar(f"fold ({', '.join(kinds)})", len(sites), unit="sites") as bar:
 
         def watch(name: str) -> None:
             bar.advance(1)

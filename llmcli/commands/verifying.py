@@ -59,7 +59,7 @@ def check(plan: "Plan", out: Path, wish: Wish, config: "Config") -> None:
     """Refuse what could not be verified before anything is made: text, vocabulary, disk."""
     bases.check(plan.source)
     words_of(wish.text)
-    copy = bases.copied(plan.source)
+    copy = bases.copied(plan.source.origin or plan.source)
     part = plan.parts[0].layout.nbytes  # the first file stands twice while it is stamped
     there = sum(file.stat().st_size for file in plan.files(out) if file.exists())
     room = {out.parent.absolute(): max(0, plan.nbytes - there) + part + SIDECAR}
@@ -73,7 +73,7 @@ def verify(plan: "Plan", out: Path, wish: Wish, config: "Config", ui: "UI") -> C
     with ui.bar(f"hash {file.name}", header.tensor_bytes) as bar:
         content = certificate.content(header, bar.advance)
     tensors = _tensors(plan, header, wish.threads or host.cores(), ui)
-    with bases.runnable(plan.source, config, ui, wish.threads) as base:
+    with bases.runnable(plan.source.origin or plan.source, config, ui, wish.threads) as base:
         model, other = side(file, wish.options, ui), side(base, wish.options, ui)
         words, name = words_of(wish.text)
         _long_enough(model, words, name)

@@ -44,7 +44,7 @@ def apply(source: Source, folds: Sequence[Fold], how: str = "") -> Source:
     return replace(
         source, weights=weights, entries=(*entries, (FOLD_KEY, entry("string", told))), notes=(*source.notes, OTHERS),
         blobs=(), origin=source.origin or source,
-        fold=digest(folds, source.fold),
+        fold=digest(folds, source.fold), folded=how,
     )  # fmt: skip
 
 

@@ -118,6 +118,21 @@ def test_the_heads_and_the_embeddings_types_are_the_users(run, model: Path, tmp_
     assert {t.type for t in container.read(out).tensors if t.name == "output.weight"} == {"F32"}
 
 
+def test_folds_are_chosen_told_and_recorded(run, tmp_path: Path) -> None:
+    from tests.quant.upstream import collected, write_gguf
+
+    model = tiny.llama(tmp_path / "model.gguf", hidden=64, ff=128, layers=1)
+    out, weights = tmp_path / "x.gguf", write_gguf(tmp_path / "imatrix.gguf", collected(model))
+    code, said, err = run("quantize", model, "--q4_0", "--imatrix", weights, "--fold", "awq,deal", "-o", out, "--json")
+    assert code == 0
+    found, told = json.loads(said)["fold"], json.loads(str(container.read(out).metadata["llmcli.quantize.fold"]))
+    assert found["kinds"] == ["awq", "deal"]
+    assert told == {"digest": found["digest"], "how": "awq,deal"}
+    assert "sites folded" in err and "LoRA adapters" in err
+    again = run("quantize", model, "--q4_0", "--imatrix", weights, "--fold", "awq,deal", "-o", out, "--json")[1]
+    assert json.loads(again)["present"]
+
+
 def test_an_imatrix_steers_the_rounding_and_is_named_in_the_document(run, model: Path, tmp_path: Path) -> None:
     from tests.quant.upstream import collected, write_gguf
 
@@ -156,6 +171,8 @@ def test_a_model_in_shards_has_its_exact_size_told_before(run, model: Path, tmp_
         (["{model}", "--q8_0", "--q4_0"], 2, "one type at a time, not --q8_0 and --q4_0"),
         (["{model}", "-t", "q4_m"], 1, "there is no type 'q4_m'"),
         (["{model}", "--method", "magic"], 1, "there is no method 'magic'"),
+        (["{model}", "--fold", "magic"], 1, "there is no fold 'magic'"),
+        (["{model}", "--fold", "awq"], 1, "nothing was measured"),
         (["{model}", "--tensor-type", "x"], 1, "is not REGEX=TYPE"),
         (["{model}", "--tensor-type", "atn_v=q8_0"], 1, "'atn_v' fits no tensor"),
         (["{model}", "-t", "f16", "--tensor-type", "attn_v=q8_0"], 1, "fits no tensor that F16 would quantize"),

@@ -1,0 +1,149 @@
+"""Folds are chosen where they pay: the finished file is held against its source in numpy, weighed by what enters."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quant import folds, native, planning, quantize
+from quant.errors import Refusal
+from quant.folds import choose, replan, rounding
+from quant.folds.loss import Reader
+from quant.imatrix import Entry, Imatrix
+from quant.source import Source
+from tests.quant import tiny
+
+HIDDEN, FF = 256, 512
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return quantize.open_gguf(tiny.llama(tmp_path / "model.gguf", hidden=HIDDEN, ff=FF, layers=1))
+
+
+@pytest.fixture
+def imatrix(source: Source, tmp_path: Path) -> Imatrix:
+    """Mean squares of which a few columns have most; q, k and v share theirs, gate and up too."""
+    path, random = tmp_path / "sums", np.random.default_rng(1)
+    shared = {"attn_k": "attn_q", "attn_v": "attn_q", "ffn_up": "ffn_gate"}
+    entries, offset, blobs, seen = {}, 0, [], {}
+    for weight in source.weights:
+        if len(weight.shape) < 2:
+            continue
+        role = weight.name.split(".")[-2]
+        key = shared.get(role, role), weight.columns
+        if key not in seen:
+            seen[key] = np.exp(random.normal(0, 1.5, weight.columns)).astype(np.float32)
+        entries[weight.name] = Entry(path, offset, weight.columns, (1.0,))
+        blobs.append(seen[key].tobytes())
+        offset += 4 * weight.columns
+    path.write_bytes(b"".join(blobs))
+    return Imatrix(path, "digest", entries, "", 1)
+
+
+def made(plan: planning.Plan, out: Path) -> Source:
+    quantize.run(plan, out, threads=1)
+    return quantize.open_gguf(out)
+
+
+def values(source: Source, role: str) -> np.ndarray:
+    weight = next(weight for weight in source.weights if weight.name == f"blk.0.{role}.weight")
+    return native.decode(weight.read(0, weight.rows), weight.type, weight.columns, label=role).astype(np.float64)
+
+
+def error(source: Source, finished: Source, imatrix: Imatrix, role: str) -> float:
+    """The error of q, k, v, gate or up together with the norm before it, for the norm's own inputs."""
+    norm = "ffn_norm" if role.startswith("ffn") else "attn_norm"
+    inputs = imatrix.entries[f"blk.0.{role}.weight"].vectors(0, 1, HIDDEN)[0] / values(source, norm)[0] ** 2
+    before, after = (values(one, role) * values(one, norm) for one in (source, finished))
+    return float((np.square(after - before) @ inputs).sum())
+
+
+@pytest.mark.parametrize(("file_type", "method"), [("Q4_K_M", "ggml"), ("Q3_K_M", "search")])
+def test_the_finished_file_has_less_error_and_the_same_size(
+    file_type: str, method: str, source: Source, imatrix: Imatrix, tmp_path: Path
+) -> None:
+    plan = quantize.plan(source, file_type, imatrix=imatrix, method=method)
+    found = choose.choose(plan, ("awq",), 1)
+    folded = replan.folded(plan, [one.fold for one in found if one.fold], "awq")
+    plain, better = made(plan, tmp_path / "plain.gguf"), made(folded, tmp_path / "better.gguf")
+    assert folded.nbytes - plan.nbytes == len(folded.layout.header) - len(plan.layout.header)
+    for role in ("attn_q", "attn_k", "ffn_gate"):  # v and up have factors of rows as well
+        assert error(source, better, imatrix, role) < 0.95 * error(source, plain, imatrix, role)
+
+
+def test_a_loss_is_that_of_rounded_weights_and_rounded_inputs(source: Source, imatrix: Imatrix) -> None:
+    plan = quantize.plan(source, "Q4_0", imatrix=imatrix)
+    step = next(step for step in plan.steps if step.weight.name == "blk.0.attn_output.weight")
+    means = imatrix.entries[step.weight.name].vectors(0, 1, HIDDEN)[0]
+    rows = values(source, "attn_output")[:: HIDDEN // 64].astype(np.float32)
+    weights = native.Importance(means[None], len(rows))
+    again = native.decode(native.encode(rows, "Q4_0", label="", importance=weights), "Q4_0", HIDDEN, label="")
+    random = np.random.default_rng(2).normal(size=(4000, HIDDEN)) * np.sqrt(means)
+    scale = np.abs(random.reshape(-1, 8, 32)).max(2, keepdims=True) / 127
+    inputs = (np.rint(random.reshape(-1, 8, 32) / scale) * scale).reshape(random.shape)
+    measured = np.square(inputs @ again.T - random @ rows.T).mean(0).sum()
+    assert Reader(step).loss(folds.Edit()) == pytest.approx(measured, rel=0.05)
+
+
+def test_second_moments_are_used_where_they_are_known(source: Source, imatrix: Imatrix) -> None:
+    plan = quantize.plan(source, "Q4_K_M", imatrix=imatrix)
+    step = next(step for step in plan.steps if step.weight.name == "blk.0.attn_q.weight")
+    random = np.random.default_rng(3).normal(size=(64, HIDDEN)).astype(np.float32)
+
+    class Known:
+        columns, matrices = HIDDEN, 1
+
+        def mean(self, matrix: int = 0) -> np.ndarray:
+            return (random.T @ random / 64).astype(np.float32)
+
+        def squares(self, matrix: int = 0) -> np.ndarray:
+            return np.square(random).mean(0)
+
+    sample = Reader(replace(step, evidence=replace(step.evidence, second=Known()))).samples[0]
+    changes = np.random.default_rng(4).normal(size=(8, HIDDEN)).astype(np.float32)
+    assert sample.energy(changes) == pytest.approx(np.square(changes @ random.T).mean(1).sum(), rel=1e-4)
+
+
+@pytest.mark.parametrize("size", [32, 256])
+def test_the_largest_square_of_a_block_is_expected_as_it_is_drawn(size: int) -> None:
+    means = np.exp(np.random.default_rng(1).normal(0, 1, (3, size))).astype(np.float32)
+    drawn = np.random.default_rng(2).normal(size=(4000, 3, size)).astype(np.float32) * np.sqrt(means)
+    assert rounding.largest(means) == pytest.approx(np.square(drawn).max(2).mean(0), rel=0.03)
+
+
+def test_dealt_channels_share_the_highest_scores_out(source: Source, imatrix: Imatrix) -> None:
+    plan = quantize.plan(source, "Q2_K", imatrix=imatrix)
+    found = {one.site.name: one for one in choose.choose(plan, ("deal",), 1)}
+    order = choose._dealt(found["blk.0.ffn_down"].site, [Reader(next(
+        step for step in plan.steps if step.weight.name == "blk.0.ffn_down.weight"))])  # fmt: skip
+    assert order is not None and sorted(order) == list(range(FF))
+    means = imatrix.entries["blk.0.ffn_down.weight"].vectors(0, 1, FF)[0]
+    best = np.argsort(-means * np.square(values(source, "ffn_down")).mean(0))[: FF // 16]
+    assert len({np.flatnonzero(order == channel)[0] // 16 for channel in best}) == FF // 16
+    assert all(one.ratio < 1 for one in found.values() if one.fold)
+
+
+def test_the_same_plan_gets_the_same_folds_and_its_file_is_recognised(
+    source: Source, imatrix: Imatrix, tmp_path: Path
+) -> None:
+    plan, out = quantize.plan(source, "Q4_0", imatrix=imatrix), tmp_path / "out.gguf"
+    chosen = [[one.fold for one in choose.choose(plan, choose.parse("awq,smooth,deal"), threads) if one.fold]
+              for threads in (1, 2)]  # fmt: skip
+    first, second = (replan.folded(plan, some, "all") for some in chosen)
+    quantize.run(first, out, threads=1)
+    assert quantize.finished(second, out) and not quantize.finished(plan, out)
+
+
+def test_codes_that_are_kept_are_not_folded(source: Source, imatrix: Imatrix, tmp_path: Path) -> None:
+    kept = made(quantize.plan(source, "Q8_0"), tmp_path / "kept.gguf")
+    assert choose.choose(quantize.plan(kept, "Q8_0", imatrix=imatrix), ("awq", "deal"), 1) == ()
+
+
+def test_folds_are_named_or_refused(source: Source) -> None:
+    assert choose.parse("deal, awq") == ("awq", "deal") and choose.parse("none") == ()
+    with pytest.raises(Refusal, match="there is no fold 'awk'"):
+        choose.parse("awk")
+    with pytest.raises(Refusal, match="nothing was measured"):
+        choose.choose(quantize.plan(source, "Q4_K_M"), ("awq",), 1)
