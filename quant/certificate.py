@@ -61,7 +61,7 @@ class Content:
 @dataclass(frozen=True, slots=True)
 class Steering:
     """A file that steered the rounding: "imatrix" or "moments", its digest, the texts it was gathered from as it names
-    them (and their sha256, where it has them), and the tokens."""
+    them, the sha256 of each ("" where it is not known), and the tokens."""
 
     kind: str
     digest: str

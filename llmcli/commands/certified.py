@@ -133,10 +133,11 @@ def doubts(header: "Header", found: Certificate, whole: bool, ui: "UI") -> tuple
 
 
 def _steering(one: certificate.Steering) -> str:
-    texts = ", ".join(one.texts) or "a text that is not named"
+    hashes = (*one.hashes, *[""] * len(one.texts))
+    named = (text + (f" (sha256 {known})" if known else "") for text, known in zip(one.texts, hashes, strict=False))
+    texts = ", ".join(named) or "a text that is not named"
     read = f", {one.tokens:,} tokens" if one.tokens else f", {one.chunks:,} chunks" if one.chunks else ""
-    hashes = f", sha256 {', '.join(one.hashes)}" if one.hashes else ""
-    return f"{one.digest} of {texts}{read}{hashes}"
+    return f"{one.digest} of {texts}{read}"
 
 
 def _speed(one: Speed) -> str:

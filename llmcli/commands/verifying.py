@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 CHUNKS = 32  # of 512 tokens, unless told: the standard error of the mean divergence is then some 2 to 4 %
 TESTS = ((256, 0), (0, 32))  # tokens of a prompt, tokens generated
 SECONDS = 4.0  # for each of these
+LARGEST_TEXT = 1 << 28  # bytes of a calibration text that is read once more for its hash
 SIDECAR = 1 << 20  # bytes that the files beside may take
 
 
@@ -105,9 +106,14 @@ def figures(outcome: evaluating.Outcome, text: tuple[str, str], base: str, steer
         perplexity_ratio=_figure(against.ratio), kld=_figure(against.kld), kld_median=against.klds.median,
         kld_ranks={f"{rank:g}": value for rank, value in against.klds.ranks.items()}, kld_most=against.klds.most,
         same_top=_figure(against.same_top), rms_delta_p=_figure(against.delta_rms),
-        # by the text's hash, or by its name where they have no hashes
-        calibrated=any(known in one.hashes or (not one.hashes and _name(name) in one.texts) for one in steered),
+        calibrated=any(_same((known, _name(name)), one) for one in steered),
     )  # fmt: skip
+
+
+def _same(text: tuple[str, str], steered: Steering) -> bool:
+    """Whether a text (its hash and name) is one of those: by the hash, where that is known."""
+    known, name = text
+    return any(known == one if one else name == other for one, other in zip(steered.hashes, steered.texts, strict=True))
 
 
 def speeds(model: "Side", base: "Side", threads: int, ui: "UI", seconds: float | None = None) -> tuple[Speed, ...]:
@@ -151,11 +157,23 @@ def _origin(plan: "Plan") -> Origin:
 
 
 def steering(plan: "Plan") -> tuple[Steering, ...]:
-    """What the rounding was steered by."""
-    if plan.imatrix is None:
+    """What the rounding was steered by. A text's hash is that of the file as it is now, where it is still there."""
+    found = plan.imatrix
+    if found is None:
         return ()
-    texts = (_name(plan.imatrix.dataset),) if plan.imatrix.dataset else ()
-    return (Steering("imatrix", plan.imatrix.digest, texts, (), plan.imatrix.chunks or None),)
+    texts, hashes = tuple(map(_name, found.datasets)), tuple(map(_hash_now, found.datasets))
+    tokens = found.chunks * found.chunk_size
+    return (Steering("imatrix", found.digest, texts, hashes, found.chunks or None, tokens or None),)
+
+
+def _hash_now(name: str) -> str:
+    """The hash of a text that a stats file names, if it is a file of this machine: anybody may have written that."""
+    path = Path(name)
+    try:
+        small = path.is_file() and path.stat().st_size < LARGEST_TEXT
+        return _sha256(words_of(path)[0]) if small else ""
+    except (UserError, OSError, ValueError):
+        return ""
 
 
 def _folds(plan: "Plan", header: container.Header) -> tuple[str, ...]:

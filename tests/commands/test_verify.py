@@ -175,7 +175,9 @@ def test_figures_of_the_calibration_text_are_said_to_flatter(
     assert "is what the rounding was steered by" in noted
     found = document["certificate"]
     assert found["answers"]["calibrated"] is True
-    assert found["steering"][0]["texts"] == ["some.txt"]
+    (steered,) = found["steering"]
+    assert (steered["texts"], steered["tokens"]) == (["some.txt"], 512)
+    assert steered["hashes"] == [found["answers"]["text_sha256"]]
     assert [one["name"] for one in found["tensors"] if one["weighted"]] == ["blk.0.attn_q.weight"]
 
 
