@@ -100,15 +100,21 @@ def in_reach(menu: Menu, budget: Budget) -> bool:
     return least <= budget.left and budget.most * (1 - CLOSE) <= most + budget.fixed
 
 
+def refusal(menu: Menu, budget: Budget) -> Refusal:
+    """What is said of a budget out of reach."""
+    least, most = reach(menu)
+    return Refusal(
+        f"no mix of these types makes a file of {budget.most:,} bytes: "
+        f"the smallest has {least + budget.fixed:,}, the largest {most + budget.fixed:,}",
+        hint="choose a size between them, or other types with --types",
+    )
+
+
 def allocate(menu: Menu, budget: Budget) -> Allocation:
     """The best mix in the budget; raises Refusal, with what can be reached, where there is none or it is too large."""
-    least, most = reach(menu)
     if not in_reach(menu, budget):
-        raise Refusal(
-            f"no mix of these types makes a file of {budget.most:,} bytes: "
-            f"the smallest has {least + budget.fixed:,}, the largest {most + budget.fixed:,}",
-            hint="choose a size between them, or other types with --types",
-        )
+        raise refusal(menu, budget)
+    least, _ = reach(menu)
     hulls = {name: hull(options) for name, options in menu.items()}
     picks = {name: points[0] for name, points in hulls.items()}
     steps = [(_slope(one, other), name, other) for name, points in hulls.items() for one, other in pairwise(points)]

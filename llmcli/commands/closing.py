@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 from llmcli.ui import UI, size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from llmcli.commands.certifying import Certified
     from quant.quantize import Plan, Report
 
@@ -33,14 +35,17 @@ def tell(plan: "Plan", ui: UI) -> None:
             ui.note(f"{len(steps)} tensors go through {name}'s search, {plan.method.name} does not do them: {types}")
 
 
-def close(plan: "Plan", out: Path, report: "Report | None", ui: UI, found: "Certified | None" = None) -> None:
-    """The closing table, or the document of --json; `found` is what --verify made."""
+def close(
+    plan: "Plan", out: Path, report: "Report | None", ui: UI, found: "Certified | None" = None,
+    told: "Mapping[str, Any] | None" = None,
+) -> None:  # fmt: skip
+    """The closing table, or the document of --json; `found` is what --verify made, `told` what else there is to say."""
     from llmcli.commands import certified
     from quant.quantize import tally
 
     lines = report.tallies if report else tally(plan)
     if ui.json:
-        ui.result({**_document(plan, out, report), **_certificate(found)})
+        ui.result({**_document(plan, out, report), **(told or {}), **_certificate(found)})
         return
     columns = ("type", "tensors", "before", "after", "bits/weight", "error", "seconds")
     rows = [

@@ -12,6 +12,7 @@ from llmcli.commands.folding import Fold
 from llmcli.commands.grouped import grouped
 from llmcli.commands.pickles import offered
 from llmcli.commands.show import start
+from llmcli.commands.sizing import Sizing
 from llmcli.commands.writing import Reading, Writing
 from quant.methods import METHODS
 
@@ -93,12 +94,13 @@ def quantize(
             metavar="N(M|G)", help="Write shards NAME-00001-of-0000N.gguf with at most so much of tensors each."
         ),
     ] = None,
+    sizing: Sizing,
     verifying: Verifying,
     reading: Reading,
     writing: Writing,
 ) -> None:
     """Make a smaller GGUF from a checkpoint folder or a GGUF, in one pass, on all cores."""
-    from llmcli.commands import certifying, closing, folding, weights
+    from llmcli.commands import certifying, closing, folding, mixes, weights
     from quant import imatrix as importance
     from quant import planning, recipe
     from quant import quantize as road
@@ -110,20 +112,27 @@ def quantize(
     if quant and quant.upper() in recipe.ALIASES:
         ui.note(f"{quant.upper()} means {kind.name}")
     wishes = mixing.wishes
+    sizing.check(split=bool(split_max_size), typed=bool(quant) or wishes.any)
     sums = importance.load(steering.imatrix.expanduser()) if steering.imatrix else None
     most = planning.shard_size(split_max_size) if split_max_size else 0
     place, blobs = (model.path, model.blobs) if model else (Path(source), None)
     opened = weights.open_source(
         place, tokenizer=reading.tokenizer, pre=reading.pre, allow_pickle=reading.allow_pickle, blobs=blobs
     )
-    plan = road.plan(opened, kind.name, wishes, sums, most, method=how.name)
+    steered = {"method": how.name, "imatrix": sums.digest if sums else "", "fold": steering.fold * steering.folds}
+    making = mixes.Making(
+        opened, lambda name, wishes: road.plan(opened, name, wishes, sums, most, method=how.name), steered,
+        writing.threads,
+    )  # fmt: skip
+    plan, told = mixes.planned(sizing, making, kind.name, wishes, config, ui)
     plan = folding.folded(plan, steering.fold, writing.threads, ui)
     closing.tell(plan, ui)
-    mixed = wishes.any or bool(sums or most) or how.name != "ggml" or steering.folds
-    with weights.placed(plan, model, writing.out, config, ui, mixed=mixed, dry_run=writing.dry_run) as target:
+    mixed = wishes.any or sizing.any or bool(sums or most) or how.name != "ggml" or steering.folds
+    out = writing.out or (mixes.beside(plan) if sizing.any and model is None else None)
+    with weights.placed(plan, model, out, config, ui, mixed=mixed, dry_run=writing.dry_run) as target:
         certifying.check(plan, target, wish, config)
         report = (
             None if writing.dry_run else weights.write(plan, target, ui, threads=writing.threads, force=writing.force)
         )
         report, found = certifying.certify(plan, target, report, wish, config, ui)
-    closing.close(plan, target, report, ui, found)
+    closing.close(plan, target, report, ui, found, told)

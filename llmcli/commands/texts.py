@@ -60,6 +60,13 @@ def shipped(side: Side, model: "Model", ui: "UI") -> list[Text]:
     return [*texts, Text(SHIPPED, "".join(_rendered(talks, side, model, ui)), special=True)]
 
 
+def digest() -> bytes:
+    """All of the text that ships, to tell it from another version's."""
+    folder = resources.files("quant") / "texts" / "calibration"
+    files = sorted(folder.iterdir(), key=lambda file: file.name)
+    return b"".join(file.read_bytes() for file in files if file.is_file())
+
+
 def _rendered(talks: list[list[list[str]]], side: Side, model: "Model", ui: "UI") -> Iterator[str]:
     """Each talk as the model would read it; plainly where it has no template, or one that fails."""
     source = side.header.metadata.get("tokenizer.chat_template")

@@ -1,0 +1,232 @@
+"""From a size to a mix: options weighed, tensors measured one at a time, bytes given where they lower divergence most.
+
+It joins quant's sensitivity, allocation and trades with a scratch copy that llama.cpp reads by. What was measured lies
+in the cache: another size of the same model, method and text costs nothing, and a killed run goes on.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmcli.catalog import store
+from llmcli.catalog.partial import make_folder
+from llmcli.commands import fitting
+from llmcli.commands.stage import N_CTX, Reading, Stage, staged
+from llmcli.runtime.binding.library import version
+from quant import sensitivity
+from quant.allocate import Allocation, Budget, Menu, few, in_reach, reach, refusal
+from quant.records import Records
+from quant.sensitivity import F64, Planned, Probe, Sensed, Sensing
+from quant.trading import Trades, Trial
+
+if TYPE_CHECKING:
+    from llmcli.commands.sizing import Sizing
+    from llmcli.config import Config
+    from llmcli.ui import UI
+    from quant.source import Source
+
+FOLD = 512  # bytes of a header that tells of folds, more than it takes
+READ = 1 << 30  # records of mixes that were read by stand behind all others
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be allocated: `planned` gives the plan of a mix, `plain` without method and importance; `steered` is
+    what decides its bytes beside the types, `reading` what the model is measured on, `text` the digest of that."""
+
+    source: "Source"
+    planned: Planned
+    plain: Planned
+    sizing: "Sizing"
+    steered: Mapping[str, str]
+    reading: Reading
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The mix of all tensors that may be quantized, what each is known to cost, and the mixes that were read by.
+
+    `expected` is the divergence that the measurements add up to; None where none was made.
+    """
+
+    mix: Mapping[str, str]
+    sensed: Mapping[str, Sensed]
+    budget: Budget
+    expected: float | None
+    trials: tuple[Trial, ...]
+    positions: int
+    seconds: float
+
+
+def run(wish: Wish, config: "Config", ui: "UI") -> Outcome:
+    """Allocate. Raises Refusal for a size that no mix has, before anything is measured."""
+    begun, sizing = time.perf_counter(), wish.sizing
+    types = sensitivity.options(wish.source, sizing.kinds)
+    folder, shown, own = config.cache / "sensitivity", _shown(wish), _own(wish, types)
+    make_folder(folder)
+    with ExitStack() as stack:
+        path = folder / f"{_digest(shown)}.records"
+        stack.enter_context(store.locked(path.with_suffix(".lock"), ui, "this measurement"))
+        both = [_records(path, shown), _records(folder / f"{_digest(own)}.records", own)]
+        for one in both:
+            stack.callback(one.close)
+        sensing = Sensing(wish.planned, wish.plain, types, both[0], both[1], wish.reading.threads)
+        work = _Work(wish, sensing, path.with_suffix(".gguf"), stack, ui)
+        budget = work.budget()
+        work.weigh()
+        parts = [] if sizing.quick else sensitivity.probes(sensing.open, sizing.probe == "group")
+        work.measure(parts)
+        sensed = sensing.sensed(parts)
+        menu = sensitivity.menu(sensing, sensed, wish.source.alignment)
+        budget = budget or work.fitting(menu)
+        found, trades = few(menu, budget), None
+        if sizing.swaps and not sizing.quick:
+            trades = Trades(menu, budget, work.judge, sizing.swaps)
+            found = work.trade(trades, found)
+        return Outcome(
+            work.whole(found.mix), sensed, budget, None if sizing.quick else found.loss,
+            tuple(trades.trials) if trades else (), work.positions, time.perf_counter() - begun,
+        )  # fmt: skip
+
+
+class _Work:
+    """A run under way. The scratch copy is made when the first thing has to be read by it."""
+
+    def __init__(self, wish: Wish, sensing: Sensing, path: Path, stack: ExitStack, ui: "UI") -> None:
+        self.wish, self.sensing, self.path, self.ui = wish, sensing, path, ui
+        self._open = stack
+        self._stage: Stage | None = None
+        self._shown: dict[str, str] = {}
+        self._pass = 0.0  # seconds of one measurement
+        self._closed = {name: kinds[0] for name, kinds in sensing.types.items() if len(kinds) == 1}
+        self.positions = 0
+        alignment = wish.source.alignment
+        some = wish.planned({name: kinds[0] for name, kinds in sensing.types.items()})
+        held = sum(-(-one.nbytes // alignment) * alignment for one in some.steps if one.weight.name in sensing.open)
+        self.fixed = some.nbytes - held + (FOLD if wish.steered.get("fold") else 0)
+
+    def whole(self, mix: Mapping[str, str]) -> dict[str, str]:
+        """A mix with the tensors that have no choice."""
+        return self._closed | dict(mix)
+
+    def budget(self) -> Budget | None:
+        """The target as bytes, refused where no mix has it; None where memory decides."""
+        most = self.wish.sizing.most(sum(weight.elements for weight in self.wish.source.weights))
+        if most is None:
+            return None
+        budget = Budget(most, self.fixed)
+        menu = sensitivity.sizes(self.sensing, self.wish.source.alignment)
+        if not in_reach(menu, budget):
+            raise refusal(menu, budget)
+        return budget
+
+    def fitting(self, menu: Menu) -> Budget:
+        """The largest file that the free memory runs."""
+        most = fitting.largest(menu, self.fixed, lambda mix: self.wish.planned(self.whole(mix)), self.path)
+        _, all_of_it = reach(menu)
+        full = " and no mix of these types is larger" if most == all_of_it + self.fixed else ""
+        self.ui.note(f"--fit: a file of {most:,} bytes runs in the memory that is free with the default context{full}")
+        return Budget(most, self.fixed)
+
+    def weigh(self) -> None:
+        """The errors of all types, on rows of every tensor."""
+        with self.ui.bar("errors of all types", len(self.sensing.open), unit="tensors") as bar:
+            for name in self.sensing.weigh():
+                bar.advance(1)
+                bar.describe(f"errors of all types: {name}")
+
+    def measure(self, parts: Sequence[Probe]) -> None:
+        """Divergence with one probe at a time, those that are not known."""
+        known = self.sensing.known(parts)
+        if known:
+            self.ui.note(f"{known} of {len(parts)} measurements were made before")
+        if known == len(parts):
+            return
+        stage = self.stage()
+        left, each = len(parts) - known, self._pass
+        self.ui.note(f"to measure: {left} x {each:.1f} s = about {_minutes(left * each)}; Ctrl-C loses nothing")
+        with self.ui.bar("measure", len(parts), unit="tensors", done=known) as bar:
+            for part in self.sensing.measure(parts, stage):
+                bar.advance(1)
+                bar.describe(f"measure {', '.join(part.names)}")
+
+    def trade(self, trades: Trades, found: Allocation) -> Allocation:
+        """Other mixes tried on held-out text."""
+        with self.ui.bar("mixes on held-out text", trades.most + 1, unit="tests") as bar:
+            for best in trades.run(found):
+                found = best
+                bar.advance(1)
+                last = trades.trials[-1]
+                bar.describe(f"mixes on held-out text: {last.role or 'as measured'} {last.kld:.5f}")
+        return found
+
+    def judge(self, mix: Mapping[str, str]) -> F64:
+        """The divergences of a mix at the held-out positions."""
+        digest = hashlib.sha256(json.dumps(sorted(mix.items())).encode()).digest()
+        number = READ | int.from_bytes(digest[:4]) >> 2
+        if number in self.sensing.errors.numbers:
+            raw = self.sensing.errors.get(number)
+            if raw[:32] == digest:
+                found: F64 = np.frombuffer(raw[32:], "<f8")
+                self.positions = len(found)
+                return found
+        stage = self.stage()
+        steps = [self.sensing.step(name, kind) for name, kind in mix.items() if self._shown.get(name) != kind]
+        sensitivity.show(steps, stage, self.wish.reading.threads)
+        self._shown |= mix
+        apart = stage.apart(held_out=True)
+        self.sensing.errors.put({number: digest + apart.astype("<f8").tobytes()})
+        self.positions = len(apart)
+        return apart
+
+    def stage(self) -> Stage:
+        """The scratch copy, open and unchanged the first time."""
+        if self._stage is None:
+            size = 2 * sum(weight.elements for weight in self.wish.source.weights)
+            self.ui.note(f"measuring takes a scratch copy of {size:,} bytes in {self.path.parent}")
+            self._stage = self._open.enter_context(staged(self.wish.source, self.path, self.wish.reading, self.ui))
+            begun = time.perf_counter()
+            self._stage.apart()
+            self._pass = time.perf_counter() - begun
+        return self._stage
+
+
+def _shown(wish: Wish) -> dict[str, Any]:
+    """All that the divergence of a probe depends on."""
+    return {
+        "kind": "sensitivity", "source": wish.source.fingerprint, "text": wish.text, "probe": wish.sizing.probe,
+        "n_ctx": N_CTX, "chunks": wish.reading.measured, "build": version(),
+    }  # fmt: skip
+
+
+def _own(wish: Wish, types: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """All that the errors of codes depend on, and the divergence of a mix."""
+    kinds = _digest({name: list(kinds) for name, kinds in types.items()})
+    more = {"kind": "errors", "steered": dict(wish.steered), "types": kinds, "held_out": wish.reading.held_out}
+    return _shown(wish) | more
+
+
+def _records(path: Path, head: dict[str, Any]) -> Records:
+    """The file as far as an earlier run came, or a new one."""
+    found = Records.resume(path)
+    if found is not None and found.head == head:
+        return found
+    if found is not None:
+        found.close()
+    return Records.begin(path, head)
+
+
+def _digest(told: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:40]
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,269 @@
+"""How much each tensor's rounding costs: the error of its codes, and the divergence of the model that has them.
+
+For every tensor and type the relative error of the real encoder's codes is taken on sampled rows, weighed by what
+enters the tensor: tr(dW H dW^T) / tr(W H W^T), H the second moments where they are known, the imatrix's mean squares,
+or 1. One measurement then says what such an error costs: the divergence from the original with that tensor alone (or
+one group of a layer) in one type near 4.5 bits. What the other types cost follows in proportion: for small errors the
+divergence is quadratic in dW. What reads text with changed weights is passed in. "SpQR-style sensitivity" is the share
+of the error that the worst hundredth of a tensor's columns and rows bring: what would go if they were left out.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quant import native, recipe
+from quant.allocate import Menu, Option
+from quant.errors import Refusal
+from quant.methods.base import Evidence
+from quant.pipeline import stream
+from quant.planning import Plan, Step
+from quant.records import Records
+from quant.source import Source, Weight
+
+if TYPE_CHECKING:
+    from quant.native import F32
+
+F64 = NDArray[np.float64]
+KQUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
+LEGACY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # for rows that do not fill superblocks
+PROBED = 4.5  # bits a value of the type a tensor is measured in, or the next: errors that are seen, and still small
+SAMPLED, RUN, MATRICES = 256, 8, 8  # rows of a tensor that errors are taken on, together, and from how many experts
+WORST = 0.01  # of the columns, and of the rows, whose share of the error is told
+GROUPS = {"q": "qk", "k": "qk", "gate": "gate_up", "up": "gate_up"}
+
+Planned = Callable[[Mapping[str, str]], Plan]  # the plan of a mix, all else as the run has it
+
+
+class Stage(Protocol):
+    """A model whose weights may be changed while it is open, and which is read by again and again."""
+
+    def put(self, name: str, first: int, rows: "F32") -> None:
+        """Other values for the rows of a tensor from `first` on."""
+        ...
+
+    def apart(self, held_out: bool = False) -> F64:
+        """The divergence from the unchanged model at every scored position of the text, or of what was held out."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sensed:
+    """What is known of a tensor: `errors` of the types it could have; `kld` the divergence with it alone in codes of
+    the error `shown`, its part of a group's; None where nothing was measured. `columns` and `rows` are SpQR-style
+    sensitivity, of those codes."""
+
+    name: str
+    errors: Mapping[str, float]
+    shown: float
+    columns: float
+    rows: float
+    kld: float | None = None
+
+    def loss(self, kind: str) -> float:
+        """The divergence expected of a type; without a measurement its relative error, which only ranks."""
+        if self.kld is None or not self.shown:
+            return self.errors[kind]
+        return self.kld * self.errors[kind] / self.shown
+
+
+def options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
+    """The types that each tensor could have: those named, or the k-quants, or what rows of 32 can have."""
+    found: dict[str, tuple[str, ...]] = {}
+    present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
+    for name, shape, kind in recipe.open_tensors(present, source.facts):
+        if kind in recipe.NATIVE:
+            found[name] = (kind,)
+            continue
+        wanted = types or (LEGACY if shape[0] % native.block("Q4_K").values else KQUANTS)
+        legal = tuple(one for one in wanted if shape[0] % native.block(one).values == 0)
+        if not legal and types:
+            raise Refusal(f"none of --types fills rows of {shape[0]} as {name} has them",
+                          hint=f"add one of {', '.join(LEGACY)}")  # fmt: skip
+        found[name] = legal or ("F16",)
+    return found
+
+
+def probed(weight: Weight) -> str:
+    """The type that a tensor is measured in, whatever the run's types, method and importance: one near PROBED bits."""
+    legal = [
+        kind for kind in (*KQUANTS, *LEGACY) if kind != weight.type and not weight.columns % native.block(kind).values
+    ]
+    bits = {kind: native.block(kind).nbytes * 8 / native.block(kind).values for kind in legal}
+    return min(legal, key=lambda kind: abs(bits[kind] - PROBED), default="F16")
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What is measured together: the tensors of `names`, all in the types that are theirs to be measured in."""
+
+    number: int
+    names: tuple[str, ...]
+
+
+def probes(names: Sequence[str], grouped: bool) -> list[Probe]:
+    """One measurement for each tensor, or for each group of a layer: q with k, gate with up."""
+    found: dict[tuple[int, str], list[str]] = {}
+    for name in names:
+        part = recipe.role(name)
+        group = GROUPS.get(part, "") if grouped else ""
+        found.setdefault((recipe.order(name)[0], group) if group else (-2, name), []).append(name)
+    return [Probe(number, tuple(group)) for number, group in enumerate(found.values())]
+
+
+class Sensing:
+    """Measurements under way, each finished one on the disk. `types` are each tensor's options. What is measured is
+    shown in plain codes, so that `shows` serve every method, importance and list of types; `errors` are the run's own.
+    """
+
+    def __init__(
+        self, planned: Planned, plain: Planned, types: Mapping[str, Sequence[str]], shows: Records, errors: Records,
+        threads: int,
+    ) -> None:  # fmt: skip
+        self.types, self.shows, self.errors, self.threads = types, shows, errors, threads
+        self._steps: dict[tuple[str, str], Step] = {}
+        for number in range(max(map(len, types.values()))):
+            mix = {name: kinds[min(number, len(kinds) - 1)] for name, kinds in types.items()}
+            for step in planned(mix).steps:
+                self._steps[step.weight.name, step.type] = step
+        self.open = [name for name, kinds in types.items() if len(kinds) > 1]
+        weights = {weight.name: weight for weight in planned(mix).source.weights}
+        shown = {name: probed(weights[name]) if name in self.open else kinds[0] for name, kinds in types.items()}
+        self.probed = {step.weight.name: step for step in plain(shown).steps if step.weight.name in types}
+
+    def step(self, name: str, kind: str) -> Step:
+        """What makes a tensor's codes in a type."""
+        return self._steps[name, kind]
+
+    def rooms(self, name: str, alignment: int) -> dict[str, int]:
+        """Bytes that a tensor takes in a file in each of its types, with the padding behind it."""
+        return {kind: -(-self.step(name, kind).nbytes // alignment) * alignment for kind in self.types[name]}
+
+    def known(self, parts: Sequence[Probe]) -> int:
+        """Probes that were measured before."""
+        return len(self.shows.numbers & {part.number for part in parts})
+
+    def measure(self, parts: Sequence[Probe], stage: Stage) -> Iterator[Probe]:
+        """Measure what is not known, one probe after another."""
+        for part in parts:
+            if part.number in self.shows.numbers:
+                continue
+            steps = [self.probed[name] for name in part.names]
+            show(steps, stage, self.threads)
+            apart = stage.apart()
+            restore(steps, stage)
+            self.shows.put({part.number: apart.astype("<f8").tobytes()})
+            yield part
+
+    def weigh(self) -> Iterator[str]:
+        """Take every tensor's errors, those that are not known."""
+        for number, name in enumerate(self.open):
+            if number not in self.errors.numbers:
+                told = {kind: self._error(self.step(name, kind), name)[0] for kind in self.types[name]}
+                self.errors.put({number: json.dumps([told, *self._error(self.probed[name], name)]).encode()})
+            yield name
+
+    def sensed(self, parts: Sequence[Probe]) -> dict[str, Sensed]:
+        """All that is known; a group's divergence is shared out by its tensors' errors."""
+        found = {name: Sensed(name, *json.loads(self.errors.get(number))) for number, name in enumerate(self.open)}
+        for part in parts:
+            kld = max(0.0, float(np.frombuffer(self.shows.get(part.number), "<f8").mean()))
+            whole = sum(found[name].shown for name in part.names)
+            for name in part.names:
+                found[name] = replace(found[name], kld=kld * found[name].shown / whole if whole else 0.0)
+        return found
+
+    def _error(self, step: Step, name: str) -> tuple[float, float, float]:
+        """The relative error of a step's codes, and the shares of it that the worst columns and rows bring."""
+        evidence, solve = self.step(name, self.types[name][0]).evidence, step.solver()
+        noise = signal = 0.0
+        columns, rows = np.zeros(evidence.columns), []
+        for first, values in samples(step):
+            made = values if step.type == step.weight.type else native.decode(
+                solve(values, first), step.type, evidence.columns, label=name
+            )  # fmt: skip
+            weigh = _Weigh(evidence, first)
+            change = (values - made).astype(np.float64)
+            noise, signal = noise + weigh(change), signal + weigh(values.astype(np.float64))
+            columns += (change**2).sum(0) * weigh.squares
+            rows.append(change**2 @ weigh.squares)
+        return noise / signal if signal else 0.0, worst(columns), worst(np.concatenate(rows))
+
+
+class _Weigh:
+    """tr(X H X^T) for rows of the matrix that begins at row `first` of a tensor; `squares` is the diagonal of H."""
+
+    def __init__(self, evidence: Evidence, first: int) -> None:
+        self.moments: F64 | None = None
+        if evidence.second is not None:
+            self.moments = evidence.second.mean(first // evidence.rows).astype(np.float64)
+            self.squares: F64 = self.moments.diagonal()
+        elif (found := evidence.weigh(first, first + 1)) is not None:
+            self.squares = found.vectors[0].astype(np.float64)
+        else:
+            self.squares = np.ones(evidence.columns)
+
+    def __call__(self, rows: F64) -> float:
+        return float((rows**2 @ self.squares).sum() if self.moments is None else ((rows @ self.moments) * rows).sum())
+
+
+def samples(step: Step) -> Iterator[tuple[int, "F32"]]:
+    """Rows of a tensor as floats, some from each of a few of its matrices, with the number of the matrix's first row:
+    rows are solved one by one, so that it does not matter which of a matrix's they are."""
+    weight, evidence = step.weight, step.evidence
+    chosen = np.unique(np.linspace(0, evidence.matrices - 1, min(MATRICES, evidence.matrices)).astype(int))
+    each = max(RUN, SAMPLED // len(chosen))
+    for matrix in chosen.tolist():
+        start = matrix * evidence.rows
+        if evidence.rows <= each:
+            places = [(start, start + evidence.rows)]
+        else:
+            firsts = np.linspace(0, evidence.rows - RUN, each // RUN).astype(int).tolist()
+            places = [(start + first, start + first + RUN) for first in firsts]
+        stored = np.concatenate([weight.read(first, last) for first, last in places])
+        yield start, native.decode(stored, weight.type, weight.columns, label=weight.name)
+
+
+def worst(parts: F64) -> float:
+    """The share of a sum that the largest hundredth of its parts brings; at least one part."""
+    count, total = max(1, round(len(parts) * WORST)), float(parts.sum())
+    return float(np.sort(parts)[-count:].sum()) / total if total else 0.0
+
+
+def show(steps: Sequence[Step], stage: Stage, threads: int) -> None:
+    """Let the stage have these tensors as their codes have them."""
+    with closing(stream(steps, threads)) as pieces:
+        for piece in pieces:
+            step = steps[piece.index]
+            weight = step.weight
+            stage.put(weight.name, piece.first, native.decode(piece.data, step.type, weight.columns, label=weight.name))
+
+
+def restore(steps: Sequence[Step], stage: Stage) -> None:
+    """Let it have them as the source does."""
+    for step in steps:
+        weight, count = step.weight, max(1, (1 << 22) // step.weight.columns)
+        for first in range(0, weight.rows, count):
+            rows = weight.read(first, min(first + count, weight.rows))
+            stage.put(weight.name, first, native.decode(rows, weight.type, weight.columns, label=weight.name))
+
+
+def sizes(sensing: Sensing, alignment: int) -> Menu:
+    """Every open tensor's options by size alone, the larger the better: what can be reached."""
+    return {
+        name: [Option(kind, room, -room) for kind, room in sensing.rooms(name, alignment).items()]
+        for name in sensing.open
+    }
+
+
+def menu(sensing: Sensing, sensed: Mapping[str, Sensed], alignment: int) -> Menu:
+    """Every open tensor's options."""
+    return {
+        name: [Option(kind, room, one.loss(kind)) for kind, room in sensing.rooms(name, alignment).items()]
+        for name, one in sensed.items()
+    }

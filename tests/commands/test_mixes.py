@@ -1,0 +1,142 @@
+"""`llmcli quantize` by size and by plan file, as a user types it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcli.commands import fitting
+from llmcli.commands.sizing import nbytes
+from llmcli.errors import UsageError
+from quant import container
+from tests.commands.conftest import Done
+from tests.quant import tiny
+
+Call = Callable[..., Done]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Random, with chunks of 64 tokens: little to compute."""
+    return tiny.llama(tmp_path / "m.gguf", hidden=64, ff=96, layers=6, tied=True)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("Once upon a time there was a little fish who lived in the sea. " * 120)
+    return path
+
+
+@pytest.fixture
+def sized(llmcli: Call, model: Path, tmp_path: Path) -> Call:
+    def call(*words: str) -> Done:
+        out = tmp_path / "o.gguf"
+        always = ("--threads", "1", "--json", "--probe-chunks", "1", "--probe", "group")
+        return llmcli("quantize", str(model), "-o", str(out), *always, *words)
+
+    return call
+
+
+def told(done: Done) -> dict[str, Any]:
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def test_a_size_is_kept_to_and_a_second_one_costs_no_measurement(sized: Call, text: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    first = sized("--target-size", "180K", "--text", str(text), "--swaps", "1", "--plan-out", str(plan))
+    document = told(first)
+    size = (tmp_path / "o.gguf").stat().st_size
+    assert 180_000 * 0.997 <= size <= 180_000
+    assert (document["bytes"], document["target_bytes"]) == (size, 180_000)
+    assert document["allocation"]["expected_kld"] > 0
+    assert "to measure: 31 x" in first.err
+    tensors = json.loads(plan.read_text())["tensors"]
+    assert all(row["measured_kld"] > 0 for row in tensors.values() if "measured_kld" in row)
+    made = {tensor.name: tensor.type for tensor in container.read(tmp_path / "o.gguf").tensors}
+    assert {name: row["type"] for name, row in tensors.items()} == {name: made[name] for name in tensors}
+
+    weights = container.read(tmp_path / "o.gguf").parameters
+    second = sized("--target-bpw", "7", "--text", str(text), "--swaps", "1")
+    assert 0.997 * 7 <= 8 * told(second)["bytes"] / weights <= 7
+    assert "31 of 31 measurements were made before" in second.err
+    assert "to measure:" not in second.err
+
+
+def test_a_plan_makes_the_same_bytes_again_and_is_recognised(sized: Call, tmp_path: Path) -> None:
+    plan, out = tmp_path / "plan.json", tmp_path / "o.gguf"
+    told(sized("--target-size", "170K", "--quick", "--plan-out", str(plan)))
+    made = out.read_bytes()
+    out.unlink()
+    again = told(sized("--plan", str(plan)))
+    assert out.read_bytes() == made
+    assert (again["present"], told(sized("--plan", str(plan)))["present"]) == (False, True)
+
+
+def test_a_recipe_can_be_written_down_as_a_plan(sized: Call, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    stock = told(sized("-t", "q5_0", "--plan-out", str(plan), "--dry-run"))
+    assert told(sized("--plan", str(plan), "--dry-run"))["types"] == stock["types"]
+
+
+def test_a_plan_of_another_source_is_refused(sized: Call, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    told(sized("-t", "q8_0", "--plan-out", str(plan), "--dry-run"))
+    plan.write_text(plan.read_text().replace('"source": "', '"source": "0'))
+    done = sized("--plan", str(plan))
+    assert done.code == 1
+    assert "the plan is for another source" in done.err
+
+
+@pytest.mark.parametrize("size", ["10K", "5M"])
+def test_a_size_out_of_reach_is_refused_with_those_in_reach(sized: Call, size: str) -> None:
+    done = sized("--target-size", size, "--quick")
+    assert done.code == 1
+    assert "the smallest has" in done.err
+    assert "the largest" in done.err
+
+
+def test_the_largest_file_that_fits(sized: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    everything = told(sized("--fit", "--quick", "--dry-run"))
+    monkeypatch.setattr(fitting, "fits", lambda plan, path: plan.nbytes <= 200_000)
+    document = told(sized("--fit", "--quick"))
+    assert 0.995 * 200_000 <= (tmp_path / "o.gguf").stat().st_size == document["bytes"] <= 200_000
+    assert everything["bytes"] > 220_000
+    monkeypatch.setattr(fitting, "fits", lambda plan, path: False)
+    assert "does not fit into the memory that is free" in sized("--fit", "--quick", "--force").err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--target-size", "1M", "--fit"), "--target-size and --fit exclude each other"),
+        (("--target-bpw", "5", "-t", "q4_0"), "--target-bpw decides every tensor's type"),
+        (("--plan", "p.json", "--pure"), "--plan decides every tensor's type"),
+        (("--quick",), "--quick goes with a size"),
+        (("--target-bpw", "0"), "--target-bpw is 0"),
+        (("--target-size", "90 potatoes"), "is no size"),
+        (("--target-size", "1M", "--split-max-size", "1M"), "--target-size is for one file"),
+        (("--target-size", "1M", "--types", "q4_7"), "no tensor type 'q4_7'"),
+    ],
+)
+def test_wishes_that_make_no_sense_are_told(sized: Call, words: tuple[str, ...], told: str) -> None:
+    done = sized(*words)
+    assert done.code in (1, 2)
+    assert told in done.err
+
+
+def test_sizes_are_read_as_people_write_them() -> None:
+    assert [nbytes(word) for word in ("90M", "0.5G", "123", "1.5kb", "90m")] == [
+        90 * 10**6,
+        5 * 10**8,
+        123,
+        1500,
+        90 * 10**6,
+    ]
+    for word in ("", "M", "1..5M", "-1M", "1e3", "٣M", "1,5G"):
+        with pytest.raises(UsageError):
+            nbytes(word)

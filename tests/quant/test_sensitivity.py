@@ -1,0 +1,147 @@
+"""Sensitivity on a model whose divergence is known: a sum over its tensors of squared changes."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quant import native, quantize, sensitivity
+from quant.allocate import Allocation, Budget, Menu, Option, allocate
+from quant.divergence import F32
+from quant.errors import Refusal
+from quant.mix import nominal
+from quant.planning import Plan
+from quant.quantize import open_gguf
+from quant.recipe import Wishes
+from quant.records import Records
+from quant.sensitivity import F64, Sensing
+from quant.source import Source
+from quant.trading import Trades
+from tests.quant import tiny
+
+
+class FakeStage:
+    """Divergence = sum over tensors of factor * squared change / squares, the same at every position but for noise."""
+
+    def __init__(self, source: Source, factors: Mapping[str, float]) -> None:
+        self.original = {w.name: native.decode(w.read(0, w.rows), w.type, w.columns, label="") for w in source.weights}
+        self.now = {name: values.copy() for name, values in self.original.items()}
+        self.factors, self.reads, self.most = factors, 0, 10**9
+
+    def put(self, name: str, first: int, rows: F32) -> None:
+        self.now[name][first : first + len(rows)] = rows
+
+    def apart(self, held_out: bool = False) -> F64:
+        self.reads += 1
+        if self.reads > self.most:
+            raise KeyboardInterrupt
+        total = sum(
+            self.factors.get(name, 1.0) * float(((values - self.now[name]) ** 2).sum() / (values**2).sum())
+            for name, values in self.original.items()
+        )
+        return total * np.linspace(0.5, 1.5, 11)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return open_gguf(tiny.llama(tmp_path / "m.gguf", layers=2, hidden=64, ff=256, vocab=300, tied=True))
+
+
+def planner(source: Source) -> Callable[[Mapping[str, str]], Plan]:
+    elements = {w.name: w.elements for w in source.weights}
+    return lambda mix: quantize.plan(source, nominal(mix, elements), Wishes(mix=mix))
+
+
+@contextmanager
+def sensing(source: Source, path: Path) -> Iterator[Sensing]:
+    both = [Records.resume(file) or Records.begin(file, {}) for file in (path, path.with_suffix(".errors"))]
+    with closing(both[0]), closing(both[1]):
+        yield Sensing(planner(source), planner(source), sensitivity.options(source), both[0], both[1], 1)
+
+
+def factors(source: Source) -> dict[str, float]:
+    return {w.name: 0.1 * (1 + number) for number, w in enumerate(source.weights)}
+
+
+def test_one_measurement_tells_what_every_type_costs_and_costs_add_up(source: Source, tmp_path: Path) -> None:
+    stage = FakeStage(source, factors(source))
+    with sensing(source, tmp_path / "r") as work:
+        parts = sensitivity.probes(work.open, grouped=False)
+        assert list(work.weigh()) == work.open
+        assert [part.names for part in work.measure(parts, stage)] == [(name,) for name in work.open]
+        assert all(np.array_equal(stage.now[name], values) for name, values in stage.original.items())
+        found = work.sensed(parts)
+        for kind in ("Q4_0", "Q5_1", "Q8_0"):
+            mix = {name: kind if kind in work.types[name] else "Q5_K" for name in work.open}
+            sensitivity.show([work.step(name, kind) for name, kind in mix.items()], stage, 1)
+            # Errors are of 256 rows; the embedding's 300 are told from most of them.
+            expected = sum(found[name].loss(kind) for name, kind in mix.items())
+            assert expected == pytest.approx(stage.apart().mean(), rel=0.01)
+
+
+def test_what_was_measured_is_there_after_a_kill(source: Source, tmp_path: Path) -> None:
+    stage = FakeStage(source, factors(source))
+    stage.most = 5
+    with sensing(source, tmp_path / "r") as work:
+        parts = sensitivity.probes(work.open, grouped=False)
+        with pytest.raises(KeyboardInterrupt):
+            list(work.measure(parts, stage))
+    stage = FakeStage(source, factors(source))
+    with sensing(source, tmp_path / "r") as work:
+        assert work.known(parts) == 5
+        assert len(list(work.measure(parts, stage))) == stage.reads == len(parts) - 5
+
+
+def test_a_group_shares_its_divergence_by_the_errors_of_its_tensors(source: Source, tmp_path: Path) -> None:
+    with sensing(source, tmp_path / "r") as work:
+        parts = sensitivity.probes(work.open, grouped=True)
+        assert {"blk.0.attn_q.weight", "blk.0.attn_k.weight"} in [set(part.names) for part in parts]
+        assert len(parts) == len(work.open) - 4
+        list(work.weigh())
+        list(work.measure(parts, FakeStage(source, {})))
+        found = work.sensed(parts)
+    for name in ("blk.1.ffn_gate.weight", "blk.1.ffn_up.weight"):
+        assert found[name].kld == pytest.approx(found[name].shown, rel=0.05)
+
+
+def test_without_a_measurement_errors_rank_and_outliers_are_told(source: Source, tmp_path: Path) -> None:
+    parts = np.ones(400)
+    parts[7] = 600.0
+    assert sensitivity.worst(parts) == pytest.approx(603 / 999)
+    with sensing(source, tmp_path / "r") as work:
+        list(work.weigh())
+        found = work.sensed([])
+    assert all(0 < one.columns < 1 and 0 < one.rows < 1 for one in found.values())
+    assert all(one.kld is None and one.loss("Q8_0") == one.errors["Q8_0"] for one in found.values())
+
+
+def test_types_that_rows_cannot_have_are_no_options(source: Source) -> None:
+    types = sensitivity.options(source)
+    assert types["blk.0.attn_q.weight"] == sensitivity.LEGACY
+    assert types["blk.0.ffn_down.weight"] == sensitivity.KQUANTS
+    assert "blk.0.attn_norm.weight" not in types
+    with pytest.raises(Refusal, match="fills rows of 64"):
+        sensitivity.options(source, ["Q4_K", "Q6_K"])
+
+
+def test_bytes_move_to_a_role_that_was_taken_too_lightly_and_the_budget_holds() -> None:
+    names = [f"blk.{i}.{role}.weight" for i in range(4) for role in ("attn_v", "ffn_down", "ffn_up")]
+    types = [Option("Q4_K", 45, 0.2), Option("Q5_K", 55, 0.125), Option("Q6_K", 66, 0.0625)]
+    menu: Menu = dict.fromkeys(names, types)
+    truth = {name: 3.0 if "attn_v" in name else 1.0 for name in names}
+    budget = Budget(12 * 55)
+
+    def judge(mix: Mapping[str, str]) -> F64:
+        cost = {one.type: one.loss for one in menu[names[0]]}
+        return sum(truth[name] * cost[kind] for name, kind in mix.items()) * np.linspace(0.9, 1.1, 20)
+
+    start = allocate(menu, budget)
+    trades = Trades(menu, budget, judge, 6)
+    best: Allocation = [*trades.run(start)][-1]
+    assert best.nbytes <= budget.left
+    assert trades.trials[0].kld == pytest.approx(judge(start.mix).mean())
+    assert judge(best.mix).mean() <= 0.9 * trades.trials[0].kld
+    assert all(best.picks[name].type == "Q6_K" for name in names if "attn_v" in name)
+    assert len(trades.trials) <= 7
