@@ -326,8 +326,6 @@ def test_talks_that_ship_are_written_in_the_model_s_template(smollm2: Path, llmc
     chosen, names = texts.chunks(subject, [], 3, None, ui)
     assert (chosen.ids.shape, names) == ((3, 512), (texts.SHIPPED,))
     every, _ = texts.chunks(subject, [], None, None, ui)
-    assert 50_000 < every.ids.size < 130_000
+    assert 60_000 < every.ids.size < 130_000
     assert (every.ids == turns[0]).sum() > 80
     assert (every.ids[:3] == chosen.ids).all()
-    other, _ = texts.chunks(subject, [], 3, 1, ui)
-    assert (other.ids != chosen.ids).any()
