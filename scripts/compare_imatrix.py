@@ -3,9 +3,10 @@
     .venv/bin/python scripts/compare_imatrix.py MODEL --text FILE --llama-imatrix PATH [--chunks N] [-t N]
 
 For each tensor both have: the length of the difference of the two vectors of sums over the length of theirs, both
-divided by their counts. The last line says whether the largest is within 0.1 %. llama-imatrix adds all rows in float32,
-ours those of a pass, and float64 above; it leaves out the head (here told with --process-output) and a head tied to
-the embedding.
+divided by their counts. llama-imatrix adds all rows in float32, ours those of a pass, and float64 above; it leaves out
+the head (here told with --process-output) and a head tied to the embedding. The same of the diagonals of our second
+moments against our sums; and of what both programs make of our file and an older one (.dat) added up. The last line
+says whether all are within 0.1 %.
 """
 
 import argparse
@@ -17,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from quant import imatrix
+from quant import imatrix, moments
+from quant.imatrix import Imatrix
 
 
 def run(command: list[str]) -> float:
@@ -34,6 +36,27 @@ def means(entry: imatrix.Entry) -> np.ndarray:
     return entry.vectors(0, 1, entry.count)[0].astype(np.float64)
 
 
+def apart(theirs: Imatrix, mine: Imatrix) -> dict[str, float]:
+    """How far each tensor that both have is apart."""
+    found = {}
+    for name in sorted(theirs.entries.keys() & mine.entries.keys()):
+        one, other = theirs.entries[name], mine.entries[name]
+        assert one.divisors == other.divisors, (name, one.divisors, other.divisors)
+        reference = means(one)
+        found[name] = float(np.linalg.norm(means(other) - reference) / np.linalg.norm(reference))
+    return found
+
+
+def added(options: argparse.Namespace, file: Path, folder: Path) -> dict[str, float]:
+    """Our file and one of the older form, added up by both programs."""
+    tool, older, theirs, mine = str(options.llama_imatrix), *(str(folder / name) for name in ("a.dat", "b", "c"))
+    context = ["-m", str(options.model), "-c", str(options.ctx), "-b", str(options.ctx)]
+    run([tool, "--in-file", str(file), "-o", older, "--output-format", "dat", *context])
+    run([tool, "--in-file", str(file), "--in-file", older, "-o", theirs, *context])
+    run([sys.executable, "-m", "llmcli.app", "calibrate", "--merge", str(file), older, "-o", mine])
+    return apart(imatrix.load(Path(theirs)), imatrix.load(Path(mine)))
+
+
 def main() -> int:
     """Run both and tell; 1 where the goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -44,29 +67,30 @@ def main() -> int:
     parser.add_argument("--ctx", type=int, default=512)
     parser.add_argument("-t", "--threads", type=int, default=2)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        mine, theirs = Path(folder) / "mine.gguf", Path(folder) / "theirs.gguf"
+    with tempfile.TemporaryDirectory() as place:
+        mine, theirs, second = (Path(place) / name for name in ("mine.gguf", "theirs.gguf", "moments.gguf"))
         common = ["-c", str(options.ctx), "-t", str(options.threads), "--chunks", str(options.chunks)]
-        seconds = run([
-            sys.executable, "-m", "llmcli.app", "calibrate", str(options.model), "-o", str(mine), "--text",
-            str(options.text), *common,
-        ])  # fmt: skip
+        ours = [sys.executable, "-m", "llmcli.app", "calibrate", str(options.model), "--text", str(options.text)]
+        seconds = run([*ours, "-o", str(mine), *common])
+        second_seconds = run([*ours, "-o", str(mine), "--moments", str(second), *common])
         their_seconds = run([
             str(options.llama_imatrix), "-m", str(options.model), "-f", str(options.text), "-o", str(theirs),
             "--process-output", *common,
         ])  # fmt: skip
-        one, other = imatrix.load(theirs).entries, imatrix.load(mine).entries
-        apart = {}
-        for name in sorted(one.keys() & other.keys()):
-            assert one[name].divisors == other[name].divisors, (name, one[name].divisors, other[name].divisors)
-            reference = means(one[name])
-            apart[name] = float(np.linalg.norm(means(other[name]) - reference) / np.linalg.norm(reference))
-    for name, value in sorted(apart.items(), key=lambda item: -item[1])[:10]:
+        one, other = imatrix.load(theirs), imatrix.load(mine)
+        found = apart(one, other)
+        diagonals = apart(other, moments.load(second).imatrix)
+        merged = added(options, mine, Path(place))
+    entries, mine_entries = one.entries, other.entries
+    for name, value in sorted(found.items(), key=lambda item: -item[1])[:10]:
         print(f"{name:40}{value:.3e}")
-    print(f"{len(apart)} tensors in both; theirs alone: {sorted(one.keys() - other.keys())}")
-    print(f"ours alone: {sorted(other.keys() - one.keys())}")
-    print(f"llama-imatrix {their_seconds:.1f} s, llmcli calibrate {seconds:.1f} s")
-    good = bool(apart) and max(apart.values()) <= 1e-3 and not one.keys() - other.keys()
+    print(f"{len(found)} tensors in both; theirs alone: {sorted(entries.keys() - mine_entries.keys())}")
+    print(f"diagonals of {len(diagonals)} second moments: at most {max(diagonals.values()):.3e} apart")
+    print(f"{len(merged)} tensors added up by both: at most {max(merged.values()):.3e} apart")
+    print(f"ours alone: {sorted(mine_entries.keys() - entries.keys())}")
+    print(f"llama-imatrix {their_seconds:.1f} s, calibrate {seconds:.1f} s, with --moments {second_seconds:.1f} s")
+    good = all(table and max(table.values()) <= 1e-3 for table in (found, diagonals, merged))
+    good = good and not entries.keys() - mine_entries.keys()
     print("every tensor within 0.1 %: " + ("yes" if good else "NO"))
     return 0 if good else 1
 

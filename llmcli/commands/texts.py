@@ -1,7 +1,7 @@
 """What a calibration reads: files of the user's, or the text that ships, its talks written in the model's own template.
 
 The text that ships (quant/texts/calibration) is some 67,000 of SmolLM2's tokens: this project's own words and code,
-essays, talks, mathematics and twenty-four languages written for it, and pieces of five of Shakespeare's plays, none of
+essays, talks, mathematics and twenty-one languages written for it, and pieces of five of Shakespeare's plays, none of
 which is among those that eval reads. It knows texts and tokens, and nothing of what is gathered from them.
 """
 
