@@ -86,6 +86,8 @@ def options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[str, .
             raise Refusal(f"none of --types fills rows of {shape[0]} as {name} has them",
                           hint=f"add one of {', '.join(LEGACY)}")  # fmt: skip
         found[name] = legal or ("F16",)
+    if all(len(kinds) == 1 for kinds in found.values()):
+        raise Refusal("no tensor of this model has a choice of types", hint="choose a type with -t, or other --types")
     return found
 
 

@@ -140,11 +140,12 @@ def _partials(config: Config) -> Iterator[Item]:
 
 
 def _scratch(config: Config) -> Iterator[Item]:
-    """What a killed verification or comparison left in the cache; figures that are finished stay."""
-    for lock in sorted((config.cache / "bases").glob("*.lock")):
+    """What a killed verification, measurement or comparison left in the cache; figures that are finished stay."""
+    copies = {"bases": "a checkpoint's copy for a verification", "sensitivity": "a copy to measure with"}
+    for lock in sorted(lock for folder in copies for lock in (config.cache / folder).glob("*.lock")):
         with store.locked(lock) as free:
             for path in sorted(lock.parent.glob(f"*{lock.stem}.gguf*")) if free else ():
-                yield Item(path, _bytes(path), "a checkpoint's copy for a verification")
+                yield Item(path, _bytes(path), copies[lock.parent.name])
     for lock in sorted((config.cache / "pareto").glob("*/lock")):
         with store.locked(lock) as free:
             for path in sorted(lock.parent.iterdir()) if free else ():

@@ -127,6 +127,7 @@ def test_garbage_is_what_interrupted_runs_left_and_nothing_else(mine, hub, gguf,
         home.cache / "downloads" / "p-1.0" / "p.whl": "downloaded wheel",
         home.cache / "bases" / "abc-F32.gguf": "a checkpoint's copy for a verification",
         home.cache / "bases" / ".abc-F32.gguf.part": "a checkpoint's copy for a verification",
+        home.cache / "sensitivity" / "abc.gguf": "a copy to measure with",
         home.cache / "pareto" / "abc" / "base.logits": "unfinished comparison",
         home.hub_cache / "models--someone--Tiny-GGUF" / "blobs" / f"{'0' * 64}.llmcli.incomplete": "partial download",
     }
@@ -135,6 +136,7 @@ def test_garbage_is_what_interrupted_runs_left_and_nothing_else(mine, hub, gguf,
         path.write_bytes(b"junk!")
     stay = [
         kept.with_name(f"{kept.stem}.certificate.html"), home.cache / "bases" / "abc-F32.lock",
+        home.cache / "sensitivity" / "abc.lock", home.cache / "sensitivity" / "abc.records",
         home.cache / "pareto" / "abc" / "lock", home.cache / "pareto" / "abc" / "finished.json",
     ]  # fmt: skip
     for path in stay:
