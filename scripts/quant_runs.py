@@ -120,11 +120,12 @@ def upstream(setting: Setting, teacher: Path, out: Path, kind: str, imatrix: Pat
 
 
 def ours(setting: Setting, teacher: Path, out: Path, kind: str, flags: list[str]) -> Cost:
-    """`llmcli quantize`."""
+    """`llmcli quantize`; flags that name a size decide the types themselves."""
+    sized = any(flag.startswith(("--target", "--plan")) for flag in flags)
     flags = [*flags, *(["--token-embedding-type", setting.embedding] if setting.embedding else [])]
     return run([
-        *LLMCLI, "quantize", str(teacher), "-o", str(out), "-t", kind, "--threads", str(setting.threads), "--force",
-        *flags,
+        *LLMCLI, "quantize", str(teacher), "-o", str(out), "--threads", str(setting.threads), "--force",
+        *([] if sized else ["-t", kind]), *flags,
     ])  # fmt: skip
 
 
