@@ -24,7 +24,8 @@ class Numpy:
         import numpy as np
 
         self.np = np
-        self.multiply, self.add, self.clip, self.round = np.multiply, np.add, np.clip, np.rint
+        self.multiply, self.add, self.clip = np.multiply, np.add, np.clip
+        self.round, self.sqrt = np.rint, np.sqrt
         self.where: Any = np.where
 
     def array(self, values: "F32") -> Array:
@@ -38,10 +39,10 @@ class Numpy:
         """Sums over the first axis."""
         return self.np.add.reduce(values, axis=0)
 
-    def dot(self, one: Array, other: Array) -> Array:
-        """Sums of products over the first axis."""
-        flat = (values.reshape(len(values), -1) for values in (one, other))
-        return self.np.einsum("ig,ig->g", *flat).reshape(one.shape[1:])
+    def dot(self, *factors: Array) -> Array:
+        """Sums of products of two or three arrays over the first axis."""
+        flat = (values.reshape(len(values), -1) for values in factors)
+        return self.np.einsum(",".join(["ig"] * len(factors)) + "->g", *flat).reshape(factors[0].shape[1:])
 
     def least(self, values: Array) -> Array:
         """The smallest over the first axis."""
@@ -68,7 +69,7 @@ class Torch:
 
         self.torch, self.device = torch, torch.device(device)
         self.multiply, self.add, self.where = torch.multiply, torch.add, torch.where
-        self.round, self.empty_like = torch.round, torch.empty_like
+        self.round, self.sqrt, self.empty_like = torch.round, torch.sqrt, torch.empty_like
 
     def array(self, values: "F32") -> Array:
         import numpy as np
@@ -81,8 +82,10 @@ class Torch:
     def total(self, values: Array) -> Array:
         return values.sum(0)
 
-    def dot(self, one: Array, other: Array) -> Array:
-        return (one * other).sum(0)
+    def dot(self, first: Array, *factors: Array) -> Array:
+        for factor in factors:
+            first = first * factor
+        return first.sum(0)
 
     def least(self, values: Array) -> Array:
         return values.amin(0)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     F32 = NDArray[np.float32]
+    I16 = NDArray[np.int16]
     U8 = NDArray[np.uint8]
 
 # ggml.h, enum ggml_type. The gguf package lags the runtime here, and the library aborts when it is asked
@@ -70,6 +71,35 @@ class Importance:
             end = min(last, first + self.every - within)
             yield first, end, self.vectors[number]
             first = end
+
+
+@dataclass(frozen=True, slots=True)
+class Searching:
+    """How search() looks for scales, as quant/searches.c has it: `size` values of a group, `groups` of a block.
+
+    `levels` are the lowest and the highest, `most` is what a minimum may be at most (None: no minimums), `whole` the
+    range of whole-number scales (None: none); the rest is explained in quant/methods/grids.py.
+    """
+
+    size: int
+    groups: int
+    levels: tuple[int, int]
+    most: float | None
+    whole: tuple[int, int] | None
+    spread: float
+    starts: tuple[float, ...]
+    rounds: int
+    around: tuple[tuple[int, ...], ...]
+
+
+class _Grid(ctypes.Structure):
+    """`struct grid` of quant/searches.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in (
+            "size", "groups", "low", "high", "least", "below", "above", "rounds", "starts", "looks")),
+        ("most", ctypes.c_float), ("spread", ctypes.c_float), ("start", ctypes.c_void_p), ("around", ctypes.c_void_p),
+    ]  # fmt: skip
 
 
 class _Traits(ctypes.Structure):
@@ -225,6 +255,43 @@ def decodable(name: str) -> bool:
     if name in FLOATS:
         return True
     return name not in INTEGERS and bool(library().ggml_get_type_traits(TYPE_NUMBERS[name])[0].to_float)
+
+
+@cache
+def searches() -> Callable[..., None] | None:
+    """Our own search in C, where the build of llama.cpp has it."""
+    function = getattr(library(), "llmcli_search", None)
+    if function is not None:
+        pointer, count = ctypes.c_void_p, ctypes.c_int64
+        function.argtypes = [pointer, pointer, pointer, count, count, *[pointer] * 5]
+        function.restype = None
+    return cast("Callable[..., None] | None", function)
+
+
+def search(rows: "F32", weights: "F32", how: Searching) -> "tuple[I16, F32, F32, I16, I16]":
+    """Levels [blocks, values], d and m [blocks], whole scales and minimums [blocks, groups] for rows of floats.
+
+    `weights` [blocks of a row, values] are the same for every row. What the format has not is left undefined.
+    """
+    import numpy as np
+
+    run, rows = searches(), np.ascontiguousarray(rows, np.float32)
+    assert run is not None
+    values = how.size * how.groups
+    assert weights.flags.c_contiguous and weights.dtype == np.float32 and weights.size == rows.shape[1]
+    count = rows.size // values
+    starts = np.array(how.starts, np.float32)
+    around = np.array([number for look in how.around for number in (len(look), *look)], np.int32)
+    grid = _Grid(
+        how.size, how.groups, *how.levels, how.most is not None, *(how.whole or (0, 0)), how.rounds, len(starts),
+        len(how.around), how.most or 0.0, how.spread, starts.ctypes.data, around.ctypes.data,
+    )  # fmt: skip
+    levels, scales, mins = (np.empty((count, width), np.int16) for width in (values, how.groups, how.groups))
+    d, m = np.empty(count, np.float32), np.empty(count, np.float32)
+    out = (part.ctypes.data for part in (levels, d, m, scales, mins))
+    inputs = rows.ctypes.data, weights.ctypes.data, count, weights.size // how.size
+    run(ctypes.addressof(grid), *inputs, *out)
+    return levels, d, m, scales, mins
 
 
 @cache

@@ -19,5 +19,16 @@ function(add_encoders)
   endif()
 endfunction()
 
+# Our own search, too; how it rounds is its own affair.
+function(add_searches)
+  if(TARGET ggml-base AND CMAKE_C_COMPILER_ID STREQUAL GNU AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    cmake_path(SET file NORMALIZE "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../quant/searches.c")
+    target_sources(ggml-base PRIVATE "${file}")
+    set_property(SOURCE "${file}" TARGET_DIRECTORY ggml-base
+      PROPERTY COMPILE_OPTIONS -O3 -ffp-contract=fast $<$<BOOL:${GGML_NATIVE}>:-march=native>)
+  endif()
+endfunction()
+
 cmake_language(DEFER CALL load_whole_tile_config)  # once the targets are there
 cmake_language(DEFER CALL add_encoders)
+cmake_language(DEFER CALL add_searches)

@@ -13,50 +13,81 @@ SLIGHT = 1e-6  # of a block's largest weight: what seems not to matter counts so
 
 
 @dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is tried: `starts`, each improved `rounds` times (scales.py), then looks `around` (superblocks.py)."""
+
+    starts: tuple[float, ...]
+    rounds: int = 2
+    around: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Grid:
     """A format's `values` of a block in `groups`; `whole` is the range of its whole-number scales, None without.
 
-    `most` is what a minimum may be at most, None where there is none. `starts` and `rounds` are those of scales.py,
-    `around` is a look of superblocks.py after another. With `spread` a value x weighs importance times
-    sqrt(spread * mean of x² + x²), as in ggml, else by importance alone; the mean is a superblock's, or a row's.
+    `most` is what a minimum may be at most, None where there is none. `brief` is what numpy does, `long` what our C and
+    a GPU do. With `spread` a value x weighs importance times sqrt(spread + x² / mean of x² in its block), nearly as
+    in ggml, else by importance alone.
     """
 
     values: int
     groups: int
     whole: tuple[int, int] | None
     most: float | None
-    starts: tuple[float, ...]
-    rounds: int = 2
-    around: tuple[tuple[int, ...], ...] = ()
+    brief: Effort
+    long: Effort
     spread: float = 0.0
 
-    def weights(self, rows: "F32", importance: "Importance | None") -> "F32":
-        """What each value of rows [rows, columns] weighs, 1 at most in each block."""
+    def spread_with(self, importance: "Importance | None") -> float:
+        """The spread; where nothing was measured large values weigh more in any case."""
+        return self.spread if importance else self.spread or 1.0
+
+    def even(self, vector: "F32") -> "F32":
+        """The importance of columns, 1 at most in each block: [blocks of a row, values]."""
         import numpy as np
 
-        weights = np.ones_like(rows)
-        if self.spread or importance is None:
-            parts = rows.reshape(len(rows), -1, self.values if self.whole else rows.shape[1])
-            mean = np.einsum("rbv,rbv->rb", parts, parts)[..., None] * np.float32((self.spread or 1) / parts.shape[2])
-            np.sqrt(parts * parts + mean, out=weights.reshape(parts.shape))
-        for first, last, vector in importance.spans(0, len(rows)) if importance else ():
-            weights[first:last] *= vector
-        blocks = weights.reshape(-1, self.values)
+        blocks = vector.reshape(-1, self.values)
         largest = blocks.max(1, keepdims=True)
-        blocks *= np.where(largest > 0, 1, 0) / np.where(largest > 0, largest, 1)
-        return np.maximum(weights, SLIGHT, out=weights)
+        shares = np.where(largest > 0, blocks, 1) / np.where(largest > 0, largest, 1)
+        return np.maximum(shares, SLIGHT).astype(np.float32)
+
+    def columns(self, importance: "Importance | None", rows: int, columns: int) -> "F32":
+        """The same beside one another: [values of a group, groups of a block, rows, blocks of a row]."""
+        import numpy as np
+
+        count, size = columns // self.values, self.values // self.groups
+        weights = np.ones((size, self.groups, rows, count), np.float32)
+        for first, last, vector in importance.spans(0, rows) if importance else ():
+            turned = self.even(vector).reshape(count, self.groups, size).transpose(2, 1, 0)
+            weights[:, :, first:last] = turned[:, :, None]
+        return weights
 
 
-NEAR = (-2, -1, 1, 2)
+def _even(low: float, high: float, count: int) -> tuple[float, ...]:
+    return tuple(low + (high - low) * step / (count - 1) for step in range(count))
+
+
+def _both(low: float, high: float, count: int, turned: int) -> tuple[float, ...]:
+    """Starts with the farthest value on the longer side of zero, and `turned` of them with it on the shorter."""
+    return (*_even(low, high, count), *(-start for start in _even(low, high, turned)))
+
+
+NEAR, NEXT, NONE = (-2, -1, 1, 2), (-1, 1), ()
+FREE = 3e38  # a minimum of any size
 GRIDS = {
-    "Q2_K": Grid(256, 16, (0, 15), 0.0, (0.7, 0.82, 0.94, 1.06, 1.18, 1.3), around=(NEAR, (), ())),
-    "Q3_K": Grid(256, 16, (-32, 31), None, (0.8, 1.0, 1.2, -0.8, -1.0, -1.2), around=(NEAR, (), ())),
-    "Q4_K": Grid(256, 8, (0, 63), 0.0, (0.94, 0.964, 0.988, 1.012, 1.036, 1.06), around=(NEAR, (), ())),
-    "Q5_K": Grid(256, 8, (0, 63), 0.0, (0.97, 0.982, 0.994, 1.006, 1.018, 1.03), around=(NEAR, (), ())),
-    "Q6_K": Grid(256, 16, (-128, 127), None, (0.97, 1.0, 1.03), around=(NEAR, (), ())),
-    "Q4_0": Grid(32, 1, None, None, (0.8, 0.9, 1.0, 1.1, -0.9, -1.0)),
-    "Q4_1": Grid(32, 1, None, 3e38, (0.94, 0.964, 0.988, 1.012, 1.036, 1.06)),
-    "Q5_0": Grid(32, 1, None, None, (0.9, 0.95, 1.0, 1.05, -0.95, -1.0)),
-    "Q5_1": Grid(32, 1, None, 3e38, (0.97, 0.982, 0.994, 1.006, 1.018, 1.03)),
-    "Q8_0": Grid(32, 1, None, None, (1.0, 1.1, 1.2, 1.3)),
-}
+    "Q2_K": Grid(256, 16, (0, 15), 0.0, Effort(_even(0.7, 1.3, 6), 2, (NEAR, NONE, NONE)),
+                 Effort(_even(0.6, 1.3, 13), 2, (NEAR, NEXT, NONE))),
+    "Q3_K": Grid(256, 16, (-32, 31), None, Effort((0.8, 1.0, 1.2, -0.8, -1.0, -1.2), 1, (NEXT, NONE)),
+                 Effort(_both(0.7, 1.3, 9, 9), 1, (NEAR, NEXT, NONE))),
+    "Q4_K": Grid(256, 8, (0, 63), 0.0, Effort(_even(0.94, 1.06, 6), 2, (NEAR, NONE, NONE)),
+                 Effort(_even(0.9, 1.1, 17), 2, (NEAR, NEXT, NONE))),
+    "Q5_K": Grid(256, 8, (0, 63), 0.0, Effort(_even(0.97, 1.03, 6), 2, (NEAR, NONE, NONE)),
+                 Effort(_even(0.95, 1.05, 17), 2, (NEAR, NEXT, NONE))),
+    "Q6_K": Grid(256, 16, (-128, 127), None, Effort((0.97, 1.0, 1.03), 1, (NEAR, NONE)),
+                 Effort((*_even(0.95, 1.05, 9), -0.97, -1.0, -1.03), 1, (NEAR, NEXT, NONE))),
+    "Q4_0": Grid(32, 1, None, None, Effort((0.8, 0.9, 1.0, 1.1, -0.95), 1), Effort(_both(0.8, 1.15, 15, 6), 1)),
+    "Q4_1": Grid(32, 1, None, FREE, Effort(_even(0.94, 1.06, 6)), Effort(_even(0.9, 1.1, 17))),
+    "Q5_0": Grid(32, 1, None, None, Effort((0.9, 0.95, 1.0, 1.05), 1), Effort(_both(0.9, 1.05, 12, 4), 1)),
+    "Q5_1": Grid(32, 1, None, FREE, Effort(_even(0.97, 1.03, 6)), Effort(_even(0.95, 1.05, 17))),
+    "Q8_0": Grid(32, 1, None, None, Effort((0.995, 1.0, 1.005), 1), Effort(_even(0.93, 1.005, 10), 1)),
+}  # fmt: skip

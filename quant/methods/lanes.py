@@ -10,7 +10,7 @@ from typing import NamedTuple
 from quant.accelerate import Array, Ops
 
 NOTHING = 1e-36  # the square of a scale that is none: no F16 holds it
-SINGULAR = 1e-6  # of w·w: below it a scale and a minimum cannot be told apart in F32
+SINGULAR = 1e-5  # of w·w: below it a scale and a minimum cannot be told apart in F32
 
 
 class Sums(NamedTuple):
@@ -35,9 +35,8 @@ class Lanes:
 
     def __init__(self, ops: Ops, x: Array, w: Array, low: int, high: int, most: float | None) -> None:
         self.ops, self.x, self.w, self.low, self.high, self.most = ops, x, w, low, high, most
-        self.nearest, self.scratch = ops.empty_like(x), ops.empty_like(x)
-        self.weight = ops.total(w)
-        self.along = ops.dot(w, x)
+        self.nearest, self.wx = ops.empty_like(x), w * x
+        self.weight, self.along = ops.total(w), ops.total(self.wx)
 
     def levels(self, scale: Array, least: Array | None) -> Array:
         """The levels nearest to the values."""
@@ -50,10 +49,9 @@ class Lanes:
 
     def sums(self, scale: Array, least: Array | None) -> Sums:
         """What the nearest levels add up to."""
-        ops, levels, weighed = self.ops, self.levels(scale, least), self.scratch
-        ops.multiply(self.w, levels, out=weighed)
-        plain = None if self.most is None else ops.total(weighed)
-        return Sums(plain, ops.dot(weighed, levels), ops.dot(weighed, self.x))
+        ops, levels = self.ops, self.levels(scale, least)
+        plain = None if self.most is None else ops.dot(self.w, levels)
+        return Sums(plain, ops.dot(self.w, levels, levels), ops.dot(self.wx, levels))
 
     def best(self, sums: Sums) -> tuple[Array, Array | None]:
         """The scale and the minimum with the least error for these levels: weighted least squares."""

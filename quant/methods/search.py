@@ -1,7 +1,8 @@
 """`--method search`: scales, minimums and codes chosen together, by what the imatrix says of each column.
 
 All groups of a chunk are searched at once (lanes.py), each by itself first (scales.py), then with its superblock
-(superblocks.py); on a GPU where torch has one, else by numpy. The same rows give the same bytes however they are cut.
+(superblocks.py): on a GPU where torch has one, else by our C where the build has it (quant/searches.c), else by numpy,
+which is the truth. The same rows give the same bytes however they are cut; those of another machine may differ.
 """
 
 from typing import TYPE_CHECKING
@@ -10,8 +11,8 @@ from quant import native
 from quant.accelerate import device, operations
 from quant.formats.base import Fields, Linear
 from quant.methods.base import Evidence, Method, Solver
-from quant.methods.grids import GRIDS, Grid
-from quant.methods.lanes import Lanes
+from quant.methods.grids import GRIDS, Effort, Grid
+from quant.methods.lanes import Lanes, inverted
 from quant.methods.scales import fitted
 from quant.methods.superblocks import Steps, Superblocks
 
@@ -41,48 +42,96 @@ class Search(Method):
     def solver(self, format: "Format", evidence: Evidence) -> Solver:
         """The search for the format; rows that it cannot hold are refused as ggml's encoder refuses them."""
         assert isinstance(format, Linear)
-        grid, ops = GRIDS[format.name], operations(device())
+        grid = GRIDS[format.name]
+        search = _by_numbers if device() is None and native.searches() else _by_arrays
 
         def solve(rows: "F32", first: int) -> "U8":
             importance = evidence.weigh(first, first + len(rows))
             native.check_rows(rows, format.name, label=evidence.name, importance=importance)
-            fields = searched(rows, grid.weights(rows, importance), format, grid, ops)
-            made = format.pack(fields).reshape(len(rows), -1)
+            made = format.pack(search(rows, importance, format, grid)).reshape(len(rows), -1)
             native.check_made(made, format.name, label=evidence.name)
             return made
 
         return solve
 
 
-def searched(rows: "F32", weights: "F32", format: Linear, grid: Grid, ops: "Ops") -> Fields:
-    """The fields of the blocks of rows [rows, columns], each value weighed by `weights` of the same shape."""
+def _by_arrays(rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid) -> Fields:
+    """On a GPU, or in numpy with less effort."""
+    return searched(rows, importance, format, grid, operations(device()), grid.long if device() else grid.brief)
+
+
+def _by_numbers(rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid) -> Fields:
+    """In C, with the importance of each matrix in its turn."""
+    import numpy as np
+
+    range_ = (format.low - format.zero, format.high - format.zero)
+    effort = grid.long
+    asked = native.Searching(
+        grid.values // grid.groups, grid.groups, range_, grid.most, grid.whole, grid.spread_with(importance),
+        effort.starts, effort.rounds, effort.around,
+    )  # fmt: skip
+    even = np.ones(rows.shape[1], np.float32)
+    spans = importance.spans(0, len(rows)) if importance else ((0, len(rows), even),)
+    found = [native.search(rows[first:last], grid.even(vector), asked) for first, last, vector in spans]
+    levels, d, m, scales, mins = (
+        parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in zip(*found, strict=True)
+    )
+    with np.errstate(over="ignore", invalid="ignore"):  # what gets infinite is refused by check_made
+        d, m = d.astype(np.float16), m.astype(np.float16)
+    if format.zero:
+        levels += format.zero
+    whole = grid.whole is not None
+    return Fields(
+        levels, d, m if grid.most is not None else None, scales if whole else None,
+        mins if whole and grid.most is not None else None,
+    )  # fmt: skip
+
+
+def searched(
+    rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid, ops: "Ops", effort: Effort
+) -> Fields:
+    """The fields of the blocks of rows [rows, columns], each column weighed by `importance`."""
     import numpy as np
 
     count = rows.size // grid.values
-    x, w = (_beside(values, grid, ops) for values in (rows, weights))
+    x = _filled(rows.reshape(-1, grid.groups, grid.values // grid.groups).transpose(2, 1, 0), ops)
+    w = _filled(grid.columns(importance, *rows.shape).reshape(*x.shape[:2], -1), ops)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # what gets infinite is refused by check_made
+        if spread := grid.spread_with(importance):
+            _spread(x, w, spread, ops)
         lanes = Lanes(ops, x, w, format.low - format.zero, format.high - format.zero, grid.most)
-        scale, least, sums = fitted(lanes, grid.starts, grid.rounds)
+        scale, least, sums = fitted(lanes, effort.starts, effort.rounds)
         if grid.whole is None:
             steps = Steps(ops.half(scale)[0], None if least is None else ops.half(least)[0], None, None)
             levels = lanes.levels(steps.d[None], None if least is None else steps.m[None])
         else:
             search = Superblocks(lanes, *grid.whole)
             steps = search.rounded(scale, least, sums)
-            for around in grid.around:
+            for around in effort.around:
                 steps = search.improved(steps, around)
             levels = lanes.levels(steps.scale, steps.least)
         return _fields(levels, steps, format, count, ops)
 
 
-def _beside(values: "F32", grid: Grid, ops: "Ops") -> "Array":
-    """Blocks one behind the other -> [values of a group, groups of a block, blocks], filled up with zeros."""
+def _filled(values: "F32", ops: "Ops") -> "Array":
+    """[values of a group, groups of a block, blocks], one behind the other, with blocks of ones to a round number."""
     import numpy as np
 
-    blocks = values.reshape(-1, grid.groups, grid.values // grid.groups)
-    turned = np.zeros((*blocks.shape[:0:-1], -(-len(blocks) // FULL) * FULL), np.float32)
-    turned[:, :, : len(blocks)] = blocks.transpose(2, 1, 0)
-    return ops.array(turned)
+    count = values.shape[2]
+    if count % FULL == 0:
+        return ops.array(values)
+    filled = np.ones((*values.shape[:2], -(-count // FULL) * FULL), np.float32)
+    filled[:, :, :count] = values
+    return ops.array(filled)
+
+
+def _spread(x: "Array", w: "Array", spread: float, ops: "Ops") -> None:
+    """Let large values weigh more: a weight times sqrt(spread + x² / mean of x² in the block)."""
+    mean = ops.total(ops.dot(x, x)) / (x.shape[0] * x.shape[1])
+    root = x * inverted(ops.sqrt(mean))
+    ops.multiply(root, root, out=root)
+    ops.add(root, spread, out=root)
+    ops.multiply(w, ops.sqrt(root, out=root), out=w)
 
 
 def _fields(levels: "Array", steps: Steps, format: Linear, count: int, ops: "Ops") -> Fields:

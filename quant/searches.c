@@ -1,0 +1,312 @@
+// The search of quant/methods (lanes.py, scales.py, superblocks.py) with a group in each lane: the same steps in the
+// same order, many starts for the price of one in numpy. scripts/llama.cmake builds it into libggml-base, where
+// multiply-adds may be contracted: its bytes are this CPU's, no other's. quant/native.py calls it.
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#include "ggml.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define LANES 16
+#define MOST 32         // values of a group
+#define NOTHING 1e-36f  // lanes.py
+#define SINGULAR 1e-5f
+#define LARGE 3e38f
+
+typedef float F __attribute__((vector_size(4 * LANES)));
+typedef int32_t I __attribute__((vector_size(4 * LANES)));
+typedef int16_t H __attribute__((vector_size(2 * LANES)));
+
+// How to search; quant/native.py has the same structure. `least` says that groups have a minimum, of at most `most`;
+// whole numbers from `below` to `above` are for `groups` above 1.
+struct grid {
+    int32_t size, groups, low, high, least, below, above, rounds, starts, looks;
+    float most, spread;
+    const float * start;
+    const int32_t * around;  // for each look how many neighbours, then these
+};
+
+struct tile {
+    F x[MOST], w[MOST], wx[MOST], weight, along;
+};
+
+struct sums {
+    F plain, square, along;
+};
+
+static inline F either(I which, F yes, F no) { return (F)((which & (I)yes) | (~which & (I)no)); }
+static inline F all(float value) { return value - (F){0}; }
+static inline F inverted(F x) { return x / (x * x + NOTHING); }
+#if defined(__AVX512F__)
+static inline F smaller(F a, F b) { return (F)_mm512_min_ps((__m512)a, (__m512)b); }
+static inline F larger(F a, F b) { return (F)_mm512_max_ps((__m512)a, (__m512)b); }
+static inline F gathered(const float * x, I at) { return (F)_mm512_i32gather_ps((__m512i)at, x, 4); }
+#else
+static inline F gathered(const float * x, I at) {
+    F out;
+    for (int lane = 0; lane < LANES; ++lane) out[lane] = x[at[lane]];
+    return out;
+}
+static inline F smaller(F a, F b) { return either(a < b, a, b); }
+static inline F larger(F a, F b) { return either(a > b, a, b); }
+#endif
+static inline F clip(F x, float low, float high) { return smaller(larger(x, all(low)), all(high)); }
+// Whole numbers within 2^22: a float that is large enough has no fraction. Not for a compiler told to reorder floats.
+static inline F whole(F x) { return (x + 12582912.f) - 12582912.f; }
+static inline F rounded(F x, float low, float high) { return whole(clip(x, low, high)); }
+
+// The sum over the groups of each block, in all of its lanes.
+static F over_block(F x, int groups) {
+    for (int first = 0; first < LANES; first += groups) {
+        float sum = 0;
+        for (int lane = first; lane < first + groups; ++lane) sum += x[lane];
+        for (int lane = first; lane < first + groups; ++lane) x[lane] = sum;
+    }
+    return x;
+}
+
+static F halves(F x) {
+    for (int lane = 0; lane < LANES; ++lane) x[lane] = ggml_fp16_to_fp32(ggml_fp32_to_fp16(x[lane]));
+    return x;
+}
+
+static inline F level(const struct grid * g, F x, F inverse, F offset) {
+    return rounded(x * inverse + offset, g->low, g->high);
+}
+
+__attribute__((always_inline)) static inline struct sums sums_of(
+    const struct grid * g, const struct tile * t, F scale, F least, const int size, const int with_least) {
+    const F inverse = inverted(scale), offset = with_least ? -least * inverse : all(0);
+    struct sums s = {all(0), all(0), all(0)};
+    for (int i = 0; i < size; ++i) {
+        const F l = level(g, t->x[i], inverse, offset), wl = t->w[i] * l;
+        if (with_least) s.plain += wl;
+        s.square += wl * l;
+        s.along += t->wx[i] * l;
+    }
+    return s;
+}
+
+static struct sums sums(const struct grid * g, const struct tile * t, F scale, F least) {
+    if (g->least) return g->size == 32 ? sums_of(g, t, scale, least, 32, 1) : sums_of(g, t, scale, least, 16, 1);
+    return g->size == 32 ? sums_of(g, t, scale, least, 32, 0) : sums_of(g, t, scale, least, 16, 0);
+}
+
+static F best(const struct grid * g, const struct tile * t, struct sums s, F * least) {
+    const F alone = s.along * inverted(s.square);
+    if (!g->least) return alone;
+    const F both = t->weight * s.square, apart = both - s.plain * s.plain, inverse = inverted(apart);
+    const F scale = (t->weight * s.along - t->along * s.plain) * inverse;
+    const F own = (s.square * t->along - s.plain * s.along) * inverse;
+    const I usable = (apart > SINGULAR * both) & (own <= g->most);
+    const F level = either(s.square == 0, clip(t->along / t->weight, -LARGE, g->most), all(0));
+    *least = either(usable, own, level);
+    return either(usable, scale, alone);
+}
+
+static F error(const struct grid * g, const struct tile * t, F scale, F least, struct sums s) {
+    const F error = scale * (scale * s.square - 2 * s.along);
+    return g->least ? error + least * (2 * scale * s.plain + least * t->weight - 2 * t->along) : error;
+}
+
+static struct sums chosen(I which, struct sums a, struct sums b) {
+    return (struct sums){either(which, a.plain, b.plain), either(which, a.square, b.square),
+                         either(which, a.along, b.along)};
+}
+
+// scales.py
+static F fitted(const struct grid * g, const struct tile * t, F * the_least, struct sums * the_sums) {
+    F low = t->x[0], high = t->x[0], span, found = all(0), error_found = all(0), least_found = all(0);
+    for (int i = 1; i < g->size; ++i) {
+        low = smaller(low, t->x[i]);
+        high = larger(high, t->x[i]);
+    }
+    if (g->least) {
+        low = clip(low, -LARGE, g->most);
+        span = (high - low) / (float)g->high;
+    } else {
+        span = either(high > -low, high, low) / (float)g->low;
+    }
+    for (int start = 0; start < g->starts; ++start) {
+        F scale = span / g->start[start], least = low;
+        struct sums s = {all(0), all(0), all(0)};
+        for (int round = 0; round < g->rounds; ++round) {
+            s = sums(g, t, scale, least);
+            scale = best(g, t, s, &least);
+        }
+        const F off = error(g, t, scale, least, s);
+        const I better = start ? off < error_found : ~(I){0};
+        error_found = either(better, off, error_found);
+        found = either(better, scale, found);
+        least_found = either(better, least, least_found);
+        *the_sums = chosen(better, s, *the_sums);
+    }
+    *the_least = least_found;
+    return found;
+}
+
+// superblocks.py: d and m in all lanes of a block.
+struct steps {
+    F d, m, scales, mins;
+};
+
+static struct steps refitted(const struct grid * g, const struct tile * t, struct steps p, struct sums s) {
+    const F square = over_block(p.scales * p.scales * s.square, g->groups);
+    const F along = over_block(p.scales * s.along, g->groups);
+    struct steps tried = p;
+    I sound;
+    if (!g->least) {
+        tried.d = halves(along * inverted(square));
+        sound = tried.d != 0;
+    } else {
+        const F cross = over_block(p.scales * p.mins * s.plain, g->groups);
+        const F weight = over_block(p.mins * p.mins * t->weight, g->groups);
+        const F down = over_block(p.mins * t->along, g->groups);
+        const F inverse = inverted(square * weight - cross * cross);
+        tried.d = halves((along * weight - down * cross) * inverse);
+        tried.m = halves((along * cross - down * square) * inverse);
+        sound = (tried.d > 0) & (tried.m >= 0);
+    }
+    const F before = over_block(error(g, t, p.d * p.scales, -(p.m * p.mins), s), g->groups);
+    const F after = over_block(error(g, t, tried.d * tried.scales, -(tried.m * tried.mins), s), g->groups);
+    const I better = sound & (after < before);
+    p.d = either(better, tried.d, p.d);
+    p.m = either(better, tried.m, p.m);
+    return p;
+}
+
+static struct steps first_steps(const struct grid * g, const struct tile * t, F scale, F least, struct sums s) {
+    struct steps p = {all(0), all(0), all(0), all(0)};
+    F top = scale, down = -least;
+    for (int first = 0; first < LANES; first += g->groups) {
+        float most = scale[first], under = scale[first], deepest = down[first];
+        for (int lane = first; lane < first + g->groups; ++lane) {
+            most = scale[lane] > most ? scale[lane] : most;
+            under = scale[lane] < under ? scale[lane] : under;
+            deepest = down[lane] > deepest ? down[lane] : deepest;
+        }
+        const float d = g->below ? (most > -under ? most : under) / g->below : most / g->above;
+        for (int lane = first; lane < first + g->groups; ++lane) {
+            top[lane] = d;
+            p.m[lane] = g->least ? deepest / g->above : 0;
+        }
+    }
+    p.d = halves(top);
+    p.m = halves(p.m);
+    p.scales = rounded(scale * inverted(p.d), g->below, g->above);
+    if (g->least) p.mins = rounded(down * inverted(p.m), g->below, g->above);
+    return refitted(g, t, p, s);
+}
+
+static void better_steps(const struct grid * g, const struct tile * t, struct steps * p, F * off, struct sums * s,
+                         F scales, struct sums own) {
+    const F scale = p->d * scales;
+    F mins = p->mins;
+    if (g->least) mins = rounded((scale * own.plain - t->along) / t->weight * inverted(p->m), g->below, g->above);
+    const F tried = error(g, t, scale, -(p->m * mins), own);
+    const I which = tried < *off;
+    p->scales = either(which, scales, p->scales);
+    p->mins = either(which, mins, p->mins);
+    *off = either(which, tried, *off);
+    *s = chosen(which, own, *s);
+}
+
+static struct steps improved(const struct grid * g, const struct tile * t, struct steps p, const int32_t * around,
+                             int neighbours) {
+    const struct steps begun = p;
+    const F least = -(p.m * p.mins);
+    struct sums s = sums(g, t, p.d * p.scales, least);
+    F off = error(g, t, p.d * p.scales, least, s), ignored;
+    for (int n = 0; n < neighbours; ++n) {
+        const F scales = clip(begun.scales + (float)around[n], g->below, g->above);
+        better_steps(g, t, &p, &off, &s, scales, sums(g, t, begun.d * scales, least));
+    }
+    const F turned = best(g, t, s, &ignored) * inverted(p.d);
+    const struct sums frozen = s;
+    if (g->least) {
+        const F under = rounded(turned - 0.5f, g->below, g->above);
+        better_steps(g, t, &p, &off, &s, under, frozen);
+        better_steps(g, t, &p, &off, &s, clip(under + 1, g->below, g->above), frozen);
+    } else {
+        better_steps(g, t, &p, &off, &s, rounded(turned, g->below, g->above), frozen);
+    }
+    return refitted(g, t, p, s);
+}
+
+static void gather(const struct grid * g, struct tile * t, const float * x, const float * w, int64_t group,
+                   int64_t groups, int64_t period) {
+    const int size = g->size;
+    I here, beside;  // where the group of a lane begins: among the values from this group on, and among the weights
+    for (int lane = 0; lane < LANES; ++lane) {
+        const int64_t own = group + lane < groups ? group + lane : groups - 1;
+        here[lane] = (int32_t)(own - group) * size;
+        beside[lane] = (int32_t)(own % period) * size;
+    }
+    x += group * size;
+    for (int i = 0; i < size; ++i) {
+        t->x[i] = gathered(x + i, here);
+        t->w[i] = gathered(w + i, beside);
+    }
+    if (g->spread > 0) {
+        F mean = all(0);
+        for (int i = 0; i < size; ++i) mean += t->x[i] * t->x[i];
+        mean = over_block(mean, g->groups) / (float)(size * g->groups);
+        for (int lane = 0; lane < LANES; ++lane) mean[lane] = sqrtf(mean[lane]);
+        mean = inverted(mean);
+        for (int i = 0; i < size; ++i) {
+            F ratio = t->x[i] * mean;
+            ratio = ratio * ratio + g->spread;
+            for (int lane = 0; lane < LANES; ++lane) ratio[lane] = sqrtf(ratio[lane]);
+            t->w[i] *= ratio;
+        }
+    }
+    t->weight = t->along = all(0);
+    for (int i = 0; i < size; ++i) {
+        t->wx[i] = t->w[i] * t->x[i];
+        t->weight += t->w[i];
+        t->along += t->wx[i];
+    }
+}
+
+// Values x [blocks, groups of a block, size] with weights w, whose rows begin anew after `period` groups. Written: levels
+// of the same shape, d and m [blocks], scales and mins [blocks, groups of a block].
+EXPORT void llmcli_search(const struct grid * g, const float * x, const float * w, int64_t blocks, int64_t period,
+                          int16_t * levels, float * d, float * m, int16_t * scales, int16_t * mins) {
+    const int64_t groups = blocks * g->groups;
+    for (int64_t group = 0; group < groups; group += LANES) {
+        struct tile t;
+        struct sums s = {all(0), all(0), all(0)};
+        struct steps p;
+        F least;
+        gather(g, &t, x, w, group, groups, period);
+        const F scale = fitted(g, &t, &least, &s);
+        if (g->groups == 1) {
+            p = (struct steps){halves(scale), g->least ? -halves(least) : all(0), all(1), all(1)};
+        } else {
+            p = first_steps(g, &t, scale, least, s);
+            const int32_t * around = g->around;
+            for (int look = 0; look < g->looks; ++look, around += 1 + around[0]) {
+                p = improved(g, &t, p, around + 1, around[0]);
+            }
+        }
+        const F inverse = inverted(p.d * p.scales), offset = p.m * p.mins * inverse;
+        const int here = groups - group < LANES ? groups - group : LANES;
+        int16_t codes[MOST][LANES];
+        for (int i = 0; i < g->size; ++i) {
+            const H l = __builtin_convertvector(level(g, t.x[i], inverse, offset), H);
+            memcpy(codes[i], &l, sizeof(l));
+        }
+        for (int lane = 0; lane < here; ++lane) {
+            const int64_t own = group + lane;
+            for (int i = 0; i < g->size; ++i) levels[own * g->size + i] = codes[i][lane];
+            d[own / g->groups] = p.d[lane];
+            if (g->least) m[own / g->groups] = g->groups == 1 ? -p.m[lane] : p.m[lane];
+            if (g->groups > 1) scales[own] = (int16_t)p.scales[lane];
+            if (g->groups > 1 && g->least) mins[own] = (int16_t)p.mins[lane];
+        }
+    }
+}
