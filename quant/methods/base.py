@@ -49,6 +49,12 @@ class Evidence:
         """What the imatrix says of the rows first .. last, None where it is silent."""
         return self.sums.over(first, last, self.rows, self.columns) if self.sums else None
 
+    def weigher(self) -> Callable[[int, int], native.Importance | None]:
+        """weigh() for one who asks often: the vector of a tensor with one matrix is read once."""
+        if self.matrices > 1 or (only := self.weigh(0, self.rows)) is None:
+            return self.weigh
+        return lambda first, last: only.behind(first)
+
 
 class Method(ABC):
     """A way to choose codes. A leaf gives `name`, `help` and `solver`.

@@ -18,8 +18,10 @@ class Ggml(Method):
     def solver(self, format: "Format", evidence: Evidence) -> Solver:
         """libggml's encoder for the format."""
 
+        weigh = evidence.weigher()
+
         def solve(rows: "F32", first: int) -> "U8":
-            importance = evidence.weigh(first, first + len(rows))
+            importance = weigh(first, first + len(rows))
             return native.encode(rows, format.name, label=evidence.name, importance=importance)
 
         return solve

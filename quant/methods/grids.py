@@ -89,5 +89,5 @@ GRIDS = {
     "Q4_1": Grid(32, 1, None, FREE, Effort(_even(0.94, 1.06, 6)), Effort(_even(0.9, 1.1, 17))),
     "Q5_0": Grid(32, 1, None, None, Effort((0.9, 0.95, 1.0, 1.05), 1), Effort(_both(0.9, 1.05, 12, 4), 1)),
     "Q5_1": Grid(32, 1, None, FREE, Effort(_even(0.97, 1.03, 6)), Effort(_even(0.95, 1.05, 17))),
-    "Q8_0": Grid(32, 1, None, None, Effort((0.995, 1.0, 1.005), 1), Effort(_even(0.93, 1.005, 10), 1)),
+    "Q8_0": Grid(32, 1, None, None, Effort((0.995, 1.0, 1.005), 1), Effort(_even(0.95, 1.0, 6), 1)),
 }  # fmt: skip

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quant.native import F32, U8
 
 FULL = 16  # a chunk is filled up to whole so many blocks: sums then run alike, whatever its size
-ON_DEVICE = 1 << 22  # values that a GPU has at a time
+ON_DEVICE, IN_C = 1 << 22, 1 << 17  # values that a GPU has at a time, and our C
 
 
 class Search(Method):
@@ -33,7 +33,7 @@ class Search(Method):
     @property
     def chunk(self) -> int:  # type: ignore[override]
         """As much as stays in a core's cache, or as fills a GPU."""
-        return ON_DEVICE if device() else 0
+        return ON_DEVICE if device() else IN_C if native.searches() else 0
 
     def handles(self, format: "Format", evidence: Evidence) -> bool:
         """Whether its levels are evenly spaced."""
@@ -42,11 +42,11 @@ class Search(Method):
     def solver(self, format: "Format", evidence: Evidence) -> Solver:
         """The search for the format; rows that it cannot hold are refused as ggml's encoder refuses them."""
         assert isinstance(format, Linear)
-        grid = GRIDS[format.name]
-        search = _by_numbers if device() is None and native.searches() else _by_arrays
+        grid, weigh = GRIDS[format.name], evidence.weigher()
+        search = _in_c if device() is None and native.searches() else _in_arrays
 
         def solve(rows: "F32", first: int) -> "U8":
-            importance = evidence.weigh(first, first + len(rows))
+            importance = weigh(first, first + len(rows))
             native.check_rows(rows, format.name, label=evidence.name, importance=importance)
             made = format.pack(search(rows, importance, format, grid)).reshape(len(rows), -1)
             native.check_made(made, format.name, label=evidence.name)
@@ -55,20 +55,19 @@ class Search(Method):
         return solve
 
 
-def _by_arrays(rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid) -> Fields:
+def _in_arrays(rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid) -> Fields:
     """On a GPU, or in numpy with less effort."""
     return searched(rows, importance, format, grid, operations(device()), grid.long if device() else grid.brief)
 
 
-def _by_numbers(rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid) -> Fields:
+def _in_c(rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid) -> Fields:
     """In C, with the importance of each matrix in its turn."""
     import numpy as np
 
-    range_ = (format.low - format.zero, format.high - format.zero)
-    effort = grid.long
+    effort, spread = grid.long, grid.spread_with(importance)
     asked = native.Searching(
-        grid.values // grid.groups, grid.groups, range_, grid.most, grid.whole, grid.spread_with(importance),
-        effort.starts, effort.rounds, effort.around,
+        grid.values // grid.groups, grid.groups, (format.low - format.zero, format.high - format.zero), grid.most,
+        grid.whole, spread, effort.starts, effort.rounds, effort.around,
     )  # fmt: skip
     even = np.ones(rows.shape[1], np.float32)
     spans = importance.spans(0, len(rows)) if importance else ((0, len(rows), even),)

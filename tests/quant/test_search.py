@@ -41,9 +41,9 @@ def test_c_finds_what_numpy_finds_and_more_with_more_effort(type: str, spread: f
         pytest.skip("this build of llama.cpp has no search of ours: it is for x86-64 and GCC")
     grid = replace(GRIDS[type], spread=spread)
     slow = lost(by_arrays(rows, importance, type, grid, operations()), type, rows, importance)
-    same = search._by_numbers(rows, importance, FORMATS[type], replace(grid, long=grid.brief))
+    same = search._in_c(rows, importance, FORMATS[type], replace(grid, long=grid.brief))
     assert lost(same, type, rows, importance) == pytest.approx(slow, rel=3e-3)
-    assert lost(search._by_numbers(rows, importance, FORMATS[type], grid), type, rows, importance) < 1.003 * slow
+    assert lost(search._in_c(rows, importance, FORMATS[type], grid), type, rows, importance) < 1.003 * slow
 
 
 @pytest.mark.parametrize("type", ["Q2_K", "Q3_K", "Q4_K", "Q5_1", "Q8_0"])
