@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quant.errors import Refusal
+
 if TYPE_CHECKING:
     from quant.native import F32
 
@@ -118,6 +120,15 @@ def device() -> str | None:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else None
+
+
+def torch(what: str) -> Any:
+    """torch itself; raises Refusal in the name of `what` wants it where it is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise Refusal(f"{what} needs torch, which is not installed", hint="pip install 'llmcli[torch]'")
+    import torch
+
+    return torch
 
 
 @cache

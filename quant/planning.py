@@ -17,7 +17,8 @@ from quant.formats import FORMATS
 from quant.header import ALIGNMENT
 from quant.imatrix import Entry, Imatrix
 from quant.methods import METHODS
-from quant.methods.base import Evidence, Method, Solver
+from quant.methods.base import Evidence, Method, Second, Solver
+from quant.moments import Moments
 from quant.recipe import STOCK, FileType, Wishes
 from quant.source import Source, Weight
 from quant.writer import Layout, entry, layout
@@ -62,7 +63,7 @@ class Step:
     @property
     def chunk(self) -> int:
         """How many values its method would have at a time, 0 if it does not mind."""
-        return self.method.chunk if self.method else 0
+        return self.method.values(self.evidence) if self.method else 0
 
     def solver(self) -> Solver:
         """What encodes its rows."""
@@ -85,6 +86,7 @@ class Plan:
     settings: str
     steps: tuple[Step, ...]
     imatrix: Imatrix | None = None
+    moments: Moments | None = None
     method: Method = METHODS["ggml"]
     most: int = 0  # bytes of tensors in a file, where it is to be split
     shard: Shard | None = None
@@ -207,18 +209,23 @@ class Plan:
 
 def plan(
     source: Source, file_type: str, wishes: Wishes = STOCK, imatrix: Imatrix | None = None, most: int = 0, *,
-    method: str = "ggml",
+    method: str = "ggml", moments: Moments | None = None,
 ) -> Plan:  # fmt: skip
     """Decide every tensor's type and what steers its rounding; refuses what cannot be made, before any byte.
 
-    `most` splits the file: so many bytes of tensors in each shard.
+    `moments` serve a method that needs them, and as the imatrix where there is none. `most` splits the file: so many
+    bytes of tensors in each shard.
     """
     kind, how = recipe.parse(file_type), named(method)
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
-    entries = imatrix.fitting([(name, shape) for name, shape, _ in present]) if imatrix else {}
+    shapes = [(name, shape) for name, shape, _ in present]
+    seconds: Mapping[str, Second] = moments.fitting(shapes, source.fold) if moments else {}
+    imatrix = imatrix or (moments.imatrix if moments else None)
+    entries = imatrix.fitting(shapes) if imatrix else {}
     chosen = recipe.choose(present, kind, source.facts, wishes, weighed=entries.keys() if imatrix else None)
-    steps = _steps(source, chosen, entries, how)
-    made = Plan(source, kind, _settings(source, kind, wishes, imatrix, most, how), steps, imatrix, how, most)
+    steps = _steps(source, chosen, entries, how, seconds if how.needs == "moments" else {})
+    settings = _settings(source, kind, wishes, imatrix, most, how, moments)
+    made = Plan(source, kind, settings, steps, imatrix, moments, how, most)
     assert made.parts  # a tensor too large for a shard is refused here
     return made
 
@@ -238,18 +245,22 @@ def sketch(source: Source, file_type: str) -> Plan:
     kind, how = recipe.parse(file_type), METHODS["ggml"]
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
     chosen = recipe.types(present, kind, source.facts, imatrix=kind.needs_imatrix)
-    return Plan(source, kind, _settings(source, kind, STOCK, None, 0, how), _steps(source, chosen, {}, how))
+    return Plan(source, kind, _settings(source, kind, STOCK, None, 0, how), _steps(source, chosen, {}, how, {}))
 
 
 def _steps(
-    source: Source, chosen: Mapping[str, recipe.Choice], entries: Mapping[str, Entry], method: Method
-) -> tuple[Step, ...]:
-    return tuple(_step(weight, chosen[weight.name], entries.get(weight.name), method) for weight in source.weights)
+    source: Source, chosen: Mapping[str, recipe.Choice], entries: Mapping[str, Entry], method: Method,
+    seconds: Mapping[str, Second],
+) -> tuple[Step, ...]:  # fmt: skip
+    return tuple(
+        _step(weight, chosen[weight.name], entries.get(weight.name), seconds.get(weight.name), method)
+        for weight in source.weights
+    )
 
 
-def _step(weight: Weight, choice: recipe.Choice, sums: Entry | None, method: Method) -> Step:
+def _step(weight: Weight, choice: recipe.Choice, sums: Entry | None, second: Second | None, method: Method) -> Step:
     rows = weight.shape[1] if len(weight.shape) > 1 else 1
-    evidence = Evidence(weight.name, weight.columns, rows, weight.rows // rows, sums)
+    evidence = Evidence(weight.name, weight.columns, rows, weight.rows // rows, sums, second)
     nbytes = weight.rows * native.row_bytes(choice.type, weight.columns)
     coded = native.quantized(choice.type) and choice.type != weight.type
     return Step(weight, choice.type, choice.wanted, nbytes, evidence, _able(method, choice.type, evidence, coded))
@@ -265,8 +276,9 @@ def _able(method: Method, type: str, evidence: Evidence, coded: bool) -> Method 
 
 
 def _settings(
-    source: Source, kind: FileType, wishes: Wishes, imatrix: Imatrix | None, most: int, method: Method
-) -> str:
+    source: Source, kind: FileType, wishes: Wishes, imatrix: Imatrix | None, most: int, method: Method,
+    moments: Moments | None = None,
+) -> str:  # fmt: skip
     """All that decides the file's content beside the source, as it is written into it.
 
     The default method is not named: files made before there were others are still recognised.
@@ -281,6 +293,7 @@ def _settings(
     said |= {"split": most} if most else {}
     said |= {"fold": source.fold} if source.fold else {}
     said |= {"method": method.name} if method.name != "ggml" else {}
+    said |= {"moments": moments.digest} if moments and method.needs == "moments" else {}
     return json.dumps(said, sort_keys=True)
 
 

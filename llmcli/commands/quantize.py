@@ -64,6 +64,10 @@ class Steering:
         Path | None,
         typer.Option(metavar="FILE", help="An importance matrix that steers the rounding, as llama-imatrix makes it."),
     ] = None
+    moments: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Second moments, as calibrate --moments makes them; an imatrix as well."),
+    ] = None
     fold: Fold = "none"
 
     @property
@@ -102,6 +106,7 @@ def quantize(
     """Make a smaller GGUF from a checkpoint folder or a GGUF, in one pass, on all cores."""
     from llmcli.commands import certifying, closing, folding, mixes, weights
     from quant import imatrix as importance
+    from quant import moments as second
     from quant import planning, recipe
     from quant import quantize as road
 
@@ -114,20 +119,22 @@ def quantize(
     wishes = mixing.wishes
     sizing.check(split=bool(split_max_size), typed=bool(quant) or wishes.any)
     sums = importance.load(steering.imatrix.expanduser()) if steering.imatrix else None
+    moments = second.load(steering.moments.expanduser()) if steering.moments else None
     most = planning.shard_size(split_max_size) if split_max_size else 0
     place, blobs = (model.path, model.blobs) if model else (Path(source), None)
     opened = weights.open_source(
         place, tokenizer=reading.tokenizer, pre=reading.pre, allow_pickle=reading.allow_pickle, blobs=blobs
     )
     steered = {"method": how.name, "imatrix": sums.digest if sums else "", "fold": steering.fold * steering.folds}
+    steered |= {"moments": moments.digest} if moments else {}
     making = mixes.Making(
-        opened, lambda name, wishes: road.plan(opened, name, wishes, sums, most, method=how.name), steered,
-        writing.threads,
+        opened, lambda name, wishes: road.plan(opened, name, wishes, sums, most, method=how.name, moments=moments),
+        steered, writing.threads,
     )  # fmt: skip
     plan, told = mixes.planned(sizing, making, kind.name, wishes, config, ui)
     plan = folding.folded(plan, steering.fold, writing.threads, ui)
     closing.tell(plan, ui)
-    mixed = wishes.any or sizing.any or bool(sums or most) or how.name != "ggml" or steering.folds
+    mixed = wishes.any or sizing.any or bool(sums or moments or most) or how.name != "ggml" or steering.folds
     out = writing.out or (mixes.beside(plan) if sizing.any and model is None else None)
     with weights.placed(plan, model, out, config, ui, mixed=mixed, dry_run=writing.dry_run) as target:
         certifying.check(plan, target, wish, config)

@@ -60,19 +60,21 @@ class Method(ABC):
     """A way to choose codes. A leaf gives `name`, `help` and `solver`.
 
     `needs` says what a tensor must have been measured for: "sums" are an imatrix, welcome to most and needed by
-    none; "moments" are second moments, without which a tensor goes to the method named by `instead`. `chunk` is how
-    many values it would have at a time; 0 leaves that to the pipeline.
+    none; "moments" are second moments, without which a tensor goes to the method named by `instead`.
     """
 
     name: str
     help: str
     needs: Literal["nothing", "sums", "moments"] = "nothing"
     instead: str = "ggml"
-    chunk: int = 0
 
     def handles(self, format: "Format", evidence: Evidence) -> bool:
         """Whether it makes such blocks from what is known; if not, `instead` does."""
         return evidence.second is not None if self.needs == "moments" else True
+
+    def values(self, evidence: Evidence) -> int:
+        """How many values of a tensor it would have at a time; 0 leaves that to the pipeline."""
+        return 0
 
     @abstractmethod
     def solver(self, format: "Format", evidence: Evidence) -> Solver:

@@ -30,8 +30,7 @@ class Search(Method):
 
     name, help, needs = "search", "scales and codes chosen together: less error than ggml", "sums"
 
-    @property
-    def chunk(self) -> int:  # type: ignore[override]
+    def values(self, evidence: Evidence) -> int:
         """As much as stays in a core's cache, or as fills a GPU."""
         return ON_DEVICE if device() else IN_C if native.searches() else 0
 

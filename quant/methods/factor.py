@@ -1,0 +1,55 @@
+"""What second moments say to a method that feeds errors forward: H = (I + F) D (I + F)^T, F strictly upper.
+
+The error of a row in the layer's output is dw H dw^T. With this factor it is a sum over columns: D_j times the square
+of what column j still lacks once the errors of the columns before it have been fed into it through F. Rounding column
+after column against that target is GPTQ (Frantar et al. 2210.17323); written without the inverse of H it is LDLQ (Chee
+et al. 2307.13304, theorem 6: the two are the same). One Cholesky factorisation of H read backwards gives F and D,
+nothing is inverted, and no weight is written to before its turn.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quant.native import F32
+
+DAMPING = 0.01  # of the mean of the diagonal, added to it
+STEP = 10.0  # by which damping grows where a matrix cannot be factored
+MOST = 1e4
+
+
+@dataclass(frozen=True)
+class Factor:
+    """H of one input, damped, and its factor; F32 tensors on the device. `damping` is what it took."""
+
+    moments: Any  # H [columns, columns]
+    feed: Any  # F transposed [columns, columns], strictly lower: row j takes from the columns before j
+    weights: Any  # D [columns]
+    damping: float
+
+
+def factor(mean: "F32", device: Any, damping: float = DAMPING) -> Factor:
+    """Factor mean moments [columns, columns]; they are finite and symmetric.
+
+    A channel that never spoke, or less text than columns, leaves H without an inverse: damping makes one up, ten times
+    more of it each time until the factorisation succeeds. Where H is zero altogether it becomes the identity.
+    """
+    import torch
+
+    plain = torch.from_numpy(mean).to(torch.float64)
+    scale = float(plain.diagonal().mean())
+    if not scale > 0:
+        plain, scale = torch.eye(len(plain), dtype=torch.float64), 1.0
+    while True:
+        damped = plain.clone()
+        damped.diagonal().add_(damping * scale)
+        lower, wrong = torch.linalg.cholesky_ex(damped.flip(0, 1))
+        if not wrong and bool(torch.isfinite(lower).all()):
+            break
+        assert damping < MOST, "no damping makes these moments positive"
+        damping *= STEP
+    upper = lower.flip(0, 1)  # H = upper upper^T
+    root = upper.diagonal().clone()
+    feed = (upper / root).triu(1).T.contiguous()
+    moments, fed, weights = (part.to(torch.float32).to(device) for part in (damped, feed, root * root))
+    return Factor(moments, fed, weights, damping)

@@ -1,0 +1,111 @@
+"""`--method gptq`: errors fed forward column by column on each format's own grid, by the second moments of its input.
+
+Rows are independent: a tensor's factor is made once, and panels of its rows are solved wherever there is a thread. A
+panel has always the same width, zeros where the rows end, so that the same arithmetic meets a row whatever it is cut
+from.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from quant import accelerate, native
+from quant.formats.base import Linear
+from quant.methods.base import Evidence, Method, Solver
+from quant.methods.factor import Factor, factor
+from quant.methods.feedback import solve
+from quant.methods.panels import KINDS, Grid, Levels
+
+if TYPE_CHECKING:
+    from quant.formats.base import Fields, Format
+    from quant.native import F32, U8
+
+SWEEPS = 2  # of coordinate descent
+PANEL = 1024  # rows of a panel at most
+LANES = 64  # its width is a multiple of it
+
+
+class Gptq(Method):
+    """The k-quants and the formats with blocks of 32, on what `calibrate --moments` measured."""
+
+    name, help = "gptq", "error feedback by second moments, needs torch"
+    needs, instead = "moments", "search"
+
+    def handles(self, format: "Format", evidence: Evidence) -> bool:
+        """Evenly spaced formats, where the moments speak of the tensor."""
+        return isinstance(format, Linear) and format.name in KINDS and evidence.second is not None
+
+    def values(self, evidence: Evidence) -> int:
+        """A panel."""
+        return width(evidence.rows) * evidence.columns
+
+    def solver(self, format: "Format", evidence: Evidence) -> Solver:
+        """Solves panel after panel of each matrix with its own factor."""
+        return _Tensor(format, evidence).encode
+
+
+def width(rows: int) -> int:
+    """How many rows a panel of a matrix has: as equal as they come, none of them nearly empty."""
+    panels = -(-rows // PANEL)
+    return -(-rows // (panels * LANES)) * LANES
+
+
+class _Tensor:
+    """One tensor under way: the factor of each of its matrices, made when its first row comes."""
+
+    def __init__(self, format: "Format", evidence: Evidence) -> None:
+        from threading import Lock
+
+        self.torch, self.device = accelerate.torch("--method gptq"), accelerate.device() or "cpu"
+        self.torch.set_num_threads(1)  # the encoders are the threads
+        assert isinstance(format, Linear), format
+        self.format, self.evidence, self.kind = format, evidence, KINDS[format.name]
+        self.making = Lock()
+        self.factors: dict[int, Factor] = {}
+
+    def encode(self, rows: "F32", first: int) -> "U8":
+        """Blocks of the rows first … of the tensor; refuses what is not finite."""
+        import numpy as np
+
+        native.check(np.ascontiguousarray(rows).view(np.uint8), "F32", label=self.evidence.name)
+        out = np.empty((len(rows), native.row_bytes(self.format.name, rows.shape[1])), np.uint8)
+        at, every = 0, self.evidence.rows
+        step = width(every)
+        while at < len(rows):
+            matrix, within = divmod(first + at, every)
+            end = min(len(rows), at + min(step, every - within))
+            out[at:end] = self._panel(rows[at:end], matrix, step)
+            at = end
+        return out
+
+    def _panel(self, rows: "F32", matrix: int, step: int) -> "U8":
+        torch = self.torch
+        with torch.inference_mode():
+            panel = torch.zeros((rows.shape[1], step), device=self.device)
+            panel[:, : len(rows)] = torch.from_numpy(rows).to(self.device).T
+            grids, levels = solve(self.kind, Levels.of(self.format), panel, self._factor(matrix), SWEEPS)
+            return self.format.pack(self._fields(grids, levels, len(rows))).reshape(len(rows), -1)
+
+    def _factor(self, matrix: int) -> Factor:
+        assert self.evidence.second is not None
+        with self.making:
+            if matrix not in self.factors:
+                self.factors = {matrix: factor(self.evidence.second.mean(matrix), self.device)}
+            return self.factors[matrix]
+
+    def _fields(self, grids: list[Grid], levels: Any, count: int) -> "Fields":
+        """What the format packs, of the first `count` rows, their blocks in order."""
+        from quant.formats.base import Fields
+
+        def numbers(name: str) -> Any:
+            parts = [getattr(grid, name) for grid in grids]
+            if parts[0] is None:
+                return None
+            flat = self.torch.stack(parts)[..., :count].cpu()  # [blocks, rows] or [blocks, groups, rows]
+            if flat.dim() == 2:
+                return flat.half().T.reshape(-1).numpy()
+            return flat.permute(2, 0, 1).reshape(count * len(grids), -1).short().numpy()
+
+        codes = levels[:, :count].T.reshape(count * len(grids), -1).cpu().short().numpy() + self.format.zero
+        return Fields(codes, *(numbers(name) for name in ("d", "m", "scales", "mins")))
+
+
+METHODS = (Gptq(),)
