@@ -62,10 +62,10 @@ class _Tensor:
         self.factors: dict[int, Factor] = {}
 
     def encode(self, rows: "F32", first: int) -> "U8":
-        """Blocks of the rows first … of the tensor; refuses what is not finite."""
+        """Blocks of the rows first … of the tensor; refuses what ggml's encoder refuses."""
         import numpy as np
 
-        native.check(np.ascontiguousarray(rows).view(np.uint8), "F32", label=self.evidence.name)
+        native.check_rows(rows, self.format.name, label=self.evidence.name)
         out = np.empty((len(rows), native.row_bytes(self.format.name, rows.shape[1])), np.uint8)
         at, every = 0, self.evidence.rows
         step = width(every)
@@ -74,6 +74,7 @@ class _Tensor:
             end = min(len(rows), at + min(step, every - within))
             out[at:end] = self._panel(rows[at:end], matrix, step)
             at = end
+        native.check_made(out, self.format.name, label=self.evidence.name)
         return out
 
     def _panel(self, rows: "F32", matrix: int, step: int) -> "U8":

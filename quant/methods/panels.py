@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quant.formats.base import Linear
 
-STARTS = (-0.9, -0.3, 0.3, 0.9)  # how much more than the range of the codes a first scale spans
+STARTS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)  # how much more than the range of the codes a first scale spans
 ROUNDS = 2  # of codes and least squares from each start
 OUTER = (-0.4, 0.0, 0.4)  # the same for the scale of the scales
 
@@ -92,8 +92,8 @@ class Grid:
 
 
 def half(numbers: Any) -> Any:
-    """Rounded to F16, within its range."""
-    return numbers.clamp(-65504, 65504).half().float()
+    """Rounded to F16; what is too large is infinite, and refused later."""
+    return numbers.half().float()
 
 
 def inverse(numbers: Any) -> Any:
@@ -161,11 +161,11 @@ def _ranged(levels: Levels, values: Any, weights: Any, *, clamped: bool) -> tupl
             sl, sll = weighed.sum(1), weighed.mul_(codes).sum(1)
             det = sw * sll - sl * sl
             sound = det > 1e-9 * sw * sll
-            one, two = (sw * sxl - sx * sl) / det, (sll * sx - sl * sxl) / det
+            step = ((sw * sxl - sx * sl) / det).where(sound, step)  # codes all alike leave it open
+            least = (sx - step * sl) / sw
             if clamped:
-                above = two > 0
-                one, two = (sxl / sll).where(above, one), two.masked_fill(above, 0)
-            step, least = one.where(sound, step), two.where(sound, least)
+                above = least > 0
+                step, least = (sxl / sll).where(above & (sll > 0), step), least.masked_fill(above, 0)
         codes = _rounded(levels, values, step, least)
         sxl = (heavy * codes).sum(1)
         weighed = weights * codes
