@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quant.formats.base import Linear
 
-STARTS = (-0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9)  # how much more than the range of the codes a first scale spans
-ROUNDS = 2  # of codes and least squares from each start
+STARTS = (-0.9, -0.45, 0.0, 0.45, 0.9)  # how much more than the range of the codes a first scale spans
+ROUNDS = 3  # of codes and least squares from each start
+NOISE = 1e-7  # of the weighted squares of a group: what sums of F32 make of an error of zero
 OUTER = (-0.4, 0.0, 0.4)  # the same for the scale of the scales
 
 
@@ -171,7 +172,7 @@ def _ranged(levels: Levels, values: Any, weights: Any, *, clamped: bool) -> tupl
         weighed = weights * codes
         sl, sll = weighed.sum(1), weighed.mul_(codes).sum(1)
         error = sxx - 2 * (step * sxl + least * sx) + step * step * sll + 2 * step * least * sl + least * least * sw
-        best.offer(error, step, least)
+        best.offer(error.maximum(NOISE * sxx), step, least)  # among equals the first: groups alike get scales alike
     return best.found[0], best.found[1]
 
 
