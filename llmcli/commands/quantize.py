@@ -14,9 +14,11 @@ from llmcli.commands.pickles import offered
 from llmcli.commands.show import start
 from llmcli.commands.sizing import Sizing
 from llmcli.commands.writing import Reading, Writing
+from llmcli.errors import UserError
 from quant.methods import METHODS
 
 if TYPE_CHECKING:
+    from quant.moments import Moments
     from quant.recipe import Wishes
 
 DEFAULT = "Q4_K_M"
@@ -70,6 +72,15 @@ class Steering:
     ] = None
     fold: Fold = "none"
 
+    def seconds(self, needed: bool, source: str) -> "Moments | None":
+        """The file of --moments, refused where it is `needed` and not given."""
+        from quant.moments import load
+
+        if needed and not self.moments:
+            raise UserError(f"--method {self.method} needs second moments of what enters each weight",
+                            hint=f"llmcli calibrate {source} -o STATS --moments FILE, then --moments FILE")  # fmt: skip
+        return load(self.moments.expanduser()) if self.moments else None
+
     @property
     def folds(self) -> bool:
         """Whether any fold is asked for."""
@@ -106,7 +117,6 @@ def quantize(
     """Make a smaller GGUF from a checkpoint folder or a GGUF, in one pass, on all cores."""
     from llmcli.commands import certifying, closing, folding, mixes, weights
     from quant import imatrix as importance
-    from quant import moments as second
     from quant import planning, recipe
     from quant import quantize as road
 
@@ -119,7 +129,7 @@ def quantize(
     wishes = mixing.wishes
     sizing.check(split=bool(split_max_size), typed=bool(quant) or wishes.any)
     sums = importance.load(steering.imatrix.expanduser()) if steering.imatrix else None
-    moments = second.load(steering.moments.expanduser()) if steering.moments else None
+    moments = steering.seconds(how.needs == "moments", source)
     most = planning.shard_size(split_max_size) if split_max_size else 0
     place, blobs = (model.path, model.blobs) if model else (Path(source), None)
     opened = weights.open_source(
