@@ -2,9 +2,9 @@
 
 The loss of a reader is tr(dW H dW^T) over a sample of its rows, dW being what its own method and type change in the
 folded weights, seen through the fold; with mean squares alone H is diagonal. To it comes what llama.cpp's rounding of
-the inputs adds (rounding.py). Whoever writes the channels is not asked: a factor there scales whole rows, or a norm
-that stays F32, and every block format follows a row's factor (measured: README of this in choose.py). It knows one
-plan's steps, no candidates.
+the inputs adds (rounding.py). Whoever writes the channels is not asked: a factor there scales a norm that stays F32,
+or whole rows, and block formats follow a row's factor (rows times 1/8 to 8, ggml with an imatrix: the relative error
+changes by 0.02 % at most, by 0.4 % in Q6_K). It knows one plan's steps, no candidates.
 """
 
 from collections.abc import Iterator, Sequence

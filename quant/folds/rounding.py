@@ -4,6 +4,11 @@ On a CPU a quantized weight meets inputs in blocks of one scale each, absmax / 1
 and their kin, 32 (Q8_0, Q8_1) for the others (ggml-cpu.c, type_traits_cpu, vec_dot_type). A value's error is then
 uniform with variance scale^2 / 12. The expected absmax^2 of a block follows from the mean squares alone, its values
 taken as independent and Gaussian. It knows vectors, no tensors.
+
+2026-11-22, held against 1,024 real rows of each input of a trained Llama (hidden 512): blocks of 32 behind norms are
+predicted 11 to 15 % too loud, those of 256 21 to 32 %; before attn_output 62 and 80 % too loud, for heads are loud in
+turn; before ffn_down 25 and 41 % too quiet, for products have long tails. From block to block the logarithms go
+together (correlation 0.92 to 0.98 at 32, 0.83 before attn_output): right enough for a term that is small below Q6_K.
 """
 
 from typing import TYPE_CHECKING
