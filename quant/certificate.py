@@ -60,8 +60,10 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """A file that steered the rounding: "imatrix" or "moments", its digest, the texts it was gathered from as it names
-    them, the sha256 of each ("" where it is not known), and the tokens."""
+    """What steered the rounding: "imatrix" or "moments" by a file's digest, or "mix", the choice of types.
+
+    `texts` are what it was gathered from as it names them, `hashes` the sha256 of each, or its beginning ("": unknown).
+    """
 
     kind: str
     digest: str
@@ -87,7 +89,7 @@ class Tensor:
 @dataclass(frozen=True, slots=True)
 class Answers:
     """How much the file answers like its source: llama-perplexity's figures of a text. `base`: the type that the source
-    ran in; `calibrated`: the text is one that the rounding was steered by, so that the figures flatter."""
+    ran in; `calibrated`: the text is one that the file was made by, so that the figures flatter."""
 
     text: str
     text_sha256: str

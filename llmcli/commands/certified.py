@@ -34,7 +34,7 @@ def rows(found: Certificate) -> list[tuple[str, str]]:
         ("bytes", f"{content.nbytes:,} ({size(content.nbytes)}), {content.bits_per_weight:.3f} bits per weight"),
         ("read", f"{answers.text}: {answers.chunks} chunks of {answers.n_ctx} tokens, {answers.positions:,} positions"
                  f" scored; the source ran in {answers.base}"
-                 + (" (it was calibrated with this text: the figures flatter)" if answers.calibrated else "")),
+                 + (" (the file was made by this text: the figures flatter)" if answers.calibrated else "")),
         ("perplexity", f"{_plain(answers.perplexity, 4)}, the source's {_plain(answers.base_perplexity, 4)}, "
                        f"ratio {_plain(answers.perplexity_ratio, 5)}"),
         ("mean KLD", f"{_plain(answers.kld, 6)}, median {answers.kld_median:.6f}, "
@@ -133,8 +133,8 @@ def doubts(header: "Header", found: Certificate, whole: bool, ui: "UI") -> tuple
 
 
 def _steering(one: certificate.Steering) -> str:
-    hashes = (*one.hashes, *[""] * len(one.texts))
-    named = (text + (f" (sha256 {known})" if known else "") for text, known in zip(one.texts, hashes, strict=False))
+    both = zip(one.texts, (*one.hashes, *[""] * len(one.texts)), strict=False)
+    named = [(text or "a text") + (f" (sha256 {known})" if known else "") for text, known in both]
     texts = ", ".join(named) or "a text that is not named"
     read = f", {one.tokens:,} tokens" if one.tokens else f", {one.chunks:,} chunks" if one.chunks else ""
     return f"{one.digest} of {texts}{read}"

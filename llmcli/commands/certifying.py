@@ -1,8 +1,9 @@
 """`--verify` of the commands that write a model file: the options, and what they ask for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -60,14 +61,19 @@ def check(plan: "Plan", out: Path, wish: "Wish | None", config: "Config") -> Non
 
 
 def certify(
-    plan: "Plan", out: Path, report: "Report | None", wish: "Wish | None", config: "Config", ui: "UI"
-) -> "tuple[Report | None, Certified | None]":
-    """Verify what was made; the report speaks of the file as it is then. Nothing without a `wish`."""
+    plan: "Plan", out: Path, report: "Report | None", wish: "Wish | None", told: Mapping[str, Any], config: "Config",
+    ui: "UI",
+) -> "tuple[Report | None, Certified | None]":  # fmt: skip
+    """Verify what was made; the report speaks of the file as it is then. Nothing without a `wish`. `told` is what was
+    said of its mix: a text that types were chosen by is named, too."""
     from llmcli.commands import certified, verifying
 
     if wish is None or report is None:
         if report is not None and not report.present and certified.stale(out):
             ui.note(f"{certified.beside(out, 'json').name} is of an earlier file: --verify makes another")
         return report, None
+    mixed: Mapping[str, Any] = told.get("allocation", {})
+    if (text := mixed.get("text")) and not mixed["quick"]:
+        wish = replace(wish, mixed=(str(text), int(mixed["chunks"]) + int(mixed["held_out_chunks"])))
     found = verifying.verify(plan, out, wish, config, ui)
     return replace(report, sha256=None), Certified(found, tuple(certified.write(found, out)))

@@ -41,7 +41,7 @@ OTHERS = {
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What is to be evaluated: a model, perhaps its base or what was kept of one, and how. `words` are the text; None
-    where the base's file brings it along."""
+    where the base's file brings it along. `quiet`: not a word of other evaluations of the same model."""
 
     model: Side
     base: Side | None
@@ -50,6 +50,7 @@ class Wish:
     chunks: int | None = None
     save_base: Path | None = None
     fresh: bool = False
+    quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,9 @@ def run(wish: Wish, config: "Config", ui: "UI") -> Outcome:
     with store.locked(path.with_suffix(".lock"), ui, "this evaluation"):
         done = None if wish.fresh else Records.resume(path)
         if done is None or done.head != head:
-            _tell_others(path.parent, head, ui)
+            make_folder(path.parent)
+            if not wish.quiet:
+                _tell_others(path.parent, head, ui)
             done = Records.begin(path, head)
         try:
             part = Chunks(text.ids[:some])
@@ -169,7 +172,6 @@ def _head(wish: Wish, text: Chunks) -> dict[str, Any]:
 
 def _tell_others(folder: Path, head: dict[str, Any], ui: "UI") -> None:
     """Say where the same model was evaluated otherwise: none of that can be used."""
-    make_folder(folder)
     for path in sorted(folder.glob("*.records"), key=lambda path: -path.stat().st_mtime):
         other = Records.resume(path, write=False)
         if other is None:

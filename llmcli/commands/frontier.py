@@ -151,7 +151,7 @@ def _measured(wish: Wish, left: Sequence[str], folder: Path, config: "Config", u
         logits = folder / "base.logits"
         _tell(wish, base, len(left), logits, ui)
         words, _ = wish.text
-        evaluating.run(evaluating.Wish(base, None, None, words, wish.chunks, logits), config, ui)
+        evaluating.run(evaluating.Wish(base, None, None, words, wish.chunks, logits, quiet=True), config, ui)
         kept = baselogits.load(logits)
         stack.callback(kept.close)
         for number, name in enumerate(left, 1):
@@ -171,7 +171,7 @@ def _point(wish: Wish, name: str, base: "tuple[Side, BaseLogits]", folder: Path,
         report = road.run(plan, out, threads=wish.threads, watch=lambda progress: bar.advance(1))
     seconds = 0.0 if report.present else time.monotonic() - began
     model = side(out, wish.options, ui)
-    outcome = evaluating.run(evaluating.Wish(model, None, base[1], None, wish.chunks), config, ui)
+    outcome = evaluating.run(evaluating.Wish(model, None, base[1], None, wish.chunks, quiet=True), config, ui)
     against = outcome.quality.against
     assert against is not None
     answers = verifying.figures(outcome, wish.text, base[0].header.file_type, verifying.steering(plan))

@@ -151,5 +151,5 @@ def quantize(
         report = (
             None if writing.dry_run else weights.write(plan, target, ui, threads=writing.threads, force=writing.force)
         )
-        report, found = certifying.certify(plan, target, report, wish, config, ui)
+        report, found = certifying.certify(plan, target, report, wish, told, config, ui)
     closing.close(plan, target, report, ui, found, told)

@@ -44,11 +44,12 @@ SIDECAR = 1 << 20  # bytes that the files beside may take
 @dataclass(frozen=True, slots=True)
 class Wish:
     """How a file is to be verified: with which text (None: the one that ships), how much of it, on how many threads
-    (0: all cores)."""
+    (0: all cores). `mixed`: the digest of a text, and the chunks of it, by which the tensors' types were chosen."""
 
     text: Path | None = None
     chunks: int = CHUNKS
     threads: int = 0
+    mixed: tuple[str, int] | None = None
 
     @property
     def options(self) -> RunOptions:
@@ -78,11 +79,11 @@ def verify(plan: "Plan", out: Path, wish: Wish, config: "Config", ui: "UI") -> C
         model, other = side(file, wish.options, ui), side(base, wish.options, ui)
         words, name = words_of(wish.text)
         _long_enough(model, words, name)
-        steered = steering(plan)
-        outcome = evaluating.run(evaluating.Wish(model, other, None, words, wish.chunks), config, ui)
+        steered = (*steering(plan), *_mixing(plan, wish))
+        outcome = evaluating.run(evaluating.Wish(model, other, None, words, wish.chunks, quiet=True), config, ui)
         found = figures(outcome, (words, name), other.header.file_type, steered)
         if found.calibrated:
-            ui.warn(f"{name} is what the rounding was steered by: its figures flatter; --verify-text takes another")
+            ui.warn(f"{name} is what the file was made by: its figures flatter; --verify-text takes another")
         speed = speeds(model, other, wish.threads or host.cores(), ui)
     made = Certificate(
         FORMAT, plan.source.name, plan.file_type.name, plan.method.name, plan.settings, _origin(plan),
@@ -113,7 +114,8 @@ def figures(outcome: evaluating.Outcome, text: tuple[str, str], base: str, steer
 def _same(text: tuple[str, str], steered: Steering) -> bool:
     """Whether a text (its hash and name) is one of those: by the hash, where that is known."""
     known, name = text
-    return any(known == one if one else name == other for one, other in zip(steered.hashes, steered.texts, strict=True))
+    both = zip(steered.hashes, steered.texts, strict=True)
+    return any(known.startswith(one) if one else name == other for one, other in both)
 
 
 def speeds(model: "Side", base: "Side", threads: int, ui: "UI", seconds: float | None = None) -> tuple[Speed, ...]:
@@ -164,6 +166,14 @@ def steering(plan: "Plan") -> tuple[Steering, ...]:
     texts, hashes = tuple(map(_name, found.datasets)), tuple(map(_hash_now, found.datasets))
     tokens = found.chunks * found.chunk_size
     return (Steering("imatrix", found.digest, texts, hashes, found.chunks or None, tokens or None),)
+
+
+def _mixing(plan: "Plan", wish: Wish) -> tuple[Steering, ...]:
+    """What the tensors' types were chosen by, where that was a text."""
+    if wish.mixed is None:
+        return ()
+    digest, chunks = wish.mixed
+    return (Steering("mix", json.loads(plan.settings)["mix"], ("",), (digest,), chunks, chunks * CTX),)
 
 
 def _hash_now(name: str) -> str:

@@ -1,5 +1,6 @@
 """`quantize --verify`: the file is held against its source, and what was found stands in it and beside it."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -14,11 +15,13 @@ import numpy as np
 import pytest
 
 from llmcli import config
-from llmcli.commands import verifying
+from llmcli.bench.paired import Comparison
+from llmcli.commands import certifying, verifying
 from llmcli.runtime.binding.model import open_model
 from llmcli.ui import UI
-from quant import certificate, container, folds, quantize
+from quant import certificate, container, folds, quantize, recipe
 from quant.folds import replan
+from quant.recipe import Wishes
 from tests.commands.conftest import Done
 from tests.quant import tiny
 
@@ -27,9 +30,9 @@ Llmcli = Callable[..., Done]
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speed is measured in a moment."""
-    monkeypatch.setattr(verifying, "SECONDS", 0.01)
-    monkeypatch.setattr(verifying, "TESTS", ((8, 0), (0, 4)))
+    """Speed is as if it had been measured."""
+    alike = Comparison(1.0, 0.9, 1.1, 0.95, (9.0, 10.0, 11.0), (9.0, 10.0, 11.0))
+    monkeypatch.setattr(verifying.sides, "run", lambda pairs, design, ui: [alike for _ in pairs])
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +77,7 @@ def test_a_folder_becomes_a_file_with_a_certificate(
     assert found.answers.kld.value == pytest.approx(other["kl_divergence"]["value"], rel=1e-6)
     assert found.answers.same_top.value == other["same_top"]["value"]
     assert found.mix == {kind: count for kind, (count, _) in header.types.items()}
-    assert [one.test for one in found.speed] == ["pp8", "tg4"]
+    assert [(one.test, one.made, one.pairs) for one in found.speed] == [("pp256", 10.0, 3), ("tg32", 10.0, 3)]
     assert str(tmp_path) not in found.text()  # no folder of this machine
     with open_model(out) as model:
         assert model.n_vocab == 512
@@ -172,13 +175,33 @@ def test_figures_of_the_calibration_text_are_said_to_flatter(
     writer.write_tensors_to_file()
     writer.close()
     document, noted = verify(stories_gguf, "--q4_0", "-o", tmp_path / "small.gguf", "--imatrix", matrix)
-    assert "is what the rounding was steered by" in noted
+    assert "some.txt is what the file was made by: its figures flatter" in noted
     found = document["certificate"]
     assert found["answers"]["calibrated"] is True
     (steered,) = found["steering"]
     assert (steered["texts"], steered["tokens"]) == (["some.txt"], 512)
     assert steered["hashes"] == [found["answers"]["text_sha256"]]
     assert [one["name"] for one in found["tensors"] if one["weighted"]] == ["blk.0.attn_q.weight"]
+
+
+def test_a_text_that_types_were_chosen_by_is_said_to_flatter(stories_gguf: Path, tmp_path: Path, text: Path) -> None:
+    source = quantize.open_gguf(stories_gguf)
+    present = [(one.name, one.shape, one.type) for one in source.weights]
+    types = {
+        name: "F16" if shape[0] % 32 else "Q8_0" if name.endswith("_q.weight") else "Q4_0"
+        for name, shape, _ in recipe.open_tensors(present, source.facts)
+    }
+    plan = quantize.plan(source, "Q4_0", Wishes(mix=types))
+    out = tmp_path / "mixed.gguf"
+    report = quantize.run(plan, out, threads=1)
+    digest = hashlib.sha256(text.read_text().removesuffix("\n").encode()).hexdigest()[:32]
+    told = {"allocation": {"text": digest, "chunks": 4, "held_out_chunks": 4, "quick": False}}
+    _, made = certifying.certify(plan, out, report, verifying.Wish(text, 2, 1), told, config.load(), UI())
+    assert made is not None
+    found = made.certificate
+    (steered,) = found.steering
+    assert (steered.kind, steered.hashes, steered.chunks, found.answers.calibrated) == ("mix", (digest,), 8, True)
+    assert types.items() <= {one.name: one.type for one in found.tensors}.items()
 
 
 def test_mistakes_are_one_line_before_anything_is_made(
