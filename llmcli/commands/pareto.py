@@ -32,6 +32,10 @@ class Settings:
     imatrix: Annotated[
         Path | None, typer.Option(metavar="FILE", help="An importance matrix that steers the rounding of all.")
     ] = None
+    moments: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Second moments, for methods that need them; an imatrix as well."),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ def _plans(source: "Source", settings: Settings) -> dict[str, "Plan"]:
     """A plan for each type with each method, by its name; all that cannot be made is refused here."""
     from llmcli.commands import bases
     from llmcli.errors import UsageError
-    from quant import imatrix, planning, recipe
+    from quant import imatrix, moments, planning, recipe
 
     bases.check(source)
     types = [recipe.parse(one).name for one in settings.types.split(",") if one.strip()]
@@ -121,10 +125,13 @@ def _plans(source: "Source", settings: Settings) -> dict[str, "Plan"]:
     if not types or not methods:
         raise UsageError("there is no setting", hint=f"--types {TYPES} --methods ggml")
     sums = imatrix.load(settings.imatrix.expanduser()) if settings.imatrix else None
+    second = moments.load(settings.moments.expanduser()) if settings.moments else None
+    if needing := [name for name in methods if planning.named(name).needs == "moments" and second is None]:
+        raise UsageError(f"method {needing[0]} needs second moments", hint="add --moments FILE; calibrate makes it")
     several = len(set(methods)) > 1
     return {
-        f"{kind} {method}" if several else kind: planning.plan(source, kind, imatrix=sums, method=method)
-        for method in methods
+        f"{kind} {name}" if several else kind: planning.plan(source, kind, imatrix=sums, method=name, moments=second)
+        for name in methods
         for kind in types
     }
 

@@ -160,12 +160,17 @@ def _origin(plan: "Plan") -> Origin:
 
 def steering(plan: "Plan") -> tuple[Steering, ...]:
     """What the rounding was steered by. A text's hash is that of the file as it is now, where it is still there."""
-    found = plan.imatrix
-    if found is None:
-        return ()
-    texts, hashes = tuple(map(_name, found.datasets)), tuple(map(_hash_now, found.datasets))
-    tokens = found.chunks * found.chunk_size
-    return (Steering("imatrix", found.digest, texts, hashes, found.chunks or None, tokens or None),)
+    diagonal = plan.imatrix is not None and plan.moments is not None and plan.imatrix.digest == plan.moments.digest
+    files = {} if plan.imatrix is None or diagonal else {"imatrix": plan.imatrix}
+    if plan.moments is not None and (diagonal or plan.method.needs == "moments"):
+        files["moments"] = plan.moments.imatrix
+    return tuple(
+        Steering(
+            kind, one.digest, tuple(map(_name, one.datasets)), tuple(map(_hash_now, one.datasets)), one.chunks or None,
+            one.chunks * one.chunk_size or None,
+        )
+        for kind, one in files.items()
+    )  # fmt: skip
 
 
 def _mixing(plan: "Plan", wish: Wish) -> tuple[Steering, ...]:

@@ -136,6 +136,7 @@ def test_mistakes_are_one_line(pareto: Callable[..., Done], stories_gguf: Path, 
     for words, code, why in (
         (("--types", "Q9_X"), 1, "Q9_X"),
         (("--types", ","), 2, "there is no setting"),
+        (("--methods", "ggml,gptq"), 2, "method gptq needs second moments"),
         (("--methods", "magic"), 1, "there is no method 'magic'"),
         (("--imatrix", tmp_path / "none"), 1, "there is no file"),
     ):
