@@ -11,7 +11,7 @@ A site takes the candidate with the least mean of its readers' losses, each in p
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from quant import native
@@ -19,6 +19,7 @@ from quant.errors import Refusal
 from quant.folds.fold import Edit, Fold, Site, edits
 from quant.folds.loss import Reader
 from quant.folds.wiring import sites
+from quant.moments import Moments
 from quant.planning import Plan, Step
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class _Search:
 
     def __init__(self, plan: Plan, kinds: Sequence[str]) -> None:
         self.kinds = kinds
-        self.steps = {step.weight.name: step for step in plan.steps}
+        self.steps = {step.weight.name: _weighed(step, plan.moments) for step in plan.steps}
         self.sites = tuple(site for site in sites(plan.source) if not any(map(self._copied, _names(site))))
         self.under: Mapping[str, Edit] = {}
 
@@ -175,6 +176,14 @@ class _Search:
         """Whether a tensor's codes are kept as they are: they would have to be made anew."""
         step: Step = self.steps[name]
         return step.type == step.weight.type and native.quantized(step.type)
+
+
+def _weighed(step: Step, moments: Moments | None) -> Step:
+    """A step whose loss is weighed by second moments where there are any, whether its method needs them or not."""
+    second, known = moments.of(step.weight.name) if moments else None, step.evidence
+    if second is None or (second.columns, second.matrices) != (known.columns, known.matrices):
+        return step
+    return replace(step, evidence=replace(known, second=second))
 
 
 def _names(site: Site) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from quant import folds, native, planning, quantize
 from quant.errors import Refusal
 from quant.folds import choose, replan, rounding
+from quant.folds.follow import followed
 from quant.folds.loss import Reader
 from quant.imatrix import Entry, Imatrix
 from quant.source import Source
@@ -87,10 +88,8 @@ def test_a_loss_is_that_of_rounded_weights_and_rounded_inputs(source: Source, im
     assert Reader(step).loss(folds.Edit()) == pytest.approx(measured, rel=0.05)
 
 
-def test_second_moments_are_used_where_they_are_known(source: Source, imatrix: Imatrix) -> None:
-    plan = quantize.plan(source, "Q4_K_M", imatrix=imatrix)
-    step = next(step for step in plan.steps if step.weight.name == "blk.0.attn_q.weight")
-    random = np.random.default_rng(3).normal(size=(64, HIDDEN)).astype(np.float32)
+def test_second_moments_weigh_the_loss_and_follow_a_fold(source: Source, imatrix: Imatrix) -> None:
+    random, name = np.random.default_rng(3).normal(size=(64, HIDDEN)).astype(np.float32), "blk.0.attn_q.weight"
 
     class Known:
         columns, matrices = HIDDEN, 1
@@ -98,12 +97,19 @@ def test_second_moments_are_used_where_they_are_known(source: Source, imatrix: I
         def mean(self, matrix: int = 0) -> np.ndarray:
             return (random.T @ random / 64).astype(np.float32)
 
-        def squares(self, matrix: int = 0) -> np.ndarray:
-            return np.square(random).mean(0)
+        def of(self, asked: str) -> "Known | None":
+            return self if asked == name else None
 
-    sample = Reader(replace(step, evidence=replace(step.evidence, second=Known()))).samples[0]
+    plan = replace(quantize.plan(source, "Q4_K_M", imatrix=imatrix), moments=Known())
+    step = choose._Search(plan, ("awq",)).steps[name]
     changes = np.random.default_rng(4).normal(size=(8, HIDDEN)).astype(np.float32)
-    assert sample.energy(changes) == pytest.approx(np.square(changes @ random.T).mean(1).sum(), rel=1e-4)
+    measured = np.square(changes @ random.T).mean(1).sum()
+    assert Reader(step).samples[0].energy(changes) == pytest.approx(measured, rel=1e-4)
+    factors = np.exp(np.random.default_rng(5).normal(size=(1, HIDDEN))).astype(np.float32)
+    second = followed(step.evidence, folds.Edit(columns=factors)).second
+    assert second and np.einsum("ij,jk,ik", changes * factors, second.mean(), changes * factors) == pytest.approx(
+        measured, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("size", [32, 256])
