@@ -25,13 +25,15 @@ from quant import container
 
 PLAIN, BASELINE = "llama-quantize", "+ llama-imatrix"
 TYPES = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K")
-# Flags of `llmcli quantize`; {imatrix} and {moments} are made by `llmcli calibrate`, {bytes} is the baseline's size.
+# Flags of `llmcli quantize`; {imatrix} and {moments} are made by `llmcli calibrate`, {bytes} is the size of the
+# baseline's whole file.
 METHODS = {
     "own imatrix": "--imatrix {imatrix}",
     "search": "--method search --imatrix {imatrix}",
+    "search + folds": "--method search --imatrix {imatrix} --fold awq",
     "gptq": "--method gptq --moments {moments}",
     "gptq + folds": "--method gptq --moments {moments} --fold awq",
-    "allocation": "--method gptq --moments {moments} --target-size {bytes}",
+    "allocation": "--method search --imatrix {imatrix} --target-size {bytes}",
 }
 
 
@@ -64,7 +66,7 @@ class Work:
         """Evaluate a file and keep its row."""
         scores = self.judge.scores(file)
         row = Row(
-            key, nbytes(file), cost.seconds, cost.cpu, cost.rss, before.seconds if before else 0.0,
+            key, nbytes(file), file.stat().st_size, cost.seconds, cost.cpu, cost.rss, before.seconds if before else 0.0,
             before.rss if before else 0, equal, commit(),
         )  # fmt: skip
         self.ledger.add(row, scores)
@@ -133,18 +135,18 @@ def rows(work: Work, kind: str, methods: dict[str, str], seeds: range, fresh: li
             file = work.out(key)
             cost = upstream(work.setting, work.teacher, file, kind, imatrix)
             work.finish(key, file, cost, before, alike(work, file, kind, ["--imatrix", str(imatrix)]))
-        sizes[seed] = work.ledger.rows()[key.digest].nbytes
+        sizes[seed] = work.ledger.rows()[key.digest]
         yield key
     for name, flags in methods.items():
         for seed in seeds:
             key = work.key(kind, name, flags, seed)
             if key.digest not in work.ledger.rows() or name in fresh:
                 try:
-                    file, cost, before = made(work, key, sizes[seed])
+                    file, cost, before = made(work, key, sizes[seed].file_bytes)
                 except Failed as problem:
                     print(f"{key.teacher} {kind} {name}: {str(problem).splitlines()[-1]}", file=sys.stderr)
                     break
-                if abs(nbytes(file) / sizes[seed] - 1) > BYTES:
+                if abs(nbytes(file) / sizes[seed].nbytes - 1) > BYTES:
                     print(f"{key.teacher} {kind} {name}: not the baseline's size", file=sys.stderr)
                 work.finish(key, file, cost, before)
             yield key

@@ -49,6 +49,7 @@ class Row:
 
     key: Key
     nbytes: int
+    file_bytes: int  # with names, vocabulary and what else stands before the tensors
     seconds: float
     cpu: float  # seconds of processor time: what is left of `seconds` on a machine that does other work, too
     rss: int

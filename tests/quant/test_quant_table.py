@@ -14,7 +14,7 @@ from quant_table import Key, Ledger, Row, figures, ratio, table
 
 def row(method: str, seed: int = 0, nbytes: int = 1000) -> Row:
     key = Key("tiny", "0", "Q4_K_M", method, "", seed, "text 0", "wiki")
-    return Row(key, nbytes, 2.0, 1.5, 1 << 20, 3.0, 2 << 20, "", "v1")
+    return Row(key, nbytes, nbytes + 50, 2.0, 1.5, 1 << 20, 3.0, 2 << 20, "", "v1")
 
 
 def scores(kld: list[float]) -> dict[str, tuple[Scores, int]]:
