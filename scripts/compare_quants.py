@@ -34,6 +34,7 @@ METHODS = {
     "gptq": "--method gptq --moments {moments}",
     "gptq + folds": "--method gptq --moments {moments} --fold awq",
     "allocation": "--method search --imatrix {imatrix} --target-size {bytes}",
+    "gptq + allocation": "--method gptq --moments {moments} --target-size {bytes}",
 }
 
 
