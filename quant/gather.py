@@ -97,7 +97,7 @@ class Seconds:
         self._number = {name: number for number in numbers for name in inputs[number].names}
         self._names = {number: inputs[number].names for number in numbers}
         self._keys: dict[int, tuple[int, int]] = {}
-        self._kept: list[tuple[int, Product]] = []
+        self._kept: dict[int, list[Product]] = {}
         self.gathered = {number: _nothing(inputs[number]) for number in numbers}
 
     def add(self, product: Product) -> None:
@@ -110,14 +110,25 @@ class Seconds:
             return
         self._keys[number] = product.key
         experts = None if product.experts is None else product.experts.copy()
-        self._kept.append((number, replace(product, rows=product.rows.copy(), experts=experts)))
+        self._kept.setdefault(number, []).append(replace(product, rows=product.rows.copy(), experts=experts))
 
     def flush(self) -> None:
-        """Count in what was kept."""
-        for number, product in self._kept:
-            for matrix, rows in _each(product):
+        """Count in what was kept: a chunk may have come in several passes."""
+        for number, products in self._kept.items():
+            for matrix, rows in _each(_joined(products)):
                 _add(self.gathered[number], matrix, rows)
         self._kept.clear()
+
+
+def _joined(products: Sequence[Product]) -> Product:
+    """The rows of several passes as those of one."""
+    first = products[0]
+    if len(products) == 1:
+        return first
+    if first.experts is None:
+        return replace(first, rows=np.concatenate([one.rows for one in products], axis=2))
+    experts = np.concatenate([one.experts for one in products if one.experts is not None])
+    return replace(first, rows=np.concatenate([one.rows for one in products]), experts=experts)
 
 
 def _each(product: Product) -> Iterator[tuple[int, F32]]:

@@ -117,6 +117,8 @@ def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
 
 
 def _tell(wish: "Wish", outcome: "Outcome", ui: "UI") -> None:
+    from llmcli.units import several
+
     sums, text, out = outcome.sums, wish.text, wish.out
     unseen, dead = sums.unseen(), sums.dead()
     for name, count in list(unseen.items())[:3]:
@@ -125,8 +127,8 @@ def _tell(wish: "Wish", outcome: "Outcome", ui: "UI") -> None:
         ui.warn(f"so it is with {len(unseen) - 3} more tensors; a longer text may reach them")
     if dead:
         name, count = next(iter(dead.items()))
-        more = f", and columns of {len(dead) - 1} more" if len(dead) > 1 else ""
-        ui.note(f"nothing but zeros entered {count} columns of {name}{more}: what they hold is not used")
+        more = f", and columns of {several(len(dead) - 1, 'more weight')}" if len(dead) > 1 else ""
+        ui.note(f"nothing but zeros entered {several(count, 'column')} of {name}{more}: what they hold is not used")
     thin = _thin(wish, ui)
     if ui.json:
         ui.result({

@@ -231,3 +231,19 @@ def test_a_lone_weight_s_passes_are_told_apart_where_its_rows_stand_in_the_same_
         sums.add(Product("w", rows(chunk, WIDE, 0)[None, None], (1, 1), None, (1, 1)))
     x = np.concatenate([rows(chunk, WIDE, 0) for chunk in range(2)])
     np.testing.assert_allclose(sums.sums["w"][0], np.square(x).sum(0), rtol=1e-6)
+
+
+def test_a_chunk_may_come_in_several_passes() -> None:
+    survey = surveyed()
+    apart, whole = Seconds(survey.inputs, range(4)), Seconds(survey.inputs, range(4))
+    for chunk in range(2):
+        for product in products(chunk):
+            apart.add(product)
+            whole.add(product)
+        whole.flush()
+    apart.flush()
+    for number in range(4):
+        assert np.array_equal(apart.gathered[number].counts, whole.gathered[number].counts)
+        np.testing.assert_allclose(apart.gathered[number].first, whole.gathered[number].first, rtol=1e-6)
+        one, other = (np.tril(each.gathered[number].second) for each in (apart, whole))
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
