@@ -54,6 +54,6 @@ def _series(values: Sequence[tuple[Point, float]], beaten: dict[str, str]) -> tu
     """The settings by method, the smallest first."""
     methods: dict[str, list[Place]] = {}
     for one, value in sorted(values, key=lambda each: each[0].nbytes):
-        note = f"beaten by {beaten[one.name]}" if one.name in beaten else ""
+        note = "beaten" if one.name in beaten else ""
         methods.setdefault(one.method, []).append(Place(one.nbytes / MIB, value, one.file_type, note))
     return tuple(Series(name, tuple(places)) for name, places in methods.items())
