@@ -22,7 +22,7 @@ from llmcli.runtime.binding.batch import NEVER, Batch, abort_on, reserved
 from llmcli.runtime.binding.library import last_words, lib, listen
 from llmcli.runtime.binding.memory import Allocated, allocated
 from llmcli.runtime.binding.model import Model
-from llmcli.runtime.binding.positions import Positions, Span, spans, window_moves
+from llmcli.runtime.binding.positions import Positions, Span, ends, spans, window_moves
 from llmcli.runtime.binding.sharing import Sharing
 from llmcli.runtime.binding.softmax import LogSumExp
 from llmcli.runtime.binding.turning import can_shift
@@ -195,8 +195,10 @@ class Context:
         assert wanted <= self.n_outputs, "more outputs than the context was made for"
         if wanted > self._most_outputs:
             self._most_outputs = wanted
-        assert min(rows.tokens) >= 0 and max(rows.tokens) < self.n_vocab, "token outside the vocabulary"
-        assert min(rows.sequences) >= 0 and max(rows.sequences) < self.n_seq_max, "sequence id out of range"
+        low, high = ends(rows.tokens)
+        assert low >= 0 and high < self.n_vocab, "token outside the vocabulary"
+        low, high = ends(rows.sequences)
+        assert low >= 0 and high < self.n_seq_max, "sequence id out of range"
 
     # What the ledger asks of a memory. All ids are checked: llama.cpp aborts on one out of range.
 

@@ -23,6 +23,11 @@ def spans(positions: Sequence[int], sequences: Sequence[int]) -> Iterable[Span]:
     return [(sequence, start, behind[sequence]) for sequence, start in first.items()]
 
 
+def ends(numbers: Sequence[int]) -> tuple[int, int]:
+    """The smallest and the largest; of one, as nearly every pass has it, without code that must be fetched first."""
+    return (numbers[0], numbers[0]) if len(numbers) == 1 else (min(numbers), max(numbers))
+
+
 class Positions:
     """The next position of every sequence."""
 
