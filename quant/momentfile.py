@@ -59,9 +59,8 @@ class MomentFile:
     Raises Refusal where it cannot be written, or the disk is too small.
     """
 
-    def __init__(self, out: Path, about: About, inputs: Sequence[Input], beside: int = 0) -> None:
-        """`beside` so many bytes of the disk that others will need."""
-        self.out, self.inputs, self.beside = out, tuple(inputs), beside
+    def __init__(self, out: Path, about: About, inputs: Sequence[Input]) -> None:
+        self.out, self.inputs = out, tuple(inputs)
         self.part = out.with_name(f".{out.name}.part")
         self.layout = _layout(about, self.inputs)
         self._slots = {slot.name: slot for slot in self.layout.slots}
@@ -84,7 +83,7 @@ class MomentFile:
                 return
             self._file.close()
             self.part.unlink()
-        need, have = self.layout.nbytes + self.beside, shutil.disk_usage(self.part.parent).free
+        need, have = self.layout.nbytes, shutil.disk_usage(self.part.parent).free
         if need > have:
             raise Refusal(
                 f"{self.out.parent} has {have:,} bytes free, the moments need {need:,}",

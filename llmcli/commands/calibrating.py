@@ -5,6 +5,7 @@ It joins quant's sums with the runtime's forward passes.
 """
 
 import hashlib
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -109,6 +110,7 @@ class _Work:
             activations.read(wish.text.ids[0])
         self.inputs = self.survey.inputs
         free = host.available_memory()
+        self.saves = True  # a pass under way, now and then
         self.memory = wish.memory or (UNKNOWN if free is None else int(free * USABLE))
         self.interim = Interim(wish.out.with_name(f".{wish.out.name}.state"), self._head(), self.inputs)
 
@@ -117,7 +119,7 @@ class _Work:
         if self.wish.fresh:
             self.interim.discard()
         found = self.interim.load()
-        file = self._file(found) if self.wish.moments else None
+        file = self._file() if self.wish.moments else None
         with file or nullcontext():
             progress = self._standing(found, file)
             groups = self._groups(progress)
@@ -148,13 +150,11 @@ class _Work:
             "flash_attn": options.flash_attn, "gpu_layers": self.wish.model.gpu_layers, "build": version(),
         }  # fmt: skip
 
-    def _file(self, found: Progress | None) -> MomentFile:
+    def _file(self) -> MomentFile:
         text, moments = self.wish.text, self.wish.moments
         assert moments
         about = About(self.wish.fingerprint, text.n_ctx, text.count, (_digest(text),), self.wish.datasets)
-        groups = self._groups(found or Progress(Sums(), None, set()))
-        saved = max((interim.nbytes(self.inputs, group) for group in groups), default=0)
-        return MomentFile(moments, about, self.inputs, saved)
+        return MomentFile(moments, about, self.inputs)
 
     def _standing(self, found: Progress | None, file: MomentFile | None) -> Progress:
         """What can be gone on with: inputs that are in their file, and the pass that was under way."""
@@ -192,7 +192,7 @@ class _Work:
                 progress.seconds.flush()
             progress.chunks += 1
             bar.advance(1)
-            if self.interim.due():
+            if self.saves and self.interim.due():
                 self.interim.save(progress)
         if file and progress.seconds:
             for number, gathered in progress.seconds.gathered.items():
@@ -202,7 +202,7 @@ class _Work:
             self.interim.save(progress)
 
     def _forecast(self, groups: list[tuple[int, ...]], file: MomentFile, ui: "UI") -> None:
-        """Say what it will take before it begins."""
+        """Say what it will take before it begins. A pass is not saved where the disk is too small for that."""
         most = max((gather.needs(self.survey, group) for group in groups), default=0)
         peak = most + (host.resident_memory() or 0)
         weights = sum(len(one.names) for one in self.inputs)
@@ -211,6 +211,10 @@ class _Work:
             f"second moments of the {len(self.inputs)} inputs of {weights} weights: {size(file.layout.nbytes)} on the "
             f"disk; {passes} over the text holding {size(most)}, {size(peak)} of memory in all"
         )
+        saved = max((interim.nbytes(self.inputs, group) for group in groups), default=0)
+        self.saves = shutil.disk_usage(self.wish.out.parent).free - file.layout.nbytes > saved
+        if not self.saves:
+            ui.note(f"the disk has no {size(saved)} left to save a pass under way: a killed one is read again")
 
 
 def _digest(text: Chunks) -> str:

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -329,3 +330,25 @@ def test_talks_that_ship_are_written_in_the_model_s_template(smollm2: Path, llmc
     assert 60_000 < every.ids.size < 130_000
     assert (every.ids == turns[0]).sum() > 80
     assert (every.ids[:3] == chosen.ids).all()
+
+
+def test_a_small_disk_is_told_before_anything_is_read(
+    llmcli: Llmcli, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
+    out, second = tmp_path / "stats.gguf", tmp_path / "moments.gguf"
+    words = ("calibrate", str(model), "-o", str(out), "--moments", str(second), "--text", str(text), "--ctx", "32")
+    for free, code, why in (
+        (1000, 1, "has 1,000 bytes free, the moments need"),
+        (100_000, 0, "left to save a pass under way: a killed one is read again"),
+    ):
+        monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: Usage(free))
+        done = llmcli(*words, "-t", "1")
+        assert done.code == code, done.err
+        assert why in done.err
+        assert second.exists() == (code == 0)
+
+
+@dataclass(frozen=True)
+class Usage:
+    free: int
