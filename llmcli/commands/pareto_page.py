@@ -18,7 +18,11 @@ MIB = 2**20
 
 
 def charts(points: Sequence[Point], beaten: dict[str, str]) -> list[Chart]:
-    """Mean divergence over size, and tokens a second over size, a line for each method."""
+    """Mean divergence over size, and speed over size, a line for each method.
+
+    Speed is in units of the base's, which was measured in turn with each: tokens a second of minutes that are apart
+    would tell the machine's moods.
+    """
     best = [one for one in points if one.name not in beaten]
     says = f"Lower and further left is better; nothing beats {', '.join(one.name for one in best)}."
     drawn: list[Chart] = []
@@ -26,10 +30,11 @@ def charts(points: Sequence[Point], beaten: dict[str, str]) -> list[Chart]:
     if apart:
         axis = Axis("mean KL divergence", log=True)
         drawn.append(Plot("Divergence over size", says, Axis("MiB of tensors", log=True), axis, apart))
-    timed = _series([(one, speed.made) for one in points if (speed := one.generation)], beaten)
+    timed = _series([(one, speed.ratio) for one in points if (speed := one.generation)], beaten)
     if timed:
-        told = "Tokens generated a second: higher is better."
-        drawn.append(Plot("Speed over size", told, Axis("MiB of tensors", log=True), Axis("tokens a second"), timed))
+        told = "Generation, in units of the base's speed, which was measured in turn with each: higher is better."
+        sizes, speeds = Axis("MiB of tensors", log=True), Axis("times the base's speed")
+        drawn.append(Plot("Speed over size", told, sizes, speeds, timed))
     return drawn
 
 
