@@ -3,7 +3,7 @@
 
 usage: .venv/bin/python scripts/measure_bench.py MODEL [MODEL ...] --llama-bench PATH [--pairs 10] [--repetitions 2]
        [--threads 1,2] [--prompt 512] [--gen 128]
-       .venv/bin/python scripts/measure_bench.py MODEL [MODEL ...] --inside [--seconds 42] [--threads 1,2] …
+       .venv/bin/python scripts/measure_bench.py MODEL [MODEL ...] --inside [--seconds 40] [--threads 1,2] …
 
 A pair is one process of each, the first place changing; a process runs pp512 and tg128 with each number of threads,
 after llama-bench's warm-up, and the median of its repetitions counts. Printed are medians over the pairs, the median
@@ -88,7 +88,7 @@ def main() -> None:
     way.add_argument("--llama-bench", help="llama.cpp's own tool, built from the same source")
     way.add_argument("--inside", action="store_true", help="both ways in this process")
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=42, help="of each line, with --inside")
+    parser.add_argument("--seconds", type=float, default=40, help="of each line, with --inside")
     parser.add_argument("--repetitions", type=int, default=2, help="of each test, in each process")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--prompt", type=int, default=512)
