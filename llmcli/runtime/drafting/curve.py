@@ -42,7 +42,7 @@ class Curve:
     row costs more (a share of `one`) behind a pass of several: llama.cpp lays its graph out anew. `equal`: up to so
     many rows each had, bit for bit, the logits it has alone.
 
-    At start-up another program may hold up the few passes of several rows (T(4) of 3.23 was seen where 2.2 was true:
+    At start-up another program may hold up the few passes of several rows (T(4) of 3.23 T(1) was seen, and
     nothing was guessed in that process). So a short draft is tried once although it looked dear, and passes that turn
     out cheaper are believed at once: they can be held up, not hurried."""
 
