@@ -3,7 +3,7 @@
 Metadata alone is different in the new file; its tensors are copied, read back and held against the digest that the
 certificate names before the rename. It could have been written into room that is kept in the header: that would cost
 no second writing, but needs a guess of its length for every file that is ever made, and a kill in the middle of it
-would leave half a certificate (2026-11: 0.1 s for SmolLM2's 93 MB).
+would leave half a certificate (2026-11: 0.2 s of one core for the 99 MiB of SmolLM2 135M).
 """
 
 import os

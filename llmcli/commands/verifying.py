@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
     from quant.planning import Plan
 
-CHUNKS = 32  # of 512 tokens, unless told: the standard error of the mean divergence is then some 2 to 4 %
+CHUNKS = 32  # of 512 tokens, unless told; after 8 the mean divergence of SmolLM2 135M in Q4_K_M is known to 2.2 %
 TESTS = ((256, 0), (0, 32))  # tokens of a prompt, tokens generated
 SECONDS = 4.0  # for each of these
 LARGEST_TEXT = 1 << 28  # bytes of a calibration text that is read once more for its hash
