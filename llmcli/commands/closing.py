@@ -29,10 +29,25 @@ def tell(plan: "Plan", ui: UI) -> None:
     if plan.fallbacks:
         changes = ", ".join(sorted({f"{step.wanted} -> {step.type}" for step in plan.fallbacks}))
         ui.note(f"{len(plan.fallbacks)} of {len(plan.steps)} tensors do not fill whole blocks with a row: {changes}")
+    _thin(plan, ui)
     for name, steps in plan.methods.items():
         if name != plan.method.name:
             types = ", ".join(sorted({step.type for step in steps}))
             ui.note(f"{len(steps)} tensors go through {name}'s search, {plan.method.name} does not do them: {types}")
+
+
+def _thin(plan: "Plan", ui: UI) -> None:
+    """Say where second moments are too few to be inverted by themselves: the method damps them, with less to gain."""
+    if plan.moments is None or plan.method.needs != "moments":
+        return
+    known = [second for step in plan.steps if step.method and (second := plan.moments.of(step.weight.name))]
+    if thin := [second for second in known if second.thin]:
+        ui.note(
+            f"the moments of {len(thin)} tensors are of fewer rows than they have columns: damped, they steer less "
+            "than a longer text's would"
+        )
+    if unseen := sum(second.unseen for second in known):
+        ui.note(f"no token went to {unseen} matrices of experts: they are rounded as if all columns mattered alike")
 
 
 def close(

@@ -5,6 +5,11 @@ of what column j still lacks once the errors of the columns before it have been 
 after column against that target is GPTQ (Frantar et al. 2210.17323); written without the inverse of H it is LDLQ (Chee
 et al. 2307.13304, theorem 6: the two are the same). One Cholesky factorisation of H read backwards gives F and D,
 nothing is inverted, and no weight is written to before its turn.
+
+2026-11-22: damping by 0.01 of the mean diagonal. Eight matrices of SmolLM2-135M (lattice broken by noise), moments of
+32,768 tokens, error on 5,120 tokens of other text against ggml's search with the same imatrix: 0.26 to 0.78 of it with
+0.01, as much within 0.02 with 0.1 (but 0.04 less for ffn_down, which has the fewest tokens a column), 0.33 to 0.93 with
+1. Damping by a part of each column's own diagonal (0.003 to 0.1) made two matrices worse than ggml's.
 """
 
 from dataclasses import dataclass

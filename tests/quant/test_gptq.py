@@ -1,0 +1,198 @@
+"""Error feedback: less error in what a layer puts out, from moments of every kind, in exactly the stock formats."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from quant import accelerate, native, quantize
+from quant.errors import Refusal
+from quant.formats import FORMATS
+from quant.imatrix import Entry
+from quant.methods import METHODS, gptq
+from quant.methods.base import Evidence
+from quant.momentfile import Gathered, write
+from quant.moments import load
+from tests.quant import tiny
+
+pytest.importorskip("torch")
+from quant.methods.factor import DAMPING, factor
+from quant.methods.gptq import LANES, PANEL, width
+
+KS, FLAT = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"), ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+ROWS = 32
+
+
+@dataclass(frozen=True)
+class Known:
+    """Second moments from memory."""
+
+    means: np.ndarray = field(repr=False)  # [matrices, columns, columns]
+
+    @property
+    def columns(self) -> int:
+        return self.means.shape[1]
+
+    @property
+    def matrices(self) -> int:
+        return len(self.means)
+
+    def mean(self, matrix: int = 0) -> np.ndarray:
+        return self.means[matrix].astype(np.float32)
+
+    def squares(self, matrix: int = 0) -> np.ndarray:
+        return self.mean(matrix).diagonal().copy()
+
+
+@cache
+def _correlated(columns: int, texts: int, seed: int) -> np.ndarray:
+    """Moments of inputs that lie mostly in a few directions, some channels much louder than others."""
+    rng = np.random.default_rng(seed)
+    basis, _ = np.linalg.qr(rng.normal(size=(columns, columns)))
+    inputs = (rng.normal(size=(texts, columns)) * np.arange(1, columns + 1) ** -0.4) @ basis.T
+    inputs[:, ::97] *= 5
+    return inputs.T @ inputs / texts
+
+
+def correlated(columns: int, texts: int = 1200, seed: int = 0) -> np.ndarray:
+    return _correlated(columns, texts, seed).copy()
+
+
+def evidence(moments: np.ndarray, folder: Path, rows: int = ROWS) -> Evidence:
+    moments = moments.reshape(-1, *moments.shape[-2:])
+    file = folder / "sums"
+    squares = moments.diagonal(axis1=1, axis2=2).astype("<f4")
+    file.write_bytes(squares.tobytes())
+    sums = Entry(file, 0, squares.size, (1.0,) * len(moments))
+    return Evidence("blk.0.ffn_up.weight", moments.shape[-1], rows, len(moments), sums, Known(moments))
+
+
+def drawn(columns: int, rows: int = ROWS) -> np.ndarray:
+    return np.random.default_rng(1).normal(0, 0.02, (rows, columns)).astype(np.float32)
+
+
+def made(method: str, type: str, rows: np.ndarray, known: Evidence) -> np.ndarray:
+    return METHODS[method].solver(FORMATS[type], known)(rows, 0)
+
+
+def lost(blocks: np.ndarray, type: str, rows: np.ndarray, moments: np.ndarray) -> float:
+    """The error of all rows in the layer's output, from what the gguf package reads."""
+    off = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[type]).astype(np.float64) - rows
+    return float(((off @ moments) * off).sum())
+
+
+@pytest.mark.parametrize(("type", "columns"), [(type, 512) for type in KS] + [(type, 576) for type in FLAT])
+def test_a_layers_output_is_nearer_than_by_a_search_with_an_imatrix(type: str, columns: int, tmp_path: Path) -> None:
+    moments, rows = correlated(columns), drawn(columns)
+    known = evidence(moments, tmp_path)
+    off = {name: lost(made(name, type, rows, known), type, rows, moments) for name in ("ggml", "search", "gptq")}
+    assert off["gptq"] < 0.8 * min(off["ggml"], off["search"])
+
+
+@pytest.mark.parametrize("type", ["Q4_K", "Q8_0"])
+def test_a_row_gets_the_same_bytes_wherever_it_stands(type: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(gptq, "PANEL", 64)
+    known = evidence(correlated(256), tmp_path, rows=150)
+    rows, solve = drawn(256, 150), METHODS["gptq"].solver(FORMATS[type], known)
+    whole = solve(rows, 0)
+    cuts = (0, 1, 20, 100, 149, 150)
+    parts = [solve(rows[first:last], first) for first, last in pairwise(cuts)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_a_panel_is_whole_lanes_and_hardly_empty() -> None:
+    for rows in (1, 63, 64, 576, 1024, 1025, 1536, 49152, 128256):
+        assert width(rows) % LANES == 0 and width(rows) <= PANEL
+        assert -(-rows // width(rows)) * width(rows) - rows < LANES * -(-rows // PANEL)
+
+
+@pytest.mark.parametrize("what", ["dead channels", "little text", "nothing", "one input"])
+def test_moments_without_an_inverse_still_steer(what: str, tmp_path: Path) -> None:
+    moments, rows = correlated(256), drawn(256)
+    if what == "dead channels":
+        moments[::5], moments[:, ::5] = 0, 0
+    elif what == "little text":
+        moments = correlated(256, texts=40)
+    elif what == "nothing":
+        moments[:] = 0
+    else:
+        moments[:] = 1
+    known = evidence(moments, tmp_path)
+    blocks = made("gptq", "Q4_K", rows, known)
+    found = native.decode(blocks, "Q4_K", 256, label="made")
+    plain = native.decode(native.encode(rows, "Q4_K", label="ggml"), "Q4_K", 256, label="ggml")
+    assert np.isfinite(found).all()
+    assert lost(blocks, "Q4_K", rows, moments) <= lost(made("ggml", "Q4_K", rows, known), "Q4_K", rows, moments)
+    if what in ("dead channels", "nothing"):  # what nothing is known of is rounded, not given up
+        off, theirs = (np.square(one[:, ::5] - rows[:, ::5]).sum() for one in (found, plain))
+        assert off < 2 * theirs
+
+
+def test_a_matrix_that_is_not_positive_takes_more_damping() -> None:
+    assert factor(correlated(64).astype(np.float32), "cpu").damping == DAMPING
+    assert factor((correlated(64) - 0.1 * np.eye(64)).astype(np.float32), "cpu").damping > DAMPING
+
+
+def test_the_factor_is_of_the_damped_moments() -> None:
+    moments = correlated(96).astype(np.float32)
+    made = factor(moments, "cpu")
+    damped = moments + DAMPING * moments.diagonal().mean() * np.eye(96)
+    upper = made.feed.numpy().T.astype(np.float64) + np.eye(96)
+    np.testing.assert_allclose((upper * made.weights.numpy()) @ upper.T, damped, rtol=1e-4, atol=1e-5)
+
+
+def test_each_expert_is_rounded_by_its_own_moments(tmp_path: Path) -> None:
+    moments = np.stack([correlated(256, seed=seed) for seed in (3, 4)])
+    rows, known = drawn(256, 2 * ROWS), evidence(moments, tmp_path)
+    blocks = made("gptq", "Q4_K", rows, known)
+    for number in (0, 1):
+        own = slice(number * ROWS, (number + 1) * ROWS)
+        alone = made("gptq", "Q4_K", rows[own], evidence(moments[number], tmp_path))
+        np.testing.assert_array_equal(blocks[own], alone)
+
+
+def measured(source: quantize.Source, out: Path) -> Path:
+    none, count = np.zeros, np.full(1, 1200.0)
+    gathered = [
+        ((weight.name,), Gathered(correlated(weight.columns)[None] * 1200, none((1, weight.columns)), count))
+        for weight in source.weights
+        if len(weight.shape) == 2 and weight.name != "token_embd.weight"
+    ]  # fmt: skip
+    return write(out, gathered)
+
+
+def test_a_file_is_the_same_from_any_number_of_threads_and_names_its_moments(tmp_path: Path) -> None:
+    source = quantize.open_gguf(tiny.llama(tmp_path / "a.gguf", layers=1))
+    moments = load(measured(source, tmp_path / "m.gguf"))
+    plan = quantize.plan(source, "Q4_K_M", method="gptq", moments=moments)
+    assert {step.weight.name for step in plan.methods["gptq"]} >= {"blk.0.ffn_down.weight", "blk.0.attn_q.weight"}
+    assert "token_embd.weight" not in {step.weight.name for step in plan.methods["gptq"]}
+    one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
+    quantize.run(plan, one, threads=1)
+    quantize.run(plan, two, threads=3)
+    assert one.read_bytes() == two.read_bytes()
+    assert moments.digest in plan.settings
+    assert quantize.plan(source, "Q4_K_M", moments=moments).settings != plan.settings
+
+
+def test_moments_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    source = quantize.open_gguf(tiny.llama(tmp_path / "a.gguf", layers=1))
+    moments = load(measured(source, tmp_path / "m.gguf"))
+    second = moments.of("blk.0.attn_q.weight")
+    assert second is not None
+    with (tmp_path / "m.gguf").open("r+b") as file:
+        file.seek(second.offset + 4)
+        file.write(np.array([np.nan], "<f4").tobytes())
+    with pytest.raises(Refusal, match=r"attn_q.*not finite"):
+        quantize.run(quantize.plan(source, "Q4_K_M", method="gptq", moments=moments), tmp_path / "o.gguf")
+
+
+def test_without_torch_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerate.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Refusal, match="--method gptq needs torch") as told:
+        METHODS["gptq"].solver(FORMATS["Q4_K"], evidence(correlated(256, 64), tmp_path))
+    assert "llmcli[torch]" in (told.value.hint or "")
