@@ -12,10 +12,10 @@ block by block:
 
 It knows panels, grids and factors; rows, files and threads are gptq.py's.
 
-2026-11-22, error on correlated synthetic inputs (1024 columns) against ggml's search with the same imatrix, Q2_K / Q4_K:
-0.68 / 0.67 after the feeding alone, 0.64 / 0.65 after one sweep of step 3, 0.63 / 0.64 after two, 0.62 / 0.63 after four
-at two thirds of the speed: two. Searching scales by D or by the diagonal of H is the same (0.682 both, Q2_K).
-Fitting a block's scales again and feeding it anew before going on made Q2_K and Q4_K worse by 0.01: left out.
+2026-11-22, error on correlated synthetic inputs (1024 columns) against ggml's search with the same imatrix, Q2_K and
+Q4_K: 0.68 and 0.67 after the feeding alone, 0.64 and 0.65 after one sweep of step 3, 0.63 and 0.64 after two, 0.62 and
+0.63 after four at six tenths of the speed: two. Searching scales by D or by the diagonal of H is the same (Q2_K 0.682
+both). Fitting a block's scales again and feeding it anew before going on made both worse by 0.01: left out.
 """
 
 from dataclasses import replace
