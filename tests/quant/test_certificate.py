@@ -204,15 +204,18 @@ STEPS = ["quant.stamp._copy", "os.fsync", "shutil.copymode", "pathlib.Path.repla
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("where", STEPS)
 def test_killed_anywhere_the_file_is_what_it_was_or_what_it_should_be(
     file: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw, written = file.read_bytes(), certified(file)
     if not (child := os.fork()):  # it leaves as kill -9 would: nothing is cleaned up
-        monkeypatch.setattr(where, lambda *given, **more: os._exit(9))
-        stamp.stamp(file, written)
-        os._exit(0)
+        try:
+            monkeypatch.setattr(where, lambda *given, **more: os._exit(9))
+            stamp.stamp(file, written)
+        finally:
+            os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     if where == STEPS[-1]:  # behind the rename
         assert certificate.doubts(container.read(file), written, whole=True) == ()
