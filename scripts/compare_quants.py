@@ -33,7 +33,8 @@ METHODS = {
     "search + folds": "--method search --imatrix {imatrix} --fold awq",
     "gptq": "--method gptq --moments {moments}",
     "gptq + folds": "--method gptq --moments {moments} --fold awq",
-    "allocation": "--method search --imatrix {imatrix} --target-size {bytes}",
+    # By ggml's codes: on t512 at Q4_K_M's bytes 55 % less divergence than the baseline, by the search's 37 % (2026-11)
+    "allocation": "--imatrix {imatrix} --target-size {bytes}",
     "gptq + allocation": "--method gptq --moments {moments} --target-size {bytes}",
 }
 
