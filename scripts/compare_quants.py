@@ -83,6 +83,9 @@ def main() -> None:
     asked = arguments()
     asked.out.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(asked.out)
+    if asked.show:
+        print(table(ledger.rows().values(), ledger, BASELINE))
+        return
     texts = dict(pair.split("=", 1) for pair in asked.text)
     setting = Setting(
         asked.out, asked.tools, asked.ctx, {name: Path(file) for name, file in texts.items()}, asked.calibration,
@@ -118,6 +121,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--read", type=int, help="calibrate with no more chunks")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--embedding", metavar="TYPE", help="one type for token_embd.weight on every side")
+    parser.add_argument("--show", action="store_true", help="print the table of all that is finished, make nothing")
     parser.add_argument("--keep", action="store_true", help="leave the files in FOLDER/files")
     asked = parser.parse_args()
     for pair in [*asked.text, *asked.also]:
