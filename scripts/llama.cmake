@@ -29,6 +29,17 @@ function(add_searches)
   endif()
 endfunction()
 
+# And the look at a row of logits.
+function(add_row)
+  if(TARGET ggml-base AND CMAKE_C_COMPILER_ID STREQUAL GNU)
+    cmake_path(SET file NORMALIZE "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../llmcli/runtime/binding/row.c")
+    target_sources(ggml-base PRIVATE "${file}")
+    set_property(SOURCE "${file}" TARGET_DIRECTORY ggml-base
+      PROPERTY COMPILE_OPTIONS -O3 -ffp-contract=fast $<$<BOOL:${GGML_NATIVE}>:-march=native>)
+  endif()
+endfunction()
+
 cmake_language(DEFER CALL load_whole_tile_config)  # once the targets are there
 cmake_language(DEFER CALL add_encoders)
 cmake_language(DEFER CALL add_searches)
+cmake_language(DEFER CALL add_row)

@@ -38,7 +38,8 @@ PROMPT = "Once upon a time"
 DECODE = "llama_decode"
 PARTS: tuple[Place, ...] = (
     ("plan", Engine, "_next_token"), ("checks", Context, "_check"), ("batch fill", Batch, "fill"),
-    ("row look-up", Context, "row"), ("log-sum", LogSumExp, "__call__"), ("draw", NativeChain, "draw"),
+    ("row look-up", Context, "row"), ("log-sum", LogSumExp, "__call__"),
+    ("log-sum", LogSumExp, "with_peaks"), ("draw", NativeChain, "draw"),
     ("draw", Greedy, "draw"), ("draw", NumpyChain, "draw"),
     ("detokenize", Decoder, "feed"), ("times", Sequence, "time"), ("screen", Stream, "show"),
 )  # fmt: skip

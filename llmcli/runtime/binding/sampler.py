@@ -136,6 +136,14 @@ class NativeChain:
         self._remembers, self._seen = remembers, 0
         self._few = few if few <= MOST_FEW else 0
         self._candidates = candidates
+        self._largest: Logits | None = None  # of the columns of the row that comes next
+
+    def log_sum(self, row: Any, near: float) -> float:
+        """row.log_sum(near); what it sees is kept for draw(), which must follow, with the same row, not written to."""
+        if not self._few:
+            return float(row.log_sum(near))
+        total, self._largest = row.log_sum_with_peaks(near)
+        return float(total)
 
     def draw(self, row: Any, tokens: list[int]) -> int:
         """Sample from a row of the binding's; steps that look back are shown the prompt first, as in llama-cli."""
@@ -161,7 +169,8 @@ class NativeChain:
 
     def shortlist(self, logits: Logits) -> Shortlist | None:
         """What a chain of few needs to look at; None where that is too much, or holds what cannot be drawn."""
-        found = shortlist(logits, self._few)
+        largest, self._largest = self._largest, None
+        found = shortlist(logits, self._few, largest)
         return found if found.least > -np.inf and len(found.columns) <= MOST_COLUMNS else None
 
     def close(self) -> None:

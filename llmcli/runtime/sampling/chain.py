@@ -45,6 +45,15 @@ class Choosing(Chain, Protocol):
         ...
 
 
+@runtime_checkable
+class Summing(Chain, Protocol):
+    """A chain that looks at a row once for its log-sum and for the draw."""
+
+    def log_sum(self, row: Row, near: float) -> float:
+        """row.log_sum(near). draw() must follow, with the same row, not written to."""
+        ...
+
+
 class NativeChains(Protocol):
     """What the binding offers: a chain of llama.cpp samplers."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from llmcli.runtime.constraint.chain import guided
 from llmcli.runtime.request import Request
-from llmcli.runtime.sampling.chain import Row, make_chain
+from llmcli.runtime.sampling.chain import Row, Summing, make_chain
 from llmcli.runtime.sequence import Sequence
 from llmcli.runtime.strategies.base import Means, end_tokens, refuse_nan
 from llmcli.runtime.text import Decoder
@@ -26,6 +26,8 @@ class Plain:
         self.vocabulary = means.vocabulary
         chain = make_chain(request.sampling, seed, means.native, means.vocabulary)
         self.chain = guided(chain, request, self.vocabulary.piece)
+        # Where ends are forbidden they are written to the row between its log-sum and the draw.
+        self.summing = self.chain if isinstance(self.chain, Summing) and not request.ignore_eos else None
         self.decoder = Decoder(request.stops)
         self.near = math.nan  # the logit of the last token drawn: about the largest of the next row
 
@@ -41,7 +43,9 @@ class Plain:
         if request.max_tokens == 0:
             return [], "length"
         # Before the draw: whoever reads the row first waits for the memory, and this one computes meanwhile.
-        log_sum = row.log_sum(self.near) if request.logprobs else None
+        log_sum = None
+        if request.logprobs:
+            log_sum = self.summing.log_sum(row, self.near) if self.summing else row.log_sum(self.near)
         begun = time.perf_counter()
         if request.ignore_eos:
             token = self._draw_no_end(row, sequence.tokens)
