@@ -91,10 +91,6 @@ class Row:
         """log Σ exp over the whole vocabulary; quickest where `near` is about the largest logit."""
         return self.context.log_sum_exp(self.logits, self.address, near)
 
-    def log_sum_with_peaks(self, near: float) -> tuple[float, Logits]:
-        """The same and the largest of the row's columns (ranked.peaks), until the next row is asked."""
-        return self.context.log_sum_exp.with_peaks(self.logits, self.address, near)
-
 
 class Context:
     """An open context. Made by `open_context`; unusable after its `with` block."""

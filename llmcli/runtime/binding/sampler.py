@@ -142,7 +142,7 @@ class NativeChain:
         """row.log_sum(near); what it sees is kept for draw(), which must follow, with the same row, not written to."""
         if not self._few:
             return float(row.log_sum(near))
-        total, self._largest = row.log_sum_with_peaks(near)
+        total, self._largest = row.context.log_sum_exp.with_peaks(row.logits, row.address, near)
         return float(total)
 
     def draw(self, row: Any, tokens: list[int]) -> int:
