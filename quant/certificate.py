@@ -7,8 +7,9 @@ signature: who wants to deceive can write another. It knows files and figures, n
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import BinaryIO
 
 from quant.container import Header, TensorInfo
 from quant.errors import Damaged, Refusal
@@ -195,16 +196,22 @@ def data(tensors: Sequence[TensorInfo], tick: Callable[[int], None] = lambda nby
     for tensor in tensors:
         digest.update(_label(tensor))
         with tensor.file.open("rb") as stream:
-            stream.seek(tensor.offset)
-            left = tensor.nbytes
-            while left:
-                block = stream.read(min(BLOCK, left))
-                if not block:
-                    raise Damaged(f"{tensor.file} ends within tensor {tensor.name}", hint="make it again")
+            for block in blocks(stream, tensor):
                 digest.update(block)
-                left -= len(block)
                 tick(len(block))
     return digest.hexdigest()
+
+
+def blocks(stream: BinaryIO, tensor: TensorInfo) -> Iterator[bytes]:
+    """A tensor's bytes out of its open file; raises Damaged where that ends too early."""
+    stream.seek(tensor.offset)
+    left = tensor.nbytes
+    while left:
+        block = stream.read(min(BLOCK, left))
+        if not block:
+            raise Damaged(f"{tensor.file} ends within tensor {tensor.name}", hint="make it again")
+        yield block
+        left -= len(block)
 
 
 def sample(tensors: Sequence[TensorInfo]) -> str:

@@ -168,11 +168,15 @@ def _gguf(path: Path) -> tuple[dict[str, Entry], tuple[str, ...], int, int]:
         raise Refusal(f"{path} holds no sums", hint=AGAIN)
     datasets = keys[DATASETS].value
     texts = datasets.blobs() if isinstance(datasets, header.Array) and datasets.kind == "string" else []
-    for key in (CHUNKS, CHUNK_SIZE):
-        if keys[key].kind != "uint32":  # llama.cpp would abort
-            raise Refusal(f"{path}: {key} is no uint32 but {keys[key].kind}", hint=AGAIN)
-    chunks, chunk_size = (int(keys[key].value) for key in (CHUNKS, CHUNK_SIZE))  # type: ignore[arg-type]
+    chunks, chunk_size = (_count(path, keys[key]) for key in (CHUNKS, CHUNK_SIZE))
     return entries, tuple(text.decode("utf-8", "replace") for text in texts), chunks, chunk_size
+
+
+def _count(path: Path, field: header.Field) -> int:
+    """A number of the head; llama.cpp would abort on one of another kind."""
+    if field.kind != "uint32" or not isinstance(field.value, int):
+        raise Refusal(f"{path}: {field.key} is no uint32 but {field.kind}", hint=AGAIN)
+    return field.value
 
 
 def _entry(path: Path, name: str, sums: header.TensorInfo | None, counts: header.TensorInfo | None) -> Entry:

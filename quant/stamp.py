@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from quant import certificate
-from quant.certificate import KEY, Certificate
+from quant.certificate import KEY, Certificate, blocks
 from quant.container import Header, read
 from quant.draft import sync_folder
-from quant.errors import Damaged, Refusal
+from quant.errors import Refusal
 from quant.header import Part, parse
 from quant.writer import Layout, entry, layout
-
-BLOCK = 1 << 22
 
 
 def stamp(path: Path, found: Certificate, tick: Callable[[int], None] = lambda nbytes: None) -> None:
@@ -98,14 +96,8 @@ def _copy(first: Part, made: Layout, out: BinaryIO, tick: Callable[[int], None])
     with first.file.open("rb") as data:
         for tensor, slot in zip(first.tensors, made.slots, strict=True):
             out.write(bytes(slot.offset - out.tell()))
-            data.seek(tensor.offset)
-            left = tensor.nbytes
-            while left:
-                block = data.read(min(BLOCK, left))
-                if not block:
-                    raise Damaged(f"{first.file} ends within tensor {tensor.name}", hint="make it again")
+            for block in blocks(data, tensor):
                 out.write(block)
-                left -= len(block)
                 tick(len(block))
     out.write(bytes(made.nbytes - out.tell()))
 
