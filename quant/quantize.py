@@ -157,6 +157,8 @@ class _Work:
         """Make one file, from where an earlier run stopped."""
         changed = str(part.source.changed)
         identity = {"source": part.source.fingerprint, "changed": changed, "settings": part.settings}
+        if means := sorted({step.method.means() for step in part.steps if step.method} - {""}):
+            identity["means"] = ", ".join(means)
         draft = Draft(out, part.layout, identity)
         with draft.open():
             done, row = part.reached(draft.position)

@@ -76,6 +76,10 @@ class Method(ABC):
         """How many values of a tensor it would have at a time; 0 leaves that to the pipeline."""
         return 0
 
+    def means(self) -> str:
+        """What it computes with, where that shows in the bytes: a draft made by other means is not gone on with."""
+        return ""
+
     @abstractmethod
     def solver(self, format: "Format", evidence: Evidence) -> Solver:
         """What encodes the rows of one tensor; made once a tensor, then called by several threads at a time.

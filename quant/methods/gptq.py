@@ -46,6 +46,10 @@ class Gptq(Method):
         """A panel."""
         return width(evidence.rows) * evidence.columns
 
+    def means(self) -> str:
+        """The device of torch's."""
+        return accelerate.device() or "cpu"
+
     def solver(self, format: "Format", evidence: Evidence) -> Solver:
         """Solves panel after panel of each matrix with its own factor."""
         return _Tensor(format, evidence).encode

@@ -38,6 +38,10 @@ class Search(Method):
         """Whether its levels are evenly spaced."""
         return format.name in GRIDS
 
+    def means(self) -> str:
+        """A GPU, our C, or numpy: each adds up in an order of its own."""
+        return device() or ("C" if native.searches() else "numpy")
+
     def solver(self, format: "Format", evidence: Evidence) -> Solver:
         """The search for the format; rows that it cannot hold are refused as ggml's encoder refuses them."""
         assert isinstance(format, Linear)

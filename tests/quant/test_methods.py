@@ -150,3 +150,17 @@ def test_a_run_that_was_stopped_ends_with_the_same_bytes(method: Method, tmp_pat
     assert one.read_bytes() == two.read_bytes()
     assert quantize.finished(plan, two)
     assert not quantize.finished(quantize.plan(plan.source, "Q4_K_M"), two)
+
+
+def test_what_other_means_began_is_made_anew(tmp_path: Path, monkeypatch) -> None:
+    plan = quantize.plan(quantize.open_gguf(tiny.llama(tmp_path / "a.gguf", layers=1)), "Q4_K_M", method="search")
+    out = tmp_path / "out.gguf"
+
+    def stop(progress: quantize.Progress) -> None:
+        if progress.index == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize.run(plan, out, watch=stop)
+    monkeypatch.setattr(type(METHODS["search"]), "means", lambda self: "an abacus")
+    assert quantize.run(plan, out).resumed == 0
