@@ -6,23 +6,26 @@ files are others' business.
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.context import Aborted, NoSlot, Rows
 from llmcli.runtime.ledger import Ledger, Memory
 from llmcli.runtime.overflow import Overflow
+from llmcli.runtime.passes import Pass
 from llmcli.runtime.repetition import EVERY, repeats
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.sampling import SEEDS
 from llmcli.runtime.sampling.chain import NativeChains, Row, concrete_seed
+from llmcli.runtime.schedule import Crowded, Load, Schedule
 from llmcli.runtime.sequence import Sequence
 from llmcli.runtime.strategies import strategies
 from llmcli.runtime.strategies.base import Means, Speculation, Vocabulary
 from llmcli.types import Event, Finish
+
+ALONE = Schedule()
 
 
 class Forward(Memory, Protocol):
@@ -34,77 +37,63 @@ class Forward(Memory, Protocol):
     def decode(self, rows: Rows) -> Iterable[Row]: ...
 
 
-@dataclass(slots=True)
-class _Plan:
-    """One pass: its rows, and how many of them each sequence owns (in order)."""
-
-    tokens: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    wants: list[bool] = field(default_factory=list)
-    shares: list[tuple[Sequence, int]] = field(default_factory=list)
-
-    def add(self, sequence: Sequence, count: int) -> None:
-        start = sequence.computed
-        self.tokens += sequence.tokens[start : start + count]
-        self.positions += range(start, start + count)
-        self.slots += [sequence.slot] * count
-        last = start + count == len(sequence.tokens)
-        self.wants += [False] * (count - 1) + [last]
-        if last and sequence.draft:
-            self._guess(sequence)
-        self.shares.append((sequence, count))
-
-    def _guess(self, sequence: Sequence) -> None:
-        """The rows of a draft, behind its sequence's tokens."""
-        end, count = len(sequence.tokens), len(sequence.draft)
-        self.tokens += sequence.draft
-        self.positions += range(end, end + count)
-        self.slots += [sequence.slot] * count
-        self.wants += [True] * count
-
-    def branch(self, sequence: Sequence, ledger: Ledger) -> None:
-        """A row for each branch of a sequence, behind what its slot holds."""
-        pending = sequence.strategy.pending()
-        self.slots += [slot for slot, _ in pending]
-        self.tokens += [token for _, token in pending]
-        self.positions += [len(ledger.tokens[slot]) for slot, _ in pending]
-        self.wants += [True] * len(pending)
-        self.shares.append((sequence, len(pending)))
-
-
 class Engine:
     """Owns the context while it lives; all calls come from one thread (except interrupting the context)."""
 
     def __init__(
         self, context: Forward, vocabulary: Vocabulary, native: NativeChains | None,
-        speculation: Speculation | None = None, keeps: bool = True,
+        speculation: Speculation | None = None, keeps: bool = True, schedule: Schedule = ALONE,
     ) -> None:  # fmt: skip
         """`keeps` is the ledger's."""
-        self.context = context
+        self.context, self.schedule = context, schedule
         self.ledger = Ledger(context, keeps)
         self.means = Means(vocabulary, native, self.ledger, speculation)
         self._live: dict[int, Sequence] = {}
         self._answers: dict[int, Answer] = {}
         self._waiting: deque[Sequence] = deque()
         self._count = 0
+        self._prompted = self._drawn = 0  # tokens
 
     @property
     def busy(self) -> bool:
         """Whether any sequence is unfinished."""
         return bool(self._live)
 
+    @property
+    def load(self) -> Load:
+        """How things stand."""
+        waiting, drawn = len(self._waiting), self._drawn + sum(len(one.times) for one in self._live.values())
+        return Load(
+            len(self._live) - waiting, waiting, 0, self.ledger.used, self.ledger.size, self._prompted, drawn
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Compare the books with llama.cpp's own; a difference is a bug and crashes."""
+        self.ledger.check()
+        busy = sum(1 + len(one.spare) for one in self._live.values() if one.slot >= 0)
+        assert self.ledger.idle == self.context.n_seq_max - busy, (self.ledger.idle, busy)
+
     def submit(self, request: Request) -> int:
-        """Queue a request; its id is in every event of it. The prompt must fit the context."""
+        """Queue a request; its id is in every event of it. The prompt must fit the context.
+
+        Raises Crowded where as many wait as may.
+        """
+        self._admit(1)
         return self._queue(request, concrete_seed(request.sampling.seed)).id
 
     def sample(self, request: Request, count: int) -> list[int]:
         """Queue `count` answers to one prompt, seeds s, s + 1, …; where cells can be shared it is computed once."""
+        self._admit(count)
         seed = concrete_seed(request.sampling.seed)
         first = self._queue(request, seed)
         others = [self._queue(request, (seed + more) % SEEDS, after=first) for more in range(1, count)]
         first.followed = bool(others)
         return [one.id for one in (first, *others)]
+
+    def _admit(self, count: int) -> None:
+        most = self.schedule.waiting
+        if most is not None and len(self._waiting) + count > most:
+            raise Crowded(f"{len(self._waiting)} requests wait already", hint="ask again a little later")
 
     def _queue(self, request: Request, seed: int, after: Sequence | None = None) -> Sequence:
         assert 0 < len(request.tokens) <= self.context.n_ctx, (len(request.tokens), self.context.n_ctx)
@@ -161,7 +150,7 @@ class Engine:
             events += self._advance(sequence, count, rows, spent)
         return events
 
-    def _restore(self, plan: _Plan) -> None:
+    def _restore(self, plan: Pass) -> None:
         """Back to before a pass that was not finished: parts of it may be in the cache."""
         for sequence, _ in plan.shares:
             for slot in (sequence.slot, *sequence.spare):
@@ -170,7 +159,7 @@ class Engine:
                 sequence.computed = len(self.ledger.tokens[sequence.slot])
             sequence.reused = min(sequence.reused, sequence.computed)
 
-    def _next_token(self) -> _Plan | None:
+    def _next_token(self) -> Pass | None:
         """The everyday pass: one answer, one token. None: it takes `_plan`.
 
         A forward pass leaves nothing of ours in the caches, so that every line run between two of them is
@@ -184,22 +173,23 @@ class Engine:
             return None
         if len(tokens) > self.context.n_ctx or self.ledger.used >= self.ledger.size:
             return None
-        return _Plan([tokens[at]], [at], [sequence.slot], [True], [(sequence, 1)])
+        return Pass([tokens[at]], [at], [sequence.slot], [True], [(sequence, 1)])
 
-    def _plan(self, events: list[Event]) -> _Plan:
+    def _plan(self, events: list[Event]) -> Pass:
         """Single tokens first, then as much prompt as the batch still holds."""
-        for sequence in [one for one in self._waiting if not one.held]:
-            if not self._place(sequence):
-                break
-            self._waiting.remove(sequence)
-        plan = _Plan()
+        self._place_waiting()
+        plan = Pass()
         placed = [sequence for sequence in self._live.values() if sequence.slot >= 0]
+        most = min(self.context.n_batch, self.schedule.rows or self.context.n_batch)
+        chunk = self.schedule.chunk or most
         if len(placed) > 1:
             placed.sort(key=lambda one: one.prompting)
         for sequence in placed:
             if sequence.finish is None:
                 self._make_way(sequence, len(plan.tokens))
-            left, room = len(sequence.tokens) - sequence.computed, self.context.n_batch - len(plan.tokens)
+            left, room = len(sequence.tokens) - sequence.computed, most - len(plan.tokens)
+            if left > 1:
+                room = min(room, chunk)
             count = min(left, room) if left else len(sequence.strategy.pending())
             if count > 0 and sequence.finish is None and self._has_room(sequence, plan, count, events):
                 if left:
@@ -209,6 +199,23 @@ class Engine:
                 else:
                     plan.branch(sequence, self.ledger)
         return plan
+
+    def _place_waiting(self) -> None:
+        """Let those in who wait, the largest priority first, of equals whose client has fewest running."""
+        while self._may_run():
+            clients = Counter(one.request.client for one in self._live.values() if one.slot >= 0)
+            waiting = [one for one in self._waiting if not one.held]
+            first = min(
+                waiting, key=lambda one: (-one.request.priority, clients[one.request.client], one.id), default=None
+            )
+            if first is None or not self._place(first):
+                return
+            self._waiting.remove(first)
+
+    def _may_run(self) -> bool:
+        """Whether one more may run."""
+        most = self.schedule.running
+        return most is None or len(self._live) - len(self._waiting) < most
 
     def _place(self, sequence: Sequence) -> bool:
         """Give a waiting sequence its slots, where there are as many."""
@@ -222,7 +229,7 @@ class Engine:
         sequence.spare = [self.ledger.claim() for _ in range(slots - 1)]
         return True
 
-    def _has_room(self, sequence: Sequence, plan: _Plan, count: int, events: list[Event]) -> bool:
+    def _has_room(self, sequence: Sequence, plan: Pass, count: int, events: list[Event]) -> bool:
         """Whether the pass may grow by this sequence; where cells are short the newest answer gives way."""
         if len(sequence.tokens) > self.context.n_ctx:
             events.append(self._close(sequence, "context_full"))
@@ -277,7 +284,7 @@ class Engine:
             taken = ledger.used - ledger.held([sequence.slot, *sequence.spare])
             sequence.strategy.make_way(sequence, ledger.size - planned - taken)
 
-    def _decode(self, plan: _Plan) -> Iterable[Row]:
+    def _decode(self, plan: Pass) -> Iterable[Row]:
         rows = Rows(plan.tokens, plan.positions, plan.slots, plan.wants)
         try:
             return self.context.decode(rows)
@@ -290,8 +297,10 @@ class Engine:
         start = sequence.computed
         if start < len(sequence.tokens):
             self.ledger.append(sequence.slot, sequence.tokens[start : start + count])
-            if sequence.prompting and not sequence.times and not sequence.left.times:
-                sequence.prompt_seconds += spent
+            if sequence.prompting:
+                self._prompted += count
+                if not sequence.times and not sequence.left.times:
+                    sequence.prompt_seconds += spent
             sequence.computed += count
             if sequence.computed < len(sequence.tokens):
                 return []
@@ -311,7 +320,7 @@ class Engine:
         """The samples that begin where this prompt ends, in cells shared with it; those left over wait for a slot."""
         forks: list[Sequence] = []
         for sequence in [one for one in self._waiting if one.after is first and one.strategy.slots == 1]:
-            if not self.ledger.forks or not self.ledger.idle:
+            if not self.ledger.forks or not self.ledger.idle or not self._may_run():
                 break
             slot = self.ledger.claim()
             self.ledger.fork(first.slot, slot)
@@ -337,5 +346,6 @@ class Engine:
         else:
             self._waiting.remove(sequence)
         del self._live[sequence.id]
+        self._drawn += len(sequence.times)
         self._answers[sequence.id] = sequence.answer()
         return Event(sequence.id, None, rest, finish)

@@ -51,7 +51,8 @@ class Request:
     follow, from where it has said `after` (the end of its thinking). `top_logprobs`: with `logprobs`, keep as many of
     the likeliest tokens at each step. `overflow` says what leaves when the context is full, `move` that cells behind
     something that has left may move up instead of being computed anew. `turn` is this one's number in its
-    conversation, `path` those before it: what the cache holds of them may give way to this one.
+    conversation, `path` those before it: what the cache holds of them may give way to this one. Of those that wait the
+    one with the larger `priority` goes first; `client` is whose it is, so that one who asks much leaves room to others.
     """
 
     tokens: tuple[int, ...]
@@ -71,6 +72,8 @@ class Request:
     after: str = ""
     overflow: Overflow | None = None
     move: bool = False
+    priority: int = 0
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)

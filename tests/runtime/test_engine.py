@@ -4,18 +4,19 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.context import Rows
-from llmcli.runtime.engine import Engine
+from llmcli.runtime.engine import ALONE, Engine
 from llmcli.runtime.request import Answer, Request, percentile
 from llmcli.runtime.sampling import defaults
+from llmcli.runtime.schedule import Crowded, Schedule
 from llmcli.runtime.strategies.base import Vocabulary
 from tests.fakes import EOS, FakeContext, FakeModel
 
 GREEDY = defaults().with_values({"temp": 0})
 
 
-def engine(context: FakeContext) -> Engine:
+def engine(context: FakeContext, schedule: Schedule = ALONE) -> Engine:
     model = FakeModel()
-    return Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None)
+    return Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None, schedule=schedule)
 
 
 def finish(machine: Engine, *ids: int) -> list[Answer]:
@@ -151,3 +152,43 @@ def test_a_pass_that_fails_is_told_and_the_map_still_agrees_with_the_memory():
         machine.step()
     machine.ledger.check()
     assert finish(machine, one)[0].text == "hello"
+
+
+def test_a_pass_has_as_many_rows_as_its_schedule_allows_and_tokens_of_answers_come_first():
+    context = FakeContext(n_ctx=512, n_seq_max=3, n_batch=64)
+    machine = engine(context, Schedule(rows=10, chunk=6))
+    one = machine.submit(request("a"))
+    machine.step()
+    ids = [one, machine.submit(request("x" * 20)), machine.submit(request("y" * 20))]
+    machine.step()
+    assert context.batches[-1] == 1 + 6 + 3
+    assert [answer.text for answer in finish(machine, *ids)] == ["hello"] * 3
+    assert max(context.batches) == 10
+
+
+def test_no_more_run_at_once_than_are_allowed_and_no_more_wait():
+    context = FakeContext(n_ctx=512, n_seq_max=4)
+    machine = engine(context, Schedule(running=2, waiting=3))
+    ids = [machine.submit(request(prompt)) for prompt in ("a", "b", "c")]
+    machine.step()
+    load = machine.load
+    assert (load.running, load.waiting, load.preempted, load.prompt_tokens, load.tokens) == (2, 1, 0, 2, 2)
+    ids += machine.sample(request("d"), 2)
+    with pytest.raises(Crowded, match="3 requests wait already"):
+        machine.submit(request("e"))
+    assert [answer.text for answer in finish(machine, *ids)] == ["hello"] * 5
+    machine.check()
+    assert (machine.load.running, machine.load.tokens, machine.load.cells) == (0, 25, context.used)
+    assert max(context.batches) == 2
+
+
+def test_who_matters_more_goes_first_and_who_runs_nothing_before_who_runs_much():
+    machine = engine(FakeContext(n_ctx=512, n_seq_max=2))
+    ids = {
+        machine.submit(request(name, client=client, priority=priority)): name
+        for name, client, priority in (("a", "x", 0), ("b", "x", 0), ("c", "x", 0), ("d", "y", 0), ("e", "z", 1))
+    }
+    ended = []
+    while machine.busy:
+        ended += [ids[event.sequence] for event in machine.step() if event.finish]
+    assert ended == ["a", "e", "b", "d", "c"]

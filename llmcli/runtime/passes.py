@@ -1,0 +1,45 @@
+"""One forward pass while it is put together: its rows, and whose they are."""
+
+from dataclasses import dataclass, field
+
+from llmcli.runtime.ledger import Ledger
+from llmcli.runtime.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Pass:
+    """One pass: its rows, and how many of them each sequence owns (in order)."""
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    wants: list[bool] = field(default_factory=list)
+    shares: list[tuple[Sequence, int]] = field(default_factory=list)
+
+    def add(self, sequence: Sequence, count: int) -> None:
+        start = sequence.computed
+        self.tokens += sequence.tokens[start : start + count]
+        self.positions += range(start, start + count)
+        self.slots += [sequence.slot] * count
+        last = start + count == len(sequence.tokens)
+        self.wants += [False] * (count - 1) + [last]
+        if last and sequence.draft:
+            self._guess(sequence)
+        self.shares.append((sequence, count))
+
+    def _guess(self, sequence: Sequence) -> None:
+        """The rows of a draft, behind its sequence's tokens."""
+        end, count = len(sequence.tokens), len(sequence.draft)
+        self.tokens += sequence.draft
+        self.positions += range(end, end + count)
+        self.slots += [sequence.slot] * count
+        self.wants += [True] * count
+
+    def branch(self, sequence: Sequence, ledger: Ledger) -> None:
+        """A row for each branch of a sequence, behind what its slot holds."""
+        pending = sequence.strategy.pending()
+        self.slots += [slot for slot, _ in pending]
+        self.tokens += [token for _, token in pending]
+        self.positions += [len(ledger.tokens[slot]) for slot, _ in pending]
+        self.wants += [True] * len(pending)
+        self.shares.append((sequence, len(pending)))

@@ -1,0 +1,43 @@
+"""How passes are shared out when many requests run at once, and how things stand: frozen values."""
+
+from dataclasses import dataclass
+
+from llmcli.errors import UserError
+
+
+class Crowded(UserError):
+    """As many requests wait as may; this one was not taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The shares of a pass. None means no limit but the context's own, which is what one conversation wants.
+
+    `running`: requests that run at once; sequences beyond them keep what was computed before, for whoever begins
+    alike. `rows` a pass may have, tokens of answers before those of prompts; `chunk`: rows of one prompt in a pass.
+    `waiting`: requests that may wait; one more is refused (Crowded).
+    """
+
+    running: int | None = None
+    rows: int | None = None
+    chunk: int | None = None
+    waiting: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("running", "rows", "chunk"):
+            limit = getattr(self, name)
+            assert limit is None or limit > 0, (name, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine has to do. `preempted` requests had begun and wait for room; they are among the `waiting`.
+    `cells` of `size` hold tokens. `prompt_tokens` were computed and `tokens` drawn since it was made."""
+
+    running: int
+    waiting: int
+    preempted: int
+    cells: int
+    size: int
+    prompt_tokens: int
+    tokens: int
