@@ -18,7 +18,7 @@ from llmcli.errors import UserError
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?")
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # a package or version: becomes a folder, and a word for pip
 SHA256 = re.compile(r"[0-9a-f]{64}")
-KEYS = {"description", "license", "quant", "system", "settings", "sources", "alias"}
+KEYS = {"description", "license", "quant", "system", "settings", "sources", "alias", "original"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the catalog says of one name. `alias` names another model instead of sources."""
+    """What the catalog says of one name. `alias` names another model instead of sources, `original` the hub repository
+    with the float weights that a GGUF was made of."""
 
     name: str
     origin: Path
@@ -73,6 +74,7 @@ class Entry:
     settings: Mapping[str, Any] = field(default_factory=dict)
     sources: tuple[Spec, ...] = ()
     alias: str = ""
+    original: str = ""
 
 
 def builtin_file() -> Path:
@@ -138,7 +140,7 @@ def _entry(path: Path, text: str, name: str, value: Any) -> Entry:
         check(spec is not None, problem)
         assert spec is not None
         specs.append(spec)
-    plain = {key: value[key] for key in ("description", "license", "quant", "system", "alias") if key in value}
+    plain = {key: value[key] for key in KEYS - {"settings", "sources"} if key in value}
     return Entry(name, path, settings=settings, sources=tuple(specs), **plain)
 
 

@@ -73,7 +73,7 @@ def checkpoint(path: Path) -> dict[str, Any]:
 
     Pickles are not opened: of those it says no more than what they are.
     """
-    config = _json(path / "config.json")
+    config = settings(path)
     types: dict[str, dict[str, int]] = {}
     bits = parameters = 0
     for file in sorted(path.glob("*.safetensors")):
@@ -104,6 +104,11 @@ def checkpoint(path: Path) -> dict[str, Any]:
 
 def _word(value: Any) -> str:
     return value if isinstance(value, str) and value else "unknown"
+
+
+def settings(path: Path) -> Mapping[str, Any]:
+    """A checkpoint's config.json; empty where it cannot be read."""
+    return _json(path / "config.json")
 
 
 def _json(path: Path) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from llmcli.commands import (
     diff,
     doctor,
     eval,
+    exports,
     models,
     pareto,
     plan,
@@ -57,3 +58,4 @@ doctor.register(app)
 eval.register(app)
 calibrate.register(app)
 pareto.register(app)
+exports.register(app)
