@@ -68,6 +68,7 @@ class FakeContext:
     n_outputs: int = 16
     abort_at: int = -1
     before: Callable[[int], None] = lambda number: None
+    memory: int = 1
     batches: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -38,6 +38,11 @@ WINDOW_IGNORED = {
 }  # fmt: skip
 # Read `key_length_mla`: with it only the compressed keys are kept, and values are made from them.
 LATENT = {"deepseek2"}
+# No cache at all: made for embeddings, or they write by diffusion (create_memory).
+CACHELESS = {
+    "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert", "modern-bert",
+    "gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
+}  # fmt: skip
 UNPREDICTED = ("ssm.", "wkv.", "attention.shared_kv_layers", "attention.indexer.", "shortconv.")
 
 
@@ -93,7 +98,7 @@ def shape(metadata: Mapping[str, Any]) -> Shape | None:
 
 def _shape(metadata: Mapping[str, Any]) -> Shape | None:
     arch = str(metadata.get("general.architecture", ""))
-    if any(key.startswith(f"{arch}.{part}") for key in metadata for part in UNPREDICTED):
+    if arch in CACHELESS or any(key.startswith(f"{arch}.{part}") for key in metadata for part in UNPREDICTED):
         return None
 
     def number(key: str, default: int) -> int:

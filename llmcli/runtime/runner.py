@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llmcli.errors import UserError
 from llmcli.runtime import kv, reproducible
+from llmcli.runtime.binding.batch import no_cache
 from llmcli.runtime.binding.context import Context, ContextOptions, open_context
 from llmcli.runtime.binding.grammar import NativeGrammars
 from llmcli.runtime.binding.model import Model, open_model
@@ -20,6 +21,7 @@ from llmcli.runtime.constraint.base import Grammar
 from llmcli.runtime.constraint.compile import Grammars
 from llmcli.runtime.drafting.ngram import Lookup
 from llmcli.runtime.drafting.wish import NO_DRAFTING, Drafting, on_gpu, speculation
+from llmcli.runtime.embedder import Embedder
 from llmcli.runtime.engine import Engine
 from llmcli.runtime.identity import stamp
 from llmcli.runtime.interrupt import on_interrupt
@@ -126,11 +128,37 @@ class Runner:
         allocated = context.allocated()
         self._kv_bytes = allocated.context if allocated else None
         self._compute_bytes = allocated.compute if allocated else None
+        self._embedder: Embedder | None = None
 
     @property
     def n_ctx(self) -> int:
         """Tokens that fit, prompt and answer together."""
         return self.context.n_ctx
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model writes text; one that keeps no cache was made for embeddings alone."""
+        return bool(self.context.memory)
+
+    def embedder(self) -> Embedder:
+        """What makes vectors of texts with this model, for the engine's thread; its context is made at the first text.
+
+        Raises UserError for a model that gives none.
+        """
+        if self._embedder is None:
+            self._embedder = Embedder(self.model, self.context, self.header, self.options)
+        return self._embedder
+
+    @property
+    def embedding_bytes(self) -> int | None:
+        """Bytes that embeddings take beside the rest: 0 until the first, None where this build cannot be asked."""
+        return self._embedder.nbytes if self._embedder else 0
+
+    def close(self) -> None:
+        """Free what was made on the way; the model and its context are open_runner's."""
+        self.native_grammars.close()
+        if self._embedder is not None:
+            self._embedder.close()
 
     def strategy(self, grammar: Grammar | None = None) -> str:
         """How an answer is made where nobody asks for a search."""
@@ -284,11 +312,13 @@ def open_runner(
     gpu_layers: int = -1,
     native_sampling: bool = True,
     drafting: Drafting = NO_DRAFTING,
+    answers: bool = True,
 ) -> Iterator[Runner]:
     """Check and load a GGUF. `options` must have ctx_size and threads decided (hardware/fit.py).
 
     `template` replaces the file's chat template, `raw` leaves it out, `drafting` says what guesses tokens. Raises
-    Refusal for a file that is damaged or that llama.cpp does not run.
+    Refusal for a file that is damaged or that llama.cpp does not run, and, where `answers` are wanted, for a model that
+    was made for embeddings alone.
     """
     begun = time.perf_counter()
     header = container.read(path)
@@ -301,19 +331,21 @@ def open_runner(
     wanted = context_options(options, slots, drafting, gpu_layers)
     alike = options.reproducible
     opened = reproducible.open_alike(header, wanted) if alike else _open(header, wanted, gpu_layers)
-    with (
-        opened as (model, context),
-        speculation(drafting, header, model, context, options, gpu_layers) as guesses,
-    ):
-        source = None if raw else template or header.metadata.get("tokenizer.chat_template")
-        words = special_words(model)
-        made = Template(str(source), bos=words[0], eos=words[1]) if source else None
-        load_ms = (time.perf_counter() - begun) * 1e3
-        runner = Runner(header, model, context, options, made, load_ms, native_sampling, guesses, drafting.ngram)
-        try:
-            yield runner
-        finally:
-            runner.native_grammars.close()
+    with opened as (model, context):
+        if not context.memory:
+            if answers:
+                raise no_cache()
+            drafting = NO_DRAFTING  # measuring what guesses are worth takes a cache
+        with speculation(drafting, header, model, context, options, gpu_layers) as guesses:
+            source = None if raw else template or header.metadata.get("tokenizer.chat_template")
+            words = special_words(model)
+            made = Template(str(source), bos=words[0], eos=words[1]) if source else None
+            load_ms = (time.perf_counter() - begun) * 1e3
+            runner = Runner(header, model, context, options, made, load_ms, native_sampling, guesses, drafting.ngram)
+            try:
+                yield runner
+            finally:
+                runner.close()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmcli.errors import UserError
 from llmcli.runtime.binding.library import lib
 
 if TYPE_CHECKING:
@@ -56,6 +57,12 @@ def reserved(outputs: int) -> int:
     """
     pieces = -(-outputs // 8)
     return outputs if pieces % 2 == 0 else 8 * pieces + 1
+
+
+def no_cache() -> UserError:
+    """For a pass over a model that keeps no cache: llama.cpp would take it for an encoder's, and abort."""
+    what = "this model was made for embeddings: it writes no text"
+    return UserError(what, hint="llmcli serve answers /v1/embeddings with it")
 
 
 def abort_on(flag: Any) -> tuple[Any, Any]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding import state
-from llmcli.runtime.binding.batch import NEVER, Batch, abort_on, reserved
+from llmcli.runtime.binding.batch import NEVER, Batch, abort_on, no_cache, reserved
 from llmcli.runtime.binding.library import last_words, lib, listen
 from llmcli.runtime.binding.memory import Allocated, allocated
 from llmcli.runtime.binding.model import Model
@@ -114,8 +114,7 @@ class Context:
         if self.n_swa and self.n_seq_max > 1:
             self.n_batch = self.n_ubatch
         self._batch = Batch(self.n_batch)
-        self._positions, self._sharing = Positions(self.n_seq_max), Sharing()
-        self.log_sum_exp = LogSumExp()
+        self._positions, self._sharing, self.log_sum_exp = Positions(self.n_seq_max), Sharing(), LogSumExp()
         self._rows: dict[int, Row] = {}  # by address, of which there are few
         # The plain address: a ctypes pointer object made anew for each token costs 15 µs of cold code.
         where: Any = ctypes.cast(library.llama_get_logits_ith, ctypes.c_void_p).value
@@ -188,6 +187,8 @@ class Context:
         self._flag[0] = b"\1"
 
     def _check(self, rows: Rows) -> None:
+        if not self.memory:
+            raise no_cache()
         count = len(rows)
         assert 0 < count <= self.n_batch, (count, self.n_batch)
         assert len(rows.positions) == len(rows.sequences) == len(rows.wants) == count

@@ -1,0 +1,157 @@
+"""A context whose passes give a vector for each text instead of logits for each token.
+
+Beside the one that generates, over the same model. Two kinds of model, as llama.cpp has them (src/llama-context.cpp,
+encode and decode): those that keep a cache and look back, which read a text in pieces of any size, and those that
+keep none or look both ways, which must see each text whole in one micro-batch. Every assertion on that way is checked
+here first.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.batch import Batch, reserved
+from llmcli.runtime.binding.context import FLASH, KV_TYPES, MAX_SEQUENCES, Context, Rows, check_cache
+from llmcli.runtime.binding.library import last_words, lib, listen
+from llmcli.runtime.binding.memory import Allocated, allocated
+from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.positions import Positions, ends, spans
+
+POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}  # enum llama_pooling_type
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class PooledOptions:
+    """What such a context is made with: `n_ctx` tokens of all texts together, `rows` tokens a pass, `texts` at once;
+    `vectors`: rows that a pass with vectors may have, all of which ask for output."""
+
+    n_ctx: int
+    rows: int
+    texts: int
+    vectors: int
+    pooling: str
+    n_threads: int = 1
+    n_threads_batch: int = 1
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: str = "auto"
+
+
+def looks_back(context: Context) -> bool:
+    """Whether the model keeps a cache of what it has read and sees only that: else a text goes in whole."""
+    return bool(context.memory) and bool(lib().llama_get_causal_attn(context.pointer))
+
+
+class Pooled:
+    """An open context. Made by `open_pooled`; unusable after its `with` block."""
+
+    def __init__(self, pointer: Any, model: Model, options: PooledOptions) -> None:
+        library = lib()
+        self._pointer, self._options = pointer, options
+        self._memory = library.llama_get_memory(pointer)
+        self.n_vocab = model.n_vocab
+        self.n_ctx: int = library.llama_n_ctx(pointer)
+        self.size: int = library.llama_model_n_embd_out(model.pointer)
+        self._batch, self._positions = Batch(options.rows), Positions(options.texts)
+        self._encodes = library.llama_model_has_encoder(model.pointer)
+        self._held = 0
+
+    def clear(self) -> None:
+        """Forget all texts; to be called before the first piece of the next ones."""
+        lib().llama_memory_clear(self._memory, False)  # nothing happens where there is no memory
+        self._positions.clear()
+        self._held = 0
+
+    def read(self, rows: Rows) -> None:
+        """A piece of some texts, for the cache alone. `sequences` number the texts; `wants` must be False."""
+        assert self._memory, "this model sees a text whole or not at all"
+        assert not any(rows.wants), "read gives no vectors"
+        self._forward(rows, vectors=False)
+
+    def vectors(self, rows: Rows) -> dict[int, Vector]:
+        """A piece of some texts and for each what its rows pool to: float32 [size], not normalised."""
+        assert len(rows) <= self._options.vectors and all(rows.wants), (len(rows), self._options.vectors)
+        self._forward(rows, vectors=True)
+        found = {}
+        for sequence in dict.fromkeys(rows.sequences):
+            pointer = lib().llama_get_embeddings_seq(self._pointer, sequence)
+            assert pointer, f"text {sequence} has no vector"
+            found[sequence] = np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self.size,))
+        return {sequence: vector.copy() for sequence, vector in found.items()}
+
+    def allocated(self) -> Allocated | None:
+        """The bytes of this context (and of the model, which is not its own); None where this build cannot be asked."""
+        return allocated(self._pointer)
+
+    def _forward(self, rows: Rows, vectors: bool) -> None:
+        count = len(rows)
+        assert 0 < count <= self._options.rows, (count, self._options.rows)
+        assert self._held + count <= self.n_ctx, (self._held, count, self.n_ctx)
+        low, high = ends(rows.tokens)
+        assert low >= 0 and high < self.n_vocab, "token outside the vocabulary"
+        low, high = ends(rows.sequences)
+        assert low >= 0 and high < self._options.texts, "text out of range"
+        added = spans(rows.positions, rows.sequences)
+        self._positions.check(added)
+        self._batch.fill(rows)
+        library = lib()
+        library.llama_set_embeddings(self._pointer, vectors)
+        listen()
+        forward = library.llama_encode if self._encodes else library.llama_decode
+        code = forward(self._pointer, self._batch.struct)
+        if code:
+            self.clear()
+            raise UserError(
+                f"llama.cpp could not embed this batch (code {code}): {last_words() or 'no reason given'}",
+                hint="try shorter texts",
+            )
+        self._positions.advance(added)
+        self._held += count if self._memory else 0
+
+
+@contextmanager
+def open_pooled(model: Model, options: PooledOptions) -> Iterator[Pooled]:
+    """Make such a context for `model`; raises UserError where llama.cpp refuses the settings."""
+    with _opened(model, options) as pointer:
+        yield Pooled(pointer, model, options)
+
+
+@contextmanager
+def _opened(model: Model, options: PooledOptions) -> Iterator[Any]:
+    check_cache(options.type_k, options.type_v, options.flash_attn)
+    assert 1 <= options.texts <= MAX_SEQUENCES, options.texts
+    assert options.pooling in ("mean", "cls", "last"), options.pooling
+    # A mean is a product over all rows of a pass, also of the one that is laid out beforehand: they must all be output.
+    assert options.pooling != "mean" or options.vectors >= max(options.rows, options.texts), options
+    library = lib()
+    if library.llama_model_has_encoder(model.pointer) and library.llama_model_has_decoder(model.pointer):
+        raise UserError("llama.cpp gives no embeddings of a model with an encoder and a decoder", hint="use another")
+    params = library.llama_context_default_params()
+    params.n_ctx = max(options.n_ctx, options.rows)
+    params.n_batch = params.n_ubatch = max(options.rows, options.texts)  # a pass is one micro-batch
+    params.n_seq_max = options.texts
+    params.n_outputs_max = reserved(max(options.texts, options.vectors))  # in a pass with vectors every row is one
+    params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
+    params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
+    params.flash_attn_type = FLASH[options.flash_attn]
+    params.kv_unified, params.swa_full, params.no_perf = True, False, True
+    params.embeddings, params.pooling_type = True, POOLING[options.pooling]
+    listen()
+    pointer = library.llama_init_from_model(model.pointer, params)
+    if not pointer:
+        raise UserError(
+            f"llama.cpp refuses a context for embeddings: {last_words() or 'not enough memory?'}",
+            hint="try shorter texts, or --cache-type-k f16 --cache-type-v f16",
+        )
+    try:
+        yield pointer
+    finally:
+        library.llama_free(pointer)

@@ -1,0 +1,196 @@
+"""Texts to vectors, pooled as the model's file says and normalised as llama-server does.
+
+The context for it is made at the first text and made larger when a longer one comes. It is read pass by pass, so that
+answers can go on between them.
+
+2026-11-22: a file that names no pooling is a model that generates: its last token has seen the whole text, and of
+that one alone logits are computed beside it (llama.cpp computes them for every row that gives a vector: 100 MB for
+512 rows of a vocabulary of 49,152). llama-server refuses such a file for /v1/embeddings.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmcli.errors import UserError
+from llmcli.runtime.binding.context import Context, Rows
+from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.pooled import POOLING, Pooled, PooledOptions, Vector, looks_back, open_pooled
+from llmcli.runtime.request import RunOptions
+from llmcli.runtime.scoring import block_rows
+from quant.container import Header
+
+ROWS = 512  # tokens of a pass; what is generating waits as long
+TEXTS = 16  # texts at once
+SMALLEST = 512  # cells of the first context
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass: of each text a piece, from and up to; whether it gives vectors."""
+
+    pieces: tuple[tuple[int, int, int], ...]
+    vectors: bool
+
+    def rows(self, texts: Sequence[Sequence[int]]) -> Rows:
+        """What the context is given. The texts of a group are numbered from 0."""
+        tokens = [token for text, start, end in self.pieces for token in texts[text][start:end]]
+        positions = [at for _, start, end in self.pieces for at in range(start, end)]
+        sequences = [text for text, start, end in self.pieces for _ in range(start, end)]
+        return Rows(tokens, positions, sequences, [self.vectors] * len(tokens))
+
+
+class Embedder:
+    """Owns the context for embeddings of one model; all calls come from the engine's thread."""
+
+    def __init__(self, model: Model, context: Context, header: Header, options: RunOptions) -> None:
+        """`context` is the one that generates. Raises UserError for a model that gives no embeddings."""
+        self._model, self._options = model, options
+        self.looks_back = looks_back(context)
+        self.pooling = pooling(header, self.looks_back)
+        self.most = context.n_ctx if self.looks_back else min(context.n_ctx, model.n_ctx_train)
+        self._held = ExitStack()
+        self._pooled: Pooled | None = None
+        self._room = self._rows = 0
+
+    def encode(self, text: str) -> list[int]:
+        """A text as ids with what the file puts around it; control tokens are read out of it, as llama-server does."""
+        return self._model.tokenize(text, special=True, add_special=True)
+
+    def work(self, texts: Sequence[Sequence[int]]) -> "Work":
+        """Begin with these texts; only one work may be under way at a time. Raises UserError where one does not fit."""
+        longest = max(map(len, texts))
+        if longest > self.most:
+            raise UserError(
+                f"a text has {longest} tokens, and this model embeds up to {self.most}",
+                hint="shorten it" + (f", or start with --ctx-size {longest}" if self.looks_back else ""),
+            )
+        assert all(texts), "an empty text"
+        return Work(self, texts)
+
+    def pooled(self, tokens: int) -> Pooled:
+        """The context, with room for texts of so many tokens."""
+        if self._pooled is None or tokens > self._room:
+            self.close()
+            room = min(self.most, max(SMALLEST, 1 << (tokens - 1).bit_length()))
+            made = self._made_with(room)
+            self._pooled = self._held.enter_context(open_pooled(self._model, made))
+            self._room, self._rows = room, made.rows
+        return self._pooled
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes that the context takes: cache and compute buffers; 0 before the first text, None where unknown."""
+        if self._pooled is None:
+            return 0
+        known = self._pooled.allocated()
+        return known.context + known.compute if known else None
+
+    def close(self) -> None:
+        """Free the context."""
+        self._held.close()
+        self._pooled, self._room, self._rows = None, 0, 0
+
+    def groups(self, texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """Which texts go together: as many as the context has room for."""
+        group: list[int] = []
+        for number, text in enumerate(texts):
+            if group and (len(group) == TEXTS or sum(len(texts[one]) for one in group) + len(text) > self._room):
+                yield group
+                group = []
+            group.append(number)
+        yield group
+
+    def passes(self, texts: Sequence[Sequence[int]]) -> Iterator[Pass]:
+        """How one group of texts is read."""
+        if not self.looks_back:
+            yield Pass(tuple((number, 0, len(text)) for number, text in enumerate(texts)), True)
+            return
+        last = self.pooling == "last"
+        ends = [len(text) - last for text in texts]
+        for pieces in pieced(ends, self._rows):
+            yield Pass(pieces, not last)
+        if last:
+            yield Pass(tuple((number, end, end + 1) for number, end in enumerate(ends)), True)
+
+    def _made_with(self, room: int) -> PooledOptions:
+        options, rows, vectors = self._options, max(room, TEXTS), max(room, TEXTS)
+        if self.looks_back and self.pooling == "last":
+            rows, vectors = ROWS, TEXTS
+        elif self.looks_back:
+            rows = vectors = max(TEXTS, min(ROWS, block_rows(self._model.n_vocab)))
+        assert options.threads
+        return PooledOptions(
+            room, rows, TEXTS, vectors, self.pooling, options.threads, options.threads_batch or options.threads,
+            options.cache_type_k, options.cache_type_v, options.flash_attn,
+        )  # fmt: skip
+
+
+class Work:
+    """Some texts on their way to vectors."""
+
+    def __init__(self, embedder: Embedder, texts: Sequence[Sequence[int]]) -> None:
+        self.vectors: list[Vector] = []
+        self.tokens = sum(map(len, texts))
+        self._steps = self._run(embedder, texts)
+
+    def step(self) -> bool:
+        """One forward pass; False when all vectors are there."""
+        return next(self._steps, False)
+
+    def _run(self, embedder: Embedder, texts: Sequence[Sequence[int]]) -> Iterator[bool]:
+        pooled = embedder.pooled(max(map(len, texts)))
+        for group in embedder.groups(texts):
+            some = [texts[number] for number in group]
+            sums = np.zeros((len(some), pooled.size), np.float64)
+            pooled.clear()
+            for one in embedder.passes(some):
+                if not one.vectors:
+                    pooled.read(one.rows(some))
+                else:
+                    found = pooled.vectors(one.rows(some))
+                    for number, start, end in one.pieces:
+                        if embedder.pooling == "mean":
+                            sums[number] += found[number].astype(np.float64) * (end - start)
+                        elif embedder.pooling == "last" or start == 0:
+                            sums[number] = found[number]
+                yield True
+            self.vectors += [unit(vector) for vector in sums]
+
+
+def pooling(header: Header, back: bool) -> str:
+    """How the vectors of a text's tokens become one, by the file; raises UserError for one that ranks."""
+    kind = header.metadata.get(f"{header.architecture}.pooling_type")
+    names = {number: name for name, number in POOLING.items()}
+    name = names.get(kind, "none") if isinstance(kind, int) else "none"
+    if name == "rank":
+        raise UserError("this model ranks pairs of texts: it gives no embeddings", hint="use a model for embeddings")
+    return name if name != "none" else "last" if back else "mean"
+
+
+def unit(vector: Vector | np.ndarray) -> Vector:
+    """A vector of length 1, zeros where it is zero (llama.cpp's common_embd_normalize, its norm 2)."""
+    wide = np.asarray(vector, np.float64)
+    length = math.sqrt(float(wide @ wide))
+    return (wide / length if length > 0 else wide).astype(np.float32)
+
+
+def pieced(lengths: Sequence[int], most: int) -> Iterator[tuple[tuple[int, int, int], ...]]:
+    """Cut texts, one behind the other, into passes of at most `most` tokens: (text, from, up to)."""
+    pieces: list[tuple[int, int, int]] = []
+    left = most
+    for number, length in enumerate(lengths):
+        start = 0
+        while start < length:
+            end = min(length, start + left)
+            pieces.append((number, start, end))
+            left -= end - start
+            start = end
+            if not left:
+                yield tuple(pieces)
+                pieces, left = [], most
+    if pieces:
+        yield tuple(pieces)

@@ -1,0 +1,95 @@
+"""A tiny random BERT for tests: as a GGUF, and the same weights in transformers, which is the oracle."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world", "the", "cat", "sat", "##s", "on", "a", "mat"]
+HIDDEN, LAYERS, HEADS, FF, CONTEXT = 32, 2, 4, 64, 64
+
+
+def oracle(seed: int = 0) -> Any:
+    """transformers' BertModel with random weights."""
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    torch.manual_seed(seed)
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS), hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        intermediate_size=FF, max_position_embeddings=CONTEXT, hidden_act="gelu", layer_norm_eps=1e-12,
+    )  # fmt: skip
+    return transformers.BertModel(config, add_pooling_layer=False).eval()
+
+
+def bert(path: Path, pooling: int | None = 1, model: Any = None) -> Path:
+    """The model as a GGUF; random weights of its own without `model`. `pooling`: llama.h, enum llama_pooling_type."""
+    writer = gguf.GGUFWriter(path, "bert")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(FF)
+    writer.add_head_count(HEADS)
+    writer.add_layer_norm_eps(1e-12)
+    writer.add_causal_attention(False)
+    writer.add_file_type(0)
+    if pooling is not None:
+        writer.add_pooling_type(gguf.PoolingType(pooling))
+    writer.add_token_type_count(2)
+    writer.add_tokenizer_model("bert")
+    # WordPiece as convert_hf_to_gguf writes it: words begin with U+2581, what continues one stands bare.
+    special = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
+    writer.add_token_list([w if w in special else w[2:] if w.startswith("##") else "\u2581" + w for w in WORDS])
+    writer.add_token_types([3 if w in special else 1 for w in WORDS])
+    for name, number in (("pad", 0), ("unk", 1), ("sep", 3), ("mask", 4)):
+        getattr(writer, f"add_{name}_token_id")(number)
+    writer.add_bos_token_id(2)
+    writer.add_eos_token_id(3)
+    for name, values in (_weights(model) if model else _random()).items():
+        writer.add_tensor(name, np.ascontiguousarray(values, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+NAMES = {
+    "embeddings.word_embeddings": "token_embd", "embeddings.position_embeddings": "position_embd",
+    "embeddings.token_type_embeddings": "token_types", "embeddings.LayerNorm": "token_embd_norm",
+}  # fmt: skip
+BLOCK = {
+    "attention.self.query": "attn_q", "attention.self.key": "attn_k", "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output", "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up", "output.dense": "ffn_down", "output.LayerNorm": "layer_output_norm",
+}  # fmt: skip
+
+
+def _names() -> dict[str, str]:
+    more = {f"encoder.layer.{i}.{k}": f"blk.{i}.{v}" for i in range(LAYERS) for k, v in BLOCK.items()}
+    return NAMES | more
+
+
+def _weights(model: Any) -> dict[str, np.ndarray]:
+    state = model.state_dict()
+    return {
+        f"{ours}.{end}": state[f"{theirs}.{end}"].numpy()
+        for theirs, ours in _names().items()
+        for end in ("weight", "bias")
+        if f"{theirs}.{end}" in state
+    }
+
+
+def _random() -> dict[str, np.ndarray]:
+    random, found = np.random.default_rng(0), {}
+    shapes = {"token_embd": (len(WORDS), HIDDEN), "position_embd": (CONTEXT, HIDDEN), "token_types": (2, HIDDEN),
+              "ffn_up": (FF, HIDDEN), "ffn_down": (HIDDEN, FF)}  # fmt: skip
+    for name in _names().values():
+        role = name.rsplit(".", 1)[-1]
+        shape = (HIDDEN,) if role.endswith("norm") else shapes.get(role, (HIDDEN, HIDDEN))
+        found[f"{name}.weight"] = random.normal(1.0 if role.endswith("norm") else 0.0, 0.1, shape)
+        if not role.endswith("embd") and role != "token_types":
+            found[f"{name}.bias"] = random.normal(0.0, 0.1, shape[:1])
+    return found
