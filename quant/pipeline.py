@@ -47,7 +47,8 @@ class Piece:
     """Rows first … last of task number `index` (from 0), in their new type [rows, row_bytes].
 
     `signal` and `noise` are sums of squares of sampled rows and of what encoding changed in them, both 0 where rows
-    are copied; `seconds` is the time of the one thread that made it; `closes` says that its slab ends here.
+    are copied; `seconds` is the time of the one thread that made it; `closes` says that its slab ends here; `solver`
+    made the codes, where there were any to make.
     """
 
     index: int
@@ -58,6 +59,7 @@ class Piece:
     noise: float
     seconds: float
     closes: bool
+    solver: Solver | None = None
 
 
 def stream(tasks: Sequence[Task], threads: int, begin: tuple[int, int] = (0, 0)) -> Generator[Piece, None, None]:
@@ -210,7 +212,7 @@ def _encode(making: _Making, first: int, stored: "U8", closes: bool, room: _Room
         if len(chosen := floats[sample]):
             again = native.decode(made[sample], task.type, weight.columns, label=weight.name)
             signal, noise = signal + _squares(chosen), noise + _squares(chosen - again)
-    return Piece(index, first, last, codes, signal, noise, time.perf_counter() - began, closes)
+    return Piece(index, first, last, codes, signal, noise, time.perf_counter() - began, closes, solve)
 
 
 def _squares(values: "F32") -> float:

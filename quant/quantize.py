@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from quant import container, native, recipe
 from quant.draft import Draft
 from quant.errors import Refusal
 from quant.header import parse
+from quant.methods.base import Remark
 from quant.pipeline import Piece, stream
 from quant.planning import DROPPED, SETTINGS_KEY, SOURCE_KEY, Plan, Step, plan, sketch
 from quant.recipe import Facts
@@ -76,7 +77,7 @@ class Report:
     """What a run did. `present` means that the finished file was there already and nothing was done.
 
     An earlier run had made `resumed` whole tensors, the first `resumed_bytes` of the file. `sha256` is the file's;
-    None where it was there already: nothing was read.
+    None where it was there already: nothing was read. `remarks` are the methods', by the tensors' names.
     """
 
     plan: Plan
@@ -87,6 +88,7 @@ class Report:
     tallies: tuple[Tally, ...]
     resumed_bytes: int = 0
     sha256: str | None = None
+    remarks: Mapping[str, Remark] = field(default_factory=dict)
 
 
 def open_gguf(path: Path) -> Source:
@@ -141,7 +143,9 @@ def run(
         work.write(part, file) if left else work.skip(part)
     sha256 = None if plan.most else work.sha256
     seconds = time.monotonic() - began
-    return Report(plan, files[0], seconds, work.resumed, False, work.tallies(), work.resumed_bytes, sha256)
+    return Report(
+        plan, files[0], seconds, work.resumed, False, work.tallies(), work.resumed_bytes, sha256, work.remarks
+    )  # fmt: skip
 
 
 class _Work:
@@ -150,6 +154,7 @@ class _Work:
     def __init__(self, plan: Plan, threads: int, watch: Callable[[Progress], None]) -> None:
         self.plan, self.threads, self.watch = plan, threads, watch
         self.sums: dict[str, _Sums] = {}
+        self.remarks: dict[str, Remark] = {}
         self.seen = self.resumed = self.resumed_bytes = 0
         self.sha256 = ""
 
@@ -169,6 +174,7 @@ class _Work:
                     _append(draft, part, piece)
                     self.sums.setdefault(part.steps[piece.index].type, _Sums()).add(piece)
                     if piece.last == (step := part.steps[piece.index]).weight.rows:
+                        self._remarked(step, piece)
                         self._told(step, False)
             self.sha256 = draft.finish()
 
@@ -179,6 +185,11 @@ class _Work:
 
     def tallies(self) -> tuple[Tally, ...]:
         return tally(self.plan, self.sums, self.threads)
+
+    def _remarked(self, step: Step, piece: Piece) -> None:
+        """Ask once the last piece is there: pieces come in order, so all others have been made, too."""
+        if step.method and piece.solver and (found := step.method.remark(piece.solver)):
+            self.remarks[step.weight.name] = found
 
     def _there(self, steps: Sequence[Step]) -> None:
         self.resumed += len(steps)

@@ -83,9 +83,26 @@ def close(
     if report is None:
         ui.text(f"would write {named} ({size(plan.nbytes)}); nothing was written")
     else:
+        _remarked(plan, report, ui)
         ui.text(f"{named} ({size(_nbytes(plan, out, report))}, {report.seconds:.1f} s)")
     if found:
         certified.tell(found.certificate, found.files, ui)
+
+
+def _remarked(plan: "Plan", report: "Report", ui: UI) -> None:
+    """What the method found out while it worked."""
+    remarks = report.remarks.values()
+    if others := sum(one.others for one in remarks):
+        rows, tensors = sum(one.rows for one in remarks), sum(one.others > 0 for one in remarks)
+        ui.note(
+            f"{others:,} of {rows:,} rows, in {tensors} of {len(remarks)} tensors, have the codes of "
+            f"{plan.method.instead}: {plan.method.name}'s had no less error by the second moments"
+        )
+    if damped := [one.damping for one in remarks if one.damping]:
+        ui.note(
+            f"the second moments of {len(damped)} tensors had no inverse and were damped by up to {max(damped):g} of "
+            "their mean diagonal; a longer calibration text would do"
+        )
 
 
 def _certificate(found: "Certified | None") -> dict[str, Any]:
@@ -120,6 +137,8 @@ def _document(plan: "Plan", out: Path, report: "Report | None") -> dict[str, Any
         "without_importance": len(plan.unweighed),
         "method": plan.method.name,
         "methods": {name: len(steps) for name, steps in plan.methods.items()},
+        "rows_left": sum(one.others for one in report.remarks.values()) if report else 0,
+        "damped": {name: one.damping for name, one in report.remarks.items() if one.damping} if report else {},
         "fold": {"kinds": plan.source.folded.split(","), "digest": plan.source.fold} if plan.source.fold else None,
         "types": {
             line.type: {

@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 Solver = Callable[["F32", int], "U8"]
 
 
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """What came out while a tensor was solved: of its `rows` those in `others` have the codes of the method named by
+    `instead`, whose error was lower; `damping` is what its moments took where that was more than usual, else 0."""
+
+    rows: int
+    others: int
+    damping: float = 0.0
+
+
 class Second(Protocol):
     """The second moments of one tensor's input (quant/moments.py)."""
 
@@ -79,6 +89,10 @@ class Method(ABC):
     def means(self) -> str:
         """What it computes with, where that shows in the bytes: a draft made by other means is not gone on with."""
         return ""
+
+    def remark(self, solver: Solver) -> Remark | None:
+        """What there is to say of a tensor once `solver` has solved all that was asked of it."""
+        return None
 
     @abstractmethod
     def solver(self, format: "Format", evidence: Evidence) -> Solver:

@@ -15,18 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from quant import accelerate, native
 from quant.formats.base import Linear
-from quant.methods.base import Evidence, Method, Solver
-from quant.methods.factor import Factor, factor
+from quant.methods.base import Evidence, Method, Remark, Solver
+from quant.methods.factor import DAMPING, Factor, factor
 from quant.methods.feedback import solve
 from quant.methods.panels import KINDS, Grid, Levels
+from quant.methods.search import Search
 
 if TYPE_CHECKING:
     from quant.formats.base import Fields, Format
     from quant.native import F32, U8
 
+SEARCH = Search()
 SWEEPS = 2  # of coordinate descent
 PANEL = 1024  # rows of a panel at most
 LANES = 64  # its width is a multiple of it
+FINE = ("Q8_0",)  # eight bits leave too little error to be worth the time
 VALUES = ("attn_v", "attn_qkv", "attn_kv_b")  # attention mixes what comes out of these: see above
 
 
@@ -40,7 +43,7 @@ class Gptq(Method):
         """Evenly spaced formats, where the moments speak of the tensor and tell what counts in it."""
         if evidence.second is None or any(part in evidence.name for part in VALUES):
             return False
-        return isinstance(format, Linear) and format.name in KINDS
+        return isinstance(format, Linear) and format.name in KINDS and format.name not in FINE
 
     def values(self, evidence: Evidence) -> int:
         """A panel."""
@@ -52,7 +55,11 @@ class Gptq(Method):
 
     def solver(self, format: "Format", evidence: Evidence) -> Solver:
         """Solves panel after panel of each matrix with its own factor."""
-        return _Tensor(format, evidence).encode
+        return _Tensor(format, evidence)
+
+    def remark(self, solver: Solver) -> Remark | None:
+        """What it took to solve the tensor."""
+        return solver.remark if isinstance(solver, _Tensor) else None
 
 
 def width(rows: int) -> int:
@@ -62,7 +69,11 @@ def width(rows: int) -> int:
 
 
 class _Tensor:
-    """One tensor under way: the factor of each of its matrices, made when its first row comes."""
+    """One tensor under way: the factor of each of its matrices, made when its first row comes.
+
+    Called with rows it is a Solver. Each row keeps the codes with the less error under its damped moments: what was fed
+    forward or, where that is not below it, search's.
+    """
 
     def __init__(self, format: "Format", evidence: Evidence) -> None:
         from threading import Lock
@@ -71,10 +82,18 @@ class _Tensor:
         self.torch.set_num_threads(1)  # the encoders are the threads
         assert isinstance(format, Linear), format
         self.format, self.evidence, self.kind = format, evidence, KINDS[format.name]
+        self.search = SEARCH.solver(format, evidence)
         self.making = Lock()
         self.factors: dict[int, Factor] = {}
+        self.solved = self.others = 0
+        self.damping = 0.0
 
-    def encode(self, rows: "F32", first: int) -> "U8":
+    @property
+    def remark(self) -> Remark:
+        """Of all rows so far."""
+        return Remark(self.solved, self.others, self.damping if self.damping > DAMPING else 0.0)
+
+    def __call__(self, rows: "F32", first: int) -> "U8":
         """Blocks of the rows first … of the tensor; refuses what ggml's encoder refuses."""
         import numpy as np
 
@@ -85,24 +104,47 @@ class _Tensor:
         while at < len(rows):
             matrix, within = divmod(first + at, every)
             end = min(len(rows), at + min(step, every - within))
-            out[at:end] = self._panel(rows[at:end], matrix, step)
+            out[at:end] = self._better(rows[at:end], first + at, matrix, step)
             at = end
         native.check_made(out, self.format.name, label=self.evidence.name)
         return out
 
-    def _panel(self, rows: "F32", matrix: int, step: int) -> "U8":
-        torch = self.torch
-        with torch.inference_mode():
-            panel = torch.zeros((rows.shape[1], step), device=self.device)
-            panel[:, : len(rows)] = torch.from_numpy(rows).to(self.device).T
-            grids, levels = solve(self.kind, Levels.of(self.format), panel, self._factor(matrix), SWEEPS)
-            return self.format.pack(self._fields(grids, levels, len(rows))).reshape(len(rows), -1)
+    def _better(self, rows: "F32", first: int, matrix: int, step: int) -> "U8":
+        """The blocks of a panel of at most `step` rows of one matrix, each row's the better of the two."""
+        factor = self._factor(matrix)
+        with self.torch.inference_mode():
+            mine, theirs = self._panel(rows, factor, step), self.search(rows, first)
+            worse = self._lost(mine, rows, factor, step) >= self._lost(theirs, rows, factor, step)
+        mine[worse] = theirs[worse]
+        with self.making:
+            self.solved, self.others = self.solved + len(rows), self.others + int(worse.sum())
+        return mine
+
+    def _panel(self, rows: "F32", factor: Factor, step: int) -> "U8":
+        """Blocks of the rows by error feedback."""
+        panel = self._upright(rows, step)
+        grids, levels = solve(self.kind, Levels.of(self.format), panel, factor, SWEEPS)
+        return self.format.pack(self._fields(grids, levels, len(rows))).reshape(len(rows), -1)
+
+    def _lost(self, made: "U8", rows: "F32", factor: Factor, step: int) -> "F32":
+        """The error [rows] of each row of blocks in the layer's output."""
+        off = native.decode(made, self.format.name, rows.shape[1], label=self.evidence.name) - rows
+        panel = self._upright(off, step)
+        found: F32 = (panel * (factor.moments @ panel)).sum(0)[: len(rows)].cpu().numpy()
+        return found
+
+    def _upright(self, rows: "F32", step: int) -> Any:
+        """Rows as a panel [columns, step], with zeros behind them."""
+        panel = self.torch.zeros((rows.shape[1], step), device=self.device)
+        panel[:, : len(rows)] = self.torch.from_numpy(rows).to(self.device).T
+        return panel
 
     def _factor(self, matrix: int) -> Factor:
         assert self.evidence.second is not None
         with self.making:
             if matrix not in self.factors:
                 self.factors = {matrix: factor(self.evidence.second.mean(matrix), self.device)}
+                self.damping = max(self.damping, self.factors[matrix].damping)
             return self.factors[matrix]
 
     def _fields(self, grids: list[Grid], levels: Any, count: int) -> "Fields":

@@ -14,7 +14,7 @@ from quant.errors import Refusal
 from quant.formats import FORMATS
 from quant.imatrix import Entry
 from quant.methods import METHODS, gptq
-from quant.methods.base import Evidence
+from quant.methods.base import Evidence, Remark
 from quant.momentfile import Gathered, write
 from quant.moments import load
 from tests.quant import tiny
@@ -104,6 +104,40 @@ def test_a_row_gets_the_same_bytes_wherever_it_stands(type: str, tmp_path: Path,
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
+def test_a_row_that_is_no_better_keeps_the_codes_of_search(tmp_path: Path, monkeypatch) -> None:
+    moments, rows = correlated(256), drawn(256)
+    known, feed = evidence(moments, tmp_path), gptq.solve
+
+    def spoiled(*args: object) -> tuple[list, object]:
+        """Error feedback that gets every second row wrong."""
+        grids, levels = feed(*args)
+        levels[:, ::2] = 0
+        return grids, levels
+
+    sound = made("gptq", "Q4_K", rows, known)
+    monkeypatch.setattr(gptq, "solve", spoiled)
+    solve = METHODS["gptq"].solver(FORMATS["Q4_K"], known)
+    found = solve(rows, 0)
+    np.testing.assert_array_equal(found[::2], made("search", "Q4_K", rows, known)[::2])
+    np.testing.assert_array_equal(found[1::2], sound[1::2])
+    assert METHODS["gptq"].remark(solve) == Remark(ROWS, ROWS // 2)
+
+
+def test_eight_bits_are_left_to_search(tmp_path: Path) -> None:
+    source = quantize.open_gguf(tiny.llama(tmp_path / "a.gguf", layers=1))
+    plan = quantize.plan(source, "Q8_0", method="gptq", moments=load(measured(source, tmp_path / "m.gguf")))
+    assert list(plan.methods) == ["search"]
+
+
+def test_a_file_s_report_tells_of_rows_and_of_damping(tmp_path: Path) -> None:
+    source = quantize.open_gguf(tiny.llama(tmp_path / "a.gguf", layers=1))
+    moments = load(measured(source, tmp_path / "m.gguf", ("blk.0.ffn_up.weight",)))
+    plan = quantize.plan(source, "Q4_K_M", method="gptq", moments=moments)
+    remarks = quantize.run(plan, tmp_path / "o.gguf").remarks
+    assert remarks.keys() == {step.weight.name for step in plan.methods["gptq"]}
+    assert {name for name, one in remarks.items() if one.damping} == {"blk.0.ffn_up.weight"}
+
+
 def test_a_panel_is_whole_lanes_and_hardly_empty() -> None:
     for rows in (1, 63, 64, 576, 1024, 1025, 1536, 49152, 128256):
         assert width(rows) % LANES == 0 and width(rows) <= PANEL
@@ -155,10 +189,16 @@ def test_each_expert_is_rounded_by_its_own_moments(tmp_path: Path) -> None:
         np.testing.assert_array_equal(blocks[own], alone)
 
 
-def measured(source: quantize.Source, out: Path) -> Path:
+def measured(source: quantize.Source, out: Path, unsound: tuple[str, ...] = ()) -> Path:
+    """Moments of every matrix; those of the `unsound` are not positive."""
     none, count = np.zeros, np.full(1, 1200.0)
+
+    def moments(weight: quantize.Weight) -> np.ndarray:
+        found = correlated(weight.columns)
+        return found if weight.name not in unsound else 2 * found - np.diag(found.diagonal())
+
     gathered = [
-        ((weight.name,), Gathered(correlated(weight.columns)[None] * 1200, none((1, weight.columns)), count))
+        ((weight.name,), Gathered(moments(weight)[None] * 1200, none((1, weight.columns)), count))
         for weight in source.weights
         if len(weight.shape) == 2 and weight.name != "token_embd.weight"
     ]  # fmt: skip
