@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RANK = {
-    "app": 7, "commands": 6, "chat": 5, "bench": 5, "hardware": 4, "runtime": 3, "catalog": 3,
+    "app": 7, "commands": 6, "chat": 5, "bench": 5, "serve": 5, "hardware": 4, "runtime": 3, "catalog": 3,
     "ui": 3, "config": 1, "types": 0, "errors": 0, "units": 0, "utf8": 1, "__init__": 0,
 }  # fmt: skip
 DOORS = {
@@ -23,6 +23,13 @@ DOORS = {
     "rich": ("llmcli/ui.py", "llmcli/chat/render.py"),
     "huggingface_hub": ("llmcli/catalog/sources/hub.py", "llmcli/catalog/hub/"),
     "platformdirs": ("llmcli/config.py",),
+    "starlette": ("llmcli/serve/",),
+    "uvicorn": ("llmcli/serve/server.py",),
+    "websockets": ("llmcli/serve/",),
+    "grpc": ("llmcli/serve/",),
+    "google": ("llmcli/serve/",),
+    "ray": ("llmcli/hardware/cluster.py", "llmcli/serve/"),
+    "aiohttp": ("llmcli/bench/",),
     "subprocess": ("llmcli/catalog/sources/wheel.py", "llmcli/hardware/"),
 }
 # The modules of quant that all of llmcli may import.

@@ -16,22 +16,25 @@ from llmcli.errors import UserError
 from llmcli.hardware import fit, profile
 from llmcli.hardware.admit import Wish, admit
 from llmcli.runtime import reproducible, runner
+from llmcli.runtime.binding.context import MAX_SEQUENCES
 from llmcli.runtime.drafting.wish import NO_DRAFTING, Drafting
 from llmcli.runtime.interrupt import interrupts_raise
 from llmcli.ui import UI
 from quant import container
+
+EACH = 2048  # tokens that a context nobody asked for has room for with every further answer at once
 
 
 class Models:
     """The model of one talk, held open until the next one is there or the talk is over.
 
     What was typed on the command line holds for all of them, but `--quant` and `--chat-template`, which were meant
-    for the first. `talks`: more than one answer is to come.
+    for the first. `talks`: more than one answer is to come; `parallel`: so many at once.
     """
 
-    def __init__(self, given: Flags, config: Config, ui: UI, talks: bool) -> None:
+    def __init__(self, given: Flags, config: Config, ui: UI, talks: bool, parallel: int = 1) -> None:
         fit.check(given.options)
-        self.given, self.config, self.ui, self.talks = given, config, ui, talks
+        self.given, self.config, self.ui, self.talks, self.parallel = given, config, ui, talks, parallel
         self._template = flags.template_text(given.chat_template) if given.chat_template else None
         self._held = ExitStack()
 
@@ -45,7 +48,7 @@ class Models:
 
     def first(self, ref: str) -> Opened:
         """The model that the command line names."""
-        slots = max(self.given.samples, self.given.search.beams)
+        slots = max(self.given.samples, self.given.search.beams, self.parallel)
         return self._open(self._held, ref, self.given.quant, self._template, slots)
 
     def change(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
@@ -71,14 +74,17 @@ class Models:
         with interrupts_raise():  # fetching and quantizing go on another time where they were stopped
             model = ready(ref, quant, self.config, ui)
         predict = None if given.predict in (None, -1) else given.predict
+        each = (predict or EACH) if self.parallel > 1 else predict if given.samples > 1 else None
         header = container.read(model.path)
         asked = given.options
         if not given.no_profile and (asked := profile.chosen(header, asked, given.typed, self.config, ui.warn)).profile:
             ui.note(f"profile: {asked.profile}; --no-profile leaves it")
-        options, gpu_layers = fit.decide(header, asked, ui.warn, slots, predict if given.samples > 1 else None)
+        options, gpu_layers = fit.decide(header, asked, ui.warn, slots, each)
         drafting, needed = self._drafting(), slots
         if self.talks:
-            slots = max(slots, fit.branches(header, options))
+            kept = fit.branches(header, options)
+            several = self.parallel > 1 and kept > 1  # then each prefix that is kept has a sequence of its own
+            slots = min(MAX_SEQUENCES, slots + kept) if several else max(slots, kept)
         sized = given.options.ctx_size is not None
         wish = Wish(model.name, header, options, gpu_layers, drafting, slots, needed, sized)
         wish = admit(wish, given.fit, ui.note)

@@ -16,6 +16,7 @@ from llmcli.commands import (
     pareto,
     plan,
     quantize,
+    serve,
     sessions,
     show,
 )
@@ -51,6 +52,7 @@ diff.register(app)
 convert.register(app)
 quantize.register(app)
 chat.register(app)
+serve.register(app)
 sessions.register(app)
 benches.register(app)
 plan.register(app)

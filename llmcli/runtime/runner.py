@@ -205,6 +205,11 @@ class Runner:
 
     def reply(self, request: Request, samples: int = 1) -> Reply:
         """Start an answer, or several to one prompt; raises UserError when they do not fit the context."""
+        self.check(request, samples)
+        return Reply(self.engine, self.context, request, samples)
+
+    def check(self, request: Request, samples: int = 1) -> None:
+        """Raise UserError for a request that this model and its context cannot answer."""
         logit_bias.check(request.sampling["logit_bias"], self.model.n_vocab)
         count = len(request.tokens)
         if count == 0:
@@ -222,7 +227,6 @@ class Runner:
             )
         if samples > 1:
             self._refuse_samples(samples, count, request.max_tokens)
-        return Reply(self.engine, self.context, request, samples)
 
     def _refuse_samples(self, samples: int, prompt: int, max_tokens: int | None) -> None:
         """Raise UserError where the cells cannot hold the samples; without a limit: a word of each."""

@@ -1,0 +1,67 @@
+"""From a REF to a model that answers many: what serve, batch and the replicas begin with."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.commands.flags import Flags
+    from llmcli.config import Config
+    from llmcli.runtime.runner import Runner
+    from llmcli.runtime.sampling import Sampling
+    from llmcli.ui import UI
+
+PARALLEL = 4  # answers at once where nobody says how many, as llama-server has it
+# What a person at a terminal asks for, not a server: flag -> what to do instead.
+PERSONAL = {
+    "prompt": ("-p", "each request brings its own"), "file": ("-f", "each request brings its own"),
+    "constraint": ("a grammar or schema", "a request asks for it with response_format"),
+    "logprobs": ("--logprobs", "a request asks for them"), "markdown": ("--markdown", "the client draws"),
+    "hide_thinking": ("--hidethinking", "thinking comes apart, as reasoning_content"),
+    "endless": ("--endless", "an answer that only repeats itself ends"),
+    "ignore_eos": ("--ignore-eos", "a request asks for it with ignore_eos"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """A model that answers many; `sampling` is what holds where a request says nothing: the defaults, the alias's
+    settings, what was typed."""
+
+    name: str
+    runner: "Runner"
+    system: str | None
+    sampling: "Sampling"
+    settings: Mapping[str, Any]
+
+
+@contextmanager
+def host(ref: str, given: "Flags", config: "Config", ui: "UI", parallel: int = PARALLEL) -> "Iterator[Hosted]":
+    """Open `ref` for `parallel` answers at once, with further sequences where prefixes can be kept.
+
+    Plan and fit checks are chat's. Raises UserError as they do, UsageError for a flag that means nothing here.
+    """
+    from llmcli.commands.opening import Models
+    from llmcli.runtime.sampling import defaults
+
+    check(given)
+    with closing(Models(given, config, ui, talks=True, parallel=parallel)) as models:
+        opened = models.first(ref)
+        sampling = defaults().with_values(opened.settings).with_values(given.settings)
+        system = (opened.system if given.system is None else given.system) or None
+        yield Hosted(opened.name, opened.runner, system, sampling, opened.settings)
+
+
+def check(given: "Flags") -> None:
+    """Raise UsageError for flags of one conversation."""
+    for name, (flag, instead) in PERSONAL.items():
+        if getattr(given, name):
+            raise UsageError(f"{flag} is for one answer; here there are many", hint=instead)
+    if given.samples > 1 or given.search.beams > 1:
+        flag = "--samples" if given.samples > 1 else "--beams"
+        raise UsageError(f"{flag} is for one answer; here there are many", hint="each request says it: n, beams")
+    if given.on_full != "stop":
+        raise UsageError(f"--on-full {given.on_full} is for a chat", hint="here an answer that fills its context ends")

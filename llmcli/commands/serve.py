@@ -1,0 +1,141 @@
+"""`llmcli serve`: a model behind OpenAI's HTTP surface. Parse, open, serve until it is told to stop."""
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcli.commands import flags
+from llmcli.commands.chat import DEFAULT, REF, _surroundings
+from llmcli.commands.flags import Flags, RunCommand
+from llmcli.commands.hosting import PARALLEL
+from llmcli.errors import UsageError, UserError
+
+if TYPE_CHECKING:
+    from llmcli.commands.hosting import Hosted
+    from llmcli.serve.settings import Settings
+    from llmcli.ui import UI
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SHORTEST = 8  # characters of a key
+MOST_PARALLEL, MOST_WAITING = 128, 100_000
+MOST_BODY = 8 << 20  # a context of 100,000 tokens is half a megabyte of text
+
+Address = Annotated[str, typer.Option(help="Address; beyond this machine only with a key.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
+Parallel = Annotated[int, typer.Option("-np", "--parallel", min=1, max=MOST_PARALLEL, help="Answers at once.")]
+Waiting = Annotated[int, typer.Option(min=0, max=MOST_WAITING, help="Requests that may wait beside them; then 429.")]
+Alias = Annotated[
+    list[str] | None, typer.Option("-a", "--alias", help="What requests call the model; may be repeated.")
+]
+Keys = Annotated[list[str] | None, typer.Option(metavar="KEY", help="Who asks must bring it; may be repeated.")]
+KeyFiles = Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Keys, one a line; may be repeated.")]
+TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the private key, PEM.")]
+TlsCert = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the certificate, PEM.")]
+Cors = Annotated[
+    list[str] | None, typer.Option(metavar="ORIGIN", help="Pages of this origin may ask, * any; may be repeated.")
+]
+Body = Annotated[int, typer.Option(min=1024, metavar="BYTES", help="Of a request's body, at most.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="The most tokens of any answer.")]
+Drain = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For answers to end in when it stops.")]
+Json = Annotated[bool, typer.Option("--json", help="When ready, one JSON document with the address.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command("serve", cls=RunCommand)(serve)
+
+
+def serve(
+    ctx: typer.Context,
+    ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF)] = None,
+    host: Address = "127.0.0.1",
+    port: Port = 8080,
+    parallel: Parallel = PARALLEL,
+    max_waiting: Waiting = 64,
+    alias: Alias = None,
+    api_key: Keys = None,
+    api_key_file: KeyFiles = None,
+    ssl_key_file: TlsKey = None,
+    ssl_cert_file: TlsCert = None,
+    cors: Cors = None,
+    max_body: Body = MOST_BODY,
+    max_tokens: MaxTokens = None,
+    drain: Drain = 30,
+    json: Json = False,
+) -> None:
+    """Answer many at once over HTTP, as OpenAI's API does."""
+    from llmcli.commands import hosting
+    from llmcli.serve import server
+    from llmcli.serve.bridge import Bridge
+
+    given = flags.read(ctx)
+    if ref and given.model:
+        raise UsageError(f"two models: {ref} and {given.model}", hint="leave one of them out")
+    if (ref := ref or given.model) is None:
+        raise UsageError("no model given", hint=f"llmcli serve {DEFAULT}")
+    hosting.check(given)
+    keys = _keys(api_key or [], api_key_file or [])
+    if host not in LOOPBACK and not keys:
+        raise UserError(
+            f"{host} can be reached from other machines, and nobody would need a key",
+            hint="add --api-key KEY (or --api-key-file FILE), or leave out --host",
+        )
+    server.check_tls(ssl_key_file, ssl_cert_file)
+    config, ui = _surroundings(given, json)
+    with server.bound(host, port) as socket, hosting.host(ref, given, config, ui, parallel) as hosted:
+        settings = _settings(
+            hosted, given, names=tuple(alias or ()), most_tokens=max_tokens, keys=keys, cors=tuple(cors or ()),
+            max_body=max_body, drain=drain, host=host, port=socket.getsockname()[1],
+            ssl_key=ssl_key_file, ssl_cert=ssl_cert_file,
+        )  # fmt: skip
+        bridge = Bridge(hosted.runner, parallel, max_waiting)
+
+        ready = partial(_ready, hosted, settings, parallel, ui)
+        try:
+            stopped = server.run(bridge, settings, socket, ready)
+        finally:
+            bridge.close()
+    if stopped == "SIGINT":
+        raise typer.Exit(130)
+
+
+def _ready(hosted: "Hosted", settings: "Settings", parallel: int, ui: "UI") -> None:
+    from llmcli.serve import server
+
+    where = server.address(settings)
+    if ui.json:
+        about = {"url": where, "host": settings.host, "port": settings.port, "pid": os.getpid()}
+        ui.result({**about, "model": settings.name, "parallel": parallel, "n_ctx": hosted.runner.n_ctx})
+    else:
+        ui.note(f"{settings.name} is served at {where}/v1 · {parallel} at once · Ctrl-C stops")
+
+
+def _settings(hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: object) -> "Settings":
+    from llmcli.serve.settings import Settings
+
+    runner = hosted.runner
+    predict = None if given.predict in (None, -1) else given.predict
+    most = min(runner.n_ctx, runner.header.context_length or runner.n_ctx)
+    return Settings(
+        names or (hosted.name,), int(time.time()), hosted.sampling, hosted.system, given.stops, predict,
+        most_context=most if given.options.ctx_size is None else runner.n_ctx, **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _keys(typed: list[str], files: list[Path]) -> tuple[str, ...]:
+    """The keys of the command line and of files, where empty lines and those that begin with # are none."""
+    lines = [line.strip() for file in files for line in flags.text_file(file.expanduser()).splitlines()]
+    found = [*typed, *(line for line in lines if line and not line.startswith("#"))]
+    if files and not found:
+        raise UserError(f"there is no key in {files[0]}", hint="write one a line")
+    for key in found:
+        if len(key) < SHORTEST or not (key.isascii() and key.isprintable()) or " " in key:
+            raise UserError(
+                "an API key is too short, or has letters that no header takes",
+                hint=f"take {SHORTEST} or more of ASCII without spaces: openssl rand -hex 16 makes one",
+            )
+    return tuple(found)

@@ -1,0 +1,97 @@
+"""The ASGI application: every route of routes/, keys, origins, and one place where a mistake becomes its status."""
+
+import hmac
+from collections.abc import Awaitable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.routing import Route as Path
+
+from llmcli.serve import registry
+from llmcli.serve.bridge import Bridge, Busy
+from llmcli.serve.problems import Problem, document, problem
+from llmcli.serve.routes.base import Route, Service
+from llmcli.serve.settings import Settings
+from llmcli.serve.stream import Gone, json_response
+from quant.errors import Refusal
+
+NOBODY = 499  # nginx's status for a client that has gone; it is not sent to anybody
+
+
+def make_app(bridge: Bridge, settings: Settings) -> Starlette:
+    """The application over a bridge, which whoever made it closes."""
+    service = Service(bridge, settings)
+    middleware = [Middleware(
+        CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"]
+    )] if settings.cors else []  # fmt: skip
+    app = Starlette(
+        routes=[one for route in registry.routes().values() for one in _paths(route, service)],
+        middleware=middleware,
+        exception_handlers={Refusal: refused, HTTPException: not_here, Gone: gone},  # type: ignore[dict-item]
+    )
+    app.state.service = service
+    return app
+
+
+def _paths(route: Route, service: Service) -> list[BaseRoute]:
+    handle: Any = route.handle
+    if route.socket:
+
+        async def talk(socket: Any) -> None:
+            if route.open or allowed(socket, service.settings.keys):
+                await handle(service, socket)
+            else:
+                await socket.close(1008, "a key is needed")
+
+        return [WebSocketRoute(path, talk) for path in (route.path, *route.paths)]
+
+    async def answer(request: Request) -> Response:
+        if not route.open and not allowed(request, service.settings.keys):
+            raise Problem("this server needs a key: Authorization: Bearer KEY", 401, code="invalid_api_key")
+        found: Awaitable[Response] = handle(service, request)
+        return await found
+
+    return [Path(path, answer, methods=list(route.methods)) for path in (route.path, *route.paths)]
+
+
+def allowed(connection: HTTPConnection, keys: tuple[str, ...]) -> bool:
+    """Whether a connection brings one of the keys, as OpenAI's clients do; every key is compared, in constant time."""
+    if not keys:
+        return True
+    kind, _, given = connection.headers.get("authorization", "").partition(" ")
+    given = given.strip() if kind.lower() == "bearer" else connection.headers.get("x-api-key", "")
+    found = [hmac.compare_digest(given.encode(), key.encode()) for key in keys]
+    return any(found)
+
+
+async def refused(request: Request, error: Refusal) -> Response:
+    """A mistake of the request, or none that we can help."""
+    told = problem(error)
+    headers = {"retry-after": str(error.retry_after)} if isinstance(error, Busy) else None
+    if told.status == 401:
+        headers = {"www-authenticate": "Bearer"}
+    return json_response(document(told), told.status, headers)
+
+
+async def not_here(request: Request, error: HTTPException) -> Response:
+    """No such path, or not with this method."""
+    where = f"{request.method} {request.url.path[:200]}"
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "")
+        told = Problem(f"{where}: this path takes {allow}", 405)
+    elif error.status_code == 404:
+        told = Problem(f"{where}: there is nothing here", 404, code="not_found")
+    else:
+        told = Problem(error.detail, error.status_code, type="invalid_request_error")
+    return json_response(document(told), told.status, dict(error.headers or {}))
+
+
+async def gone(request: Request, error: Gone) -> Response:
+    """Nobody reads this."""
+    return Response(status_code=NOBODY)

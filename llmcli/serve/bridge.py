@@ -1,0 +1,321 @@
+"""Between asyncio and the engine: one thread owns the engine, coroutines ask it and read what comes.
+
+A queue leads in; out goes one call_soon_threadsafe a step and event loop, with all that the step gave. The engine
+never waits for a reader: what a slow one has not read yet lies with its own answer, which has an end.
+Templates, tokens and grammars are made in two threads beside it. It knows nothing of HTTP.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
+from typing import NamedTuple, TypeVar
+
+from llmcli.errors import UserError
+from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.runner import Runner
+from llmcli.types import Event
+
+T = TypeVar("T")
+LONGEST_WAIT = 60  # seconds that anybody is asked to come back after
+
+
+class Busy(UserError):
+    """As many wait as may wait; `retry_after` is in seconds."""
+
+    def __init__(self, waiting: int, retry_after: int) -> None:
+        super().__init__(
+            f"{waiting} requests are being answered or wait", hint=f"come back in {retry_after} s, or --max-waiting"
+        )
+        self.retry_after = retry_after
+
+
+class Stopping(UserError):
+    """The server is about to end and begins nothing new."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping", hint="start it again")
+
+
+class Told(NamedTuple):
+    """What a step gave one answer: an event, and with the last one of a sample its accounts."""
+
+    event: Event
+    answer: Answer | None
+
+
+class Answering(AsyncIterator[Event]):
+    """An answer, or several samples, on the way to one coroutine: iterate for the events (their `sequence` is the
+    number of the sample), then read `answers`. Closing it before the end cancels what is not finished."""
+
+    def __init__(self, bridge: "Bridge", request: Request, samples: int) -> None:
+        self._bridge, self.request, self.samples = bridge, request, samples
+        self.loop = asyncio.get_running_loop()
+        self._arrived: deque[Told] = deque()
+        self._wake = asyncio.Event()
+        self._answers: dict[int, Answer] = {}
+        self._error: BaseException | None = None
+        self.closed = False
+
+    async def __anext__(self) -> Event:
+        while self.closed or not self._arrived:
+            if self.closed or len(self._answers) == self.samples:
+                raise StopAsyncIteration
+            if self._error is not None:
+                raise self._error
+            self._wake.clear()
+            await self._wake.wait()
+        event, answer = self._arrived.popleft()
+        if answer is not None:
+            self._answers[event.sequence] = answer
+        return event
+
+    @property
+    def waiting(self) -> bool:
+        """Whether more has come than was read."""
+        return bool(self._arrived)
+
+    @property
+    def answers(self) -> list[Answer]:
+        """The finished answers, in the order of their seeds."""
+        assert len(self._answers) == self.samples, "read them after the events"
+        return [self._answers[number] for number in range(self.samples)]
+
+    async def aclose(self) -> None:
+        """Nobody reads on: what is not finished ends within a step."""
+        if not self.closed:
+            self.closed = True
+            self._wake.set()
+            self._bridge.forget(self)
+
+    def take(self, told: list[Told]) -> None:
+        """On the loop: what has come."""
+        self._arrived += told
+        self._wake.set()
+
+    def fail(self, error: BaseException) -> None:
+        """On the loop: nothing more comes."""
+        self._error = error
+        self._wake.set()
+
+
+class Bridge:
+    """Owns the engine's thread from its making until close(); every method but those of the thread is for coroutines.
+
+    `parallel` answers run at once and `waiting` more may wait; a request for n samples counts n.
+    """
+
+    def __init__(self, runner: Runner, parallel: int = 4, waiting: int = 64) -> None:
+        self.runner, self.parallel, self.most_waiting = runner, parallel, waiting
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._streams: dict[int, tuple[Answering, int]] = {}  # by the engine's id: whose, and which sample
+        self._lock = threading.Lock()
+        self._open = 0  # samples that were asked for and are not over
+        self._seconds = 1.0  # that an answer takes, lately
+        self._stopping = self._ended = False
+        self._error: BaseException | None = None
+        self._idle: list[Future[None]] = []
+        # One thread for templates and tokens, one for grammars: neither may be used by two at once, and a schema
+        # that takes a second to compile keeps nobody from a prompt.
+        self._writers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in ("prompts", "grammars")}
+        self._thread = threading.Thread(target=self._run, name="llmcli-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether nothing new is begun."""
+        return self._stopping or self._error is not None
+
+    @property
+    def open(self) -> int:
+        """Answers asked for and not over, waiting ones among them."""
+        return self._open
+
+    def answer(self, request: Request, samples: int = 1) -> Answering:
+        """Ask for an answer that `runner.check` has passed; raises Busy or Stopping at once."""
+        if self.stopping:
+            raise self._error or Stopping()
+        with self._lock:
+            if self._open and self._open + samples > self.parallel + self.most_waiting:
+                raise Busy(self._open, self._patience())
+            self._open += samples
+        answering = Answering(self, request, samples)
+        self._inbox.put(partial(self._submit, answering, time.perf_counter()))
+        return answering
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """What `function` returns, run on the engine's thread between two steps."""
+        return await asyncio.wrap_future(self._ask(function))
+
+    async def prepare(self, function: Callable[..., T], *args: object, kind: str = "prompts") -> T:
+        """What `function` returns, run beside the engine: `kind` prompts for templates and tokens, or grammars."""
+        return await asyncio.get_running_loop().run_in_executor(self._writers[kind], partial(function, *args))
+
+    async def drain(self, seconds: float) -> None:
+        """Begin nothing new and wait for what there is; what is not over after `seconds` ends as cancelled."""
+        self._stopping = True
+        over: Future[None] = Future()
+        self._inbox.put(partial(self._when_idle, over))
+        waited = asyncio.wrap_future(over)
+        try:
+            await asyncio.wait_for(asyncio.shield(waited), seconds)
+        except TimeoutError:
+            self.stop()
+            await waited
+
+    def stop(self) -> None:
+        """End every answer now, as cancelled with what it has; callable from any thread."""
+        self._stopping = True
+        self._inbox.put(self._cancel_all)
+        self.runner.context.interrupt()
+
+    def close(self) -> None:
+        """End the thread; raises what it died of, where it did."""
+        self._stopping = True
+        self._inbox.put(self._end)
+        self._thread.join()
+        for writer in self._writers.values():
+            writer.shutdown()
+        if self._error is not None:
+            raise self._error
+
+    def forget(self, answering: Answering) -> None:
+        """Nobody reads this answer any more."""
+        self._inbox.put(partial(self._drop, answering))
+
+    # What follows runs on the engine's thread.
+
+    def _run(self) -> None:
+        engine = self.runner.engine
+        try:
+            while not self._ended:
+                while not self._inbox.empty() or not (engine.busy or self._ended):
+                    self._inbox.get()()
+                if engine.busy and not self._ended:
+                    self._step()
+                if not engine.busy:
+                    self._tell_idle()
+        except BaseException as error:  # noqa: BLE001 (a bug of ours: whoever waits is told, and close() raises it)
+            self._error = error
+            self._fail(error)
+        while not self._inbox.empty():  # who came too late finds the thread gone
+            self._inbox.get()()
+        self._fail(self._error or Stopping())
+        self._tell_idle()
+
+    def _step(self) -> None:
+        try:
+            events = self.runner.engine.step()
+        except UserError as error:  # damaged weights: no pass will do better
+            for one in tuple(self._streams):
+                self.runner.engine.drop(one)
+            self._fail(error)
+            return
+        told: dict[Answering, list[Told]] = {}
+        for event in events:
+            answering, number = self._streams[event.sequence]
+            answer = None
+            if event.finish is not None:
+                answer = self.runner.engine.answer(event.sequence)
+                del self._streams[event.sequence]
+                self._over(answer)
+            told.setdefault(answering, []).append(Told(replace(event, sequence=number), answer))
+        loops: dict[asyncio.AbstractEventLoop, list[tuple[Answering, list[Told]]]] = {}
+        for answering, those in told.items():
+            loops.setdefault(answering.loop, []).append((answering, those))
+        for loop, batch in loops.items():
+            _soon(loop, partial(_hand_out, batch))
+
+    def _submit(self, answering: Answering, asked: float) -> None:
+        count, request = answering.samples, answering.request
+        if answering.closed or self._ended or self._error:
+            self._count(-count)
+            if self._error or self._ended:
+                _soon(answering.loop, partial(answering.fail, self._error or Stopping()))
+            return
+        if request.started is None:
+            request = replace(request, started=asked)
+        for number, one in enumerate(self.runner.engine.sample(request, count)):
+            self._streams[one] = answering, number
+
+    def _drop(self, answering: Answering) -> None:
+        for one in [one for one, (whose, _) in self._streams.items() if whose is answering]:
+            self.runner.engine.drop(one)
+            del self._streams[one]
+            self._count(-1)
+
+    def _cancel_all(self) -> None:
+        for one in self._streams:
+            self.runner.engine.cancel(one)
+
+    def _fail(self, error: BaseException) -> None:
+        for answering in {id(whose): whose for whose, _ in self._streams.values()}.values():
+            _soon(answering.loop, partial(answering.fail, error))
+        self._count(-len(self._streams))
+        self._streams.clear()
+
+    def _over(self, answer: Answer) -> None:
+        self._count(-1)
+        spent = sum(token.ms for token in answer.tokens) / 1e3
+        self._seconds += (spent - self._seconds) / 8
+
+    def _count(self, more: int) -> None:
+        with self._lock:
+            self._open += more
+
+    def _patience(self) -> int:
+        """Seconds until about one of those that wait has begun."""
+        return min(LONGEST_WAIT, max(1, round(self._seconds * (self._open - self.parallel + 1) / self.parallel)))
+
+    def _ask(self, function: Callable[[], T]) -> "Future[T]":
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            if self._ended or self._error:
+                future.set_exception(self._error or Stopping())
+                return
+            try:
+                future.set_result(function())
+            except UserError as error:
+                future.set_exception(error)
+            except BaseException as error:
+                future.set_exception(error)
+                raise
+
+        if not self._thread.is_alive():
+            raise self._error or Stopping()
+        self._inbox.put(run)
+        return future
+
+    def _when_idle(self, over: "Future[None]") -> None:
+        self._idle.append(over)
+        if not self.runner.engine.busy:
+            self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        while self._idle:
+            over = self._idle.pop()
+            if over.set_running_or_notify_cancel():
+                over.set_result(None)
+
+    def _end(self) -> None:
+        self._ended = True
+
+
+def _hand_out(batch: list[tuple[Answering, list[Told]]]) -> None:
+    for answering, told in batch:
+        answering.take(told)
+
+
+def _soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """Run on a loop, where it still runs."""
+    with suppress(RuntimeError):  # it is closed, and its coroutines with it
+        loop.call_soon_threadsafe(function)

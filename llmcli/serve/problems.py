@@ -1,0 +1,51 @@
+"""What can be wrong with a request, as OpenAI's error objects and statuses; llama-server's types where it has more.
+
+Free of HTTP: a batch file's lines and the WebSocket fail in the same words.
+"""
+
+from typing import Any
+
+from llmcli.serve.bridge import Busy, Stopping
+from quant.errors import Refusal
+
+TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    405: "invalid_request_error", 413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error",
+    500: "server_error", 501: "not_supported_error", 503: "unavailable_error",
+}  # fmt: skip
+
+
+class Problem(Refusal):
+    """A request that cannot be answered: `param` is the field that is to blame, `more` goes into the error object."""
+
+    def __init__(
+        self, message: str, status: int = 400, *, param: str | None = None, code: str | None = None,
+        type: str | None = None, **more: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+        self.type, self.more = type or TYPES[status], more
+
+
+def unknown_model(name: str, names: tuple[str, ...]) -> Problem:
+    """A model that is not served here."""
+    told = f"the model {name[:100]!r} is not served here; there is {', '.join(names)}"
+    return Problem(told, 404, param="model", code="model_not_found")
+
+
+def problem(error: Refusal) -> Problem:
+    """Any mistake as one: what the engine, a template or a grammar refuses is the request's."""
+    match error:
+        case Problem():
+            return error
+        case Busy():
+            return Problem(str(error), 429, code="busy")
+        case Stopping():
+            return Problem(str(error), 503)
+    return Problem(str(error))
+
+
+def document(error: Problem) -> dict[str, Any]:
+    """The error object."""
+    about = {"message": str(error), "type": error.type, "param": error.param, "code": error.code}
+    return {"error": {**about, **error.more}}

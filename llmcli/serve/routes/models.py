@@ -1,0 +1,35 @@
+"""`/v1/models`: the one model that is served, under its names."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from llmcli.serve.problems import unknown_model
+from llmcli.serve.routes.base import Route, Service
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    runner, settings = service.bridge.runner, service.settings
+    about = {
+        "n_vocab": runner.model.n_vocab, "n_ctx": settings.most_context or runner.n_ctx,
+        "n_ctx_train": runner.header.context_length, "n_params": runner.model.n_params,
+        "size": sum(tensor.nbytes for tensor in runner.header.tensors), "file_type": runner.header.file_type,
+    }  # fmt: skip
+    return {"id": name, "object": "model", "created": settings.created, "owned_by": "llmcli", "meta": about}
+
+
+async def models(service: Service, request: Request) -> Response:
+    """Every name."""
+    return JSONResponse({"object": "list", "data": [_model(service, name) for name in service.settings.names]})
+
+
+async def model(service: Service, request: Request) -> Response:
+    """One of them."""
+    name = request.path_params["name"]
+    if name not in service.settings.names:
+        raise unknown_model(name, service.settings.names)
+    return JSONResponse(_model(service, name))
+
+
+ROUTES = (Route("/v1/models", models, paths=("/models",)), Route("/v1/models/{name:path}", model))

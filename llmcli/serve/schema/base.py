@@ -1,0 +1,95 @@
+"""What a form is: one of OpenAI's ways to ask for an answer, and to write it whole or in chunks.
+
+Free of HTTP: the server, the WebSocket and batch files read and write through the same ones.
+"""
+
+import json
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.runner import Runner
+from llmcli.serve.problems import unknown_model
+from llmcli.serve.schema.fields import Fields
+from llmcli.serve.settings import Settings
+from llmcli.types import Event
+
+Document = dict[str, Any]
+
+
+class Form(ABC):
+    """One request: made of its JSON (raises Problem), it holds what the engine is asked and writes what comes of it.
+
+    `request`, `samples` and `stream` are set when it is made. A stream is begin(), show() for every event, end().
+    """
+
+    path: ClassVar[str]
+    prefix: ClassVar[str]  # of ids
+    last: ClassVar[bytes] = b"data: [DONE]\n\n"
+    request: Request
+    samples: int = 1
+
+    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
+        self.fields, self.runner, self.settings = Fields(body), runner, settings
+        self.id, self.created = f"{self.prefix}{uuid.uuid4().hex}", int(time.time())
+        self.begun = False
+        self.model = self.fields.text("model") or settings.name
+        if self.model not in settings.names:
+            raise unknown_model(self.model, settings.names)
+        self.stream = self.fields.flag("stream")
+
+    @abstractmethod
+    def whole(self, answers: Sequence[Answer]) -> Document:
+        """The answer as one document."""
+
+    @abstractmethod
+    def begin(self) -> Iterable[Document]:
+        """What a stream opens with; sets `begun`."""
+
+    @abstractmethod
+    def show(self, event: Event) -> Iterable[Document]:
+        """What an event adds; its `sequence` is the number of the sample."""
+
+    @abstractmethod
+    def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
+        """What a stream closes with."""
+
+    def written(self, chunks: Iterable[Document]) -> bytes:
+        """Chunks as Server-Sent Events."""
+        return b"".join(b"data: " + encoded(chunk) + b"\n\n" for chunk in chunks)
+
+
+def encoded(found: Any) -> bytes:
+    """JSON as bytes; half characters of a client's own text become question marks."""
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def usage(answers: Sequence[Answer]) -> Document:
+    """OpenAI's counts: a prompt counts once, whatever is made of it."""
+    prompt, made = answers[0].prompt_tokens, sum(len(answer.tokens) for answer in answers)
+    return {
+        "prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made,
+        "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens},
+    }  # fmt: skip
+
+
+def timings(answer: Answer) -> Document:
+    """llama-server's figures for an answer, which its clients read, and the time to the first token."""
+    fresh, made = answer.prompt_tokens - answer.cached_tokens, len(answer.tokens)
+    spent = sum(token.ms for token in answer.tokens[1:])
+    return {
+        "cache_n": answer.cached_tokens, "prompt_n": fresh, "prompt_ms": answer.prompt_ms,
+        "prompt_per_token_ms": answer.prompt_ms / fresh if fresh else 0.0,
+        "prompt_per_second": answer.prompt_per_second, "predicted_n": made, "predicted_ms": spent,
+        "predicted_per_token_ms": answer.tpot_ms, "predicted_per_second": answer.tokens_per_second,
+        "ttft_ms": answer.ttft_ms,
+        **({} if answer.drafted is None else {"draft_n": answer.drafted, "draft_n_accepted": answer.accepted}),
+    }  # fmt: skip
+
+
+def reason(answer: Answer) -> str:
+    """OpenAI's word for how an answer ended."""
+    return "stop" if answer.finish == "stop" else "length"

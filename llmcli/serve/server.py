@@ -1,0 +1,114 @@
+"""The HTTP server around the application: its socket, TLS, signals, and how it ends.
+
+The first SIGTERM or Ctrl-C lets what is being answered end, within the drain time; a second one ends it at once.
+"""
+
+import asyncio
+import signal
+import socket as sockets
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from llmcli.errors import UsageError, UserError
+from llmcli.serve.app import make_app
+from llmcli.serve.bridge import Bridge
+from llmcli.serve.settings import Settings
+
+BACKLOG = 2048
+KEEP_ALIVE = 75  # seconds that an idle connection stays open, longer than most clients keep theirs
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with our way to stop; `stopped` is the name of the signal that did."""
+
+    def __init__(self, bridge: Bridge, settings: Settings, ready: Callable[[], None]) -> None:
+        tls = {"ssl_keyfile": settings.ssl_key, "ssl_certfile": settings.ssl_cert} if settings.ssl_cert else {}
+        super().__init__(uvicorn.Config(
+            make_app(bridge, settings), loop="asyncio", http="h11", ws="websockets-sansio", lifespan="off",
+            ws_max_size=settings.max_body, log_config=None, log_level="error", access_log=False, proxy_headers=False,
+            server_header=False, timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=int(settings.drain) + 5, **tls,  # type: ignore[arg-type]
+        ))  # fmt: skip
+        self.bridge, self.settings, self.ready, self.stopped = bridge, settings, ready, ""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Ours for as long as it runs; nothing is raised again afterwards: that is the caller's."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {one: signal.signal(one, self.handle_exit) for one in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop softly the first time, at once the second."""
+        if self.should_exit:
+            self.force_exit = True
+            self.bridge.stop()
+        self.should_exit = True
+        self.stopped = self.stopped or signal.Signals(sig).name
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Listen, then tell."""
+        await super().startup(sockets)
+        self.ready()
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Take no more, let what there is end, close."""
+        for server in self.servers:
+            server.close()
+        draining = asyncio.ensure_future(self.bridge.drain(self.settings.drain))
+        await super().shutdown(sockets)
+        if self.force_exit:
+            draining.cancel()
+        else:
+            await draining
+
+
+def run(bridge: Bridge, settings: Settings, socket: sockets.socket, ready: Callable[[], None]) -> str:
+    """Serve until a signal comes; its name. Raises what the engine's thread died of."""
+    server = Server(bridge, settings, ready)
+    server.run([socket])
+    return server.stopped
+
+
+@contextmanager
+def bound(host: str, port: int) -> Iterator[sockets.socket]:
+    """A socket that listens: whoever comes while the model is loaded waits. Raises UserError where it is taken."""
+    family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
+    try:
+        made = sockets.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        what = f"cannot listen on {host}:{port}: {error.strerror or error}"
+        raise UserError(what, hint="take another --port (0: a free one), or another --host") from None
+    with made:
+        yield made
+
+
+def check_tls(key: Path | None, cert: Path | None) -> None:
+    """Raise UserError for files that make no TLS, before a model is loaded."""
+    if key is None and cert is None:
+        return
+    if key is None or cert is None:
+        raise UsageError("TLS takes a key and a certificate", hint="give both --ssl-key-file and --ssl-cert-file")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except OSError as error:  # SSLError is one
+        raise UserError(f"{cert} and {key} make no TLS: {error.strerror or error}", hint="both are PEM files") from None
+
+
+def address(settings: Settings) -> str:
+    """Where the server is found."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{'https' if settings.ssl_cert else 'http'}://{host}:{settings.port}"

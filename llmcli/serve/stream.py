@@ -1,0 +1,138 @@
+"""From a form and the bridge to an HTTP response; whoever goes away is noticed while nothing is said, too."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from llmcli.serve.bridge import Answering
+from llmcli.serve.problems import Problem, document, problem
+from llmcli.serve.routes.base import Service
+from llmcli.serve.schema.base import Form, encoded
+from quant.errors import Refusal
+
+T = TypeVar("T")
+DEEP = "the body is nested too deeply"
+
+
+class Gone(Exception):
+    """The client has closed its connection: nobody is left to answer."""
+
+
+async def body(request: Request, most: int) -> dict[str, Any]:
+    """The JSON object of a request; raises Problem where it is too large, no JSON, or something else."""
+    told = request.headers.get("content-length", "")
+    if told.isdigit() and len(told) < 20 and int(told) > most:
+        raise _large(most)
+    raw = bytearray()
+    async for part in request.stream():
+        raw += part
+        if len(raw) > most:
+            raise _large(most)
+    try:
+        found = json.loads(bytes(raw), parse_constant=_no_number)
+    except UnicodeDecodeError as error:
+        raise Problem(f"the body is not UTF-8 at byte {error.start}") from None
+    except RecursionError:
+        raise Problem(DEEP) from None
+    except ValueError as error:
+        raise Problem(f"the body is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise Problem("the body must be a JSON object")
+    return found
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _large(most: int) -> Problem:
+    return Problem(f"the body is larger than {most:,} bytes, which is what this server takes", 413)
+
+
+async def answered(service: Service, request: Request, form: Form) -> Response:
+    """The form's answer: a document when it is there, or a stream from the first event on."""
+    answering = service.bridge.answer(form.request, form.samples)
+    if form.stream:
+        return Events(answering, form)
+    async with aclosing(answering):
+        await unless_gone(request.receive, _finished(answering))
+    return json_response(form.whole(answering.answers))
+
+
+async def _finished(answering: Answering) -> None:
+    async for _ in answering:
+        pass
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; raises Gone, with the work cancelled, when the client goes first."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Gone
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        with suppress(asyncio.CancelledError):
+            await task if not task.done() else None
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def json_response(found: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A document as JSON."""
+    return Response(encoded(found), status, headers, "application/json")
+
+
+class Events(Response):
+    """Server-Sent Events: the head goes out with the first of them, so that what fails before has its status."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, answering: Answering, form: Form) -> None:
+        self.answering, self.form = answering, form
+        self.status_code, self.background = 200, None
+        self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send while they come; stop the engine's work when the client goes."""
+        async with aclosing(self.answering):
+            with suppress(Gone):
+                await unless_gone(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        begun = False
+        async for raw in self._written():
+            if not begun:
+                begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": raw, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _written(self) -> AsyncIterator[bytes]:
+        """The events as bytes: what has come together goes out together."""
+        form, held = self.form, bytearray()
+        try:
+            async for event in self.answering:
+                if not held and not form.begun:
+                    held += form.written(form.begin())
+                held += form.written(form.show(event))
+                if held and not self.answering.waiting:
+                    yield bytes(held)
+                    held.clear()
+            yield bytes(held) + form.written(form.end(self.answering.answers)) + form.last
+        except Refusal as error:
+            if not form.begun:
+                raise
+            yield b"data: " + encoded(document(problem(error))) + b"\n\n"

@@ -1,0 +1,146 @@
+"""The bridge: coroutines ask, one thread answers."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing, closing
+from typing import Any
+
+import pytest
+
+from llmcli.errors import UserError
+from llmcli.runtime.request import Request
+from llmcli.runtime.sampling import defaults
+from llmcli.serve.bridge import Bridge, Busy, Stopping
+from tests.fakes import fake_runner
+
+GREEDY = defaults().with_values({"temp": 0})
+
+
+def request(text: str = "ask", **more: Any) -> Request:
+    return Request(tuple(text.encode()), GREEDY, **more)
+
+
+def run(use: Callable[[Bridge], Coroutine[Any, Any, Any]], waiting: int = 64, parallel: int = 2, **fake: Any) -> Bridge:
+    with closing(Bridge(fake_runner(**{"n_seq_max": 3, "n_ctx": 512, **fake}), parallel, waiting)) as bridge:
+        asyncio.run(use(bridge))
+    bridge.runner.engine.ledger.check()
+    assert not bridge.runner.engine.busy
+    assert bridge.open == 0
+    return bridge
+
+
+async def said(bridge: Bridge, one: Request, samples: int = 1) -> list[str]:
+    texts = [""] * samples
+    async with aclosing(bridge.answer(one, samples)) as answering:
+        async for event in answering:
+            texts[event.sequence] += event.text
+    assert [answer.text for answer in answering.answers] == texts
+    return texts
+
+
+def test_many_coroutines_get_their_own_answers() -> None:
+    async def use(bridge: Bridge) -> None:
+        found = await asyncio.gather(*(said(bridge, request(f"number {n}")) for n in range(10)))
+        assert found == [["hello"]] * 10
+
+    run(use)
+
+
+def test_samples_are_told_apart_by_their_number() -> None:
+    async def use(bridge: Bridge) -> None:
+        assert await said(bridge, request(), 3) == ["hello"] * 3
+
+    run(use)
+
+
+def test_whoever_stops_reading_frees_the_engine_and_the_others_go_on() -> None:
+    async def use(bridge: Bridge) -> None:
+        async with aclosing(bridge.answer(request(max_tokens=400, ignore_eos=True))) as left:
+            async for _ in left:
+                break
+        assert await said(bridge, request("another")) == ["hello"]
+        assert await bridge.call(lambda: bridge.runner.engine.busy) is False
+
+    run(use)
+
+
+def test_a_request_that_waits_can_be_given_up() -> None:
+    async def use(bridge: Bridge) -> None:
+        long = [bridge.answer(request("a" * n, max_tokens=300, ignore_eos=True)) for n in range(1, 5)]
+        await long[3].aclose()
+        await long[0].aclose()
+        async for _ in long[1]:
+            pass
+        assert long[1].answers[0].finish == "length"
+        await long[2].aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(long[2])
+
+    run(use)
+
+
+def test_a_full_queue_is_told_at_once_with_a_time_to_come_back() -> None:
+    async def use(bridge: Bridge) -> None:
+        open_ones = [bridge.answer(request("a" * n, max_tokens=200, ignore_eos=True)) for n in range(1, 4)]
+        with pytest.raises(Busy) as busy:
+            bridge.answer(request())
+        assert busy.value.retry_after >= 1
+        for one in open_ones:
+            await one.aclose()
+        await bridge.call(lambda: None)
+        assert await said(bridge, request()) == ["hello"]
+
+    run(use, waiting=1)
+
+
+def test_functions_run_on_the_engines_thread_and_their_mistakes_come_back() -> None:
+    def refuse() -> None:
+        raise UserError("no")
+
+    async def use(bridge: Bridge) -> None:
+        name = await bridge.call(lambda: __import__("threading").current_thread().name)
+        assert name == "llmcli-engine"
+        with pytest.raises(UserError, match="no"):
+            await bridge.call(refuse)
+        assert await bridge.prepare(len, "abc") == 3
+
+    run(use)
+
+
+def test_draining_ends_what_runs_and_begins_nothing() -> None:
+    async def use(bridge: Bridge) -> None:
+        short = asyncio.ensure_future(said(bridge, request()))
+        await asyncio.sleep(0)
+        await bridge.drain(30)
+        assert await short == ["hello"]
+        with pytest.raises(Stopping):
+            bridge.answer(request())
+
+    run(use)
+
+
+def test_what_does_not_end_while_draining_is_cancelled_and_keeps_its_text() -> None:
+    async def use(bridge: Bridge) -> None:
+        answering = bridge.answer(request(ignore_eos=True, endless=True))
+        await anext(answering)
+        await bridge.drain(0)
+        async for _ in answering:
+            pass
+        assert answering.answers[0].finish == "cancelled"
+        assert answering.answers[0].text.startswith("h")
+
+    run(use, n_ctx=100_000)
+
+
+def test_a_bug_in_the_engine_reaches_whoever_waits_and_whoever_closes() -> None:
+    def fail(number: int) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async def use(bridge: Bridge) -> None:
+        with pytest.raises(ZeroDivisionError):
+            await said(bridge, request())
+        with pytest.raises(ZeroDivisionError):
+            bridge.answer(request())
+
+    with pytest.raises(ZeroDivisionError):
+        run(use, before=fail)
