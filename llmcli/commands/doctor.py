@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from llmcli.bench.bandwidth import Reading
     from llmcli.catalog.reach import Reached
     from llmcli.hardware.checkup import Checkup
+    from llmcli.hardware.cluster import Worker
     from llmcli.ui import UI
 
 Network = Annotated[bool, typer.Option("--network", help="Ask the hub and the package index whether they answer.")]
@@ -23,23 +24,29 @@ def register(app: typer.Typer) -> None:
 def doctor(
     network: Network = False,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
+    rpc: Annotated[str | None, typer.Option("--rpc", metavar="HOST:PORT,…", help="Ask these workers, too.")] = None,
     json: Json = False,
 ) -> None:
     """Tell what this machine has, what llama.cpp was built for, and what lies where.
 
-    Nothing goes over the network without --network. It ends with 1 where llama.cpp does not load.
+    Nothing goes over the network without --network or --rpc. It ends with 1 where llama.cpp does not load, or a worker
+    does not answer.
     """
     from llmcli.catalog import reach
-    from llmcli.hardware import checkup
+    from llmcli.hardware import checkup, cluster
 
     config, ui = start(json, offline)
+    workers = [cluster.ask(one) for one in cluster.endpoints(rpc)] if rpc is not None else None
     reached = reach.look(config) if network else None
     found = checkup.look(config)
     reading = _read(found)
     if json:
-        ui.result(document(found, reading, reached))
+        ui.result(document(found, reading, reached, workers))
     else:
         _tell(found, reading, reached, ui)
+        for one in workers or ():
+            room = ", ".join(f"{_known(free)} of {_known(total)} free" for free, total in one.memory)
+            ui.text(f"worker {one.endpoint}: protocol {'.'.join(map(str, one.protocol))} · {room}")
     for what, hint in found.warnings:
         ui.warn(what)
         ui.note(f"hint: {hint}")
@@ -59,7 +66,9 @@ def _read(found: "Checkup") -> "Reading | None":
     return bandwidth.measure(nbytes, host.cores(), rounds=2, seconds=0.05)
 
 
-def document(found: "Checkup", reading: "Reading | None", reached: "list[Reached] | None") -> dict[str, Any]:
+def document(
+    found: "Checkup", reading: "Reading | None", reached: "list[Reached] | None", workers: "list[Worker] | None" = None
+) -> dict[str, Any]:
     """One JSON document; null is what this machine cannot tell, or what nobody asked for."""
     from llmcli.hardware import cpu, host
 
@@ -90,6 +99,13 @@ def document(found: "Checkup", reading: "Reading | None", reached: "list[Reached
             {"what": one.what, "where": one.where, "reachable": not one.problem, "ms": one.ms,
              "problem": one.problem or None}
             for one in reached
+        ],
+        "workers": None if workers is None else [
+            {
+                "endpoint": one.endpoint, "protocol": ".".join(map(str, one.protocol)),
+                "devices": [{"free_bytes": free, "total_bytes": total} for free, total in one.memory],
+            }
+            for one in workers
         ],
         "warnings": [{"what": what, "hint": hint} for what, hint in found.warnings],
     }  # fmt: skip

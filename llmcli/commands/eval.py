@@ -8,6 +8,7 @@ import typer
 
 from llmcli.commands.plan import Batch, Flash, Layers, Threads, TypeK, TypeV, Ubatch
 from llmcli.commands.show import Json, start
+from llmcli.commands.workers import Rpc, Split, join
 
 if TYPE_CHECKING:
     from llmcli.catalog.fetch import Model
@@ -59,6 +60,8 @@ def evaluate(
     flash_attn: Flash = "auto",
     type_k: TypeK = "f16",
     type_v: TypeV = "f16",
+    rpc: Rpc = None,
+    tensor_split: Split = None,
     fresh: Fresh = False,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Json = False,
@@ -75,6 +78,7 @@ def evaluate(
     from quant import baselogits
 
     config, ui = start(json, offline)
+    join(rpc, tensor_split, ui)
     if base and baselogits.recognised(Path(base).expanduser()):
         base_logits, base = Path(base), None
     options = RunOptions(ctx or CTX, threads, None, batch_size, ubatch_size, gpu_layers, flash_attn, type_k, type_v)

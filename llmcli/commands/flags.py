@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
+from llmcli.commands import workers
 from llmcli.errors import UsageError, UserError
 from llmcli.utf8 import decoded
 
@@ -51,6 +52,8 @@ MODEL = (
     Flag("chat_template", ("--chat-template",), str, "instead of the model's own: a file or Jinja text", "TEMPLATE"),
     Flag("raw", ("--raw",), bool, "the prompt as it is, without a chat template"),
     Flag("no_profile", ("--no-profile",), bool, "leave the settings that bench tune found"),
+    Flag("rpc", ("--rpc",), str, workers.HELP_RPC, "HOST:PORT,…"),
+    Flag("tensor_split", ("-ts", "--tensor-split"), str, workers.HELP_SPLIT, "N,N,…"),
 )  # fmt: skip
 ANSWER = (
     Flag("predict", ("-n", "--predict", "--n-predict"), int, "the most tokens of an answer, -1 = no limit", "N"),
@@ -129,6 +132,8 @@ class Flags:
     chat_template: str | None = None
     raw: bool = False
     no_profile: bool = False
+    rpc: str | None = None
+    tensor_split: str | None = None
     predict: int | None = None
     stops: tuple[str, ...] = ()
     ignore_eos: bool = False
@@ -213,6 +218,8 @@ def read(ctx: typer.Context) -> Flags:
         raise UserError(
             f"--logprobs is {typed['logprobs']}", hint=f"--logprobs takes a whole number from 0 to {MOST_LOGPROBS}"
         )
+    if options.reproducible and "rpc" in typed:
+        raise UsageError("--reproducible computes on this machine's CPU", hint="leave out --rpc or --reproducible")
     if "prompt" in typed and "file" in typed:
         raise UsageError("both -p and -f give the message", hint="leave one of them out")
     if typed.get("raw") and "chat_template" in typed:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 from llmcli.catalog import catalog, store
 from llmcli.chat.talk import Opened
-from llmcli.commands import flags
+from llmcli.commands import flags, workers
 from llmcli.commands.flags import Flags
 from llmcli.commands.ready import ready
 from llmcli.config import Config
@@ -34,6 +34,7 @@ class Models:
 
     def __init__(self, given: Flags, config: Config, ui: UI, talks: bool, parallel: int = 1) -> None:
         fit.check(given.options)
+        workers.join(given.rpc, given.tensor_split, ui)
         self.given, self.config, self.ui, self.talks, self.parallel = given, config, ui, talks, parallel
         self._template = flags.template_text(given.chat_template) if given.chat_template else None
         self._held = ExitStack()

@@ -9,6 +9,7 @@ import typer
 
 from llmcli.commands.reporting import Charts, Report
 from llmcli.commands.show import Json, Ref, start
+from llmcli.commands.workers import Rpc, Split, join
 from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def plan(
     flash_attn: Flash = "auto",
     type_k: TypeK = "f16",
     type_v: TypeV = "f16",
+    rpc: Rpc = None,
+    tensor_split: Split = None,
     parallel: Parallel = 1,
     unified: Unified = True,
     quant: Quant = None,
@@ -69,6 +72,7 @@ def plan(
     from quant import container
 
     config, ui = start(json, offline)
+    join(rpc, tensor_split, ui)
     reporting.check(report_file)
     if measure and model_draft:
         raise UsageError("--measure weighs one model", hint="leave out --measure or -md")

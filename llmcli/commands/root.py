@@ -19,6 +19,7 @@ from llmcli.commands import (
     serve,
     sessions,
     show,
+    worker,
 )
 
 app = typer.Typer(
@@ -61,3 +62,4 @@ eval.register(app)
 calibrate.register(app)
 pareto.register(app)
 exports.register(app)
+worker.register(app)

@@ -21,7 +21,7 @@ from llmcli.hardware.cpu import Feature
 from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.devices import Device
 
-PACKAGES = ("llama-cpp-python", "gguf", "numpy", "huggingface-hub", "tokenizers", "llguidance", "torch")
+PACKAGES = ("llama-cpp-python", "gguf", "numpy", "huggingface-hub", "tokenizers", "llguidance", "torch", "ray")
 BUSY = 0.5  # running programs a core, beside which threads that wait for one another are slow
 SETUP = Path("scripts/setup")
 

@@ -38,13 +38,15 @@ def test_the_document(llmcli: Llmcli, home: Path) -> None:
     done = llmcli("doctor", "--json")
     assert done.code == 0
     told = document(done)
-    assert set(told) == {"versions", "cpu", "backends", "devices", "memory", "folders", "network", "warnings"}
+    parts = ("versions", "cpu", "backends", "devices", "memory", "folders", "network", "workers", "warnings")
+    assert tuple(told) == parts
     assert told["versions"]["llmcli"]
     assert told["versions"]["llama-cpp-python"]
     assert told["cpu"]["missing"] == []
     assert "CPU" in told["backends"]
     assert "cpu" in [one["kind"] for one in told["devices"]]
     assert told["network"] is None
+    assert told["workers"] is None
     assert told["memory"]["read_bandwidth_bytes_per_second"] in (3e10, None)
     folders = {one["what"]: one for one in told["folders"]}
     assert (folders["models"]["bytes"], folders["models"]["files"]) == (1000, 1)

@@ -7,6 +7,7 @@ import typer
 
 from llmcli.commands import completion
 from llmcli.commands.reporting import Charts, Report
+from llmcli.commands.workers import Rpc, Split, join
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,6 +74,8 @@ def speed(
     type_v: TypesV = None,
     threads: Threads = None,
     gpu_layers: Layers = None,
+    rpc: Rpc = None,
+    tensor_split: Split = None,
     flash: Flash = None,
     parallel: Parallel = None,
     repetitions: Repetitions = None,
@@ -109,12 +112,10 @@ def speed(
     if name is None:
         raise UsageError("no model given", hint="llmcli bench smollm2:135m")
     swept = [name for name in sweep.SWEEPS if ctx.params[name]]
-    if swept and sampling:
-        raise UsageError("a sweep decodes alone", hint="leave out --sampling or the sweep")
     tests = list(_grid(_swept(swept, ctx.params)).tests())
     how = How(repetitions or (sweep.ROUNDS if swept else 5), not no_warmup, bool(swept), sampling)
     reporting.check(report_file)
-    config, ui = _start(offline, form)
+    config, ui = _start(offline, form, rpc, tensor_split)
     found = ready(name, quant, config, ui)
     results = _measured(found, name, tests, how, ctx.params, config, ui)
     _tell(results, form, swept, ui)
@@ -191,6 +192,8 @@ def _swept(swept: "Sequence[str]", given: "Mapping[str, Any]") -> "dict[str, Any
     from llmcli.errors import UsageError
     from llmcli.hardware import host
 
+    if swept and given["sampling"]:
+        raise UsageError("a sweep decodes alone", hint="leave out --sampling or the sweep")
     chosen = dict(given)
     # A micro-batch is no longer than what is computed at once: a short prompt would not tell them apart.
     if "ubatch_sweep" in swept:
@@ -229,7 +232,7 @@ def _grid(given: "Mapping[str, Any]") -> "Grid":
     )
 
 
-def _start(offline: bool, form: str) -> "tuple[Config, UI]":
+def _start(offline: bool, form: str, rpc: str | None, split: str | None) -> "tuple[Config, UI]":
     from dataclasses import replace
 
     from llmcli import config
@@ -238,7 +241,9 @@ def _start(offline: bool, form: str) -> "tuple[Config, UI]":
     settings = config.load()
     settings = replace(settings, offline=settings.offline or offline)
     # Under -o json stdout carries the document alone: what a pull has to say goes to stderr.
-    return settings, UI(json=form != "md", color=settings.color)
+    ui = UI(json=form != "md", color=settings.color)
+    join(rpc, split, ui)
+    return settings, ui
 
 
 def _layers(texts: list[str]) -> list[int]:

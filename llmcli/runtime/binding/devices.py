@@ -2,10 +2,11 @@
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmcli.runtime.binding.library import ggml
+from llmcli.runtime.binding.library import ggml, lib
 
 HOST, GPUS = "CPU", ("gpu", "igpu")
 KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}  # enum ggml_backend_dev_type
@@ -34,6 +35,21 @@ class Place:
     def repacks(self) -> bool:
         """Whether it holds copies of weights, laid out anew for the kernels of this CPU."""
         return self.device == HOST and self.buffer not in (HOST, "CPU_Mapped") and not self.buffer.endswith("_Host")
+
+
+_split: list[Any] = []  # C reads it when a model is loaded; the last one counts
+
+
+def share_out(parts: Sequence[float]) -> None:
+    """From now on lay the layers of a model out over the GPUs and workers in these proportions, not by free memory."""
+    most = lib().LLAMA_MAX_DEVICES
+    assert len(parts) <= most, (len(parts), most)
+    _split[:] = [(ctypes.c_float * most)(*parts)] if parts else []
+
+
+def tensor_split() -> Any:
+    """The proportions as C takes them, None for "by free memory"."""
+    return _split[0] if _split else None
 
 
 def place(kind: int) -> Place:

@@ -51,11 +51,13 @@ def listen() -> None:
     lib().llama_log_set(_kept[-1], None)
 
 
-@functools.cache
 def ggml() -> Any:
-    """libggml as a ctypes library (devices, type names), the copy that llama.cpp itself uses."""
-    lib()
-    return importlib.import_module("llama_cpp._ggml").libggml
+    """libggml's functions (devices, type names) in the copy that llama.cpp itself uses.
+
+    Found through libllama, which is linked to it. A wheel keeps no links, so that libggml.so beside libggml.so.0 is
+    another file, and loading it another list of devices: what is registered there llama.cpp never sees (2026-11).
+    """
+    return lib()._lib
 
 
 def version() -> str:

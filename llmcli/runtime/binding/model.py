@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.errors import UserError
+from llmcli.runtime.binding.devices import tensor_split
 from llmcli.runtime.binding.library import last_words, lib, listen
 from llmcli.runtime.interrupt import on_interrupt
 from quant import container
@@ -107,6 +108,8 @@ def open_model(
     library = lib()
     params = library.llama_model_default_params()
     params.n_gpu_layers = gpu_layers
+    if (split := tensor_split()) is not None:
+        params.tensor_split = split
     params.vocab_only = vocab_only
     if dry:
         params.no_alloc, params.load_mode = True, LOAD_NONE  # a mapped file would not be simulated: llama.cpp aborts

@@ -1,0 +1,122 @@
+"""`llmcli worker --rpc` and `--rpc`: two processes, one model; and what is said where a worker cannot be used."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from socket import create_server
+
+import pytest
+
+from tests.commands.conftest import Done
+
+Llmcli = Callable[..., Done]
+COMMAND = (sys.executable, "-m", "llmcli.app")
+# What the model says is decided beforehand: greedy, no guesses, one thread.
+PLAIN = ("--temp", "0", "-t", "1", "-c", "256", "--ngram-draft", "off", "--raw", "-p", "Once upon a time")
+
+
+@pytest.fixture
+def worker() -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A worker on a port of its own, and its process."""
+    with create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        (*COMMAND, "worker", "--rpc", "--port", str(port), "-t", "1"), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    said = process.stdout.readline()
+    assert said.startswith("CPU: "), said
+    assert f"worker at 127.0.0.1:{port}" in process.stdout.readline()
+    yield f"127.0.0.1:{port}", process
+    process.kill()
+    process.communicate()
+
+
+SHARES = """
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+from llmcli.hardware import cluster, plan
+from llmcli.runtime.binding.context import ContextOptions
+from quant import container
+header = container.read(Path(sys.argv[2]))
+cluster.join((sys.argv[1],), (1.0,))
+options = ContextOptions(256, 64, 64, 1, 1, 1, "f16", "f16", "auto")
+with plan.planner(header, options, -1) as planner:
+    told = planner.receipt()
+print(json.dumps([[asdict(share) for share in one.shares] for one in (told, plan.measure(header, options, -1))]))
+"""
+
+
+def test_a_model_on_a_worker_says_what_it_says_here(
+    worker: tuple[str, subprocess.Popen[str]], stories_gguf: Path, llmcli: Llmcli
+) -> None:
+    endpoint, process = worker
+    told = json.loads(llmcli("doctor", "--rpc", endpoint, "--json").out)
+    assert told["workers"][0]["endpoint"] == endpoint
+    assert told["workers"][0]["devices"][0]["total_bytes"] > 0
+    words = ("run", str(stories_gguf), *PLAIN, "-n", "40", "--json")
+    here = json.loads(llmcli(*words).out)
+    done = subprocess.run((*COMMAND, *words, "--rpc", endpoint), capture_output=True, text=True, timeout=120)
+    there = json.loads(done.stdout)
+    assert there["text"] == here["text"]
+    assert there["kv"]["allocated_bytes"] == there["kv"]["predicted_bytes"]
+    process.terminate()
+    assert process.wait(30) == 0
+
+
+def test_the_receipt_tells_what_the_worker_holds(worker: tuple[str, subprocess.Popen[str]], stories_gguf: Path) -> None:
+    endpoint, _ = worker
+    done = subprocess.run((sys.executable, "-c", SHARES, endpoint, str(stories_gguf)), capture_output=True, text=True)
+    told, found = json.loads(done.stdout)
+    assert [one["device"] for one in told] == ["CPU", "RPC0"]
+    for here, there in zip(told, found, strict=True):
+        assert [here[part] for part in ("weights", "kv", "output")] == [
+            there[part] for part in ("weights", "kv", "output")
+        ]
+    assert told[0]["kv"] == 0 < told[1]["kv"]
+    assert told[1]["compute"] >= found[1]["compute"]
+
+
+def test_a_worker_lost_in_mid_answer_is_one_line(worker: tuple[str, subprocess.Popen[str]], stories_gguf: Path) -> None:
+    endpoint, process = worker
+    words = ("run", str(stories_gguf), *PLAIN, "-n", "-1", "--ignore-eos", "--on-full", "shift", "--rpc", endpoint)
+    with subprocess.Popen((*COMMAND, *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout
+        assert running.stderr
+        assert running.stdout.read(20)
+        process.kill()
+        running.stdout.read()
+        err = running.stderr.read().decode()
+    assert running.returncode == 1
+    assert f"error: a worker was lost in the middle of it: {endpoint}\nhint: " in err
+    assert "Traceback" not in err
+
+
+def test_what_is_refused(llmcli: Llmcli) -> None:
+    for words, code, message in (
+        (("worker",), 2, "which kind"),
+        (("worker", "--rpc", "--host", "0.0.0.0"), 1, "insecure"),
+        (("worker", "--rpc", "--host", "there"), 1, "no IPv4 address"),
+        (("run", "x.gguf", "hello", "--rpc", "a:b"), 1, "no worker's address"),
+        (("run", "x.gguf", "hello", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
+        (("plan", "x.gguf", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
+        (("eval", "x.gguf", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
+        (("bench", "x.gguf", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
+        (("doctor", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
+        (("run", "x.gguf", "hello", "-ts", "1,x"), 1, "--tensor-split is '1,x'"),
+        (("run", "x.gguf", "hello", "-ts", "1,1,1,1,1,1,1,1,1"), 1, "9 parts for"),
+        (("run", "x.gguf", "hello", "--reproducible", "--rpc", "a"), 2, "--reproducible"),
+    ):
+        done = llmcli(*words)
+        assert done.code == code, (words, done)
+        assert message in done.err, (words, done.err)
+
+
+def test_a_port_that_is_taken(llmcli: Llmcli) -> None:
+    with create_server(("127.0.0.1", 0)) as taken:
+        done = llmcli("worker", "--rpc", "--port", str(taken.getsockname()[1]))
+    assert done.code == 1
+    assert "cannot listen on" in done.err
