@@ -22,16 +22,16 @@ def worker() -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A worker on a port of its own, and its process."""
     with create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        (*COMMAND, "worker", "--rpc", "--port", str(port), "-t", "1"), stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout
-    said = process.stdout.readline()
-    assert said.startswith("CPU: "), said
-    assert f"worker at 127.0.0.1:{port}" in process.stdout.readline()
-    yield f"127.0.0.1:{port}", process
-    process.kill()
-    process.communicate()
+    words = (*COMMAND, "worker", "--rpc", "--port", str(port), "-t", "1")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            said = process.stdout.readline()
+            assert said.startswith("CPU: "), said
+            assert f"worker at 127.0.0.1:{port}" in process.stdout.readline()
+            yield f"127.0.0.1:{port}", process
+        finally:
+            process.kill()
 
 
 SHARES = """
