@@ -4,7 +4,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-Finish = Literal["stop", "length", "cancelled", "context_full", "repetition"]
+# "failed": the model or its grammar could not go on with this answer; `Answer.error` says why.
+Finish = Literal["stop", "length", "cancelled", "context_full", "repetition", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class TokenTime:
 class Event:
     """What one step gave one sequence: a token and the text that became visible with it.
 
-    `text` may be empty (half a character, or the beginning of what may be a stop string).
+    `text` may be empty (half a character, or the beginning of what may be a stop string). `top` are the likeliest
+    tokens of the step and their log-probabilities, where they were asked for.
     The last event of a sequence carries `finish`; it has no token where the end came without one.
     """
 
@@ -52,6 +54,7 @@ class Event:
     token: TokenTime | None
     text: str
     finish: Finish | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class Bar(Protocol):

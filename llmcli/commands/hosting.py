@@ -46,10 +46,12 @@ def host(ref: str, given: "Flags", config: "Config", ui: "UI", parallel: int = P
     """
     from llmcli.commands.opening import Models
     from llmcli.runtime.sampling import defaults
+    from llmcli.runtime.schedule import Schedule
 
     check(given)
     with closing(Models(given, config, ui, talks=True, parallel=parallel)) as models:
         opened = models.first(ref)
+        opened.runner.engine.schedule = Schedule(running=parallel)
         sampling = defaults().with_values(opened.settings).with_values(given.settings)
         system = (opened.system if given.system is None else given.system) or None
         yield Hosted(opened.name, opened.runner, system, sampling, opened.settings)

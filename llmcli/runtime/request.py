@@ -97,7 +97,7 @@ class Answer:
     `beams`: what a beam search found, best first; its text and tokens are the first one's. `top`: for each token
     the likeliest of its step, none where it was not drawn; empty where nobody asked. `drafted` tokens were
     guessed and computed, `accepted` of them were right; None: nothing was to be guessed. `left`: what left the
-    context while it was made.
+    context while it was made. `error` is why it failed, where it did.
     """
 
     text: str
@@ -112,6 +112,7 @@ class Answer:
     drafted: int | None = None
     accepted: int = 0
     left: Left = NOTHING
+    error: str = ""
 
     @property
     def ttft_ms(self) -> float:

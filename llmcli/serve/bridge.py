@@ -43,6 +43,10 @@ class Stopping(UserError):
         super().__init__("the server is stopping", hint="start it again")
 
 
+class Failed(UserError):
+    """The model or its grammar could not go on with an answer."""
+
+
 class Told(NamedTuple):
     """What a step gave one answer: an event, and with the last one of a sample its accounts."""
 
@@ -51,11 +55,14 @@ class Told(NamedTuple):
 
 
 class Answering(AsyncIterator[Event]):
-    """An answer, or several samples, on the way to one coroutine: iterate for the events (their `sequence` is the
-    number of the sample), then read `answers`. Closing it before the end cancels what is not finished."""
+    """Answers on the way to one coroutine: iterate for the events, then read `answers`.
 
-    def __init__(self, bridge: "Bridge", request: Request, samples: int) -> None:
-        self._bridge, self.request, self.samples = bridge, request, samples
+    An event's `sequence` is the number of its answer: `samples` of the first request, then those of the next. Closing
+    it before the end cancels what is not finished."""
+
+    def __init__(self, bridge: "Bridge", requests: tuple[Request, ...], samples: int) -> None:
+        self._bridge, self.requests, self.samples = bridge, requests, samples
+        self.count = len(requests) * samples
         self.loop = asyncio.get_running_loop()
         self._arrived: deque[Told] = deque()
         self._wake = asyncio.Event()
@@ -65,7 +72,7 @@ class Answering(AsyncIterator[Event]):
 
     async def __anext__(self) -> Event:
         while self.closed or not self._arrived:
-            if self.closed or len(self._answers) == self.samples:
+            if self.closed or len(self._answers) == self.count:
                 raise StopAsyncIteration
             if self._error is not None:
                 raise self._error
@@ -73,6 +80,8 @@ class Answering(AsyncIterator[Event]):
             await self._wake.wait()
         event, answer = self._arrived.popleft()
         if answer is not None:
+            if answer.finish == "failed":
+                raise Failed(answer.error, hint="ask again, or ask for something else")
             self._answers[event.sequence] = answer
         return event
 
@@ -83,9 +92,9 @@ class Answering(AsyncIterator[Event]):
 
     @property
     def answers(self) -> list[Answer]:
-        """The finished answers, in the order of their seeds."""
-        assert len(self._answers) == self.samples, "read them after the events"
-        return [self._answers[number] for number in range(self.samples)]
+        """The finished answers, request by request, each's in the order of their seeds."""
+        assert len(self._answers) == self.count, "read them after the events"
+        return [self._answers[number] for number in range(self.count)]
 
     async def aclose(self) -> None:
         """Nobody reads on: what is not finished ends within a step."""
@@ -137,15 +146,18 @@ class Bridge:
         """Answers asked for and not over, waiting ones among them."""
         return self._open
 
-    def answer(self, request: Request, samples: int = 1) -> Answering:
-        """Ask for an answer that `runner.check` has passed; raises Busy or Stopping at once."""
+    def answer(self, *requests: Request, samples: int = 1) -> Answering:
+        """Ask for `samples` answers to each of some requests that `runner.check` has passed.
+
+        Raises Busy or Stopping at once.
+        """
         if self.stopping:
             raise self._error or Stopping()
+        answering = Answering(self, requests, samples)
         with self._lock:
-            if self._open and self._open + samples > self.parallel + self.most_waiting:
+            if self._open and self._open + answering.count > self.parallel + self.most_waiting:
                 raise Busy(self._open, self._patience())
-            self._open += samples
-        answering = Answering(self, request, samples)
+            self._open += answering.count
         self._inbox.put(partial(self._submit, answering, time.perf_counter()))
         return answering
 
@@ -233,16 +245,21 @@ class Bridge:
             _soon(loop, partial(_hand_out, batch))
 
     def _submit(self, answering: Answering, asked: float) -> None:
-        count, request = answering.samples, answering.request
         if answering.closed or self._ended or self._error:
-            self._count(-count)
-            if self._error or self._ended:
+            self._count(-answering.count)
+            if not answering.closed:
                 _soon(answering.loop, partial(answering.fail, self._error or Stopping()))
             return
-        if request.started is None:
-            request = replace(request, started=asked)
-        for number, one in enumerate(self.runner.engine.sample(request, count)):
-            self._streams[one] = answering, number
+        numbers = iter(range(answering.count))
+        try:
+            for request in answering.requests:
+                timed = request if request.started is not None else replace(request, started=asked)
+                for one in self.runner.engine.sample(timed, answering.samples):
+                    self._streams[one] = answering, next(numbers)
+        except UserError as error:
+            self._drop(answering)
+            self._count(-sum(1 for _ in numbers))
+            _soon(answering.loop, partial(answering.fail, error))
 
     def _drop(self, answering: Answering) -> None:
         for one in [one for one, (whose, _) in self._streams.items() if whose is answering]:

@@ -5,7 +5,7 @@ Free of HTTP: a batch file's lines and the WebSocket fail in the same words.
 
 from typing import Any
 
-from llmcli.serve.bridge import Busy, Stopping
+from llmcli.serve.bridge import Busy, Failed, Stopping
 from quant.errors import Refusal
 
 TYPES = {
@@ -40,6 +40,8 @@ def problem(error: Refusal) -> Problem:
             return error
         case Busy():
             return Problem(str(error), 429, code="busy")
+        case Failed():
+            return Problem(str(error), 500)
         case Stopping():
             return Problem(str(error), 503)
     return Problem(str(error))

@@ -57,7 +57,7 @@ def _large(most: int) -> Problem:
 
 async def answered(service: Service, request: Request, form: Form) -> Response:
     """The form's answer: a document when it is there, or a stream from the first event on."""
-    answering = service.bridge.answer(form.request, form.samples)
+    answering = service.bridge.answer(*form.requests, samples=form.samples)
     if form.stream:
         return Events(answering, form)
     async with aclosing(answering):

@@ -31,7 +31,7 @@ def run(use: Callable[[Bridge], Coroutine[Any, Any, Any]], waiting: int = 64, pa
 
 async def said(bridge: Bridge, one: Request, samples: int = 1) -> list[str]:
     texts = [""] * samples
-    async with aclosing(bridge.answer(one, samples)) as answering:
+    async with aclosing(bridge.answer(one, samples=samples)) as answering:
         async for event in answering:
             texts[event.sequence] += event.text
     assert [answer.text for answer in answering.answers] == texts
@@ -49,6 +49,16 @@ def test_many_coroutines_get_their_own_answers() -> None:
 def test_samples_are_told_apart_by_their_number() -> None:
     async def use(bridge: Bridge) -> None:
         assert await said(bridge, request(), 3) == ["hello"] * 3
+
+    run(use)
+
+
+def test_several_requests_can_be_one_answering() -> None:
+    async def use(bridge: Bridge) -> None:
+        async with aclosing(bridge.answer(request("one"), request("other"), samples=2)) as answering:
+            numbers = {event.sequence async for event in answering}
+        assert numbers == {0, 1, 2, 3}
+        assert [answer.prompt_tokens for answer in answering.answers] == [3, 3, 5, 5]
 
     run(use)
 

@@ -62,7 +62,8 @@ class Plain:
                 sequence.rank(row.logits, log_sum)
         sequence.tokens.append(token)
         text = self.decoder.feed(self.vocabulary.piece(token))
-        event = Event(sequence.id, sequence.time(token, text, spent, sample, logprob), text)
+        top = sequence.top[-1] if request.logprobs and request.top_logprobs else ()
+        event = Event(sequence.id, sequence.time(token, text, spent, sample, logprob), text, top=top)
         if self.decoder.stopped:
             return [event], "stop"
         return [event], "length" if len(sequence.times) == request.max_tokens else None

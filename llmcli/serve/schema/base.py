@@ -23,13 +23,14 @@ Document = dict[str, Any]
 class Form(ABC):
     """One request: made of its JSON (raises Problem), it holds what the engine is asked and writes what comes of it.
 
-    `request`, `samples` and `stream` are set when it is made. A stream is begin(), show() for every event, end().
+    `requests`, the `samples` of each and `stream` are set when it is made. A stream is begin(), show() for every event,
+    end(); events and answers are numbered request by request, as the bridge has them.
     """
 
     path: ClassVar[str]
     prefix: ClassVar[str]  # of ids
     last: ClassVar[bytes] = b"data: [DONE]\n\n"
-    request: Request
+    requests: tuple[Request, ...]
     samples: int = 1
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:

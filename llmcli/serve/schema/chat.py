@@ -28,11 +28,12 @@ class Chat(Form):
         self.samples = common.samples(fields, runner.context.n_seq_max)
         wanted = common.limit(fields, ("max_completion_tokens", "max_tokens"), settings)
         most = common.room(runner, settings, len(tokens), wanted, self.samples)
-        self.request = Request(
+        request = Request(
             tokens, common.sampling(fields, settings.sampling), most,
             fields.words("stop", common.MOST_STOPS) or settings.stops, strategy=runner.strategy(),
         )  # fmt: skip
-        runner.check(self.request, self.samples)
+        runner.check(request, self.samples)
+        self.requests = (request,)
 
     def _tokens(self, said: list[Message]) -> tuple[int, ...]:
         runner, system = self.runner, self.settings.system
