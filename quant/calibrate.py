@@ -34,6 +34,15 @@ class Product:
     key: tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """How attention mixed the values of one layer in a pass: each key's share [heads, queries, keys] in what each query
+    gets. `name` is llama.cpp's for that product, as "kqv-5"."""
+
+    name: str
+    shares: F32
+
+
 class Sums:
     """Sums of squares and how often they were added to, for every weight seen so far."""
 

@@ -64,7 +64,7 @@ def merge_moments(paths: Sequence[Path], out: Path) -> Merged:
     datasets = tuple(dict.fromkeys(name for file in files for name in file.about.datasets))
     chunks = sum(file.about.chunks for file in files)
     about = replace(first.about, chunks=chunks, texts=tuple(texts), datasets=datasets)
-    inputs = [Input(one.names, one.columns, one.matrices) for one in first.inputs]
+    inputs = [Input(one.names, one.columns, one.matrices, one.mixed) for one in first.inputs]
     with MomentFile(out, about, inputs) as made:
         for number, one in enumerate(first.inputs):
             made.put(number, _sum([_of(file, one) for file in files]))
@@ -107,6 +107,9 @@ def _alike(first: Moments, file: Moments) -> None:
         raise Refusal(f"{file.path} was gathered under other folds than {first.path}", hint=HINT)
     if apart := sorted(first.names ^ file.names):
         raise Refusal(f"{file.path} is of another model than {first.path}: {apart[0]} is in one alone", hint=HINT)
+    if apart := sorted(_mixed(first) ^ _mixed(file)):
+        why = f"{file.path} and {first.path} look at {apart[0]} in two places: before attention and behind it"
+        raise Refusal(why, hint="calibrate both with one version, and without --flash-attn on")
     for one in first.inputs:
         other = _of(file, one)
         if (other.names, other.columns, other.matrices) != (one.names, one.columns, one.matrices):
@@ -114,6 +117,10 @@ def _alike(first: Moments, file: Moments) -> None:
             raise Refusal(f"{file.path} is of another model than {first.path}: {one.names[0]} has {sizes}", hint=HINT)
     if file.about.model != first.about.model:
         raise Refusal(f"{file.path} was gathered from another file of this model than {first.path}", hint=HINT)
+
+
+def _mixed(file: Moments) -> set[str]:
+    return {name for one in file.inputs if one.mixed for name in one.names}
 
 
 def _of(file: Moments, one: Second) -> Second:

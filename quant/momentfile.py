@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quant import writer
 from quant.calibrate import DAMAGED
 from quant.errors import Refusal
-from quant.moments import COUNTS, FIRST, KEY, KIND, SECOND, SQUARES, About
+from quant.moments import COUNTS, FIRST, KEY, KIND, MIXED, SECOND, SQUARES, About
 
 F64 = NDArray[np.float64]
 ALIGNMENT = 32
@@ -29,11 +29,13 @@ STEP = 1 << 22  # values made F32 at a time
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What a file will hold of one input: the weights it enters, and the size of its matrices."""
+    """What a file will hold of one input: the weights it enters, and the size of its matrices; `mixed` as Second has
+    it."""
 
     names: tuple[str, ...]
     columns: int
     matrices: int = 1
+    mixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,8 @@ def _layout(about: About, inputs: tuple[Input, ...]) -> writer.Layout:
         (KEY + "weights", writer.entry("array:string", [name for name, _ in names])),
         (KEY + "inputs", writer.entry("array:uint32", [number for _, number in names])),
     ]
+    if mixed := [number for number, one in enumerate(inputs) if one.mixed]:
+        entries.append((MIXED, writer.entry("array:uint32", mixed)))
     tensors: list[tuple[str, tuple[int, ...], str]] = []
     for number, one in enumerate(inputs):
         tensors += [

@@ -9,13 +9,16 @@ the input of each. An input has the tensors
     N.first    F32 [columns, matrices]            sum of x
     N.counts   F64 [matrices]                     how many rows were added up; 0 for an expert that was never seen
 
+An input whose number is in the key `llmcli.moments.mixed` is what attention makes of the rows that enter a layer's
+values: with the shares a of a query's keys it is the sum of a x, for each query and each head, and counts are theirs.
+
 It is read where it is wanted, matrix by matrix, and not mapped: a file that shrinks meanwhile is then a Refusal and not
 a dead process. What writes it is momentfile.py. It knows names and matrices, no models.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from quant.native import F32
 
 KIND, KEY = "llmcli.moments", "llmcli.moments."
+MIXED = KEY + "mixed"
 SECOND, SQUARES, FIRST, COUNTS = ".second", ".squares", ".first", ".counts"
 CHECKED = 16  # rows of a matrix that are held against its columns
 AGAIN = "make it again: llmcli calibrate SRC -o STATS --moments FILE"
@@ -49,7 +53,8 @@ class About:
 class Second:
     """The moments of one input: `matrices` of [columns, columns] each, with the `counts` of rows added up in each.
 
-    `names` are the weights that it enters. Everything is read from the file at each call, nothing is kept.
+    `names` are the weights that it enters; `mixed`: behind the attention that mixes what comes out of them. Everything
+    is read from the file at each call, nothing is kept.
     """
 
     file: Path
@@ -60,6 +65,7 @@ class Second:
     offset: int
     importance: Entry = field(repr=False)
     firsts: int  # where the sums of x stand
+    mixed: bool = False
 
     def sums(self, matrix: int = 0) -> "F32":
         """Sum of x x^T [columns, columns], symmetric; raises Refusal where the file holds something else."""
@@ -221,12 +227,16 @@ def load(path: Path) -> Moments:
         shared.setdefault(number, []).append(name)
     if sorted(shared) != list(range(len(shared))):
         raise _unsound(path, "its inputs are not numbered from 0 on")
-    inputs = tuple(_second(path, number, tuple(shared[number]), tensors) for number in range(len(shared)))
+    mixed = fields.numbers("mixed") if MIXED in keys else ()
+    inputs = tuple(
+        replace(_second(path, number, tuple(shared[number]), tensors), mixed=number in mixed)
+        for number in range(len(shared))
+    )
     digest = fields.text("digest")
     if not digest or not digest.strip("0"):
         raise _unsound(path, "it was not finished")
-    mixed = hashlib.sha256(f"{digest} {about} {names} {of}".encode()).hexdigest()[:32]
-    return Moments(path, mixed, about, inputs, dict(zip(names, of, strict=True)))
+    whole = hashlib.sha256(f"{digest} {about} {names} {of}".encode()).hexdigest()[:32]
+    return Moments(path, whole, about, inputs, dict(zip(names, of, strict=True)))
 
 
 def _second(path: Path, number: int, names: tuple[str, ...], tensors: Mapping[str, header.TensorInfo]) -> Second:

@@ -78,6 +78,10 @@ def calibrate(
         return
     if len(refs) > 1:
         raise UsageError(f"{len(refs)} models are named, one can be calibrated", hint="--merge adds files up")
+    if moments and flash_attn == "auto":
+        flash_attn = "off"  # it would hide how attention mixes values
+    elif moments and flash_attn == "on":
+        ui.note("flash attention hides how values are mixed: there will be no moments of attn_v that gptq can use")
     options = RunOptions(ctx, threads, None, ubatch_size, ubatch_size, gpu_layers, flash_attn)
     fit.check(options)
     room = shard_size(memory, "--memory", "memory") if memory else None

@@ -8,7 +8,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,10 @@ from llmcli.runtime import identity
 from llmcli.runtime.activations import Activations, open_activations
 from llmcli.runtime.binding.library import version
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.watch import Seen
+from llmcli.runtime.binding.watch import Mixed, Seen
 from llmcli.units import size
 from quant import gather, interim
-from quant.calibrate import Product, Sums
+from quant.calibrate import Mixture, Product, Sums
 from quant.evaluate import Chunks
 from quant.gather import Seconds, Survey
 from quant.interim import Interim, Progress
@@ -81,9 +81,12 @@ def _opened(wish: Wish) -> Iterator["_Work"]:
     """The model open, and what its passes show handed on."""
     side, header = wish.model, wish.model.header
     named = frozenset(tensor.name for tensor in header.tensors if len(tensor.shape) > 1)
+    wanted = named | {gather.mixture(name) for name in named if wish.moments} - {""}
     with open_model(header.path, gpu_layers=side.gpu_layers, latent=header.latent) as model:
         sink = _Sink()
-        with open_activations(model, side.context(1, model.n_vocab), named.__contains__, sink) as activations:
+        # moments look at attention's keys: every layer then has all of a chunk's, in order
+        options = replace(side.context(1, model.n_vocab), whole=wish.moments is not None)
+        with open_activations(model, options, wanted.__contains__, sink) as activations:
             yield _Work(wish, activations, sink, named)
 
 
@@ -93,7 +96,12 @@ class _Sink:
     def __init__(self) -> None:
         self.listeners: list[Sums | Seconds | Survey] = []
 
-    def __call__(self, seen: Seen) -> None:
+    def __call__(self, seen: Seen | Mixed) -> None:
+        if isinstance(seen, Mixed):
+            for listener in self.listeners:
+                if not isinstance(listener, Sums):
+                    listener.mix(Mixture(seen.name, seen.shares))
+            return
         product = Product(seen.name, seen.rows, seen.matrices, seen.experts, seen.key)
         for listener in self.listeners:
             listener.add(product)
@@ -178,11 +186,11 @@ class _Work:
 
     def _pass(self, group: tuple[int, ...], progress: Progress, file: MomentFile | None, bar: Any) -> None:
         """The text once, for one group of inputs; what was read of it before is not read again."""
-        names = [name for number in group for name in self.inputs[number].names]
         if file:
             if progress.seconds is None:
                 progress.seconds = Seconds(self.inputs, group)
-            self.activations.narrow(frozenset(names).__contains__, names[-1])
+            shown = [name for number in group for name in gather.shown(self.inputs[number])]
+            self.activations.narrow(frozenset(shown).__contains__, shown[-1])
         else:
             self.activations.narrow(self.named.__contains__, "")
         self.sink.listeners = [progress.sums, *([progress.seconds] if progress.seconds else [])]

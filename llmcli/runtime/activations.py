@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from llmcli.runtime.binding.context import Aborted, Context, ContextOptions, Rows, open_context
 from llmcli.runtime.binding.model import Model
-from llmcli.runtime.binding.watch import Seen, Watcher
+from llmcli.runtime.binding.watch import Mixed, Seen, Watcher
 from llmcli.runtime.interrupt import on_interrupt
 from llmcli.runtime.scoring import TILE, block_rows
 
@@ -47,9 +47,9 @@ class Activations:
 
 @contextmanager
 def open_activations(
-    model: Model, options: ContextOptions, wanted: Callable[[str], bool], sink: Callable[[Seen], None]
+    model: Model, options: ContextOptions, wanted: Callable[[str], bool], sink: Callable[[Seen | Mixed], None]
 ) -> Iterator[Activations]:
-    """A context of `options` (n_ctx is a chunk's) whose products `sink` sees."""
+    """A context of `options` (n_ctx is a chunk's) whose products `sink` sees; mixtures without flash attention."""
     from dataclasses import replace
 
     most = min(block_rows(model.n_vocab), options.n_ubatch, options.n_ctx)

@@ -43,6 +43,10 @@ class FoldedSecond:
     def matrices(self) -> int:
         return self.second.matrices
 
+    @property
+    def mixed(self) -> bool:
+        return self.second.mixed
+
     def mean(self, matrix: int = 0) -> "F32":
         """S^-1 H S^-1, ordered alike."""
         return self.edit.second(self.second.mean(matrix), matrix)

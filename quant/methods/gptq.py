@@ -4,11 +4,10 @@ Rows are independent: a tensor's factor is made once, and panels of its rows are
 panel has always the same width, zeros where the rows end, so that the same arithmetic meets a row whatever it is cut
 from.
 
-2026-11-22, attention's values are left to search. Moments count every token alike, attention does not: the first token,
-which most heads look at, is one of 512 in the moments of attn_v. SmolLM2-135M at Q4_K_M's types, one role quantized at
-a time, KL divergence over two chunks against ggml's search with the same imatrix: attn_output 0.27, ffn_up and ffn_gate
-0.48, token_embd 0.57, ffn_down 0.70, attn_q and attn_k 0.82, but attn_v 2.1, although the error by its own moments is a
-fifth. The moments of what attention makes of the tokens would be the right ones; nobody gathers them yet.
+2026-11-22, attention's values want the moments of what attention mixes (quant/gather.py has the numbers). Those of the
+rows that enter count every token alike, attention does not: the first token, which most heads look at, is one of 512 in
+them. Where a file has no better ones the values are left to search, and so are attn_qkv and attn_kv_b, whose rows are
+not all values. Q8_0 is left to search, too: its error is 1/16 of Q4's.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -41,7 +40,7 @@ class Gptq(Method):
 
     def handles(self, format: "Format", evidence: Evidence) -> bool:
         """Evenly spaced formats, where the moments speak of the tensor and tell what counts in it."""
-        if evidence.second is None or any(part in evidence.name for part in VALUES):
+        if evidence.second is None or (any(part in evidence.name for part in VALUES) and not evidence.second.mixed):
             return False
         return isinstance(format, Linear) and format.name in KINDS and format.name not in FINE
 

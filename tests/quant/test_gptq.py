@@ -32,6 +32,7 @@ class Known:
     """Second moments from memory."""
 
     means: np.ndarray = field(repr=False)  # [matrices, columns, columns]
+    mixed: bool = False
 
     @property
     def columns(self) -> int:
@@ -121,6 +122,12 @@ def test_a_row_that_is_no_better_keeps_the_codes_of_search(tmp_path: Path, monke
     np.testing.assert_array_equal(found[::2], made("search", "Q4_K", rows, known)[::2])
     np.testing.assert_array_equal(found[1::2], sound[1::2])
     assert METHODS["gptq"].remark(solve) == Remark(ROWS, ROWS // 2)
+
+
+def test_values_want_the_moments_of_what_attention_mixes() -> None:
+    for mixed in (True, False):
+        known = Evidence("blk.0.attn_v.weight", 256, ROWS, 1, None, Known(correlated(256)[None], mixed))
+        assert METHODS["gptq"].handles(FORMATS["Q4_K"], known) is mixed
 
 
 def test_eight_bits_are_left_to_search(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ class Known:
     vector: np.ndarray
     columns: int = COLUMNS
     matrices: int = 1
+    mixed: bool = False
 
     def mean(self, matrix: int = 0) -> np.ndarray:
         return np.diag(self.vector)

@@ -20,6 +20,7 @@ from llmcli.runtime.binding.library import ggml, lib
 LEAST_ROWS = 16  # a product with fewer rows is no batch of text: tools/imatrix/imatrix.cpp
 F32, I32 = 0, 26  # enum ggml_type
 PLAIN, EXPERTS = b"MUL_MAT", b"MUL_MAT_ID"
+MIXES, SHARES = b"kqv-", "kq_soft_max"  # build_attn_mha (src/llama-graph.cpp): values times their shares
 OBJECT = 32  # bytes of a struct ggml_object
 
 
@@ -49,15 +50,25 @@ class Seen:
     key: tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """How attention mixes the values of one layer: `shares` [heads, queries, keys], the keys in the order of the
+    cache's cells. `name` is the product's own, as "kqv-5". Without flash attention only; valid within the call."""
+
+    name: str
+    shares: NDArray[np.float32]
+
+
 class Watcher:
-    """Shows `sink` every product with a weight whose name is `wanted`. `callback` goes to the context and must live as
-    long. What the sink raises ends the pass and is kept in `error`, since C cannot pass it on.
+    """Shows `sink` every product with a weight whose name is `wanted`, and every mixture whose own name is. `callback`
+    goes to the context and must live as long. What the sink raises ends the pass and is kept in `error`, since C cannot
+    pass it on.
 
     The product with the weight `last` ends the pass, too: what stands behind it in the graph is not computed, and the
     pass's logits mean nothing. Where a graph is split over devices each part behind it still runs, unseen.
     """
 
-    def __init__(self, wanted: Callable[[str], bool], sink: Callable[[Seen], None]) -> None:
+    def __init__(self, wanted: Callable[[str], bool], sink: Callable[[Seen | Mixed], None]) -> None:
         self.wanted, self.sink = wanted, sink
         self.last = ""
         self.error: BaseException | None = None
@@ -79,11 +90,15 @@ class Watcher:
         if op not in (PLAIN, EXPERTS):
             return not ask
         weight, entered = _Tensor.from_address(node.src[0]), _Tensor.from_address(node.src[1])
-        name = _plain(weight.name)
+        mixes = op == PLAIN and node.name.startswith(MIXES) and _plain(entered.name).startswith(SHARES)
+        name = _plain(node.name if mixes else weight.name)
         if ask:
             enough = op == EXPERTS or entered.ne[1] >= LEAST_ROWS
             return enough and entered.type == F32 and bool(name) and self.wanted(name)
         try:
+            if mixes:
+                self.sink(Mixed(name, self._array(entered, np.float32)[0]))
+                return name != self.last
             ids = _Tensor.from_address(node.src[2]) if op == EXPERTS else None
             self._show(name, weight, entered, ids, int(node.src[1]))
         except BaseException as error:  # noqa: BLE001 - ctypes would print it and go on
