@@ -2,9 +2,12 @@
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +19,8 @@ from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from llmcli.commands.hosting import Hosted
+    from llmcli.config import Config
+    from llmcli.serve.bridge import Bridge
     from llmcli.serve.settings import Settings
     from llmcli.ui import UI
 
@@ -68,9 +73,8 @@ def serve(
     json: Json = False,
 ) -> None:
     """Answer many at once over HTTP, as OpenAI's API does."""
-    from llmcli.commands import hosting
+    from llmcli.commands import apart, hosting
     from llmcli.serve import server
-    from llmcli.serve.bridge import Bridge
 
     given = flags.read(ctx)
     if ref and given.model:
@@ -86,30 +90,54 @@ def serve(
         )
     server.check_tls(ssl_key_file, ssl_cert_file)
     config, ui = _surroundings(given, json)
-    with server.bound(host, port) as socket, hosting.host(ref, given, config, ui, parallel) as hosted:
-        settings = _settings(
-            hosted, given, names=tuple(alias or ()), most_tokens=max_tokens, keys=keys, cors=tuple(cors or ()),
-            max_body=max_body, drain=drain, host=host, port=socket.getsockname()[1],
-            ssl_key=ssl_key_file, ssl_cert=ssl_cert_file,
-        )  # fmt: skip
-        bridge = Bridge(hosted.runner, parallel, max_waiting)
-
-        ready = partial(_ready, hosted, settings, parallel, ui)
-        try:
-            stopped = server.run(bridge, settings, socket, ready)
-        finally:
-            bridge.close()
+    with server.bound(host, port) as socket:
+        wish = Wish(ref, given, config, ui, parallel, max_waiting, {
+            "names": tuple(alias or ()), "most_tokens": max_tokens, "keys": keys, "cors": tuple(cors or ()),
+            "max_body": max_body, "drain": drain, "host": host, "port": socket.getsockname()[1],
+            "ssl_key": ssl_key_file, "ssl_cert": ssl_cert_file,
+        })  # fmt: skip
+        if given.rpc:
+            stopped = apart.run(wish, socket)
+        else:
+            with opened(wish) as (bridge, settings):
+                ready = partial(tell, settings, bridge.runner.n_ctx, parallel, ui)
+                stopped = server.run(bridge, settings, socket, ready)
     if stopped == "SIGINT":
         raise typer.Exit(130)
 
 
-def _ready(hosted: "Hosted", settings: "Settings", parallel: int, ui: "UI") -> None:
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be served, as one value that travels to another process; `settings` are those of the server alone."""
+
+    ref: str
+    given: Flags
+    config: "Config"
+    ui: "UI"
+    parallel: int
+    waiting: int
+    settings: dict[str, Any]
+
+
+@contextmanager
+def opened(wish: Wish) -> "Iterator[tuple[Bridge, Settings]]":
+    """The model, open, with its engine's thread."""
+    from llmcli.commands import hosting
+    from llmcli.serve.bridge import Bridge
+
+    with hosting.host(wish.ref, wish.given, wish.config, wish.ui, wish.parallel) as hosted:
+        with closing(Bridge(hosted.runner, wish.parallel, wish.waiting)) as bridge:
+            yield bridge, _settings(hosted, wish.given, **wish.settings)
+
+
+def tell(settings: "Settings", n_ctx: int, parallel: int, ui: "UI") -> None:
+    """Say that it is ready, and where."""
     from llmcli.serve import server
 
     where = server.address(settings)
     if ui.json:
         about = {"url": where, "host": settings.host, "port": settings.port, "pid": os.getpid()}
-        ui.result({**about, "model": settings.name, "parallel": parallel, "n_ctx": hosted.runner.n_ctx})
+        ui.result({**about, "model": settings.name, "parallel": parallel, "n_ctx": n_ctx})
     else:
         ui.note(f"{settings.name} is served at {where}/v1 · {parallel} at once · Ctrl-C stops")
 

@@ -19,6 +19,7 @@ import uvicorn
 from llmcli.errors import UsageError, UserError
 from llmcli.serve.app import make_app
 from llmcli.serve.bridge import Bridge
+from llmcli.serve.front import Front
 from llmcli.serve.settings import Settings
 
 BACKLOG = 2048
@@ -28,10 +29,11 @@ KEEP_ALIVE = 75  # seconds that an idle connection stays open, longer than most 
 class Server(uvicorn.Server):
     """uvicorn, with our way to stop; `stopped` is the name of the signal that did."""
 
-    def __init__(self, bridge: Bridge, settings: Settings, ready: Callable[[], None]) -> None:
+    def __init__(self, bridge: Bridge | Front, settings: Settings, ready: Callable[[], None]) -> None:
         tls = {"ssl_keyfile": settings.ssl_key, "ssl_certfile": settings.ssl_cert} if settings.ssl_cert else {}
+        app: Any = make_app(bridge, settings) if isinstance(bridge, Bridge) else bridge
         super().__init__(uvicorn.Config(
-            make_app(bridge, settings), loop="asyncio", http="h11", ws="websockets-sansio", lifespan="off",
+            app, loop="asyncio", http="h11", ws="websockets-sansio", lifespan="off",
             ws_max_size=settings.max_body, log_config=None, log_level="error", access_log=False, proxy_headers=False,
             server_header=False, timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=int(settings.drain) + 5, **tls,  # type: ignore[arg-type]
@@ -76,7 +78,7 @@ class Server(uvicorn.Server):
             await draining
 
 
-def run(bridge: Bridge, settings: Settings, socket: sockets.socket, ready: Callable[[], None]) -> str:
+def run(bridge: Bridge | Front, settings: Settings, socket: sockets.socket, ready: Callable[[], None]) -> str:
     """Serve until a signal comes; its name. Raises what the engine's thread died of."""
     server = Server(bridge, settings, ready)
     server.run([socket])

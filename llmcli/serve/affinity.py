@@ -1,0 +1,49 @@
+"""Who answers what: prompts that begin alike go where the beginning is cached.
+
+Rendezvous hashing (Thaler and Ravishankar 1998): of all replicas the one whose name hashes highest together with the
+key. One that comes or goes moves its own share of the keys and no other.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+FIRST = 1024  # characters of a prompt that count; a system text, where there is one, is all that counts
+
+
+def key_of(body: bytes) -> bytes:
+    """What a request's prompt begins with; requests that begin alike have one key, empty: nothing to go by."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return b""
+    if not isinstance(document, dict):
+        return b""
+    begin = _beginning(document)
+    return hashlib.blake2b(begin[:FIRST].encode("utf-8", "replace"), digest_size=8).digest() if begin else b""
+
+
+def ranked(key: bytes, names: Iterable[T]) -> list[T]:
+    """The names in the order in which they are to be asked."""
+
+    def weight(name: T) -> bytes:
+        return hashlib.blake2b(key + str(name).encode(), digest_size=8).digest()
+
+    return sorted(names, key=weight, reverse=True)
+
+
+def _beginning(document: dict[str, Any]) -> str:
+    messages = document.get("messages") or document.get("input")
+    if isinstance(instructions := document.get("instructions"), str) and instructions:
+        return instructions
+    if isinstance(messages, list) and messages and isinstance(messages[0], dict):
+        return _text(messages[0].get("content"))
+    return _text(messages if messages is not None else document.get("prompt"))
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return json.dumps(content) if content else ""

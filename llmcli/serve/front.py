@@ -1,0 +1,168 @@
+"""The HTTP side of a server whose models are in other processes: it reads a request, hands it on, and survives them.
+
+A request that was lost before the first byte of its answer is asked again, as often as TRIES; after it the answer is
+broken, which is told as an error event in a stream, and by closing the connection otherwise. Nothing is lost without
+a word. Keys, models and limits are the application's, which runs where the model is.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from starlette.types import Message, Receive, Scope, Send
+
+from llmcli.serve.affinity import key_of
+from llmcli.serve.problems import Problem, document
+from llmcli.serve.relay import portable
+from llmcli.serve.schema.base import encoded
+from llmcli.serve.settings import Settings
+from llmcli.serve.stream import Gone, json_response, unless_gone
+
+TRIES = 3
+PATIENCE = 30.0  # seconds that a request waits for a model that is being started again
+RETRY_AFTER = 5
+NO_SOCKETS = 1011
+
+
+class Lost(Exception):
+    """Whoever was answering is gone, with the answer."""
+
+
+class Upstream(Protocol):
+    """Those who answer: one process (child.py) or replicas (replicas.py)."""
+
+    def ask(self, scope: dict[str, Any], body: bytes, key: bytes) -> AsyncGenerator[Message, None]:
+        """The application's messages for one request; raises Lost. Closing it cancels the request."""
+        ...
+
+    async def talk(self, scope: dict[str, Any], receive: Receive, send: Send) -> bool:
+        """Pass a WebSocket through until it ends; False where this kind has none. Raises Lost."""
+        ...
+
+    async def wait(self, seconds: float) -> str:
+        """Until somebody answers again: "", or why nobody does."""
+        ...
+
+    def stop(self) -> None:
+        """End every answer now."""
+        ...
+
+
+class Front:
+    """An ASGI application; also what server.py stops: `drain` waits for what is being answered."""
+
+    def __init__(self, upstream: Upstream, settings: Settings) -> None:
+        self.upstream, self.settings = upstream, settings
+        self._open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.stopping = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection's request."""
+        self._open += 1
+        self._idle.clear()
+        try:
+            if scope["type"] == "websocket":
+                await self._talk(scope, receive, send)
+            elif scope["type"] == "http":
+                await self._answer(scope, receive, send)
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Begin nothing new and wait for what there is, for so long."""
+        self.stopping = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            self.upstream.stop()
+
+    def stop(self) -> None:
+        """End every answer now."""
+        self.stopping = True
+        self.upstream.stop()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if self.stopping:
+                raise Problem("the server is stopping", 503)
+            raw = await _body(receive, self.settings.max_body)
+            await unless_gone(receive, self._asked(portable(scope), raw, send))
+        except Gone:
+            return
+        except Problem as error:
+            headers = {"retry-after": str(RETRY_AFTER)} if error.status == 503 else None
+            await json_response(document(error), error.status, headers)(scope, receive, send)
+
+    async def _asked(self, scope: dict[str, Any], raw: bytes, send: Send) -> None:
+        """Ask until somebody has answered; raises Problem where nobody does."""
+        key, why = key_of(raw), ""
+        patience = 0.0 if scope["path"].endswith("/health") else PATIENCE  # who asks that wants to know now
+        for _ in range(TRIES):
+            if why := await self.upstream.wait(patience):
+                break
+            sent = _Sent(send)
+            try:
+                async with aclosing(self.upstream.ask(scope, raw, key)) as messages:
+                    async for message in messages:
+                        await sent.send(message)
+                if not sent.begun:
+                    raise Problem("the request could not be answered: a bug of ours, told where the server runs", 500)
+                return
+            except Lost:
+                if sent.begun:
+                    await sent.broken()
+                    return
+        what = f"the model is not available: {why}" if why else f"the model was lost {TRIES} times at this request"
+        raise Problem(what, 503, code="model_unavailable")
+
+    async def _talk(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if not self.stopping and await self.upstream.talk(portable(scope), receive, send):
+                return
+        except Lost:
+            pass
+        await send({"type": "websocket.close", "code": NO_SOCKETS, "reason": "the model is not available here"})
+
+
+class _Sent:
+    """What of one answer has gone out."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = self.events = self.over = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
+            self.events = any(kind.startswith(b"text/event-stream") for kind in kinds)
+        elif message["type"] == "http.response.body":
+            self.over = not message.get("more_body")
+        self.begun = True
+        await self._send(message)
+
+    async def broken(self) -> None:
+        """Tell that no more comes. Where no words can, the server closes the connection early: the length tells."""
+        if self.over or not self.events:
+            return
+        told = Problem("the model was lost in the middle of this answer; ask again", 503, code="model_lost")
+        raw = b"data: " + encoded(document(told)) + b"\n\n"
+        await self._send({"type": "http.response.body", "body": raw, "more_body": False})
+
+
+async def _body(receive: Receive, most: int) -> bytes:
+    """The whole body; raises Gone, and Problem where it is longer than `most` bytes."""
+    raw = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        raw += message.get("body", b"")
+        if len(raw) > most:
+            raise Problem(f"the body is larger than {most:,} bytes, which is what this server takes", 413)
+        if not message.get("more_body"):
+            return bytes(raw)

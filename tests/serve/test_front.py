@@ -1,0 +1,197 @@
+"""A request outlives the process that answers it: asked again before the first byte, told as broken after it."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcli.errors import UserError
+from llmcli.runtime.request import RunOptions
+from llmcli.runtime.runner import open_runner
+from llmcli.serve import front
+from llmcli.serve.bridge import Bridge
+from llmcli.serve.child import Child
+from llmcli.serve.front import Front, Lost
+from llmcli.serve.settings import Settings
+from tests.serve.conftest import CHAT, GREEDY
+
+START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+EVENT = {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True}
+END = {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False}
+
+
+class Script:
+    """An upstream that plays one list a request; Lost where it says so, a wait where it says None."""
+
+    def __init__(self, *plays: list[Any], why: str = "") -> None:
+        self.plays, self.why, self.asked, self.closed = list(plays), why, 0, 0
+        self.bodies: list[bytes] = []
+
+    async def ask(self, scope: dict[str, Any], body: bytes, key: bytes) -> AsyncGenerator[Any, None]:
+        self.asked += 1
+        self.bodies.append(body)
+        try:
+            for one in self.plays.pop(0):
+                if one is Lost:
+                    raise Lost
+                if one is None:
+                    await asyncio.Event().wait()
+                yield one
+        finally:
+            self.closed += 1
+
+    async def talk(self, scope: Any, receive: Any, send: Any) -> bool:
+        return False
+
+    async def wait(self, seconds: float) -> str:
+        return self.why
+
+    def stop(self) -> None:
+        pass
+
+
+async def asked(app: Any, body: bytes = b"{}", *, leaves: bool = False) -> list[Any]:
+    """What the application sends for one request; a client that `leaves` does so after the first message."""
+    sent: list[Any] = []
+    first = asyncio.Event()
+    parts = [{"type": "http.request", "body": body[:1], "more_body": True}, {"type": "http.request", "body": body[1:]}]
+
+    async def receive() -> Any:
+        if parts:
+            return parts.pop(0)
+        await (first.wait() if leaves else asyncio.Event().wait())
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        first.set()
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+    await app(scope, receive, send)
+    return sent
+
+
+def run(upstream: Script, body: bytes = b"{}", **more: Any) -> list[Any]:
+    settings = Settings(("tiny",), max_body=100)
+    return asyncio.run(asked(Front(upstream, settings), body, **more))
+
+
+def error(sent: list[Any]) -> tuple[int, Any]:
+    return sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"]
+
+
+def test_lost_before_the_first_byte_is_asked_again() -> None:
+    upstream = Script([Lost], [Lost], [START, EVENT, END])
+    assert run(upstream, b'{"a": 1}') == [START, EVENT, END]
+    assert upstream.bodies == [b'{"a": 1}'] * 3
+
+
+def test_lost_after_it_is_an_event() -> None:
+    sent = run(Script([START, EVENT, Lost], [START, EVENT, END]))
+    assert sent[:2] == [START, EVENT]
+    assert sent[2]["more_body"] is False
+    assert json.loads(sent[2]["body"].removeprefix(b"data: "))["error"]["code"] == "model_lost"
+
+
+def test_a_document_that_was_begun_stays_short() -> None:
+    start = {**START, "headers": [(b"content-type", b"application/json"), (b"content-length", b"99")]}
+    assert run(Script([start, Lost])) == [start]
+
+
+def test_what_loses_every_model_is_not_asked_for_ever() -> None:
+    upstream = Script(*[[Lost]] * 9)
+    sent = run(upstream)
+    assert error(sent) == (503, "model_unavailable")
+    assert dict(sent[0]["headers"])[b"retry-after"]
+    assert upstream.asked == front.TRIES
+
+
+def test_nobody_there_says_why() -> None:
+    upstream = Script(why="no worker at a:1")
+    sent = run(upstream)
+    assert error(sent) == (503, "model_unavailable")
+    assert b"no worker at a:1" in sent[1]["body"]
+    assert not upstream.asked
+
+
+def test_a_body_that_is_too_large() -> None:
+    upstream = Script([START, END])
+    assert run(upstream, bytes(101))[0]["status"] == 413
+    assert not upstream.asked
+
+
+def test_a_client_that_leaves_ends_the_work() -> None:
+    upstream = Script([START, None])
+    assert run(upstream, leaves=True) == [START]
+    assert upstream.closed == 1
+
+
+def test_nothing_is_begun_while_it_stops() -> None:
+    async def stopping() -> list[Any]:
+        made = Front(Script([START, END]), Settings(("tiny",)))
+        await made.drain(1)
+        return await asked(made)
+
+    assert asyncio.run(stopping())[0]["status"] == 503
+
+
+@contextmanager
+def stories_apart(path: Path) -> Iterator[tuple[Bridge, Settings]]:
+    """What the other process opens: it gets there by name."""
+    options = RunOptions(ctx_size=512, threads=1, threads_batch=1)
+    with open_runner(path, options, template=CHAT, slots=4, gpu_layers=0) as runner, closing(Bridge(runner)) as bridge:
+        yield bridge, Settings(("tiny",), sampling=GREEDY)
+
+
+@contextmanager
+def refused() -> Iterator[tuple[Bridge, Settings]]:
+    raise UserError("no worker at a:1", hint="start it")
+    yield
+
+
+@pytest.fixture
+def child(stories_gguf: Path) -> Iterator[Child]:
+    made = Child(partial(stories_apart, stories_gguf), lambda text: None)
+    made.start()
+    with closing(made):
+        yield made
+
+
+def test_a_model_that_is_killed_comes_back(child: Child) -> None:
+    body = {"messages": [{"role": "user", "content": "Once"}], "max_tokens": 400, "stream": True, "ignore_eos": True}
+    short = json.dumps({**body, "max_tokens": 5, "stream": False}).encode()
+
+    async def story() -> tuple[list[Any], list[Any]]:
+        made = Front(child, Settings(("tiny",)))
+        seen: list[Any] = []
+        parts = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+        async def receive() -> Any:
+            return parts.pop() if parts else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            seen.append(message)
+            if len(seen) == 3:
+                os.kill(child.pid, signal.SIGKILL)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+        await made(scope, receive, send)
+        return seen, await asked(made, short)
+
+    broken, again = asyncio.run(story())
+    assert json.loads(broken[-1]["body"].removeprefix(b"data: "))["error"]["code"] == "model_lost"
+    assert again[0]["status"] == 200
+    assert json.loads(again[1]["body"])["usage"]["completion_tokens"] == 5
+
+
+def test_a_model_that_does_not_open_is_told_in_its_words() -> None:
+    with closing(Child(refused, lambda text: None)) as made, pytest.raises(UserError, match="no worker at a:1") as told:
+        made.start()
+    assert told.value.hint == "start it"
