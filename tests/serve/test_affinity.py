@@ -12,7 +12,8 @@ def chat(*said: tuple[str, object]) -> bytes:
 def test_a_system_text_is_the_key() -> None:
     assert chat(("system", "be brief"), ("user", "one")) == chat(("system", "be brief"), ("user", "two"))
     assert chat(("system", "be brief")) != chat(("system", "be long"))
-    assert key_of(b'{"instructions": "be brief", "input": "one"}') == key_of(b'{"instructions": "be brief", "input": []}')
+    told = b'{"instructions": "be brief", "input": "one"}', b'{"instructions": "be brief", "input": []}'
+    assert key_of(told[0]) == key_of(told[1])
     assert chat(("user", [{"type": "text", "text": "one"}])) != chat(("user", [{"type": "text", "text": "two"}]))
 
 
