@@ -84,7 +84,7 @@ class UI:
         self,
         label: str,
         total: int | None,
-        unit: Literal["bytes", "tensors", "tests", "chunks", "sites"] = "bytes",
+        unit: Literal["bytes", "tensors", "tests", "chunks", "sites", "lines"] = "bytes",
         done: int = 0,
     ) -> Iterator[Bar]:
         """A progress bar on stderr: drawn on a terminal, one closing line elsewhere.

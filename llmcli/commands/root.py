@@ -4,6 +4,7 @@ import typer
 
 from llmcli import __version__
 from llmcli.commands import (
+    batch,
     benches,
     calibrate,
     chat,
@@ -61,5 +62,6 @@ doctor.register(app)
 eval.register(app)
 calibrate.register(app)
 pareto.register(app)
+batch.register(app)
 exports.register(app)
 worker.register(app)

@@ -1,0 +1,165 @@
+"""`llmcli batch`: many prompts through one model at once, into a file. Parse, open, go through the lines, tell."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.commands import flags
+from llmcli.commands.chat import REF, _surroundings
+from llmcli.commands.flags import Flags, RunCommand
+from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.commands.hosting import Hosted
+    from llmcli.serve.batch.job import Rules
+    from llmcli.serve.batch.journal import Journal
+    from llmcli.serve.batch.lines import Input, Survey
+    from llmcli.serve.batch.work import Work
+    from llmcli.ui import UI
+
+PARALLEL, MOST_PARALLEL = 16, 128
+ROUND = 4  # sequences of a round of the reproducible mode, for each that runs: while the last ones end few run
+TOLD = 60.0  # seconds between two lines about how far it is, where nobody sees a bar
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command("batch", cls=RunCommand)(batch)
+
+
+def batch(
+    ctx: typer.Context,
+    ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF)] = None,
+    lines: Annotated[
+        str | None, typer.Argument(metavar="IN.jsonl", help="OpenAI batch lines or plain prompts; .gz too, - is stdin.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT.jsonl", help="Where the answers go.")] = None,
+    parallel: Annotated[
+        int, typer.Option("-np", "--parallel", min=1, max=MOST_PARALLEL, help="Answers at once.")
+    ] = PARALLEL,
+    force: Annotated[bool, typer.Option("--force", help="Begin anew, whatever is there.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document about it on stdout.")] = False,
+) -> None:
+    """Answer the prompts of a file, many at once; a run that was stopped goes on with the same command."""
+    from llmcli.commands import hosting
+    from llmcli.serve.batch.lines import opened
+
+    given = flags.read(ctx)
+    if given.model:
+        if lines is not None:
+            raise UsageError(f"two models: {ref} and {given.model}", hint="leave one of them out")
+        ref, lines = given.model, ref
+    if ref is None or lines is None or out is None:
+        raise UsageError("a batch takes a model, lines and a place", hint="llmcli batch REF IN.jsonl -o OUT.jsonl")
+    hosting.check(given)
+    out = out.expanduser().absolute()
+    config, ui = _surroundings(given, json)
+    with opened(lines, out.parent) as source:
+        survey = source.survey()
+        if survey.unended:
+            ui.note(f"{source.name} line {survey.unended} has no newline at its end; it is taken as it is")
+        slots = min(MOST_PARALLEL, ROUND * parallel) if given.options.reproducible else parallel
+        with hosting.host(ref, given, config, ui, slots) as hosted:
+            _through(hosted, given, source, survey, out, (parallel, force), ui)
+
+
+def _through(
+    hosted: "Hosted", given: Flags, source: "Input", survey: "Survey", out: Path, how: tuple[int, bool], ui: "UI"
+) -> None:
+    """From an open model to the file; raises typer.Exit where it is not whole or lines have no answer."""
+    from llmcli.serve.batch.job import Job, fingerprint
+    from llmcli.serve.batch.journal import Journal
+    from llmcli.serve.batch.work import Work
+
+    rules, (parallel, force) = _rules(hosted, given), how
+    about = fingerprint(hosted.runner, rules, survey)
+    job, journal = Job(hosted.runner, rules, about), Journal(out, about, survey.count)
+    present = not force and job.failed(out, survey.count) is not None
+    work = Work(hosted.runner, parallel, lambda index, came: journal.put(index, job.line(index, came)))
+    began, resumed = time.perf_counter(), survey.count
+    if not present:
+        with journal.open(force=force):
+            resumed = journal.finished
+            if resumed:
+                ui.note(f"going on after {resumed:,} of {survey.count:,} lines")
+            with _told(work, journal, ui):
+                work.run(job.tasks(source, journal))
+            if not work.stopped:
+                journal.finish()
+    seconds = time.perf_counter() - began
+    for name in sorted(job.renamed)[:3]:
+        ui.note(f"lines that name the model {name[:100]} were answered by {hosted.name}")
+    failed = None if work.stopped else job.failed(out, survey.count)
+    if ui.json:
+        ui.result(_document(out, survey, resumed, failed, work, seconds))
+    _close(out, survey, journal, failed, work, seconds, present, ui)
+
+
+def _rules(hosted: "Hosted", given: Flags) -> "Rules":
+    from llmcli.runtime.sampling import RANDOM
+    from llmcli.serve.batch.job import Rules
+    from llmcli.serve.settings import Settings
+
+    sampling, runner = hosted.sampling, hosted.runner
+    settings = Settings(
+        (hosted.name,), 0, sampling.with_values({"seed": RANDOM}), hosted.system, given.stops,
+        None if given.predict in (None, -1) else given.predict,
+        most_context=min(runner.n_ctx, runner.header.context_length or runner.n_ctx),
+    )  # fmt: skip
+    return Rules(settings, max(0, sampling.seed))
+
+
+@contextmanager
+def _told(work: "Work", journal: "Journal", ui: "UI") -> "Iterator[None]":
+    """Progress: a bar with tokens per second and the time left; a line a minute where nobody sees it."""
+    began, first = time.monotonic(), journal.finished
+    seen, spoken, drawn = first, began, 0.0
+
+    def tell() -> None:
+        nonlocal seen, spoken, drawn
+        now = time.monotonic()
+        if journal.finished > seen:
+            bar.advance(journal.finished - seen)
+            seen = journal.finished
+        if now - drawn > 0.5:
+            drawn = now
+            rate = f"{work.tokens / (now - began + 1e-9):,.0f} tokens/s"
+            bar.describe(f"batch · {rate}")
+            if now - spoken > TOLD and seen > first:
+                spoken = now
+                left = (journal.count - seen) * (now - began) / (seen - first)
+                ui.note(f"{seen:,} of {journal.count:,} lines · {rate} · {left / 60:,.0f} min left")
+
+    with ui.bar("batch", journal.count, "lines", first) as bar:
+        work.tell = tell
+        yield
+        tell()
+
+
+def _document(
+    out: Path, survey: "Survey", resumed: int, failed: int | None, work: "Work", seconds: float
+) -> dict[str, Any]:
+    return {
+        "path": str(out), "lines": survey.count, "finished": not work.stopped, "resumed_lines": resumed,
+        "failed": failed, "prompt_tokens": work.prompted, "cached_tokens": work.cached,
+        "generated_tokens": work.tokens, "elapsed_ms": seconds * 1000, "tokens_per_second": work.tokens / seconds,
+    }  # fmt: skip
+
+
+def _close(
+    out: Path, survey: "Survey", journal: "Journal", failed: int | None, work: "Work", seconds: float, present: bool,
+    ui: "UI",
+) -> None:  # fmt: skip
+    if work.stopped:
+        ui.note(f"stopped after {journal.finished:,} of {survey.count:,} lines; the same command goes on")
+        raise typer.Exit(130)
+    rate = f"{work.tokens:,} tokens in {seconds:,.1f} s, {work.tokens / seconds:,.1f} tokens/s"
+    ui.text(f"{out}: {survey.count:,} lines, " + ("made before; --force makes it anew" if present else rate))
+    if failed:
+        found = f"grep -v '\"status_code\":200,' {out}"
+        ui.error(f"{failed:,} of {survey.count:,} lines have no answer", hint=f"they say why: {found}")
+        raise typer.Exit(1)

@@ -1,0 +1,100 @@
+"""What a line asks for: OpenAI's batch form, or a plain prompt, told apart line by line."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmcli.errors import UserError
+from llmcli.serve.batch.lines import MOST, Line
+from llmcli.serve.problems import Problem
+from llmcli.serve.schema.fields import Fields, kind
+from llmcli.utf8 import decoded
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HINT = 'a line is {"custom_id", "url", "body"}, {"messages": [...]}, {"prompt": "..."} or "a prompt"'
+
+
+class Damaged(UserError):
+    """A line that cannot be read at all. `code` is OpenAI's word for it."""
+
+    code = "invalid_json_line"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request and its name; `url` is the endpoint that answers it."""
+
+    custom_id: str
+    url: str
+    body: Mapping[str, Any]
+
+
+def asked(line: Line, *, templated: bool) -> Asked:
+    """What a line asks for; a plain prompt is a message of its own where `templated`, else text to go on with.
+
+    Raises Damaged for what is no JSON, Problem for what is no request.
+    """
+    value = _read(line)
+    name = name_of(line, value)
+    if isinstance(value, str):
+        return _prompt(name, {"prompt": value}, templated)
+    if not isinstance(value, dict):
+        raise Problem(f"line {line.number} is {kind(value)}; {HINT}")
+    if "body" in value or "url" in value:
+        return _batch(name, Fields(value))
+    body = {key: inner for key, inner in value.items() if key != "custom_id"}
+    if "messages" in value:
+        return Asked(name, CHAT, body)
+    if "prompt" in value:
+        return _prompt(name, body, templated)
+    raise Problem(f"line {line.number} asks for nothing; {HINT}")
+
+
+def name_of(line: Line, value: Any = None) -> str:
+    """A line's own name, else its number."""
+    own = value.get("custom_id") if isinstance(value, dict) else None
+    return own if isinstance(own, str) else f"line-{line.number}"
+
+
+def named(line: Line) -> str:
+    """The name of a line that may be damaged."""
+    try:
+        return name_of(line, _read(line))
+    except UserError:
+        return name_of(line)
+
+
+def _read(line: Line) -> Any:
+    if line.too_long:
+        raise Damaged(f"line {line.number} has {line.too_long:,} bytes, at most {MOST:,} are read")
+    try:
+        text = decoded(line.raw, f"line {line.number}")
+        return json.loads(text, parse_constant=_no_number)
+    except RecursionError:
+        raise Damaged(f"line {line.number} is nested too deeply") from None
+    except UserError as error:
+        raise Damaged(str(error)) from None
+    except ValueError as error:
+        raise Damaged(f"line {line.number} is not JSON: {error}") from None
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON number")
+
+
+def _batch(name: str, fields: Fields) -> Asked:
+    method = fields.text("method", "POST")
+    if method != "POST":
+        raise fields.wrong("method", "POST")
+    body = fields.table("body")
+    if body is None:
+        raise Problem("body is missing", param="body")
+    return Asked(name, fields.needed("url"), body.values)
+
+
+def _prompt(name: str, body: dict[str, Any], templated: bool) -> Asked:
+    if templated and isinstance(body["prompt"], str):
+        rest = {key: value for key, value in body.items() if key != "prompt"}
+        return Asked(name, CHAT, {"messages": [{"role": "user", "content": body["prompt"]}], **rest})
+    return Asked(name, TEXT, body)

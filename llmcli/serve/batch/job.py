@@ -1,0 +1,122 @@
+"""A batch: lines in, answers out, and what it is that must be the same for a killed run to go on."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llmcli.runtime import identity
+from llmcli.runtime.runner import Runner
+from llmcli.runtime.sampling import RANDOM, SEEDS
+from llmcli.serve.batch import written
+from llmcli.serve.batch.asked import Asked, Damaged, asked, named
+from llmcli.serve.batch.journal import Journal
+from llmcli.serve.batch.lines import Input, Line, Survey
+from llmcli.serve.batch.plans import Plan, plain
+from llmcli.serve.batch.work import Task
+from llmcli.serve.problems import Problem, problem
+from llmcli.serve.registry import forms
+from llmcli.serve.schema.base import Document, Form
+from llmcli.serve.settings import Settings
+from quant.errors import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How lines are answered. `settings` hold where a line says nothing; `seed` is what the seeds of lines without
+    one are made from; `defaults` are fields of a body that has none of its own. `plan` makes a form a plan."""
+
+    settings: Settings
+    seed: int = 0
+    defaults: Mapping[str, Any] | None = None
+    plan: Callable[[Form], Plan] = plain
+
+
+def fingerprint(runner: Runner, rules: Rules, survey: Survey) -> dict[str, Any]:
+    """What the answers depend on. Threads, batch sizes and how many run at once are not among it: what they change is
+    how llama.cpp rounds, and --reproducible is for that."""
+    world, settings = identity.world(runner), rules.settings
+    return {
+        "input": survey.sha256, "lines": survey.count, "model": world.as_dict() if world else settings.name,
+        "name": settings.name, "context": runner.n_ctx, "sampling": settings.sampling.as_dict(),
+        "system": settings.system, "stops": list(settings.stops), "predict": settings.max_tokens, "seed": rules.seed,
+        "defaults": dict(rules.defaults or {}), "plan": rules.plan.__name__,
+    }  # fmt: skip
+
+
+class Job:
+    """One batch: makes lines into tasks, and what comes of them into lines of the journal.
+
+    `renamed` are other models that lines have named; this one answers them.
+    """
+
+    def __init__(self, runner: Runner, rules: Rules, identity: Mapping[str, Any]) -> None:
+        self.runner, self.rules = runner, rules
+        self.id = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        self.renamed: set[str] = set()
+        self._lines: dict[int, tuple[str, int]] = {}  # of tasks that have not ended: name and number
+
+    def tasks(self, source: Input, journal: Journal) -> Iterator[Task]:
+        """A task for each line that is not finished."""
+        for line in source.lines():
+            if not journal.has(line.index):
+                yield self._task(line)
+
+    def _task(self, line: Line) -> Task:
+        self._lines[line.index] = named(line), line.number
+        try:
+            wants = asked(line, templated=self.runner.template is not None)
+            return Task.begin(line.index, self.rules.plan(self._form(wants)))
+        except Refusal as error:
+            return Task(line.index, None, refusal=error)
+
+    def line(self, index: int, came: Document | Refusal) -> bytes:
+        """The line of OUT for a task that has ended."""
+        name, number = self._lines.pop(index)
+        if isinstance(came, Damaged):
+            return written.damaged(self.id, index, name, number, came.code, str(came))
+        if isinstance(came, Refusal):
+            return written.refused(self.id, index, name, problem(came))
+        return written.answered(self.id, index, name, came)
+
+    def failed(self, out: Path, count: int) -> int | None:
+        """How many lines of OUT have no answer; None where it is not what this batch comes to.
+
+        All its lines bear the ids that they would get, and OUT is only ever put there whole.
+        """
+        failed = 0
+        try:
+            with out.open("rb") as stream:
+                for index in range(count):
+                    begin = b'{"id":"%s"' % written.line_id(self.id, index).encode()
+                    if stream.read(len(begin)) != begin or not (rest := stream.readline()).endswith(b"\n"):
+                        return None
+                    failed += written.ANSWERED not in rest
+                return None if stream.read(1) else failed
+        except OSError:
+            return None
+
+    def _form(self, wants: Asked) -> Form:
+        make = forms().get(wants.url)
+        if make is None:
+            known = ", ".join(sorted(forms()))
+            raise Problem(f"nothing here answers {wants.url[:100]!r}; there is {known}", 404, param="url")
+        body, settings = {**(self.rules.defaults or {}), **wants.body}, self.rules.settings
+        if isinstance(body.get("model"), str) and body["model"] not in settings.names:
+            self.renamed.add(body.pop("model"))
+        if body.pop("stream", None):
+            raise Problem("a batch answers whole: leave out stream", param="stream")
+        form: Form = make(body, self.runner, settings)
+        if any(request.sampling.seed == RANDOM for request in form.requests):
+            seed = self._seed(wants.custom_id)
+            form.requests = tuple(
+                replace(request, sampling=replace(request.sampling, seed=(seed + number) % SEEDS))
+                for number, request in enumerate(form.requests)
+            )
+        return form
+
+    def _seed(self, name: str) -> int:
+        """The seed of a line that has none: the same in whatever order lines are answered."""
+        return int.from_bytes(hashlib.sha256(f"{self.rules.seed}:{name}".encode()).digest()[:8]) % SEEDS

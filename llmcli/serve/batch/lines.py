@@ -1,0 +1,110 @@
+"""The lines of a batch's input, whatever is in them: JSONL from a file, a pipe or gzip, read twice and never whole.
+
+The first reading counts and hashes, so that a later run knows whether it is the same input; the second gives the
+lines. It knows bytes and numbers of lines, not what they ask for.
+"""
+
+import gzip
+import hashlib
+import io
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from llmcli.errors import UserError
+
+MOST = 16 << 20  # bytes of a line; a context of a million tokens is 4 MB of text
+PIECE = 1 << 20
+GZIP, BOM = b"\x1f\x8b", b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that is not blank: the `index`-th of these, from 0; `number` counts all lines, from 1. `raw` has no
+    newline; of one that is too long there is only its size."""
+
+    index: int
+    number: int
+    raw: bytes
+    too_long: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What the first reading found: lines that are not blank, the sha256 of all bytes, and the number of the last
+    line where no newline ends it (0 where one does)."""
+
+    count: int
+    sha256: str
+    unended: int
+
+
+class Input:
+    """An input that can be read again. `name` is what people call it."""
+
+    def __init__(self, stream: BinaryIO, name: str) -> None:
+        self._stream, self.name = stream, name
+
+    def survey(self) -> Survey:
+        """Read all of it once."""
+        sha, count, unended = hashlib.sha256(), 0, 0
+        for number, (raw, size) in enumerate(self._read(sha.update), 1):
+            count += bool(raw.strip()) or size > MOST
+            unended = 0 if raw.endswith(b"\n") else number
+        return Survey(count, sha.hexdigest(), unended)
+
+    def lines(self) -> Iterator[Line]:
+        """The lines that are not blank, in order."""
+        index = 0
+        for number, (raw, size) in enumerate(self._read(), 1):
+            raw = raw.removeprefix(BOM if number == 1 else b"").strip()
+            if size > MOST or raw:
+                yield Line(index, number, b"", size) if size > MOST else Line(index, number, raw)
+                index += 1
+
+    def _read(self, see: Callable[[bytes], object] = lambda piece: None) -> Iterator[tuple[bytes, int]]:
+        """Every line and its size; of one that is too long the last piece. `see` is shown all bytes."""
+        self._stream.seek(0)
+        try:
+            while raw := self._stream.readline(MOST):
+                see(raw)
+                size = len(raw)
+                while not raw.endswith(b"\n") and (more := self._stream.readline(PIECE)):
+                    see(raw := more)
+                    size += len(more)
+                yield raw, size
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise UserError(f"{self.name} is damaged gzip: {error}", hint="make it anew: gzip -t tells") from None
+
+
+@contextmanager
+def opened(name: str, beside: Path) -> Iterator[Input]:
+    """The input called `name`; `-` is stdin, which is kept in a file without a name in the folder `beside`.
+
+    Raises UserError where it cannot be read.
+    """
+    with ExitStack() as stack:
+        if name == "-":
+            stream: BinaryIO = stack.enter_context(tempfile.TemporaryFile(dir=beside))
+            shutil.copyfileobj(sys.stdin.buffer, stream)
+        else:
+            try:
+                stream = stack.enter_context(Path(name).expanduser().open("rb"))
+            except OSError as error:
+                raise UserError(f"cannot read {name}: {error.strerror}", hint="check the name") from None
+            if not stream.seekable():
+                piped = stream
+                stream = stack.enter_context(tempfile.TemporaryFile(dir=beside))
+                shutil.copyfileobj(piped, stream)
+        stream.seek(0)
+        packed = stream.read(len(GZIP)) == GZIP
+        stream.seek(0)
+        if packed:
+            stream = stack.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=stream)))
+        yield Input(stream, "stdin" if name == "-" else name)

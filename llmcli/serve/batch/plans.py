@@ -1,0 +1,28 @@
+"""How a line is answered: one request after another, or several at once, as a generator.
+
+A plan yields what is to be asked, gets the answers in that order, and returns the document. It knows requests, not
+the engine.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from llmcli.runtime.request import Answer, Request
+from llmcli.serve.schema.base import Document, Form
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One prompt and how many answers to it."""
+
+    request: Request
+    samples: int = 1
+
+
+Plan = Generator[Sequence[Wanted], list[list[Answer]], Document]
+
+
+def plain(form: Form) -> Plan:
+    """What the line says."""
+    answers = yield [Wanted(request, form.samples) for request in form.requests]
+    return form.whole([answer for several in answers for answer in several])

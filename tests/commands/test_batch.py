@@ -1,0 +1,168 @@
+"""`llmcli batch` through the command line: lines in, lines out, stopped and gone on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcli.runtime.engine import Engine
+from quant import convert, quantize
+from tests.commands.conftest import Done
+from tests.quant import checkpoint
+
+Llmcli = Callable[..., Done]
+Fake = Callable[..., list[Any]]
+
+MIXED = [
+    '{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [{"role": "user", '
+    '"content": "hi"}], "n": 2, "temperature": 0}}',
+    '"one"', "{bad", "", '{"prompt": "two", "max_tokens": 2}', '{"messages": [{"role": "king", "content": ""}]}',
+]  # fmt: skip
+
+
+def written(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def lines(tmp_path: Path, *rows: str) -> str:
+    (tmp_path / "in.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    return str(tmp_path / "in.jsonl")
+
+
+def test_every_line_gets_its_own_in_its_place(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+    fake(b"hello")
+    out = tmp_path / "out.jsonl"
+    done = llmcli("batch", "fake", lines(tmp_path, *MIXED), "-o", str(out), "--json")
+    assert done.code == 1
+    assert "2 of 5 lines have no answer" in done.err
+    rows = written(out)
+    assert [row["custom_id"] for row in rows] == ["a", "line-2", "line-3", "line-5", "line-6"]
+    bodies = [row["response"]["body"] if row["response"] else {} for row in rows]
+    texts = [[choice["message"]["content"] for choice in body.get("choices", [])] for body in bodies]
+    assert texts == [["hello", "hello"], ["hello"], [], ["he"], []]
+    prompt = bodies[0]["usage"]["prompt_tokens"]
+    assert bodies[0]["usage"] == {
+        "prompt_tokens": prompt, "completion_tokens": 10, "total_tokens": prompt + 10,
+    }  # fmt: skip
+    assert rows[2]["error"]["line"] == 3
+    assert (rows[4]["response"]["status_code"], rows[4]["error"]) == (400, None)
+    assert rows[4]["response"]["body"]["error"]["param"] == "messages[0].role"
+    document = json.loads(done.out)
+    assert (document["lines"], document["failed"], document["finished"]) == (5, 2, True)
+    assert document["path"] == str(out)
+
+
+def test_the_openai_client_reads_what_is_written(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+    openai = pytest.importorskip("openai.types.chat")
+    fake(b"hello")
+    llmcli("batch", "fake", lines(tmp_path, '"one"'), "-o", str(tmp_path / "out"))
+    (row,) = written(tmp_path / "out")
+    found = openai.ChatCompletion.model_validate(row["response"]["body"], strict=True)
+    assert found.choices[0].message.content == "hello"
+
+
+def test_a_finished_file_is_recognised_and_forced(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+    fake(b"hello")
+    words = ("batch", "fake", lines(tmp_path, '"one"', '"two"'), "-o", str(tmp_path / "out"))
+    assert "2 lines, " in llmcli(*words).out
+    before = (tmp_path / "out").read_bytes()
+    assert "made before" in llmcli(*words).out
+    assert "made before" not in llmcli(*words, "--force").out
+    assert (tmp_path / "out").read_bytes() == before
+    other = llmcli(*words, "--temp", "0.3")  # other settings: a new file in its place
+    assert "made before" not in other.out
+    assert (tmp_path / "out").read_bytes() != before
+
+
+def test_stdin_is_an_input(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+    fake(b"hello")
+    assert llmcli("batch", "fake", "-", "-o", str(tmp_path / "out"), stdin=b'"a"\n"b"').code == 0
+    assert len(written(tmp_path / "out")) == 2
+
+
+@pytest.mark.parametrize("stop_at", [1, 3, 9])
+def test_a_stopped_batch_goes_on_and_comes_to_the_same(
+    llmcli: Llmcli, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
+) -> None:
+    fake(b"hello")
+    given = lines(tmp_path, *(f'"{n}"' for n in range(20)))
+    llmcli("batch", "fake", given, "-o", str(tmp_path / "whole"), "-np", "2")
+    step, count = Engine.step, 0
+
+    def stopping(engine: Engine) -> Any:
+        nonlocal count
+        count += 1
+        if count == stop_at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(engine)
+
+    words = ("batch", "fake", given, "-o", str(tmp_path / "out"), "-np", "2")
+    monkeypatch.setattr(Engine, "step", stopping)
+    done = llmcli(*words)
+    assert done.code == 130
+    assert "the same command goes on" in done.err
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(Engine, "step", step)
+    assert llmcli(*words).code == 0
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_what_is_there_of_another_input_is_refused(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+    fake(b"hello")
+    (tmp_path / ".out.journal").write_text('{"form": "llmcli batch 1", "input": "x"}\n')
+    done = llmcli("batch", "fake", lines(tmp_path, '"one"'), "-o", str(tmp_path / "out"))
+    assert done.code == 1
+    assert "another input" in done.err
+    assert "--force begins anew" in done.err
+
+
+def test_seeds_come_from_names_and_not_from_places(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+    fake(lambda tokens: len(tokens) % 2 + 60)  # what is drawn depends on the seed
+    rows = [json.dumps({"custom_id": f"n{n}", "prompt": "same", "max_tokens": 8}) for n in range(6)]
+    hot = ("--temp", "100", "--top-k", "0", "--min-p", "0", "--top-p", "1")
+    llmcli("batch", "fake", lines(tmp_path, *rows), "-o", str(tmp_path / "one"), *hot)
+    llmcli("batch", "fake", lines(tmp_path, *reversed(rows)), "-o", str(tmp_path / "two"), *hot, "-np", "2")
+    llmcli("batch", "fake", lines(tmp_path, *rows), "-o", str(tmp_path / "three"), *hot, "-s", "7")
+
+    assert texts(tmp_path / "one") == texts(tmp_path / "two") != texts(tmp_path / "three")
+    assert len(set(texts(tmp_path / "one").values())) > 1
+
+
+@pytest.fixture(scope="module")
+def model(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random llama with heads of 32, as the reproducible mode's cache needs them."""
+    folder = tmp_path_factory.mktemp("grown")
+    grown, out = checkpoint.grown(stories, folder / "model", hidden=256, layers=2, shards=1), folder / "q8.gguf"
+    quantize.run(quantize.plan(convert.open_folder(grown), "Q8_0"), out, threads=1)
+    return out
+
+
+def test_killed_twice_the_file_is_an_unbroken_runs(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+    rows = [json.dumps({"prompt": f"Once {n} upon", "max_tokens": 6 + n % 20}) for n in range(50)]
+    own = ["batch", str(model), lines(tmp_path, *rows), "--reproducible", "-t", "1"]
+    own += ["--chat-template", "{{ messages[0].content }}", "-o"]
+    words = [sys.executable, "-m", "llmcli.app", *own]
+    assert llmcli(*own, str(tmp_path / "whole"), "-np", "4").code == 0
+    journal = tmp_path / ".out.journal"
+    for kill_at in (3, 25):
+        child = subprocess.Popen([*words, str(tmp_path / "out"), "-np", "4"], stderr=subprocess.DEVNULL)
+        while child.poll() is None and (not journal.exists() or journal.read_bytes().count(b"\n") < kill_at):
+            os.sched_yield()
+        child.kill()
+        child.wait()
+        assert not (tmp_path / "out").exists()
+    done = subprocess.run([*words, str(tmp_path / "out"), "-np", "4"], check=True, capture_output=True, text=True)
+    assert "going on after" in done.stderr
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert llmcli(*own, str(tmp_path / "seven"), "-np", "7", "-c", "1500").code == 0
+    assert texts(tmp_path / "seven") == texts(tmp_path / "whole")
+
+
+def texts(path: Path) -> dict[str, str]:
+    return {row["custom_id"]: row["response"]["body"]["choices"][0]["message"]["content"] for row in written(path)}
