@@ -49,7 +49,7 @@ def host(ref: str, given: "Flags", config: "Config", ui: "UI", parallel: int = P
     from llmcli.runtime.schedule import Schedule
 
     check(given)
-    with closing(Models(given, config, ui, talks=True, parallel=parallel)) as models:
+    with closing(Models(given, config, ui, talks=True, parallel=parallel, answers=False)) as models:
         opened = models.first(ref)
         opened.runner.engine.schedule = Schedule(running=parallel)
         sampling = defaults().with_values(opened.settings).with_values(given.settings)

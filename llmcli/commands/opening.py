@@ -29,13 +29,17 @@ class Models:
     """The model of one talk, held open until the next one is there or the talk is over.
 
     What was typed on the command line holds for all of them, but `--quant` and `--chat-template`, which were meant
-    for the first. `talks`: more than one answer is to come; `parallel`: so many at once.
+    for the first. `talks`: more than one answer is to come; `parallel`: so many at once. Without
+    `answers` a model made for embeddings is opened, too.
     """
 
-    def __init__(self, given: Flags, config: Config, ui: UI, talks: bool, parallel: int = 1) -> None:
+    def __init__(
+        self, given: Flags, config: Config, ui: UI, talks: bool, parallel: int = 1, answers: bool = True
+    ) -> None:
         fit.check(given.options)
         workers.join(given.rpc, given.tensor_split, ui)
-        self.given, self.config, self.ui, self.talks, self.parallel = given, config, ui, talks, parallel
+        self.given, self.config, self.ui = given, config, ui
+        self.talks, self.parallel, self.answers = talks, parallel, answers
         self._template = flags.template_text(given.chat_template) if given.chat_template else None
         self._held = ExitStack()
 
@@ -92,13 +96,13 @@ class Models:
         options = wish.options
         opened = stack.enter_context(runner.open_runner(
             model.path, options, template=template, raw=given.raw, slots=wish.slots, gpu_layers=gpu_layers,
-            native_sampling=self.config.native_sampling, drafting=drafting,
+            native_sampling=self.config.native_sampling, drafting=drafting, answers=self.answers,
         ))  # fmt: skip
         if options.reproducible:
             ui.note(reproducible.COVERS)
         if drafting.asked and opened.engine.means.speculation is None:
             ui.note("nothing is guessed: measured just now, several rows of a pass cost as much as so many passes")
-        if opened.template is None and not given.raw:
+        if opened.template is None and opened.generates and not given.raw:
             ui.note(f"{model.name} is a base model (no chat template): it continues the text")
         file_bytes = sum(file.stat().st_size for file in opened.header.files)
         return Opened(model.name, opened, file_bytes, model.system, model.settings)

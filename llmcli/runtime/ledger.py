@@ -163,6 +163,11 @@ class Ledger:
         """How many slots nobody is using."""
         return self._busy.count(False)
 
+    @property
+    def in_use(self) -> list[int]:
+        """The slots of answers that are being made."""
+        return [slot for slot, busy in enumerate(self._busy) if busy]
+
     def claim(self) -> int:
         """Take an idle slot and empty it: one that holds nothing, else the longest unused."""
         slot = self._oldest([slot for slot, busy in enumerate(self._busy) if not busy])

@@ -210,6 +210,8 @@ class Runner:
 
     def check(self, request: Request, samples: int = 1) -> None:
         """Raise UserError for a request that this model and its context cannot answer."""
+        if not self.generates:
+            raise no_cache()
         logit_bias.check(request.sampling["logit_bias"], self.model.n_vocab)
         count = len(request.tokens)
         if count == 0:

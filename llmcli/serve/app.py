@@ -19,6 +19,7 @@ from llmcli.serve.problems import Problem, document, problem
 from llmcli.serve.routes.base import Route, Service
 from llmcli.serve.settings import Settings
 from llmcli.serve.stream import Gone, json_response
+from llmcli.serve.vectors import Vectors
 from quant.errors import Refusal
 
 NOBODY = 499  # nginx's status for a client that has gone; it is not sent to anybody
@@ -26,7 +27,7 @@ NOBODY = 499  # nginx's status for a client that has gone; it is not sent to any
 
 def make_app(bridge: Bridge, settings: Settings) -> Starlette:
     """The application over a bridge, which whoever made it closes."""
-    service = Service(bridge, settings)
+    service = Service(bridge, settings, Vectors(bridge))
     middleware = [Middleware(
         CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"]
     )] if settings.cors else []  # fmt: skip

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 from llmcli.errors import UserError
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.runner import Runner
+from llmcli.serve.meter import Meter
 from llmcli.types import Event
 
 T = TypeVar("T")
@@ -107,6 +108,9 @@ class Answering(AsyncIterator[Event]):
         """On the loop: what has come."""
         self._arrived += told
         self._wake.set()
+        for _, answer in told:
+            if answer is not None:
+                self._bridge.meter.over(answer)
 
     def fail(self, error: BaseException) -> None:
         """On the loop: nothing more comes."""
@@ -122,6 +126,7 @@ class Bridge:
 
     def __init__(self, runner: Runner, parallel: int = 4, waiting: int = 64) -> None:
         self.runner, self.parallel, self.most_waiting = runner, parallel, waiting
+        self.meter = Meter()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._streams: dict[int, tuple[Answering, int]] = {}  # by the engine's id: whose, and which sample
         self._lock = threading.Lock()
@@ -152,10 +157,12 @@ class Bridge:
         Raises Busy or Stopping at once.
         """
         if self.stopping:
+            self.meter.refused("stopping")
             raise self._error or Stopping()
         answering = Answering(self, requests, samples)
         with self._lock:
             if self._open and self._open + answering.count > self.parallel + self.most_waiting:
+                self.meter.refused("busy")
                 raise Busy(self._open, self._patience())
             self._open += answering.count
         self._inbox.put(partial(self._submit, answering, time.perf_counter()))
@@ -223,7 +230,8 @@ class Bridge:
 
     def _step(self) -> None:
         try:
-            events = self.runner.engine.step()
+            if events := self.runner.engine.step():
+                self.meter.heard()
         except UserError as error:  # damaged weights: no pass will do better
             for one in tuple(self._streams):
                 self.runner.engine.drop(one)
@@ -247,7 +255,9 @@ class Bridge:
     def _submit(self, answering: Answering, asked: float) -> None:
         if answering.closed or self._ended or self._error:
             self._count(-answering.count)
-            if not answering.closed:
+            if answering.closed:
+                self.meter.gone(answering.count)
+            else:
                 _soon(answering.loop, partial(answering.fail, self._error or Stopping()))
             return
         numbers = iter(range(answering.count))
@@ -266,6 +276,7 @@ class Bridge:
             self.runner.engine.drop(one)
             del self._streams[one]
             self._count(-1)
+            self.meter.gone(1)
 
     def _cancel_all(self) -> None:
         for one in self._streams:

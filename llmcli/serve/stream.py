@@ -34,8 +34,13 @@ async def body(request: Request, most: int) -> dict[str, Any]:
         raw += part
         if len(raw) > most:
             raise _large(most)
+    return parsed(bytes(raw))
+
+
+def parsed(raw: bytes) -> dict[str, Any]:
+    """The JSON object that bytes are; raises Problem where they are none."""
     try:
-        found = json.loads(bytes(raw), parse_constant=_no_number)
+        found = json.loads(raw, parse_constant=_no_number)
     except UnicodeDecodeError as error:
         raise Problem(f"the body is not UTF-8 at byte {error.start}") from None
     except RecursionError:

@@ -29,6 +29,7 @@ class Model:
         self.add_bos: bool = library.llama_vocab_get_add_bos(self.vocab)
         self.bos: int | None = _id(library.llama_vocab_bos(self.vocab))
         self.eos: int | None = _id(library.llama_vocab_eos(self.vocab))
+        self.n_embd: int = library.llama_model_n_embd_out(pointer)
         self.n_ctx_train: int = library.llama_model_n_ctx_train(pointer)
         self.n_params: int = library.llama_model_n_params(pointer)
         self.nbytes: int = library.llama_model_size(pointer)

@@ -59,7 +59,7 @@ class Pooled:
         self._memory = library.llama_get_memory(pointer)
         self.n_vocab = model.n_vocab
         self.n_ctx: int = library.llama_n_ctx(pointer)
-        self.size: int = library.llama_model_n_embd_out(model.pointer)
+        self.size = model.n_embd
         self._batch, self._positions = Batch(options.rows), Positions(options.texts)
         self._encodes = library.llama_model_has_encoder(model.pointer)
         self._held = 0

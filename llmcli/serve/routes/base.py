@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from llmcli.serve.bridge import Bridge
 from llmcli.serve.settings import Settings
+from llmcli.serve.vectors import Vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Service:
 
     bridge: Bridge
     settings: Settings
+    vectors: Vectors
 
 
 Handler = Callable[[Service, Request], Awaitable[Response]]

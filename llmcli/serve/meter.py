@@ -1,0 +1,190 @@
+"""What a server counts: answers as they end, refusals, clients that went; and Prometheus' text of it.
+
+Definitions of the times: notes of `bench load` (a token's gap to the one before; the first one's from the call). It
+knows nothing of HTTP.
+
+2026-11-22: written by hand, not with prometheus-client. Most figures here are the engine's own and are read when they
+are asked for; that library would keep each a second time, in one registry for the whole process, to save the forty
+lines below.
+"""
+
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from llmcli.runtime.request import Answer
+from llmcli.runtime.runner import KVReport
+from llmcli.runtime.schedule import Load
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Upper ends in seconds: vLLM's, and finer ones below, where a small model's tokens lie.
+FIRST = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+GAPS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
+WHOLE = (
+    0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+)  # fmt: skip
+LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+HISTOGRAMS = {
+    "time_to_first_token_seconds": ("From the call to the first token.", FIRST),
+    "inter_token_latency_seconds": ("Gaps between the tokens of an answer.", GAPS),
+    "request_time_per_output_token_seconds": ("Mean gap of an answer of two tokens or more.", GAPS),
+    "request_prefill_time_seconds": ("Passes over a prompt.", FIRST),
+    "e2e_request_latency_seconds": ("From the call to the last token.", WHOLE),
+    "request_prompt_tokens": ("Tokens of a prompt.", LENGTHS),
+    "request_generation_tokens": ("Tokens of an answer.", LENGTHS),
+}
+
+
+class Histogram:
+    """How many values lie below each of some ends."""
+
+    def __init__(self, ends: Sequence[float]) -> None:
+        self.ends, self.counts, self.sum = ends, [0] * (len(ends) + 1), 0.0
+
+    def add(self, values: Iterable[float]) -> None:
+        """Take values in; one on an end belongs below it."""
+        for value in values:
+            self.counts[bisect_left(self.ends, value)] += 1
+            self.sum += value
+
+    def lines(self, name: str) -> Iterator[str]:
+        """Prometheus' form: counts up to each end, each with all below it."""
+        total = 0
+        for end, count in zip((*map(str, self.ends), "+Inf"), self.counts, strict=True):
+            total += count
+            yield f'{name}_bucket{{le="{end}"}} {total}'
+        yield f"{name}_sum {self.sum:.9g}"
+        yield f"{name}_count {total}"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is read off the engine when somebody asks."""
+
+    load: Load
+    kv: KVReport
+    saved_cells: int
+    resident_bytes: int | None
+
+
+class Meter:
+    """The counts of one server; callable from every thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._histograms = {name: Histogram(ends) for name, (_, ends) in HISTOGRAMS.items()}
+        self._finished: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._cached = self._gone = self._embedded = self._drafted = self._accepted = 0
+        self._last: float | None = None
+
+    def heard(self) -> None:
+        """A token has come."""
+        self._last = time.monotonic()
+
+    @property
+    def last_token_age(self) -> float | None:
+        """Seconds since the last token of any answer; None before the first."""
+        return None if self._last is None else time.monotonic() - self._last
+
+    def over(self, answer: Answer) -> None:
+        """An answer has ended."""
+        gaps = [token.ms / 1e3 for token in answer.tokens[1:]]
+        told: dict[str, list[float]] = {
+            "request_prompt_tokens": [answer.prompt_tokens], "request_generation_tokens": [len(answer.tokens)],
+            "request_prefill_time_seconds": [answer.prompt_ms / 1e3], "inter_token_latency_seconds": gaps,
+        }  # fmt: skip
+        if answer.tokens:
+            told["time_to_first_token_seconds"] = [answer.ttft_ms / 1e3]
+            told["e2e_request_latency_seconds"] = [answer.ttft_ms / 1e3 + sum(gaps)]
+        if gaps:
+            told["request_time_per_output_token_seconds"] = [answer.tpot_ms / 1e3]
+        with self._lock:
+            self._finished[answer.finish] += 1
+            self._cached += answer.cached_tokens
+            self._drafted += answer.drafted or 0
+            self._accepted += answer.accepted
+            for name, values in told.items():
+                self._histograms[name].add(values)
+
+    def gone(self, count: int) -> None:
+        """So many answers were given up because nobody reads them."""
+        with self._lock:
+            self._gone += count
+
+    def refused(self, reason: str) -> None:
+        """A request was not taken."""
+        with self._lock:
+            self._refused[reason] += 1
+
+    def embedded(self, tokens: int) -> None:
+        """Texts of so many tokens have become vectors."""
+        with self._lock:
+            self._embedded += tokens
+
+    def text(self, model: str, standing: Standing) -> str:
+        """All of it for Prometheus."""
+        with self._lock:
+            lines = [*self._counters(standing), *self._gauges(model, standing)]
+            for name, (about, _) in HISTOGRAMS.items():
+                lines += _head(name, "histogram", about)
+                lines += self._histograms[name].lines(f"llmcli_{name}")
+        return "\n".join(lines) + "\n"
+
+    def _counters(self, standing: Standing) -> Iterator[str]:
+        load = standing.load
+        for name, about, value in (
+            ("prompt_tokens", "Prompt tokens computed.", load.prompt_tokens),
+            ("prompt_tokens_cached", "Prompt tokens that the cache held.", self._cached),
+            ("generation_tokens", "Tokens drawn.", load.tokens),
+            ("requests_cancelled", "Answers given up because their client went.", self._gone),
+            ("embedding_tokens", "Tokens of texts that became vectors.", self._embedded),
+            ("spec_decode_num_draft_tokens", "Tokens guessed.", self._drafted),
+            ("spec_decode_num_accepted_tokens", "Guesses that were right.", self._accepted),
+        ):
+            yield from _head(f"{name}_total", "counter", about)
+            yield f"llmcli_{name}_total {value}"
+        yield from _head("request_success_total", "counter", "Answers ended, by why.")
+        for reason in ("stop", "length", "cancelled", "context_full", "repetition", "failed"):
+            yield f'llmcli_request_success_total{{finished_reason="{reason}"}} {self._finished[reason]}'
+        yield from _head("admission_rejections_total", "counter", "Requests not taken, by why.")
+        for reason in ("busy", "stopping"):
+            yield f'llmcli_admission_rejections_total{{reason="{reason}"}} {self._refused[reason]}'
+
+    def _gauges(self, model: str, standing: Standing) -> Iterator[str]:
+        load, kv = standing.load, standing.kv
+        for name, about, value in (
+            ("num_requests_running", "Answers being made.", load.running),
+            ("num_requests_waiting", "Answers that wait.", load.waiting),
+            ("num_requests_preempted", "Of those that wait, begun and stopped for room.", load.preempted),
+            ("kv_cells", "Cells of the cache.", load.size),
+            ("kv_cells_used", "Cells that hold a token.", load.cells),
+            ("kv_cells_saved", "Further cells that would be used if nothing were shared.", standing.saved_cells),
+            ("kv_cache_usage_perc", "Share of cells that hold a token, 0 to 1.", load.cells / load.size),
+            ("kv_cache_bytes", "Bytes of the cache.", kv.allocated_bytes or kv.predicted_bytes),
+            ("last_token_age_seconds", "Since the last token of any answer.", self.last_token_age),
+        ):
+            if value is not None:
+                yield from _head(name, "gauge", about)
+                yield f"llmcli_{name} {value:.9g}"
+        if standing.resident_bytes is not None:
+            yield "# HELP process_resident_memory_bytes Resident memory."
+            yield "# TYPE process_resident_memory_bytes gauge"
+            yield f"process_resident_memory_bytes {standing.resident_bytes}"
+        yield from _head("model_info", "gauge", "The model that is served.")
+        yield f'llmcli_model_info{{model="{_escaped(model)}"}} 1'
+
+
+def _head(name: str, kind: str, about: str) -> tuple[str, str]:
+    return f"# HELP llmcli_{name} {about}", f"# TYPE llmcli_{name} {kind}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,25 @@
+"""`/metrics`: what the server counts, as Prometheus' text."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmcli.hardware.host import resident_memory
+from llmcli.runtime.runner import Runner
+from llmcli.serve.meter import CONTENT_TYPE, Standing
+from llmcli.serve.routes.base import Route, Service
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    """Read off the engine between two steps."""
+    bridge = service.bridge
+    standing = await bridge.call(lambda: _standing(bridge.runner))
+    return Response(bridge.meter.text(service.settings.name, standing), media_type=CONTENT_TYPE)
+
+
+def _standing(runner: Runner) -> Standing:
+    ledger = runner.engine.ledger
+    saved = sum(map(len, ledger.tokens)) - ledger.used
+    return Standing(runner.engine.load, runner.kv_report(), saved, resident_memory())
+
+
+ROUTES = (Route("/metrics", metrics),)

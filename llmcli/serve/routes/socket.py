@@ -1,0 +1,132 @@
+"""`/v1/ws`: the same requests over a WebSocket, several at once.
+
+A message asks: {"id": "a", "path": "/v1/chat/completions", "body": {…}}, the path being that of a form or of
+/v1/embeddings. What comes of it carries its id: {"id": "a", "data": {…}}, a chunk each where the body says
+stream, else the whole document; at the end {"id": "a", "done": true}, or {"id": "a", "error": {…}} alone.
+{"id": "a", "cancel": true} ends it within a step. When the socket closes, everything of it ends.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from llmcli.serve import registry
+from llmcli.serve.problems import Problem, document, problem
+from llmcli.serve.routes.base import Route, Service
+from llmcli.serve.routes.embeddings import embedded
+from llmcli.serve.schema.base import Form, encoded
+from llmcli.serve.schema.fields import Fields
+from llmcli.serve.stream import parsed
+from quant.errors import Refusal
+
+AT_ONCE = 64  # requests of one socket
+LONGEST_ID = 100  # characters
+EMBEDDINGS = "/v1/embeddings"
+
+
+class Talk:
+    """One socket and the requests that are under way on it."""
+
+    def __init__(self, service: Service, socket: WebSocket) -> None:
+        self._service, self._socket = service, socket
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._sending = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Until the socket closes."""
+        try:
+            while True:
+                await self._hear(await self._socket.receive_text())
+        except (WebSocketDisconnect, KeyError):  # a message of bytes has no text
+            pass
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _hear(self, text: str) -> None:
+        name: str | None = None
+        try:
+            fields = Fields(parsed(text.encode("utf-8", "surrogatepass")))
+            name = fields.needed("id")
+            if not 0 < len(name) <= LONGEST_ID:
+                name = None
+                raise Problem(f"id must have 1 to {LONGEST_ID} characters", param="id")
+            if fields.flag("cancel"):
+                if task := self._tasks.get(name):
+                    task.cancel()
+            elif name in self._tasks:
+                raise Problem("this id is of a request that is not over", param="id", code="id_in_use")
+            elif len(self._tasks) >= AT_ONCE:
+                raise Problem(f"a socket has at most {AT_ONCE} requests at once", 429, code="busy")
+            else:
+                self._begin(name, fields)
+        except Refusal as error:
+            await self._say({"id": name, **document(problem(error))})
+
+    def _begin(self, name: str, fields: Fields) -> None:
+        path, body = fields.needed("path"), fields.table("body")
+        if path != EMBEDDINGS and path not in registry.forms():
+            known = ", ".join(sorted([*registry.forms(), EMBEDDINGS]))
+            raise Problem(f"path must be one of {known}", 404, param="path", code="not_found")
+        if body is None:
+            raise Problem("body is missing", param="body")
+        self._tasks[name] = asyncio.create_task(self._answer(name, path, body.values))
+
+    async def _answer(self, name: str, path: str, body: Mapping[str, Any]) -> None:
+        last: dict[str, Any] = {"done": True}
+        try:
+            if path == EMBEDDINGS:
+                await self._say({"id": name, "data": await embedded(self._service, body)})
+            else:
+                await self._generate(name, path, body)
+        except asyncio.CancelledError:
+            last = {"done": True, "cancelled": True}
+            if self._socket.client_state.name != "CONNECTED":
+                raise
+        except Refusal as error:
+            last = document(problem(error))
+        finally:
+            del self._tasks[name]
+        await self._say({"id": name, **last})
+
+    async def _generate(self, name: str, path: str, body: Mapping[str, Any]) -> None:
+        bridge = self._service.bridge
+        kind = registry.forms()[path]
+        form: Form = await bridge.prepare(kind, body, bridge.runner, self._service.settings)
+        async with aclosing(bridge.answer(*form.requests, samples=form.samples)) as answering:
+            async for event in answering:
+                if form.stream:
+                    for chunk in [*(form.begin() if not form.begun else ()), *form.show(event)]:
+                        await self._say({"id": name, "data": chunk})
+            chunks = form.end(answering.answers) if form.stream else [form.whole(answering.answers)]
+            for chunk in chunks:
+                await self._say({"id": name, "data": chunk})
+
+    async def _say(self, message: dict[str, Any]) -> None:
+        async with self._sending:  # whoever reads slowly holds up its own answers, and the engine never
+            await self._socket.send_text(encoded(message).decode())
+
+
+def known_page(socket: WebSocket, origins: tuple[str, ...]) -> bool:
+    """Whether the page that asks is our own or one that CORS allows: browsers let any page open a socket."""
+    origin = socket.headers.get("origin")
+    own = urlsplit(origin or "").netloc == socket.headers.get("host")
+    return origin is None or own or origin in origins or "*" in origins
+
+
+async def talk(service: Service, socket: WebSocket) -> None:
+    """Take a socket and serve it until it closes."""
+    if not known_page(socket, service.settings.cors):
+        await socket.close(1008, "this page is not allowed here: --cors")
+        return
+    await socket.accept()
+    await Talk(service, socket).run()
+
+
+ROUTES = (Route("/v1/ws", talk, socket=True),)
