@@ -17,8 +17,8 @@ Fold = Annotated[
         metavar="KINDS",
         help="Rescale and reorder channels exactly, so that rounding loses less: awq (columns that matter get more of "
         "a block's range), smooth (activations' range moves into weights), deal (channels dealt out over blocks), "
-        "several with commas; auto: what was found to pay. Needs --imatrix or --moments; each is kept where the error "
-        "falls.",
+        "several with commas; auto: what was found to pay. Chosen by --imatrix or --moments; each is kept where the "
+        "error falls.",
         show_default=True,
     ),
 ]

@@ -14,12 +14,15 @@ from llmcli.commands.pickles import offered
 from llmcli.commands.show import start
 from llmcli.commands.sizing import Sizing
 from llmcli.commands.writing import Reading, Writing
-from llmcli.errors import UserError
 from quant.methods import METHODS
 
 if TYPE_CHECKING:
+    from llmcli.commands import gathering
+    from quant.imatrix import Imatrix
+    from quant.methods.base import Method
     from quant.moments import Moments
     from quant.recipe import Wishes
+    from quant.source import Source
 
 DEFAULT = "Q4_K_M"
 _METHODS = "; ".join(f"{name}: {method.help}" for name, method in METHODS.items())
@@ -68,18 +71,36 @@ class Steering:
     ] = None
     moments: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Second moments, as calibrate --moments makes them; an imatrix as well."),
+        typer.Option(
+            metavar="FILE",
+            help="Second moments, as calibrate --moments makes them; an imatrix as well. Where a method or a fold "
+            "needs what was not given it is gathered with the text that ships, and kept.",
+        ),
     ] = None
     fold: Fold = "none"
 
-    def seconds(self, needed: bool, source: str) -> "Moments | None":
-        """The file of --moments, refused where it is `needed` and not given."""
-        from quant.moments import load
+    @property
+    def given(self) -> "tuple[Imatrix | None, Moments | None]":
+        """The files of --imatrix and --moments."""
+        from quant import imatrix, moments
 
-        if needed and not self.moments:
-            raise UserError(f"--method {self.method} needs second moments of what enters each weight",
-                            hint=f"llmcli calibrate {source} -o STATS --moments FILE, then --moments FILE")  # fmt: skip
-        return load(self.moments.expanduser()) if self.moments else None
+        sums = imatrix.load(self.imatrix.expanduser()) if self.imatrix else None
+        return sums, moments.load(self.moments.expanduser()) if self.moments else None
+
+    def missing(self, method: "Method") -> str:
+        """What wants a measurement that was not given, as a flag; "" where nothing does."""
+        from quant import accelerate
+
+        if method.needs == "moments" and not self.moments:
+            accelerate.torch(f"--method {method.name}")  # said before minutes of measuring
+            return f"--method {method.name}"
+        return f"--fold {self.fold}" if self.folds and not (self.moments or self.imatrix) else ""
+
+    def wish(self, method: "Method", source: "Source", writing: Writing) -> "gathering.Wish":
+        """The measurement that is missing."""
+        from llmcli.commands.gathering import Wish
+
+        return Wish(source, self.missing(method), method.needs == "moments", writing.threads, writing.dry_run)
 
     @property
     def folds(self) -> bool:
@@ -115,26 +136,28 @@ def quantize(
     writing: Writing,
 ) -> None:
     """Make a smaller GGUF from a checkpoint folder or a GGUF, in one pass, on all cores."""
-    from llmcli.commands import certifying, closing, folding, mixes, weights
-    from quant import imatrix as importance
+    from llmcli.commands import certifying, closing, folding, gathering, mixes, weights
     from quant import planning, recipe
     from quant import quantize as road
 
     config, ui = start(writing.json, writing.offline, reading.allow_pickle)
     how, wish = planning.named(steering.method), verifying.wish(writing.threads)
-    model = weights.find_model(source, config, ui, reading.keep_source or verifying.verify or steering.folds)
+    missing = steering.missing(how)
+    kept = reading.keep_source or verifying.verify or steering.folds or bool(missing)
+    model = weights.find_model(source, config, ui, kept)
     kind = recipe.parse(quant or (model.quant if model else None) or DEFAULT)
     if quant and quant.upper() in recipe.ALIASES:
         ui.note(f"{quant.upper()} means {kind.name}")
     wishes = mixing.wishes
     sizing.check(split=bool(split_max_size), typed=bool(quant) or wishes.any)
-    sums = importance.load(steering.imatrix.expanduser()) if steering.imatrix else None
-    moments = steering.seconds(how.needs == "moments", source)
+    sums, moments = steering.given
     most = planning.shard_size(split_max_size) if split_max_size else 0
     place, blobs = (model.path, model.blobs) if model else (Path(source), None)
     opened = weights.open_source(
         place, tokenizer=reading.tokenizer, pre=reading.pre, allow_pickle=reading.allow_pickle, blobs=blobs
     )
+    if missing:
+        sums, moments = gathering.gathered(steering.wish(how, opened, writing), sums, config, ui)
     steered = {"method": how.name, "imatrix": sums.digest if sums else "", "fold": steering.fold * steering.folds}
     steered |= {"moments": moments.digest} if moments else {}
     making = mixes.Making(

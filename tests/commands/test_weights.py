@@ -172,7 +172,6 @@ def test_a_model_in_shards_has_its_exact_size_told_before(run, model: Path, tmp_
         (["{model}", "-t", "q4_m"], 1, "there is no type 'q4_m'"),
         (["{model}", "--method", "magic"], 1, "there is no method 'magic'"),
         (["{model}", "--fold", "magic"], 1, "there is no fold 'magic'"),
-        (["{model}", "--fold", "awq"], 1, "nothing was measured"),
         (["{model}", "--tensor-type", "x"], 1, "is not REGEX=TYPE"),
         (["{model}", "--tensor-type", "atn_v=q8_0"], 1, "'atn_v' fits no tensor"),
         (["{model}", "-t", "f16", "--tensor-type", "attn_v=q8_0"], 1, "fits no tensor that F16 would quantize"),

@@ -1,0 +1,63 @@
+"""`llmcli quantize` where a method or a fold needs what was not given: gathered with the text that ships, once."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmcli.commands import texts
+from llmcli.commands.texts import SHIPPED, Text
+from quant import container
+from tests.commands.conftest import Done
+from tests.quant import tiny
+
+WORDS = "Once there was a bird that sang of rain, and the rain came down on the roofs of the town. " * 9
+
+
+@pytest.fixture(autouse=True)
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text that ships is a short one."""
+    monkeypatch.setattr(texts, "shipped", lambda *_: [Text(SHIPPED, WORDS)])
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=1)
+
+
+def codes(path: Path) -> list[bytes]:
+    """What a file holds behind its header, which names the moments' file."""
+    raw = path.read_bytes()
+    return [raw[one.offset : one.offset + one.nbytes] for one in container.read(path).tensors]
+
+
+def test_second_moments_are_those_of_calibrate_and_are_kept(
+    llmcli: Callable[..., Done], model: Path, home: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    one, two, three = (tmp_path / f"{name}.gguf" for name in ("one", "two", "three"))
+    words = ("quantize", str(model), "--q4_0", "--method", "gptq", "--threads", "1", "-o")
+    done = llmcli(*words, str(one))
+    assert done.code == 0, done.err
+    assert "--method gptq needs second moments: gathered from" in done.err
+    (kept,) = (home / "cache" / "calibrations").glob("*.moments.gguf")
+    again = llmcli(*words, str(two))
+    assert "gathered from" not in again.err
+    assert str(kept) in again.err
+    own, ctx = tmp_path / "own.moments", str(container.read(model).context_length)
+    said = ("-o", str(tmp_path / "s"), "--moments", str(own), "--ctx", ctx, "-t", "1")
+    assert llmcli("calibrate", str(model), *said).code == 0
+    assert llmcli(*words, str(three), "--moments", str(own)).code == 0
+    assert one.read_bytes() == two.read_bytes()
+    assert codes(one) == codes(three)
+    told = llmcli(*words, str(tmp_path / "none.gguf"), "--dry-run")
+    assert (told.code, "would gather first" in told.err) == (0, True)
+
+
+def test_folds_gather_an_imatrix(llmcli: Callable[..., Done], model: Path, home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    done = llmcli("quantize", str(model), "--q4_0", "--fold", "awq", "--threads", "1", "-o", str(out))
+    assert done.code == 0, done.err
+    assert "--fold awq needs an imatrix: gathered from" in done.err
+    assert "quantize.imatrix.file" in container.read(out).metadata
+    assert not list((home / "cache" / "calibrations").glob("*.moments.gguf"))
