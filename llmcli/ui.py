@@ -84,7 +84,7 @@ class UI:
         self,
         label: str,
         total: int | None,
-        unit: Literal["bytes", "tensors", "tests", "chunks", "sites", "lines"] = "bytes",
+        unit: Literal["bytes", "tensors", "tests", "chunks", "sites", "lines", "requests"] = "bytes",
         done: int = 0,
     ) -> Iterator[Bar]:
         """A progress bar on stderr: drawn on a terminal, one closing line elsewhere.
@@ -149,7 +149,8 @@ class UI:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self._console(sys.stderr),
-            auto_refresh=unit not in ("tests", "chunks"),  # a thread that redraws would be measured along with the test
+            # A thread that redraws would be measured along with the test.
+            auto_refresh=unit not in ("tests", "chunks", "requests"),
         )
 
     def _console(self, stream: TextIO, file: TextIO | None = None) -> "Console":

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HEAVY = {
     "torch", "llama_cpp", "transformers", "numpy", "gguf", "tokenizers", "prompt_toolkit", "rich",
-    "huggingface_hub", "jinja2", "llguidance", "starlette", "uvicorn", "websockets", "asyncio",
+    "huggingface_hub", "jinja2", "llguidance", "starlette", "uvicorn", "websockets", "asyncio", "aiohttp",
 }  # fmt: skip
 COMPLETION = {"_LLMCLI_COMPLETE": "complete_bash", "COMP_WORDS": "llmcli ", "COMP_CWORD": "1"}
 

@@ -25,7 +25,7 @@ MOST_BYTES = 1 << 26  # of a file of runs
 Row = Mapping[str, Any]
 
 # llama-bench's fields. A test is the same where TEST is; MACHINE is what may not differ without being asked for.
-TEST = ("n_prompt", "n_gen", "n_depth", "n_parallel", "sampling")
+TEST = ("n_prompt", "n_gen", "n_depth", "n_parallel", "sampling", "load", "mix", "shared")
 MACHINE = ("cpu_info", "gpu_info", "backends")
 SETTINGS = ("n_threads", "n_batch", "n_ubatch", "type_k", "type_v", "n_gpu_layers", "flash_attn")
 ABOUT = ("model_filename", "model_type", "model_size", "model_n_params", "build_commit", *SETTINGS)

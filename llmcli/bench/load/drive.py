@@ -1,0 +1,221 @@
+"""When requests are sent: so many at once (closed loop), or at times that do not wait for answers (open loop).
+
+The load stays as it is while it is measured: the first requests do not count, those after the last measured one are
+sent until that is answered, and then the client goes away from them. In an open loop a request is due at its time,
+and what it waits counts from then on, also where the client came late: a server that stalls cannot hide it by
+delaying the next question (coordinated omission).
+"""
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from llmcli.bench.load import saturation
+from llmcli.bench.load.record import Answer, Job
+
+Ask = Callable[[Job, Answer], Awaitable[None]]
+Arrivals = Literal["closed", "poisson", "gamma", "constant"]
+ARRIVALS: tuple[Arrivals, ...] = ("poisson", "gamma", "constant")
+HEARTBEAT = 0.02  # seconds between looks at the loop's own lateness
+MOST_WAITING = 4096  # requests that may be open at once in an open loop: more do not tell more
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is asked: `level` requests at once ("closed"), or a second. `burstiness`: the gaps of "gamma" have the
+    shape 1/burstiness, so 1 is Poisson and more comes in bursts. `seed` is of the gaps."""
+
+    arrivals: Arrivals
+    level: float
+    burstiness: float = 4.0
+    seed: int = 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether a new request waits for an answer."""
+        return self.arrivals == "closed"
+
+    @property
+    def name(self) -> str:
+        """As people say it."""
+        if self.closed:
+            return f"{self.level:g} at once"
+        shape = f"gamma({self.burstiness:g})" if self.arrivals == "gamma" else self.arrivals
+        return f"{self.level:g}/s {shape}"
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long is measured: until `requests` were sent and `seconds` are over, whichever are given; after `warmup`
+    requests that do not count (None: one round of a closed loop, two seconds' worth of an open one)."""
+
+    requests: int | None = 100
+    seconds: float | None = None
+    warmup: int | None = None
+
+    def first(self, load: Load) -> int:
+        """Requests that do not count."""
+        if self.warmup is not None:
+            return self.warmup
+        return int(load.level) if load.closed else min(20, math.ceil(2 * load.level))
+
+
+@dataclass(slots=True)
+class Run:
+    """What one load gave. `answers` are all, also those that do not count; from `began` to `ended` it was measured.
+
+    `late` is how late the client's own loop was, every HEARTBEAT, and `cpu` its seconds of CPU: what it adds to times,
+    and whether it was itself what limited. `stopped`: enough was known before the end.
+    """
+
+    load: Load
+    answers: list[Answer] = field(default_factory=list)
+    began: float = 0.0
+    ended: float = 0.0
+    late: list[float] = field(default_factory=list)
+    cpu: float = 0.0
+    stopped: bool = False
+
+    @property
+    def measured(self) -> list[Answer]:
+        """Those that count."""
+        return [one for one in self.answers if one.measured]
+
+    @property
+    def saturated(self) -> bool:
+        """Whether requests came faster than they were answered (open loop); see saturation.py."""
+        told = [one for one in self.measured if one.stamps]
+        return not self.load.closed and saturation.growing(
+            [one.scheduled for one in told], [float(one.beside) for one in told], [one.ttft for one in told]
+        )
+
+
+class Driver:
+    """One load on one server: sends, counts who is open, and knows when it is enough.
+
+    `enough` is asked after each measured answer, and ends the run early; `tick` is told of each.
+    """
+
+    def __init__(
+        self, ask: Ask, jobs: Iterator[Job], load: Load, length: Length, enough: Callable[[Run], bool],
+        tick: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.ask, self.jobs, self.load, self.length = ask, jobs, load, length
+        self.enough, self.tick = enough, tick
+        self.run = Run(load)
+        self.first = length.first(load)
+        self.sent = self.counted = self.open = self.left = 0
+        self.over = asyncio.Event()
+
+    async def measure(self) -> Run:
+        """Drive the load until all that counts is answered; the rest is left."""
+        began = time.process_time()
+        loads = self._closed() if self.load.closed else [self._open_loop()]
+        tasks = [asyncio.create_task(one) for one in (self._watch(), *loads)]
+        waiting = asyncio.create_task(self.over.wait())
+        try:
+            done, _ = await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {waiting}:
+                task.result()  # a bug of ours crashes here
+        finally:
+            for task in (waiting, *tasks):
+                task.cancel()
+            await asyncio.gather(waiting, *tasks, return_exceptions=True)
+        self.run.ended = max((one.ended for one in self.run.measured if one.ended), default=time.perf_counter())
+        self.run.cpu = time.process_time() - began
+        return self.run
+
+    def _closed(self) -> list[Awaitable[None]]:
+        return [self._worker() for _ in range(int(self.load.level))]
+
+    async def _worker(self) -> None:
+        while True:
+            await self._one(time.perf_counter())
+
+    async def _open_loop(self) -> None:
+        rng = random.Random(self.load.seed)
+        due = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for gap in gaps(self.load, rng):
+                due += gap
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                if self.open >= MOST_WAITING:
+                    self.run.stopped = True
+                    self.over.set()
+                    await asyncio.sleep(math.inf)
+                group.create_task(self._one(due))
+
+    async def _one(self, due: float) -> None:
+        """One request from its time to its end; the last one that counts ends the run."""
+        answer = Answer(due, beside=self.open)
+        answer.measured = self._counts(due)
+        self.run.answers.append(answer)
+        self.sent += 1
+        self.open += 1
+        try:
+            await self.ask(next(self.jobs), answer)
+        finally:
+            self.open -= 1
+        if answer.measured:
+            self.left -= 1
+            self.tick()
+            if self.enough(self.run):
+                self.run.stopped = True
+                self.over.set()
+            elif not self.left and self._complete(time.perf_counter()):
+                self.over.set()
+        if answer.error:
+            await asyncio.sleep(0.01)  # a server that refuses at once is not asked a thousand times a second
+
+    def _counts(self, due: float) -> bool:
+        """Whether a request that is due now is measured."""
+        if self.sent < self.first:
+            return False
+        if not self.counted:
+            self.run.began = due
+        elif self._complete(due):
+            return False
+        self.counted += 1
+        self.left += 1
+        return True
+
+    def _complete(self, now: float) -> bool:
+        """Whether all that counts was sent."""
+        length = self.length
+        return self.counted >= (length.requests or 1) and now - self.run.began >= (length.seconds or 0)
+
+    async def _watch(self) -> None:
+        """How late this loop wakes up: what it would add to any stamp. It also ends a run whose time is over."""
+        while True:
+            due = time.perf_counter() + HEARTBEAT
+            await asyncio.sleep(HEARTBEAT)
+            if self.counted:
+                now = time.perf_counter()
+                self.run.late.append(now - due)
+                if not self.left and self._complete(now):
+                    self.over.set()
+
+
+def gaps(load: Load, rng: random.Random) -> Iterator[float]:
+    """Endless seconds between requests, 1/level on average."""
+    mean = 1 / load.level
+    while True:
+        match load.arrivals:
+            case "constant":
+                yield mean
+            case "gamma":
+                yield rng.gammavariate(1 / load.burstiness, mean * load.burstiness)
+            case _:
+                yield rng.expovariate(load.level)
+
+
+async def drive(
+    ask: Ask, jobs: Iterator[Job], load: Load, length: Length, *, enough: Callable[[Run], bool] = lambda run: False,
+    tick: Callable[[], None] = lambda: None,
+) -> Run:  # fmt: skip
+    """Put a load on a server and measure it."""
+    return await Driver(ask, jobs, load, length, enough, tick).measure()

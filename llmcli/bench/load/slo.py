@@ -1,0 +1,44 @@
+"""A promise to users: how long they may wait, and for how many of them it must hold."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llmcli.bench.load.record import Answer
+from llmcli.errors import UserError
+
+NAMES = ("ttft", "tpot", "e2el")
+HINT = "--slo ttft:2000,tpot:100 (milliseconds; also e2el)"
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """The most milliseconds of each of NAMES that is promised."""
+
+    limits: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}:{most:g}" for name, most in self.limits.items())
+
+    def keeps(self, answer: Answer) -> bool:
+        """Whether an answer kept all of it; an answer of one token has a TPOT of 0, an error keeps nothing."""
+        if not answer.good:
+            return False
+        met = {"ttft": answer.ttft, "tpot": answer.tpot or 0.0, "e2el": answer.e2el}
+        return all(met[name] * 1e3 <= most for name, most in self.limits.items())
+
+
+def parse(text: str) -> Slo:
+    """The promise that was typed. Raises UserError."""
+    limits: dict[str, float] = {}
+    for word in text.replace(",", " ").split():
+        name, _, number = word.partition(":")
+        try:
+            most = float(number)
+        except ValueError:
+            most = -1.0
+        if name not in NAMES or not 0 < most < 1e12:
+            raise UserError(f"--slo does not know {word!r}", hint=HINT)
+        limits[name] = most
+    if not limits:
+        raise UserError("--slo promises nothing", hint=HINT)
+    return Slo(limits)

@@ -1,0 +1,322 @@
+"""What `bench load` does between its flags and its figures: servers are opened, loads put on them, results kept."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, get_args
+from urllib.parse import urlsplit
+
+from llmcli import config as configuration
+from llmcli.bench import grid, history
+from llmcli.bench.load import client as clients
+from llmcli.bench.load import drive, edge, mixes, session, slo, told, versus
+from llmcli.bench.load.client import Server
+from llmcli.bench.load.drive import Length, Load
+from llmcli.bench.load.edge import Edge, Rules
+from llmcli.bench.load.figures import Figures, figures
+from llmcli.bench.load.mixes import Shape
+from llmcli.bench.load.session import Asked, Session
+from llmcli.bench.load.slo import Slo
+from llmcli.bench.load.versus import Versus
+from llmcli.commands import load_page
+from llmcli.config import Config
+from llmcli.errors import UsageError, UserError
+from llmcli.hardware import host
+from llmcli.hardware.served import served
+from llmcli.types import Bar
+from llmcli.ui import UI
+
+USERS = "8"
+KINDS = ("concurrency", "rate", "both")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What was typed, by the names of the command's options."""
+
+    serve: str
+    concurrency: list[str] | None
+    rate: list[str] | None
+    arrivals: str
+    burstiness: float
+    find_max: str | None
+    slo: str | None
+    percent: float
+    requests: int | None
+    seconds: float | None
+    warmup: int | None
+    repetitions: int | None
+    mix: str
+    n_prompt: int
+    n_gen: int
+    shared: float
+    cancel: float
+    endpoint: str
+    model: str
+    api_key: str | None
+    api_key_file: Path | None
+    cacert: Path | None
+    insecure: bool
+    timeout: float
+    body: str
+    seed: int
+    no_history: bool
+    offline: bool
+
+    @property
+    def length(self) -> Length:
+        """How long each load is measured."""
+        wanted = self.requests or (None if self.seconds else Length().requests)
+        return Length(wanted, self.seconds, self.warmup)
+
+    @property
+    def asked(self) -> Asked:
+        """What is sent."""
+        return Asked(self.mix, Shape(self.n_prompt, self.n_gen, self.shared, self.cancel), self.seed)
+
+    @property
+    def promise(self) -> Slo | None:
+        """--slo. Raises UserError."""
+        return slo.parse(self.slo) if self.slo else None
+
+
+FIELDS = {field.name for field in fields(Given)}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """All that a command found."""
+
+    worlds: tuple[told.World, ...]
+    found: tuple[Figures, ...] = ()
+    edges: tuple[Edge, ...] = ()
+    beside: tuple[Versus, ...] = ()
+
+
+def run(a: str, b: str | None, given: Given, form: str, how: tuple[Path | None, bool | None]) -> None:
+    """Measure and tell. Raises UserError, Refusal."""
+    if form not in told.FORMATS:
+        raise UsageError(f"-o does not know {form!r}", hint=f"-o takes: {' '.join(told.FORMATS)}")
+    loads = _loads(given)
+    rules = _rules(given) if given.find_max else None
+    _check(b, rules, given)
+    config = configuration.load()
+    config = replace(config, offline=config.offline or given.offline)
+    ui = UI(json=form != "md", color=config.color)
+    body = _body(given.body)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(_server(name, given, body, config, ui)) for name in (a, b) if name]
+        if given.mix in mixes.mixes() and not given.shared:
+            ui.note("prompts are distinct: a prefix cache has only the chat template to reuse (--shared gives it more)")
+        result = asyncio.run(_measured(servers, loads, rules, given, ui))
+    if not given.no_history:
+        _keep(result, config, ui)
+    load_page.tell(result, form, given.promise, rules, how, ui)
+
+
+async def _measured(
+    servers: Sequence[Server], loads: Sequence[Load], rules: Rules | None, given: Given, ui: UI
+) -> Result:
+    began = history.now()
+    async with AsyncExitStack() as stack:
+        open_ = [await stack.enter_async_context(session.opened(server, given.asked)) for server in servers]
+        worlds = tuple(_world(one, given, began) for one in open_)
+        if rules:
+            return Result(worlds, edges=tuple(await _edges(open_[0], rules, given, ui)))
+        if len(open_) > 1:
+            return Result(worlds, beside=tuple(await _beside((open_[0], open_[1]), loads, given, ui)))
+        return Result(worlds, tuple(await _points(open_[0], loads, given, ui)))
+
+
+async def _points(one: Session, loads: Sequence[Load], given: Given, ui: UI) -> list[Figures]:
+    found, turns = [], given.repetitions or 1
+    with ui.bar(f"load {one.model}", _total(loads, given, turns), "requests") as bar:
+        for at, load in enumerate(loads):
+            bar.describe(f"load {one.model}: {load.name}")
+            runs = [
+                await one.run(load, given.length, 1 + at * turns + turn, tick=_ticks(bar)) for turn in range(turns)
+            ]
+            found.append(figures(runs, given.promise))
+    return found
+
+
+async def _beside(
+    sides: tuple[Session, Session], loads: Sequence[Load], given: Given, ui: UI
+) -> list[Versus]:
+    turns = given.repetitions or versus.TURNS
+    with ui.bar("compare", 2 * turns * len(loads), "tests") as bar:
+        return [
+            await versus.versus(sides, load, given.length, turns, given.promise, 1 + at * turns, _ticks(bar))
+            for at, load in enumerate(loads)
+        ]
+
+
+async def _edges(one: Session, rules: Rules, given: Given, ui: UI) -> list[Edge]:
+    assert given.find_max is not None
+    wanted: list[edge.Kind] = ["concurrency", "rate"] if given.find_max == "both" else [_kind(given.find_max)]
+    found: list[Edge] = []
+    with ui.bar(f"search {one.model}", None, "tests") as bar:
+
+        def tick(name: str) -> None:
+            bar.describe(f"search {one.model}: {name}")
+            bar.advance(1)
+
+        for kind in wanted:
+            first = await _first(one, kind, found)
+            found.append(await edge.find(one, kind, rules, first, 1 + 1000 * len(found), tick))
+    return found
+
+
+async def _first(one: Session, kind: edge.Kind, before: Sequence[Edge]) -> float:
+    """Where a search begins: one user; a rate as what one user alone got."""
+    if kind == "concurrency":
+        return 1.0
+    best = before[0].best if before else None
+    alone = best or figures([await one.run(Load("closed", 1), Length(5, warmup=1), 0)])
+    return alone.request_rate
+
+
+@contextmanager
+def _server(name: str, given: Given, body: dict[str, Any], config: Config, ui: UI) -> Iterator[Server]:
+    """A server by its address, or started for a model. Raises UserError."""
+    key = given.api_key
+    if given.api_key_file:
+        key = _key(given.api_key_file)
+    extra = {"temperature": 0, **({} if given.mix not in mixes.mixes() else {"ignore_eos": True}), **body}
+    made = Server("", given.model, key, given.endpoint == "chat", extra, given.cacert, given.insecure, given.timeout)
+    if "://" in name:
+        made = replace(made, base=clients.base(name))
+        if config.offline and not made.here:
+            raise UserError(f"{name} is not this machine", hint="leave out --offline")
+        yield made
+        return
+    with served(name, _flags(given.serve)) as url:
+        ui.note(f"{name} is served at {url} while it is measured")
+        yield replace(made, base=clients.base(url))
+
+
+def _check(b: str | None, rules: Rules | None, given: Given) -> None:
+    if given.endpoint not in ("chat", "completions"):
+        raise UsageError(f"--endpoint does not know {given.endpoint!r}", hint="--endpoint takes: chat completions")
+    if given.api_key and given.api_key_file:
+        raise UsageError("two keys", hint="leave out --api-key or --api-key-file")
+    if not rules:
+        return
+    if b:
+        raise UsageError("--find-max searches on one server", hint="leave out --against")
+    for flag, value in (("--concurrency", given.concurrency), ("--rate", given.rate), ("-r", given.repetitions)):
+        if value:
+            raise UsageError(f"--find-max chooses the loads itself, {flag} names some", hint=f"leave out {flag}")
+
+
+def _loads(given: Given) -> list[Load]:
+    """The loads that were typed. Raises UsageError, UserError."""
+    if given.arrivals not in drive.ARRIVALS:
+        raise UsageError(
+            f"--arrivals does not know {given.arrivals!r}", hint=f"--arrivals takes: {' '.join(drive.ARRIVALS)}"
+        )
+    arrivals: drive.Arrivals = next(one for one in get_args(drive.Arrivals) if one == given.arrivals)
+    users = given.concurrency or ([] if given.rate else [USERS])
+    closed = [Load("closed", count) for count in (grid.numbers("--concurrency", users, 1, 10_000) if users else [])]
+    return closed + [Load(arrivals, rate, given.burstiness) for rate in _rates(given.rate or [])]
+
+
+def _rates(texts: Sequence[str]) -> list[float]:
+    found = []
+    for word in ",".join(texts).split(",") if texts else ():
+        try:
+            rate = float(word)
+        except ValueError:
+            rate = 0.0
+        if not 0 < rate <= 1e5:
+            raise UserError(f"--rate does not know {word!r}", hint="--rate 0.5,1,2 (requests a second)")
+        found.append(rate)
+    return found
+
+
+def _rules(given: Given) -> Rules:
+    if given.find_max not in KINDS:
+        raise UsageError(f"--find-max does not know {given.find_max!r}", hint=f"--find-max takes: {' '.join(KINDS)}")
+    if given.promise is None:
+        raise UsageError("--find-max needs a promise", hint=slo.HINT)
+    arrivals: drive.Arrivals = next(one for one in get_args(drive.Arrivals) if one == given.arrivals)
+    return Rules(
+        given.promise, given.percent / 100, given.requests or edge.LEAST, arrivals=arrivals, burstiness=given.burstiness
+    )  # fmt: skip
+
+
+def _kind(word: str) -> edge.Kind:
+    return "concurrency" if word == "concurrency" else "rate"
+
+
+def _flags(text: str) -> list[str]:
+    import shlex
+
+    try:
+        return shlex.split(text)
+    except ValueError:
+        raise UsageError(f"--serve ends within quotes: {text!r}", hint="--serve '-t 2 -np 8'") from None
+
+
+def _body(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"--body is no JSON object: {text[:80]!r}", hint="""--body '{"temperature": 0.7}'""")
+    return found
+
+
+def _key(path: Path) -> str:
+    """The first line of a file. Raises UserError."""
+    try:
+        lines = path.read_text("utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"cannot read {path}: {why}", hint="--api-key-file takes a file with a key in it") from None
+    if not lines:
+        raise UserError(f"{path} holds no key", hint="--api-key-file takes a file with a key in it")
+    return lines[0]
+
+
+def _total(loads: Sequence[Load], given: Given, turns: int) -> int | None:
+    count = given.length.requests
+    return None if count is None or given.seconds else count * len(loads) * turns
+
+
+def _ticks(bar: Bar) -> Callable[[], None]:
+    return lambda: bar.advance(1)
+
+
+def _world(one: Session, given: Given, began: str) -> told.World:
+    server = one.client.server
+    parts = urlsplit(server.base)
+    where = f"{parts.scheme}://{parts.hostname}:{parts.port}{parts.path}" if parts.port else server.base
+    return told.World(
+        where, server.model, given.mix, given.asked.shape, given.endpoint, str(given.promise or ""), "http",
+        host.cpu_name(), began, given.seed,
+    )  # fmt: skip
+
+
+def _keep(result: Result, config: Config, ui: UI) -> None:
+    """Every load in the history; where that fails it says so, and the results are told all the same."""
+    machine = host.identity()
+    rows = [(result.worlds[0], one) for one in result.found]
+    rows += [(world, one) for pair in result.beside for world, one in zip(result.worlds, (pair.a, pair.b), strict=True)]
+    rows += [(result.worlds[0], best) for one in result.edges if (best := one.best)]
+    runs = [
+        history.Run(world.began, machine, world.build, world.model, None, world.server, told.title(world, one),
+                    told.document(world, one))
+        for world, one in rows
+        if all(rate > 0 for rate in one.samples)
+    ]  # fmt: skip
+    if not runs:
+        return
+    try:
+        history.History(history.path(config), ui).append(runs)
+    except UserError as error:
+        ui.warn(f"these results are not kept: {error} ({error.hint})")
