@@ -1,8 +1,9 @@
 """The nouns that several rooms share: frozen values without behaviour, and two small protocols."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 # "failed": the model or its grammar could not go on with this answer; `Answer.error` says why.
 Finish = Literal["stop", "length", "cancelled", "context_full", "repetition", "failed"]
@@ -10,10 +11,12 @@ Finish = Literal["stop", "length", "cancelled", "context_full", "repetition", "f
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation; `role` is system, user or assistant."""
+    """One message of a conversation; `role` is system, user, assistant or tool. `more` are further fields as templates
+    know them: tool_calls, tool_call_id, name, reasoning_content."""
 
     role: str
     content: str
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

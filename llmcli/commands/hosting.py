@@ -47,10 +47,12 @@ def host(ref: str, given: "Flags", config: "Config", ui: "UI", parallel: int = P
     from llmcli.commands.opening import Models
     from llmcli.runtime.sampling import defaults
     from llmcli.runtime.schedule import Schedule
+    from llmcli.serve import calls
 
     check(given)
     with closing(Models(given, config, ui, talks=True, parallel=parallel, answers=False)) as models:
         opened = models.first(ref)
+        opened.runner.show(calls.marks())
         opened.runner.engine.schedule = Schedule(running=parallel)
         sampling = defaults().with_values(opened.settings).with_values(given.settings)
         system = (opened.system if given.system is None else given.system) or None

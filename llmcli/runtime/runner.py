@@ -5,10 +5,11 @@ what is said to the caller.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime import kv, reproducible
@@ -184,12 +185,25 @@ class Runner:
             self.engine.means = replace(self.engine.means, speculation=chosen)
         return True
 
-    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> tuple[int, ...]:
-        """A conversation through the model's template, as ids; one BOS even where template and file both add one."""
+    def encode_chat(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> tuple[int, ...]:
+        """A conversation through the model's template, as ids; `variables` are the template's own."""
         assert self.template is not None, "a base model has no template"
-        text = self.template.render(messages, add_generation_prompt=add_generation_prompt)
-        doubled = bool(self.template.bos) and text.startswith(self.template.bos)
+        return self.encode_prompt(
+            self.template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+        )
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """What a template has written, as ids; one BOS even where template and file both add one."""
+        doubled = self.template is not None and bool(self.template.bos) and text.startswith(self.template.bos)
         return tuple(self.model.tokenize(text, special=True, add_special=not doubled and self.model.add_bos))
+
+    def show(self, words: Iterable[str]) -> None:
+        """Let control tokens that spell one of these words be text in answers; before anything is answered."""
+        for token in {token for word in words for token in self.model.tokenize(word, special=True)}:
+            if self.model.control(token):
+                self.model.show(token)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Plain text as ids, BOS as the file's metadata says, control tokens read as text."""

@@ -5,7 +5,7 @@ What a template may do, and how much of it, is sandbox.py's; here is what a conv
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.sandbox import CHARACTERS, Budget, Raised, TooMuch, environment
@@ -25,24 +25,27 @@ class Template:
         self.source, self.bos, self.eos = source, bos, eos
         self.reasoning: bool | None = None  # whether the model is asked to think; None leaves it to the template
         self._compiled: jinja2.Template | None = None
+        self._system: bool | None = None
         self._budget = Budget()
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The prompt text for `messages`; raises UserError when the template fails or refuses them."""
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
+        """The prompt text for `messages`; raises UserError when the template fails or refuses them.
+
+        `variables` are the template's own: tools, enable_thinking, …
+        """
         import jinja2
 
-        said = sum(len(message.content) for message in messages)
+        said = sum(len(message.content) for message in messages) + len(str(variables))
         self._budget.begin(said)
         try:
             parts: list[str] = []
             length = 0
             for part in self._template().generate(
-                messages=[{"role": message.role, "content": message.content} for message in messages],
+                messages=[{"role": one.role, "content": one.content, **one.more} for one in messages],
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self.bos,
                 eos_token=self.eos,
-                tools=None,
-                **({} if self.reasoning is None else dict.fromkeys(self.switches, self.reasoning)),
+                **{"tools": None, **self.asked(self.reasoning), **variables},
             ):
                 length += len(part)
                 if length > CHARACTERS + said:
@@ -62,20 +65,33 @@ class Template:
             # Whatever Python raises inside the template is the template's mistake, not ours.
             raise UserError(f"the chat template fails: {type(error).__name__}: {error}", hint=HINT) from None
 
-    @functools.cached_property
+    def asked(self, reasoning: bool | None) -> dict[str, bool]:
+        """The variables that ask a model to think or not."""
+        return {} if reasoning is None else dict.fromkeys(self.switches, reasoning)
+
+    @property
     def switches(self) -> tuple[str, ...]:
         """The variables by which this template lets a model think or not."""
+        return tuple(name for name in SWITCHES if name in self.variables)
+
+    @functools.cached_property
+    def variables(self) -> frozenset[str]:
+        """The variables that this template asks for: messages, tools, …"""
         import jinja2
         from jinja2 import meta
 
         try:
-            asked = meta.find_undeclared_variables(environment(self._budget).parse(self.source))
+            return frozenset(meta.find_undeclared_variables(environment(self._budget).parse(self.source)))
         except (jinja2.TemplateError, RecursionError):  # render() tells what is wrong with it
-            return ()
-        return tuple(name for name in SWITCHES if name in asked)
+            return frozenset()
 
     def accepts_system(self) -> bool:
         """Whether a system message reaches the prompt (some templates refuse or drop it)."""
+        if self._system is None:
+            self._system = self._probed()
+        return self._system
+
+    def _probed(self) -> bool:
         probe = "system-probe-5b1f"
         try:
             return probe in self.render([Message("system", probe), Message("user", "hello")])

@@ -83,6 +83,8 @@ class Answering(AsyncIterator[Event]):
         if answer is not None:
             if answer.finish == "failed":
                 raise Failed(answer.error, hint="ask again, or ask for something else")
+            if answer.finish == "cancelled":  # by stop(): whoever cancels it reads no more
+                raise Stopping
             self._answers[event.sequence] = answer
         return event
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -10,10 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llmcli.serve.bridge import Answering
+from llmcli.serve import registry
+from llmcli.serve.bridge import Answering, Bridge
 from llmcli.serve.problems import Problem, document, problem
 from llmcli.serve.routes.base import Service
 from llmcli.serve.schema.base import Form, encoded
+from llmcli.serve.settings import Settings
 from quant.errors import Refusal
 
 T = TypeVar("T")
@@ -60,9 +62,17 @@ def _large(most: int) -> Problem:
     return Problem(f"the body is larger than {most:,} bytes, which is what this server takes", 413)
 
 
+async def asked(bridge: Bridge, path: str, document: Mapping[str, Any], settings: Settings) -> Form:
+    """A request's document as the form of its path, ready to be asked; all of it is made beside the engine."""
+    form: Form = await bridge.prepare(registry.forms()[path], document, bridge.runner, settings)
+    if form.constraint:
+        await bridge.prepare(form.ready, kind="grammars")
+    return form
+
+
 async def answered(service: Service, request: Request, form: Form) -> Response:
     """The form's answer: a document when it is there, or a stream from the first event on."""
-    answering = service.bridge.answer(*form.requests, samples=form.samples)
+    answering = service.bridge.answer(*form.requests, samples=form.each)
     if form.stream:
         return Events(answering, form)
     async with aclosing(answering):

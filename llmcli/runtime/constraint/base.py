@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Kind = Literal["json_schema", "gbnf"]
+Kind = Literal["json_schema", "gbnf", "calls"]
 Jump = Literal["lossless", "fast", "off"]
 Bits = NDArray[np.uint8]  # a bit a token, the lowest id in the lowest bit of the first byte
 
@@ -19,7 +19,7 @@ JUMPS = ("lossless", "fast", "off")
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer must be: a JSON document of a schema, or a text of a GBNF grammar.
+    """What an answer must be: a JSON document of a schema, a text of a GBNF grammar, or function calls (calls.py).
 
     `jump`: text that must come is not drawn token by token. lossless: a token that is the only legal one is taken
     (the same answer as `off`); fast: forced text is cut into tokens at once, as the tokenizer cuts it.

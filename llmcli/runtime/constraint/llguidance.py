@@ -11,7 +11,7 @@ import llguidance
 import numpy as np
 
 from llmcli.errors import UserError
-from llmcli.runtime.constraint import gbnf, schema
+from llmcli.runtime.constraint import calls, gbnf, schema
 from llmcli.runtime.constraint.base import Bits, Constraint, single
 
 SPECIAL = b"\xff"  # before the name of a token that is no text
@@ -79,6 +79,8 @@ class Compiler:
         """Raises UserError where the schema or the grammar is refused, by us or by the library."""
         if constraint.kind == "json_schema":
             matcher = self._schema(schema.checked(constraint.text))
+        elif constraint.kind == "calls":
+            matcher = self._calls(calls.read(constraint.text))
         else:
             matcher = self._matcher(llguidance.LLMatcher.grammar_from_lark(gbnf.to_lark(constraint.text)))
             if matcher.is_error():
@@ -95,6 +97,15 @@ class Compiler:
             if part.is_error():
                 raise _refused(path, part)
         raise _refused("#", matcher)
+
+    def _calls(self, wanted: calls.Calls) -> Any:
+        layout = {"x-guidance": LAYOUT}
+        matcher = self._matcher(llguidance.LLMatcher.grammar_from_lark(calls.to_lark(wanted, layout)))
+        if matcher.is_error():
+            for one in wanted.calls:  # the library does not say where
+                self._schema(one.arguments)
+            raise _refused("#", matcher)
+        return matcher
 
     def _matcher(self, source: str) -> Any:
         limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)

@@ -24,5 +24,6 @@ Plan = Generator[Sequence[Wanted], list[list[Answer]], Document]
 
 def plain(form: Form) -> Plan:
     """What the line says."""
-    answers = yield [Wanted(request, form.samples) for request in form.requests]
+    form.ready()
+    answers = yield [Wanted(request, form.each) for request in form.requests]
     return form.whole([answer for several in answers for answer in several])

@@ -18,9 +18,9 @@ from llmcli.serve import registry
 from llmcli.serve.problems import Problem, document, problem
 from llmcli.serve.routes.base import Route, Service
 from llmcli.serve.routes.embeddings import embedded
-from llmcli.serve.schema.base import Form, encoded
+from llmcli.serve.schema.base import encoded
 from llmcli.serve.schema.fields import Fields
-from llmcli.serve.stream import parsed
+from llmcli.serve.stream import asked, parsed
 from quant.errors import Refusal
 
 AT_ONCE = 64  # requests of one socket
@@ -97,9 +97,8 @@ class Talk:
 
     async def _generate(self, name: str, path: str, body: Mapping[str, Any]) -> None:
         bridge = self._service.bridge
-        kind = registry.forms()[path]
-        form: Form = await bridge.prepare(kind, body, bridge.runner, self._service.settings)
-        async with aclosing(bridge.answer(*form.requests, samples=form.samples)) as answering:
+        form = await asked(bridge, path, body, self._service.settings)
+        async with aclosing(bridge.answer(*form.requests, samples=form.each)) as answering:
             async for event in answering:
                 if form.stream:
                     for chunk in [*(form.begin() if not form.begun else ()), *form.show(event)]:

@@ -8,11 +8,13 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
+from llmcli.runtime.constraint.base import Constraint, Grammar
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.runner import Runner
-from llmcli.serve.problems import unknown_model
+from llmcli.serve.problems import Problem, unknown_model
 from llmcli.serve.schema.fields import Fields
 from llmcli.serve.settings import Settings
 from llmcli.types import Event
@@ -23,15 +25,18 @@ Document = dict[str, Any]
 class Form(ABC):
     """One request: made of its JSON (raises Problem), it holds what the engine is asked and writes what comes of it.
 
-    `requests`, the `samples` of each and `stream` are set when it is made. A stream is begin(), show() for every event,
-    end(); events and answers are numbered request by request, as the bridge has them.
+    `requests`, the `samples` of each and `stream` are set when it is made; ready() comes before they are asked. A
+    stream is begin(), show() for every event, end(); events and answers are numbered request by request, as the bridge
+    has them.
     """
 
     path: ClassVar[str]
     prefix: ClassVar[str]  # of ids
     last: ClassVar[bytes] = b"data: [DONE]\n\n"
+    refused: ClassVar[dict[str, str]] = {}  # fields that would change the answer and are not known -> what there is
     requests: tuple[Request, ...]
     samples: int = 1
+    constraint: Constraint | None = None
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
         self.fields, self.runner, self.settings = Fields(body), runner, settings
@@ -40,7 +45,31 @@ class Form(ABC):
         self.model = self.fields.text("model") or settings.name
         if self.model not in settings.names:
             raise unknown_model(self.model, settings.names)
+        for name, instead in self.refused.items():
+            if self.fields.values.get(name) not in (None, [], {}, "", False):
+                raise Problem(f"{name} is not known here: {instead}", param=name)
         self.stream = self.fields.flag("stream")
+
+    def ready(self) -> None:
+        """Compile what the answers must follow, which may take a second; raises UserError where that cannot be."""
+        if self.constraint is None:
+            return
+        grammar: Grammar = self.runner.grammars(self.constraint)
+        self.requests = tuple(
+            replace(one, grammar=grammar, strategy="beam" if one.strategy == "beam" else self.runner.strategy(grammar))
+            for one in self.requests
+        )
+        self.check()
+
+    def check(self) -> None:
+        """Raise UserError for what this model and its context cannot answer."""
+        for one in self.requests:
+            self.runner.check(one, 1 if one.strategy == "beam" else self.samples)
+
+    @property
+    def each(self) -> int:
+        """The samples that the engine makes of each request: a beam search is one."""
+        return 1 if self.requests[0].strategy == "beam" else self.samples
 
     @abstractmethod
     def whole(self, answers: Sequence[Answer]) -> Document:
@@ -52,7 +81,7 @@ class Form(ABC):
 
     @abstractmethod
     def show(self, event: Event) -> Iterable[Document]:
-        """What an event adds; its `sequence` is the number of the sample."""
+        """What an event adds; its `sequence` is the number of the answer."""
 
     @abstractmethod
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
@@ -68,23 +97,23 @@ def encoded(found: Any) -> bytes:
     return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def usage(answers: Sequence[Answer]) -> Document:
-    """OpenAI's counts: a prompt counts once, whatever is made of it."""
-    prompt, made = answers[0].prompt_tokens, sum(len(answer.tokens) for answer in answers)
+def usage(answers: Sequence[Answer], samples: int = 1) -> Document:
+    """OpenAI's counts: a prompt counts once, whatever is made of it; `samples` are of each."""
+    prompt = sum(answer.prompt_tokens for answer in answers[::samples])
+    made = sum(len(answer.tokens) for answer in answers)
     return {
         "prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made,
-        "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": sum(answer.cached_tokens for answer in answers[::samples])},
     }  # fmt: skip
 
 
 def timings(answer: Answer) -> Document:
     """llama-server's figures for an answer, which its clients read, and the time to the first token."""
     fresh, made = answer.prompt_tokens - answer.cached_tokens, len(answer.tokens)
-    spent = sum(token.ms for token in answer.tokens[1:])
     return {
         "cache_n": answer.cached_tokens, "prompt_n": fresh, "prompt_ms": answer.prompt_ms,
         "prompt_per_token_ms": answer.prompt_ms / fresh if fresh else 0.0,
-        "prompt_per_second": answer.prompt_per_second, "predicted_n": made, "predicted_ms": spent,
+        "prompt_per_second": answer.prompt_per_second, "predicted_n": made, "predicted_ms": answer.generate_ms,
         "predicted_per_token_ms": answer.tpot_ms, "predicted_per_second": answer.tokens_per_second,
         "ttft_ms": answer.ttft_ms,
         **({} if answer.drafted is None else {"draft_n": answer.drafted, "draft_n_accepted": answer.accepted}),

@@ -1,16 +1,25 @@
 """`/v1/chat/completions`: a conversation, answered in one message or in deltas."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.runner import Runner
+from llmcli.serve.calls.base import Call
 from llmcli.serve.problems import Problem
+from llmcli.serve.schema import logprobs
 from llmcli.serve.schema import settings as common
 from llmcli.serve.schema.base import Document, Form, reason, timings, usage
+from llmcli.serve.schema.listener import Heard
 from llmcli.serve.schema.messages import messages
+from llmcli.serve.schema.prompt import Wanted, answer_format, grammar, prompt, variables
+from llmcli.serve.schema.tools import tools
 from llmcli.serve.settings import Settings
-from llmcli.types import Event, Message
+from llmcli.types import Event
+
+MOST_ALTERNATIVES = 20  # OpenAI's
+CHUNK = "chat.completion.chunk"
+FIELD = {"thought": "reasoning_content", "said": "content"}
 
 
 class Chat(Form):
@@ -18,40 +27,74 @@ class Chat(Form):
 
     path: ClassVar[str] = "/v1/chat/completions"
     prefix: ClassVar[str] = "chatcmpl-"
+    refused: ClassVar[dict[str, str]] = {
+        "functions": "tools are", "function_call": "tool_choice is", "audio": "this server writes text",
+        "web_search_options": "this server searches nothing",
+    }  # fmt: skip
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
         super().__init__(body, runner, settings)
         fields = self.fields
-        tokens = self._tokens(messages(fields))
+        if set(fields.words("modalities", 8)) - {"text"}:
+            raise Problem("modalities: this server writes text", param="modalities")
+        self.prompt = prompt(self._wanted(), runner, settings.system)
         options = fields.table("stream_options")
         self.counted = bool(options and options.flag("include_usage"))
-        self.samples = common.samples(fields, runner.context.n_seq_max)
-        wanted = common.limit(fields, ("max_completion_tokens", "max_tokens"), settings)
+        self.logprobs = fields.flag("logprobs")
+        top = fields.whole("top_logprobs", 0, MOST_ALTERNATIVES, 0) or 0
+        if top and not self.logprobs:
+            raise Problem("top_logprobs needs logprobs to be true", param="top_logprobs")
+        asked = common.common(fields, settings)
+        self.samples = common.samples(fields, asked["search"].beams)
+        if self.logprobs and asked["search"].beams > 1:
+            raise Problem("a beam search keeps no alternatives: leave out logprobs or beams", param="logprobs")
+        wanted = common.limit(common.asked_limit(fields), settings)
+        tokens, opened = self.prompt.tokens, self.prompt.opened
         most = common.room(runner, settings, len(tokens), wanted, self.samples)
-        request = Request(
-            tokens, common.sampling(fields, settings.sampling), most,
-            fields.words("stop", common.MOST_STOPS) or settings.stops, strategy=runner.strategy(),
-        )  # fmt: skip
-        runner.check(request, self.samples)
-        self.requests = (request,)
+        self.constraint = self.prompt.constraint
+        self.requests = (Request(**{
+            "tokens": tokens, "max_tokens": most, "strategy": runner.strategy(), **asked, "logprobs": self.logprobs,
+            "top_logprobs": top, "after": opened.closes if opened else "",
+        }),)  # fmt: skip
+        self.check()
+        self._heard = [self.prompt.listener() for _ in range(self.samples)]
+        self._calls = [0] * self.samples
 
-    def _tokens(self, said: list[Message]) -> tuple[int, ...]:
-        runner, system = self.runner, self.settings.system
-        if runner.template is None:
-            raise Problem("this is a base model without a chat template; /v1/completions continues a text")
-        if system and not any(message.role == "system" for message in said):
-            said = [Message("system", system), *said]
-        return runner.encode_chat(said)
+    def _wanted(self) -> Wanted:
+        fields = self.fields
+        generate, continued = fields.flag("add_generation_prompt", True), fields.flag("continue_final_message")
+        return Wanted(
+            messages(fields), tools(fields), answer_format(fields, "response_format"), grammar(fields),
+            variables(fields, self.runner.template), generate, continued,
+        )  # fmt: skip
 
     def whole(self, answers: Sequence[Answer]) -> Document:
-        """One document with a choice a sample."""
-        choices = [
-            {"index": index, "message": {"role": "assistant", "content": answer.text}, "logprobs": None,
-             "finish_reason": reason(answer)}
-            for index, answer in enumerate(answers)
-        ]  # fmt: skip
-        return {**self._head("chat.completion"), "choices": choices, "usage": usage(answers),
+        """One document with a choice a sample; of a beam search the best, with their scores."""
+        if self.requests[0].strategy == "beam":
+            found = [
+                {**self._choice(index, one.text, reason(answers[0])), "score": one.score}
+                for index, one in enumerate(answers[0].beams[: self.samples])
+            ]
+        else:
+            found = [self._choice(index, answer.text, reason(answer)) for index, answer in enumerate(answers)]
+        if self.logprobs:
+            for choice, answer in zip(found, answers, strict=True):
+                choice["logprobs"] = {"content": logprobs.content(self.runner, answer), "refusal": None}
+        return {**self._head("chat.completion"), "choices": found, "usage": usage(answers, self.each),
                 "timings": timings(answers[0])}  # fmt: skip
+
+    def _choice(self, index: int, text: str, finish: str) -> Document:
+        listener = self.prompt.listener()
+        heard = [*listener.feed(text), *listener.finish()]
+        thought, said = ("".join(one.text for one in heard if one.kind == kind) for kind in ("thought", "said"))
+        calls = [_call(one.call) for one in heard if one.call]
+        message: Document = {"role": "assistant", "content": said if said or not calls else None, "refusal": None}
+        if thought:
+            message["reasoning_content"] = thought
+        if calls:
+            message["tool_calls"] = calls
+        finish = "tool_calls" if calls and finish == "stop" else finish
+        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
 
     def begin(self) -> Iterable[Document]:
         """The role of each choice."""
@@ -59,16 +102,42 @@ class Chat(Form):
         return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self.samples)]
 
     def show(self, event: Event) -> Iterable[Document]:
-        """The text that an event added."""
-        return [self._chunk(event.sequence, {"content": event.text})] if event.text else []
+        """What an event added: text, thinking, whole calls."""
+        if self.requests[0].strategy == "beam":  # which of them is the best is known at the end
+            return []
+        chunks = list(self._deltas(event.sequence, self._heard[event.sequence].feed(event.text)))
+        if self.logprobs and (about := logprobs.of_event(self.runner, event)):
+            chunks = chunks or [self._chunk(event.sequence, {"content": ""})]
+            chunks[0]["choices"][0]["logprobs"] = about
+        return chunks
 
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """Why each choice ended, and the counts where they were asked for."""
-        chunks = [self._chunk(index, {}, reason(answer)) for index, answer in enumerate(answers)]
+        """What was held back, why each choice ended, and the counts where they were asked for."""
+        chunks: list[Document] = []
+        beams = answers[0].beams if self.requests[0].strategy == "beam" else ()
+        for index, listener in enumerate(self._heard):
+            if beams:
+                chunks += self._deltas(index, listener.feed(beams[index].text))
+            chunks += self._deltas(index, listener.finish())
+            finish = reason(answers[0 if beams else index])
+            finish = "tool_calls" if self._calls[index] and finish == "stop" else finish
+            chunks.append(self._chunk(index, {}, finish))
         chunks[-1]["timings"] = timings(answers[0])
         if self.counted:
-            chunks.append({**self._head("chat.completion.chunk"), "choices": [], "usage": usage(answers)})
+            chunks.append({**self._head(CHUNK), "choices": [], "usage": usage(answers, self.each)})
         return chunks
+
+    def _deltas(self, index: int, heard: list[Heard]) -> Iterator[Document]:
+        for one in heard:
+            if one.call is None:
+                yield self._chunk(index, {FIELD[one.kind]: one.text})
+                continue
+            number, self._calls[index] = self._calls[index], self._calls[index] + 1
+            opening = _call(one.call)
+            opening["function"]["arguments"] = ""
+            yield self._chunk(index, {"tool_calls": [{"index": number, **opening}]})
+            rest = {"arguments": one.call.arguments}
+            yield self._chunk(index, {"tool_calls": [{"index": number, "function": rest}]})
 
     def _head(self, kind: str) -> Document:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model,
@@ -76,7 +145,11 @@ class Chat(Form):
 
     def _chunk(self, index: int, delta: Document, finish: str | None = None) -> Document:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return {**self._head("chat.completion.chunk"), "choices": [choice]}
+        return {**self._head(CHUNK), "choices": [choice]}
+
+
+def _call(call: Call) -> Document:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 FORMS = (Chat,)

@@ -1,18 +1,23 @@
-"""The fields that every way to ask has: sampling settings (read off the steps), limits, stops, alternatives."""
+"""The fields that every way to ask has: sampling settings (read off the steps), limits, stops, beams."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime.ranked import MOST as MOST_LOGPROBS
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.sampling import Sampling
+from llmcli.runtime.sampling import SEEDS, Sampling
 from llmcli.runtime.sampling import settings as known
+from llmcli.runtime.search import NO_SEARCH, Search
 from llmcli.serve.problems import Problem
 from llmcli.serve.schema.fields import Fields
 from llmcli.serve.settings import Settings
 
-MOST_STOPS = 16
-MOST_SAMPLES = 128
-# vLLM's and other names for a setting of ours.
+MOST_STOPS, MOST_SAMPLES, MOST_TOKENS = 16, 128, 2**31 - 1
+MOST_PRIORITY = 100
+# vLLM's and other names for settings of ours.
 OTHERS = {"repetition_penalty": "repeat_penalty"}
+BEAMS = {"beams": "beams", "length_penalty": "length_penalty", "early_stopping": "early_stopping"}
+LIMITS = "max_completion_tokens", "max_tokens"
 
 
 def sampling(fields: Fields, given: Sampling) -> Sampling:
@@ -22,21 +27,28 @@ def sampling(fields: Fields, given: Sampling) -> Sampling:
     for name, own in {**OTHERS, **names}.items():
         if not fields.has(name):
             continue
+        value = fields.values[name]
+        if own == "seed" and type(value) is int:
+            value = value if value == -1 else value % SEEDS  # OpenAI's are any whole numbers
         try:
-            chosen[own] = known()[own].parse(fields.values[name])
+            chosen[own] = known()[own].parse(value)
         except UserError as error:
-            raise Problem(str(error).replace(own, name, 1), param=fields.at(name)) from None
+            more = "" if "--" in error.hint else f"; {error.hint}"
+            raise Problem(f"{error}{more}".replace(own, name), param=fields.at(name)) from None
     return given.with_values(chosen)
 
 
-def limit(fields: Fields, names: tuple[str, ...], settings: Settings) -> int | None:
-    """The most tokens of the answer that the request and the server allow; None: neither says."""
-    asked = next((found for name in names if (found := fields.whole(name, 0, 2**31 - 1)) is not None), None)
-    if asked is None:
-        asked = settings.max_tokens
+def asked_limit(fields: Fields, names: tuple[str, ...] = LIMITS) -> int | None:
+    """The most tokens that the request wants."""
+    return next((found for name in names if (found := fields.whole(name, 0, MOST_TOKENS)) is not None), None)
+
+
+def limit(asked: int | None, settings: Settings) -> int | None:
+    """The most tokens that the request and the server allow; None: neither says."""
+    wanted = settings.max_tokens if asked is None else asked
     if settings.most_tokens is not None:
-        return settings.most_tokens if asked is None else min(asked, settings.most_tokens)
-    return asked
+        return settings.most_tokens if wanted is None else min(wanted, settings.most_tokens)
+    return wanted
 
 
 def room(runner: Runner, settings: Settings, prompt: int, wanted: int | None, samples: int = 1) -> int:
@@ -50,11 +62,39 @@ def room(runner: Runner, settings: Settings, prompt: int, wanted: int | None, sa
     return max(1, (size - prompt) // samples) if wanted is None else min(wanted, size - prompt)
 
 
-def samples(fields: Fields, most: int) -> int:
-    """How many answers."""
-    return fields.whole("n", 1, min(most, MOST_SAMPLES), 1) or 1
+def common(fields: Fields, settings: Settings, limits: tuple[str, ...] = LIMITS) -> dict[str, Any]:
+    """What a Request has of the fields that all forms share, but for its limit."""
+    beams = search(fields)
+    return {
+        "sampling": sampling(fields, settings.sampling),
+        "stops": fields.words("stop", MOST_STOPS) or settings.stops,
+        "ignore_eos": fields.flag("ignore_eos"),
+        "priority": fields.whole("priority", -MOST_PRIORITY, MOST_PRIORITY, 0),
+        # Who says how long an answer is gets that much, though it only repeats itself.
+        "endless": asked_limit(fields, limits) is not None,
+        "search": beams,
+        **({"strategy": "beam"} if beams.beams > 1 else {}),
+    }
 
 
-def alternatives(fields: Fields, name: str) -> int:
-    """How many of the likeliest tokens of each step are wanted."""
-    return fields.whole(name, 0, MOST_LOGPROBS, 0) or 0
+def search(fields: Fields) -> Search:
+    """The beam search that a request asks for, in the command line's words or vLLM's (use_beam_search with best_of)."""
+    values: dict[str, object] = {own: fields.values[name] for name, own in BEAMS.items() if fields.has(name)}
+    if fields.flag("use_beam_search") and "beams" not in values:
+        values["beams"] = fields.whole("best_of", 1, MOST_SAMPLES, None) or fields.whole("n", 1, MOST_SAMPLES, 1) or 1
+    if isinstance(values.get("early_stopping"), bool):
+        values["early_stopping"] = "yes" if values["early_stopping"] else "no"
+    return _search(values)
+
+
+def _search(values: Mapping[str, object]) -> Search:
+    try:
+        return NO_SEARCH.with_values(values)
+    except UserError as error:
+        name = next((name for name in BEAMS if str(error).startswith(name)), None)
+        raise Problem(f"{error}; {error.hint}", param=name) from None
+
+
+def samples(fields: Fields, beams: int = 1) -> int:
+    """How many answers; with beams at most as many."""
+    return fields.whole("n", 1, beams if beams > 1 else MOST_SAMPLES, 1) or 1

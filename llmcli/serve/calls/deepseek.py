@@ -1,0 +1,53 @@
+"""`<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜><｜tool▁calls▁end｜>`: DeepSeek.
+
+V3 and R1 write `function<｜tool▁sep｜>name` and the arguments as a block of Markdown.
+"""
+
+import json
+import re
+from typing import ClassVar
+
+from llmcli.serve.calls.base import Call, Family, Taken, within
+
+BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+ONE, SEP, OVER = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+FENCED = re.compile(r"([^\n]*)\n```json\n(.*)\n?```\s*", re.DOTALL)
+
+
+class DeepSeek(Family):
+    """Every call between marks of its own, all between two more."""
+
+    name: ClassVar[str] = "deepseek"
+    order: ClassVar[int] = 1
+    marks: ClassVar[tuple[str, ...]] = (BEGIN,)
+    opens: ClassVar[tuple[str, ...]] = (BEGIN,)
+    closes: ClassVar[tuple[str, ...]] = (END, ONE, SEP, OVER)
+
+    def take(self, text: str, over: bool) -> Taken | None:
+        inner = within(text, BEGIN, END, over)
+        if inner is None:
+            return None
+        parts = [part.split(OVER)[0] for part in inner[0].split(ONE)[1:]]
+        if not parts:
+            raise ValueError(text)
+        return Taken(tuple(_call(part) for part in parts), inner[1])
+
+    def frame(self, name: str) -> tuple[str, str]:
+        return ONE + name + SEP, OVER
+
+    @property
+    def around(self) -> tuple[str, str | None, str]:
+        return BEGIN, "", END
+
+
+def _call(part: str) -> Call:
+    name, _, rest = part.partition(SEP)
+    if fenced := FENCED.fullmatch(rest):
+        name, rest = fenced[1], fenced[2]
+    arguments = json.loads(rest)
+    if not name.strip() or not isinstance(arguments, dict):
+        raise ValueError(part)
+    return Call(name.strip(), json.dumps(arguments, ensure_ascii=False))
+
+
+FAMILIES = (DeepSeek(),)

@@ -1,0 +1,33 @@
+"""`<|tool_call|>[{"name": …, "arguments": {…}}]`: Granite 3 and Phi-4-mini."""
+
+import json
+from typing import ClassVar
+
+from llmcli.serve.calls.base import Family, Taken, calls
+
+OPENS, CLOSES = "<|tool_call|>", "<|/tool_call|>"
+
+
+class Granite(Family):
+    """One list; Phi ends it with a mark."""
+
+    name: ClassVar[str] = "granite"
+    order: ClassVar[int] = 3
+    marks: ClassVar[tuple[str, ...]] = (OPENS,)
+    opens: ClassVar[tuple[str, ...]] = (OPENS,)
+    closes: ClassVar[tuple[str, ...]] = (CLOSES,)
+
+    def take(self, text: str, over: bool) -> Taken | None:
+        if not over:
+            return None
+        return Taken(calls(json.loads(text.removeprefix(OPENS).strip().removesuffix(CLOSES))), len(text))
+
+    def frame(self, name: str) -> tuple[str, str]:
+        return f'{{"name": {json.dumps(name)}, "arguments": ', "}"
+
+    @property
+    def around(self) -> tuple[str, str | None, str]:
+        return OPENS + "[", ", ", "]"
+
+
+FAMILIES = (Granite(),)

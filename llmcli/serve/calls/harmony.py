@@ -1,0 +1,41 @@
+"""`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}`: gpt-oss; `<|call|>` ends the answer."""
+
+import json
+import re
+from typing import ClassVar
+
+from llmcli.serve.calls.base import Call, Family, Taken
+
+OPENS = "<|channel|>commentary"
+HEAD = re.compile(r"<\|channel\|>commentary to=functions\.([\w.-]+)[^{]*?<\|message\|>")
+
+
+class Harmony(Family):
+    """A message on a channel of its own, addressed to a function."""
+
+    name: ClassVar[str] = "harmony"
+    order: ClassVar[int] = 1
+    marks: ClassVar[tuple[str, ...]] = ("<|channel|>commentary",)
+    opens: ClassVar[tuple[str, ...]] = (OPENS,)
+    closes: ClassVar[tuple[str, ...]] = ("<|message|>", "<|constrain|>")
+
+    def take(self, text: str, over: bool) -> Taken | None:
+        if not over:
+            return None
+        head = HEAD.match(text)
+        if not head:
+            raise ValueError(text)
+        arguments = json.loads(text[head.end() :])
+        if not isinstance(arguments, dict):
+            raise ValueError(arguments)
+        return Taken((Call(head[1], json.dumps(arguments, ensure_ascii=False)),), len(text))
+
+    def frame(self, name: str) -> tuple[str, str]:
+        return f"{OPENS} to=functions.{name} <|constrain|>json<|message|>", ""
+
+    @property
+    def around(self) -> tuple[str, str | None, str]:
+        return "", None, ""
+
+
+FAMILIES = (Harmony(),)

@@ -1,0 +1,31 @@
+"""`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen 2.5 and 3, SmolLM3, Granite 4 and many more.
+
+Models that know of no tools are told to write so, too.
+"""
+
+import json
+from typing import ClassVar
+
+from llmcli.serve.calls.base import Family, Taken, calls, within
+
+OPENS, CLOSES = "<tool_call>", "</tool_call>"
+
+
+class Hermes(Family):
+    """JSON between two tags, a pair for each call."""
+
+    name: ClassVar[str] = "hermes"
+    order: ClassVar[int] = 9
+    marks: ClassVar[tuple[str, ...]] = ("",)
+    opens: ClassVar[tuple[str, ...]] = (OPENS,)
+    closes: ClassVar[tuple[str, ...]] = (CLOSES,)
+
+    def take(self, text: str, over: bool) -> Taken | None:
+        inner = within(text, OPENS, CLOSES, over)
+        return inner and Taken(calls(json.loads(inner[0])), inner[1])
+
+    def frame(self, name: str) -> tuple[str, str]:
+        return f'{OPENS}\n{{"name": {json.dumps(name)}, "arguments": ', "}\n" + CLOSES
+
+
+FAMILIES = (Hermes(),)

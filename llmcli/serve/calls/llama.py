@@ -1,0 +1,38 @@
+"""`{"name": …, "parameters": {…}}`, alone or after `<|python_tag|>`: Llama 3.1 and later."""
+
+import json
+from typing import ClassVar
+
+from llmcli.serve.calls.base import Family, Taken, calls
+
+TAG = "<|python_tag|>"
+
+
+class Llama(Family):
+    """The whole answer is one call; several are separated by semicolons."""
+
+    name: ClassVar[str] = "llama"
+    order: ClassVar[int] = 2
+    marks: ClassVar[tuple[str, ...]] = (TAG, "<|start_header_id|>ipython", '"parameters": dictionary of argument')
+    opens: ClassVar[tuple[str, ...]] = (TAG, '{"name"', '{"type": "function"', "{\n")
+    first: ClassVar[bool] = True
+
+    def take(self, text: str, over: bool) -> Taken | None:
+        if not over:
+            return None
+        decoder, found, rest = json.JSONDecoder(), [], text.removeprefix(TAG).strip()
+        while rest:
+            one, end = decoder.raw_decode(rest)
+            found.append(one)
+            rest = rest[end:].lstrip("; \n")
+        return Taken(calls(found), len(text))
+
+    def frame(self, name: str) -> tuple[str, str]:
+        return f'{{"name": {json.dumps(name)}, "parameters": ', "}"
+
+    @property
+    def around(self) -> tuple[str, str | None, str]:
+        return "", "; ", ""
+
+
+FAMILIES = (Llama(),)

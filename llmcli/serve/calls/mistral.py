@@ -1,0 +1,82 @@
+"""`[TOOL_CALLS][{"name": …, "arguments": {…}}]`, or since 2025 `[TOOL_CALLS]name[ARGS]{…}`: Mistral."""
+
+import json
+import re
+import uuid
+from typing import ClassVar
+
+from llmcli.serve.calls.base import Call, Family, Taken, calls
+
+OPENS, ARGS = "[TOOL_CALLS]", "[ARGS]"
+HEAD = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]\s*")
+
+
+class Mistral(Family):
+    """A list of calls that the end of the answer ends."""
+
+    name: ClassVar[str] = "mistral"
+    order: ClassVar[int] = 2
+    marks: ClassVar[tuple[str, ...]] = (OPENS,)
+    opens: ClassVar[tuple[str, ...]] = (OPENS,)
+    closes: ClassVar[tuple[str, ...]] = (ARGS, "[CALL_ID]")
+
+    def fits(self, template: str) -> bool:
+        return super().fits(template) and ARGS not in template
+
+    def id(self) -> str:
+        """Nine letters: these templates take no other."""
+        return uuid.uuid4().hex[:9]
+
+    def take(self, text: str, over: bool) -> Taken | None:
+        if not over:
+            return None
+        rest = text.removeprefix(OPENS).strip()
+        if rest.startswith(("[", "{")):
+            found, end = json.JSONDecoder().raw_decode(rest)
+            if rest[end:].strip():
+                raise ValueError(rest[end:])
+            return Taken(calls(found), len(text))
+        return Taken(_named(rest), len(text))
+
+    def frame(self, name: str) -> tuple[str, str]:
+        return f'{{"name": {json.dumps(name)}, "arguments": ', "}"
+
+    @property
+    def around(self) -> tuple[str, str | None, str]:
+        return OPENS + "[", ", ", "]"
+
+
+class Named(Mistral):
+    """The later form."""
+
+    name: ClassVar[str] = "mistral-named"
+    order: ClassVar[int] = 1
+
+    def fits(self, template: str) -> bool:
+        return OPENS in template and ARGS in template
+
+    def frame(self, name: str) -> tuple[str, str]:
+        return OPENS + name + ARGS, ""
+
+    @property
+    def around(self) -> tuple[str, str | None, str]:
+        return "", "", ""
+
+
+def _named(rest: str) -> tuple[Call, ...]:
+    found = []
+    while rest:
+        head = HEAD.match(rest)
+        if not head:
+            raise ValueError(rest)
+        arguments, end = json.JSONDecoder().raw_decode(rest, head.end())
+        if not isinstance(arguments, dict):
+            raise ValueError(arguments)
+        found.append(Call(head[1], json.dumps(arguments, ensure_ascii=False)))
+        rest = rest[end:].strip()
+    if not found:
+        raise ValueError(rest)
+    return tuple(found)
+
+
+FAMILIES = (Mistral(), Named())

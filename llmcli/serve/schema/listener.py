@@ -1,0 +1,125 @@
+"""One answer's text told apart as it comes: what was thought, what was said, which functions are called.
+
+A call is told when it is whole and can be read; what only looks like one is said. Tags may be split over any pieces.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from llmcli.runtime.thinking import TAGS, Splitter, Tags
+from llmcli.serve.calls.base import Call, Family
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A piece of an answer; `call` where it is one."""
+
+    kind: Literal["thought", "said", "call"]
+    text: str
+    call: Call | None = None
+
+
+class Listener:
+    """`opened`: thinking tags that the prompt ends with; `family` None: nothing can be called; `names` can be."""
+
+    def __init__(self, opened: Tags | None, family: Family | None, names: frozenset[str] = frozenset()) -> None:
+        self._splitter, self._family, self._names = Splitter(opened), family, names
+        self._tagged = opened is not None  # the opening tag is none of the answer's
+        self._held = ""
+        self._inside = self._spoke = self._called = self._thought = False
+
+    def feed(self, text: str) -> list[Heard]:
+        """What is certain after this text."""
+        if self._family is None and self._splitter.talking and not self._thought:
+            return [Heard("said", text)] if text else []
+        return [one for piece in self._splitter.feed(text) for one in self._heard(piece.thinking, piece.text)]
+
+    def finish(self) -> list[Heard]:
+        """What was held back, now that nothing follows."""
+        out = [one for piece in self._splitter.finish() for one in self._heard(piece.thinking, piece.text)]
+        out += self._read(over=True) if self._family else []
+        rest, self._held = self._held, ""
+        if rest.strip() or (rest and not self._called):
+            out.append(Heard("said", rest))
+        return out
+
+    def _heard(self, thinking: bool, text: str) -> list[Heard]:
+        if thinking:
+            text = self._untagged(text)
+            return [Heard("thought", text)] if text else []
+        if self._thought and not self._spoke:  # the blank lines behind the thinking
+            text = text.lstrip()
+        if not text:
+            return []
+        if self._family is None:
+            self._spoke = True
+            return [Heard("said", text)]
+        self._held += text
+        return self._read(over=False)
+
+    def _untagged(self, text: str) -> str:
+        """Thinking without its tags: the splitter gives each of them whole."""
+        if not self._tagged:
+            body = text.lstrip()
+            tags = next((tags for tags in TAGS if body.startswith((tags.opens, tags.closes))), None)
+            text, self._tagged = body.removeprefix(tags.opens) if tags else text, True
+        for tags in TAGS:
+            text = text.removesuffix(tags.closes)
+        if not self._thought:
+            text = text.lstrip("\n")
+        self._thought = self._thought or bool(text)
+        return text
+
+    def _read(self, over: bool) -> list[Heard]:
+        family, out = self._family, []
+        assert family
+        while self._held:
+            if self._inside:
+                found = self._taken(family, over)
+                if found is None:
+                    break
+                out += found
+                continue
+            at = self._opening(family)
+            said, rest = self._held[:at], self._held[at:]
+            self._inside = bool(rest) and rest.startswith(family.opens)
+            words = said.rstrip()
+            if words:
+                self._spoke = True
+                out.append(Heard("said", words))
+            # White space waits for what follows it: before a call it is none of what is said.
+            self._held = rest if self._inside else said[len(words) :] + rest
+            if not self._inside:
+                break
+        return out
+
+    def _taken(self, family: Family, over: bool) -> list[Heard] | None:
+        """The calls that stand first in what is held, or the text that is none; None: more must come."""
+        try:
+            taken = family.take(self._held, over)
+            if taken and family.first and not self._names.issuperset(call.name for call in taken.calls):
+                raise ValueError(self._held)
+        except (ValueError, RecursionError):
+            first, self._held = self._held[:1], self._held[1:]
+            self._inside, self._spoke = False, True
+            return [Heard("said", first)]
+        if taken is None:
+            return None
+        self._inside, self._called, self._held = False, True, self._held[taken.used :]
+        calls = [replace(call, id=call.id or family.id()) for call in taken.calls]
+        return [Heard("call", "", call) for call in calls]
+
+    def _opening(self, family: Family) -> int:
+        """Where in what is held a call begins, or may begin; its length where none does."""
+        held = self._held
+        if family.first:
+            blank = len(held) - len(held.lstrip())
+            begins = any(held[blank:].startswith(word) or word.startswith(held[blank:]) for word in family.opens)
+            return blank if begins and not self._spoke else len(held)
+        at = min((found for word in family.opens if (found := held.find(word)) >= 0), default=-1)
+        return at if at >= 0 else len(held) - max(_overlap(held, word) for word in family.opens)
+
+
+def _overlap(text: str, word: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `word`, never all of it."""
+    return next((length for length in range(min(len(text), len(word) - 1), 0, -1) if text.endswith(word[:length])), 0)

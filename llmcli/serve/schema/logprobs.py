@@ -1,0 +1,53 @@
+"""Log-probabilities as OpenAI writes them; a token's text is its own bytes, whatever was shown with it."""
+
+from collections.abc import Sequence
+
+from llmcli.runtime.ranked import Ranked
+from llmcli.runtime.request import Answer
+from llmcli.runtime.runner import Runner
+from llmcli.serve.schema.base import Document
+from llmcli.types import Event, TokenTime
+
+IMPOSSIBLE = -9999.0  # OpenAI's number for a token that could not come: JSON has no infinity
+
+
+def token(runner: Runner, one: TokenTime, top: Sequence[tuple[int, float]]) -> Document:
+    """One token of a chat's `logprobs.content`."""
+    return {**_about(runner, one.id, one.logprob), "top_logprobs": [_about(runner, *each) for each in top]}
+
+
+def content(runner: Runner, answer: Answer) -> list[Document]:
+    """All of them; forced tokens of a grammar were not drawn and stand with 0."""
+    top = answer.top or ((),) * len(answer.tokens)
+    return [token(runner, one, each) for one, each in zip(answer.tokens, top, strict=True)]
+
+
+def of_event(runner: Runner, event: Event) -> Document | None:
+    """A chunk's logprobs; None where it brings no token."""
+    return {"content": [token(runner, event.token, event.top)], "refusal": None} if event.token else None
+
+
+def legacy(runner: Runner, tokens: Sequence[TokenTime], top: Sequence[Sequence[Ranked]], start: int) -> Document:
+    """Completions' older form: four lists; `start` is where the text of the first token stands."""
+    texts = [text(runner, one.id) for one in tokens]
+    offsets = [start + sum(map(len, texts[:index])) for index in range(len(texts))]
+    ranked = [{text(runner, each): value for each, value in row} for row in top]
+    return {
+        "tokens": texts, "token_logprobs": [finite(one.logprob) for one in tokens],
+        "top_logprobs": ranked or None, "text_offset": offsets,
+    }  # fmt: skip
+
+
+def text(runner: Runner, token: int) -> str:
+    """A token's own text, also where it is a control token."""
+    return (runner.model.piece(token) or runner.model.piece(token, special=True)).decode("utf-8", "replace")
+
+
+def finite(value: float | None) -> float:
+    """A number of JSON."""
+    return 0.0 if value is None else max(IMPOSSIBLE, value)
+
+
+def _about(runner: Runner, number: int, value: float | None) -> Document:
+    raw = runner.model.piece(number) or runner.model.piece(number, special=True)
+    return {"token": raw.decode("utf-8", "replace"), "logprob": finite(value), "bytes": list(raw), "id": number}

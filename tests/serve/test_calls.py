@@ -1,0 +1,142 @@
+"""Families of function calls: each is read as its models write it, in any pieces, and what is forced is read, too."""
+
+import json
+import random
+
+import pytest
+
+from llmcli.runtime.constraint import calls as constraint
+from llmcli.runtime.constraint.compile import Grammars
+from llmcli.runtime.thinking import Tags
+from llmcli.serve.calls import families, family, marks
+from llmcli.serve.calls.base import Family
+from llmcli.serve.schema.fields import Fields
+from llmcli.serve.schema.listener import Listener
+from llmcli.serve.schema.tools import tools
+from tests.fakes import FakeModel
+
+ARGUMENTS = {"city": 'Paris "x"', "days": 3}
+JSON = json.dumps(ARGUMENTS)
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+          "required": ["city", "days"], "additionalProperties": False}  # fmt: skip
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+CODER = '<function=weather>\n<parameter=city>\nParis "x"\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>'
+WRITTEN = {
+    "hermes": ['<tool_call>\n{"name": "weather", "arguments": ' + JSON + "}\n</tool_call>"],
+    "coder": [f"<tool_call>\n{CODER}\n</tool_call>"],
+    "glm": ['<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris "x"</arg_value>\n'
+            "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"],
+    "llama": ['{"name": "weather", "parameters": ' + JSON + "}",
+              '<|python_tag|>{"type": "function", "name": "weather", "parameters": ' + JSON + "}"],
+    "mistral": ['[TOOL_CALLS][{"name": "weather", "arguments": ' + JSON + ', "id": "123456789"}]'],
+    "mistral-named": ["[TOOL_CALLS]weather[ARGS]" + JSON, "[TOOL_CALLS]weather[CALL_ID]123456789[ARGS]" + JSON],
+    "deepseek": [
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>" + JSON
+        + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n" + JSON
+        + "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ],
+    "granite": ['<|tool_call|>[{"name": "weather", "arguments": ' + JSON + "}]"],
+    "command": ['<|START_ACTION|>[\n{"tool_call_id": "0", "tool_name": "weather", "parameters": ' + JSON
+                + "}\n]<|END_ACTION|>"],
+    "harmony": ["<|channel|>commentary to=functions.weather <|constrain|>json<|message|>" + JSON],
+}  # fmt: skip
+CASES = [(one, text) for one in families() for text in WRITTEN[one.name]]
+NAMES = frozenset({"weather"})
+
+
+def heard(listener: Listener, text: str, seed: int = 0) -> dict[str, str]:
+    """Everything of each kind, the text coming in pieces of any size."""
+    chance, out = random.Random(seed), {"thought": "", "said": "", "calls": []}
+    while text:
+        cut = chance.choice((1, 2, 3, 7, 40))
+        piece, text = text[:cut], text[cut:]
+        for one in listener.feed(piece):
+            _add(out, one)
+    for one in listener.finish():
+        _add(out, one)
+    return out
+
+
+def _add(out: dict, one) -> None:
+    if one.call:
+        assert one.call.id
+        out["calls"].append((one.call.name, json.loads(one.call.arguments)))
+    else:
+        assert one.text
+        out[one.kind] += one.text
+
+
+@pytest.mark.parametrize(("kin", "text"), CASES, ids=[f"{kin.name}{text.count('o')}" for kin, text in CASES])
+def test_a_call_is_read_as_its_family_writes_it(kin: Family, text: str) -> None:
+    for seed in range(8):
+        found = heard(Listener(None, kin, NAMES), text, seed)
+        assert found == {"thought": "", "said": "", "calls": [("weather", ARGUMENTS)]}
+
+
+@pytest.mark.parametrize("kin", families(), ids=lambda one: one.name)
+def test_what_is_cut_or_damaged_is_said_and_never_lost(kin: Family) -> None:
+    whole = WRITTEN[kin.name][0]
+    for end in range(1, len(whole)):
+        found = heard(Listener(None, kin, NAMES), whole[:end], end)
+        assert found["said"] == whole[:end] or found["calls"] == [("weather", ARGUMENTS)], end
+    found = heard(Listener(None, kin, NAMES), "I say { and < and [ and <tool but call nothing. ")
+    assert found == {"thought": "", "said": "I say { and < and [ and <tool but call nothing. ", "calls": []}
+
+
+@pytest.mark.parametrize("kin", families(), ids=lambda one: one.name)
+def test_what_is_forced_follows_the_schema_and_is_read_back(kin: Family) -> None:
+    offered = tools(Fields({"tools": [WEATHER], "tool_choice": "required"}))
+    grammar = Grammars(FakeModel(), lambda one: pytest.fail("not llama.cpp's"))(offered.constraint(kin))
+    before, after = kin.frame("weather")
+    begin, between, end = kin.around
+    one = before + json.dumps(ARGUMENTS) + after
+    texts = [begin + one + end] + ([] if between is None else [begin + one + between + one + end])
+    for count, text in enumerate(texts, 1):
+        matcher = grammar.start()
+        for token in text.encode():
+            assert matcher.allows(token), (text, chr(token))
+            matcher.accept(token)
+        assert matcher.accepting
+        assert heard(Listener(None, kin, NAMES), text)["calls"] == [("weather", ARGUMENTS)] * count
+    matcher = grammar.start()
+    wrong = (begin + before + '{"town').encode()
+    assert not all(matcher.allows(token) and (matcher.accept(token) or True) for token in wrong)
+
+
+def test_a_document_may_stand_instead_of_a_call() -> None:
+    offered = tools(Fields({"tools": [WEATHER]}))
+    wanted = offered.constraint(family(""), {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]})
+    matcher = Grammars(FakeModel(), lambda one: pytest.fail("not llama.cpp's"))(wanted).start()
+    for token in b'{"a": 1}':
+        assert matcher.allows(token)
+        matcher.accept(token)
+    assert matcher.accepting
+
+
+def test_text_thinking_and_several_calls_are_told_apart() -> None:
+    call = WRITTEN["hermes"][0]
+    text = f"<think>\nLet me look.\n</think>\n\nI look it up.\n\n{call}\n{call}\n"
+    for seed in range(20):
+        found = heard(Listener(None, family(""), NAMES), text, seed)
+        assert found["thought"] == "Let me look.\n"
+        assert found["said"] == "I look it up."
+        assert found["calls"] == [("weather", ARGUMENTS)] * 2
+        opened = heard(Listener(Tags("<think>", "</think>"), None), "hm\n</think>\n\nyes", seed)
+        assert opened == {"thought": "hm\n", "said": "yes", "calls": []}
+
+
+def test_json_that_names_no_function_is_text_for_a_family_without_tags() -> None:
+    kin = family("<|python_tag|>")
+    for text in ('{"name": "other", "parameters": {}}', '{"name": 5}', "{\n  1", 'Text. {"name": "weather"}'):
+        assert heard(Listener(None, kin, NAMES), text)["said"] == text
+
+
+def test_every_mark_is_known_once() -> None:
+    assert {"<tool_call>", "[TOOL_CALLS]", "<|python_tag|>"} <= set(marks())
+    assert families()[-1].name == "hermes"  # which fits everything
+
+
+def test_calls_are_separated_by_a_constraint_only_where_there_may_be_several() -> None:
+    alone = tools(Fields({"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}))
+    assert constraint.read(alone.constraint(family("")).text).between is None
