@@ -52,6 +52,7 @@ class Point:
     name: str
     file_type: str
     method: str
+    fold: str
     settings: str
     nbytes: int
     bits_per_weight: float
@@ -179,8 +180,8 @@ def _point(wish: Wish, name: str, base: "tuple[Side, BaseLogits]", folder: Path,
     if wish.keep is None:
         out.unlink()
     return Point(
-        name, plan.file_type.name, plan.method.name, plan.settings, plan.bytes_after, plan.bits_per_weight, answers,
-        against.doubt, speed, seconds, outcome.klds,
+        name, plan.file_type.name, plan.method.name, plan.source.folded, plan.settings, plan.bytes_after,
+        plan.bits_per_weight, answers, against.doubt, speed, seconds, outcome.klds,
     )  # fmt: skip
 
 

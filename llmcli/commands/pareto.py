@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quant.planning import Plan
     from quant.source import Source
 
+
 TYPES = "Q2_K,Q3_K_M,Q4_K_M,Q5_K_M,Q6_K"
 
 
@@ -25,7 +26,12 @@ TYPES = "Q2_K,Q3_K_M,Q4_K_M,Q5_K_M,Q6_K"
 class Settings:
     """What is set beside one another."""
 
-    types: Annotated[str, typer.Option(metavar="TYPE,…", help="File types.")] = TYPES
+    types: Annotated[
+        str | None, typer.Option(metavar="TYPE,…", help=f"File types; {TYPES} where no sizes are given.")
+    ] = None
+    target_size: Annotated[
+        str | None, typer.Option(metavar="SIZE,…", help="Sizes, each with types chosen as quantize --target-size does.")
+    ] = None
     methods: Annotated[str, typer.Option(metavar="NAME,…", help=f"How codes are chosen: {', '.join(METHODS)}.")] = (
         "ggml"
     )
@@ -34,7 +40,15 @@ class Settings:
     ] = None
     moments: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Second moments, for methods that need them; an imatrix as well."),
+        typer.Option(
+            metavar="FILE",
+            help="Second moments, for methods that need them; an imatrix as well. What is needed and not given is "
+            "gathered with the text that ships, and kept.",
+        ),
+    ] = None
+    fold: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KINDS", help="Folds as quantize has them, or none; repeatable: each is set beside."),
     ] = None
 
 
@@ -88,6 +102,7 @@ def pareto(
     from llmcli.commands import frontier, pareto_table, reporting, weights
     from llmcli.commands.eval import words_of
     from llmcli.commands.pareto_page import charts, made
+    from llmcli.commands.settings import plans_of
 
     config, ui = start(json or output == "json", offline, reading.allow_pickle)
     reporting.check(report_file)
@@ -96,7 +111,7 @@ def pareto(
         model.path if model else Path(ref), tokenizer=reading.tokenizer, pre=reading.pre,
         allow_pickle=reading.allow_pickle,
     )  # fmt: skip
-    plans = _plans(opened, settings)
+    plans = plans_of(opened, settings, measuring.threads, config, ui)
     _tell(opened, plans, ui)
     words, name = words_of(measuring.text)
     keep = measuring.keep.expanduser() if measuring.keep else None
@@ -111,29 +126,6 @@ def pareto(
     else:
         ui.text((pareto_table.text if output == "csv" else pareto_table.markdown)(points, beaten))
     reporting.show(lambda: made(wish, points, beaten), lambda: charts(points, beaten)[:1], (report_file, chart), ui)
-
-
-def _plans(source: "Source", settings: Settings) -> dict[str, "Plan"]:
-    """A plan for each type with each method, by its name; all that cannot be made is refused here."""
-    from llmcli.commands import bases
-    from llmcli.errors import UsageError
-    from quant import imatrix, moments, planning, recipe
-
-    bases.check(source)
-    types = [recipe.parse(one).name for one in settings.types.split(",") if one.strip()]
-    methods = [planning.named(one.strip()).name for one in settings.methods.split(",") if one.strip()]
-    if not types or not methods:
-        raise UsageError("there is no setting", hint=f"--types {TYPES} --methods ggml")
-    sums = imatrix.load(settings.imatrix.expanduser()) if settings.imatrix else None
-    second = moments.load(settings.moments.expanduser()) if settings.moments else None
-    if needing := [name for name in methods if planning.named(name).needs == "moments" and second is None]:
-        raise UsageError(f"method {needing[0]} needs second moments", hint="add --moments FILE; calibrate makes it")
-    several = len(set(methods)) > 1
-    return {
-        f"{kind} {name}" if several else kind: planning.plan(source, kind, imatrix=sums, method=name, moments=second)
-        for name in methods
-        for kind in types
-    }
 
 
 def _tell(source: "Source", plans: dict[str, "Plan"], ui: "UI") -> None:

@@ -56,9 +56,10 @@ def made(wish: Wish, points: Sequence[Point], beaten: dict[str, str]) -> "Page":
 
 
 def _series(values: Sequence[tuple[Point, float]], beaten: dict[str, str]) -> tuple[Series, ...]:
-    """The settings by method, the smallest first."""
+    """The settings by method and folds, the smallest first."""
     methods: dict[str, list[Place]] = {}
     for one, value in sorted(values, key=lambda each: each[0].nbytes):
         note = "beaten" if one.name in beaten else ""
-        methods.setdefault(one.method, []).append(Place(one.nbytes / MIB, value, one.file_type, note))
+        label = f"{one.method}, folds {one.fold}" if one.fold else one.method
+        methods.setdefault(label, []).append(Place(one.nbytes / MIB, value, one.name.split()[0], note))
     return tuple(Series(name, tuple(places)) for name, places in methods.items())

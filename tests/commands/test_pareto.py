@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from llmcli.commands import frontier, verifying
+from llmcli.commands import frontier, stage, texts, verifying
 from llmcli.commands.frontier import Point, dominated
+from llmcli.commands.texts import SHIPPED, Text
 from quant import container
 from quant.certificate import Answers, Figure, Speed
 from tests.commands.conftest import Done
@@ -122,6 +123,26 @@ def test_files_stay_where_they_are_to_be_kept_and_people_get_a_table(
     assert "1 of 2 settings were finished before" in pareto(stories_gguf, "--seconds", "0", "--keep", keep).err
 
 
+def test_folds_and_sizes_are_settings_too(
+    pareto: Callable[..., Done], stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "shipped", lambda *_: [Text(SHIPPED, "The rain sang on the roofs of the town. " * 60)])
+    monkeypatch.setattr(stage, "N_CTX", 32)
+    words: tuple[Any, ...] = (stories_gguf, "--seconds", "0", "--json")
+    done = pareto(*words, "--types", "Q4_0", "--fold", "none", "--fold", "awq")
+    assert done.code == 0, done.err
+    assert "--fold awq needs an imatrix: gathered from" in done.err
+    plain, folded = json.loads(done.out)["settings"]
+    assert (plain["name"], folded["name"]) == ("Q4_0 fold none", "Q4_0 fold awq")
+    assert (plain["fold"], folded["fold"], plain["nbytes"]) == ("", "awq", folded["nbytes"])
+    assert plain["answers"]["kld"] != folded["answers"]["kld"]
+    sized = pareto(*words, "--types", "", "--target-size", "0.26M,0.33M")
+    assert sized.code == 0, sized.err
+    less, more = json.loads(sized.out)["settings"]
+    assert (less["name"], more["name"]) == ("0.26M", "0.33M")
+    assert less["nbytes"] < 260_000 < more["nbytes"] < 330_000
+
+
 def test_a_damaged_figure_is_made_anew(pareto: Callable[..., Done], stories_gguf: Path, home: Path) -> None:
     words: tuple[Any, ...] = (stories_gguf, "--seconds", "0", "--types", "Q8_0")
     pareto(*words)
@@ -136,7 +157,8 @@ def test_mistakes_are_one_line(pareto: Callable[..., Done], stories_gguf: Path, 
     for words, code, why in (
         (("--types", "Q9_X"), 1, "Q9_X"),
         (("--types", ","), 2, "there is no setting"),
-        (("--methods", "ggml,gptq"), 2, "method gptq needs second moments"),
+        (("--target-size", "some"), 2, "'some' is no size"),
+        (("--fold", "magic"), 1, "there is no fold 'magic'"),
         (("--methods", "magic"), 1, "there is no method 'magic'"),
         (("--imatrix", tmp_path / "none"), 1, "there is no file"),
     ):
@@ -152,7 +174,7 @@ def point(
     answers = Answers(
         "t", "h", 512, 1, 255, "F32", NOTHING, NOTHING, NOTHING, Figure(kld, 0.0), kld, {}, kld, NOTHING, NOTHING
     )
-    return Point(name, name, "ggml", "{}", nbytes, 4.5, answers, 0.0, speed, 0.0, klds or (kld, kld))
+    return Point(name, name, "ggml", "", "{}", nbytes, 4.5, answers, 0.0, speed, 0.0, klds or (kld, kld))
 
 
 def test_a_setting_is_beaten_by_one_that_is_no_larger_and_nearer() -> None:
