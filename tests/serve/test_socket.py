@@ -17,7 +17,8 @@ CHAT = "/v1/chat/completions"
 
 @contextmanager
 def opened(served: Served, **more: Any) -> Iterator[ClientConnection]:
-    with connect(f"{served.v1.replace('http', 'ws', 1)}/ws", **more) as socket:
+    address = f"{served.v1.replace('http', 'ws', 1)}/ws"
+    with connect(address, max_queue=None, **more) as socket:  # whoever does not read cannot close in time
         yield socket
 
 
@@ -71,6 +72,9 @@ def test_one_is_cancelled_and_the_others_go_on(serve: Callable[..., Served]) -> 
         found = until_over(socket, "long", "short")
         assert found["long"][-1] in ({"done": True, "cancelled": True}, {"done": True})
         assert text(found["short"]) == "xxxxx"
+        ask(socket, "never", stream=True)
+        socket.send(json.dumps({"id": "never", "cancel": True}))  # perhaps before it has begun
+        assert until_over(socket, "never")["never"][-1]["done"]
         ask(socket, "long", stream=True, max_tokens=1)  # an id that is over may come again
         assert text(until_over(socket, "long")["long"]) == "x"
 

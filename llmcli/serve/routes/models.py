@@ -15,6 +15,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "n_vocab": runner.model.n_vocab, "n_ctx": settings.most_context or runner.n_ctx,
         "n_ctx_train": runner.header.context_length, "n_params": runner.model.n_params,
         "size": sum(tensor.nbytes for tensor in runner.header.tensors), "file_type": runner.header.file_type,
+        "chat": runner.template is not None, "generates": runner.generates,
     }  # fmt: skip
     return {"id": name, "object": "model", "created": settings.created, "owned_by": "llmcli", "meta": about}
 

@@ -8,7 +8,7 @@ stream, else the whole document; at the end {"id": "a", "done": true}, or {"id":
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,20 +34,19 @@ class Talk:
     def __init__(self, service: Service, socket: WebSocket) -> None:
         self._service, self._socket = service, socket
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._group = asyncio.TaskGroup()
         self._sending = asyncio.Lock()
+        self.closed = False
 
     async def run(self) -> None:
-        """Until the socket closes."""
-        try:
-            while True:
-                await self._hear(await self._socket.receive_text())
-        except (WebSocketDisconnect, KeyError):  # a message of bytes has no text
-            pass
-        finally:
-            tasks = list(self._tasks.values())
-            for task in tasks:
+        """Until the socket closes; a bug of ours in one request closes it."""
+        async with self._group:
+            with suppress(WebSocketDisconnect, KeyError):  # a message of bytes has no text
+                while True:
+                    await self._hear(await self._socket.receive_text())
+            self.closed = True
+            for task in self._tasks.values():
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _hear(self, text: str) -> None:
         name: str | None = None
@@ -66,6 +65,7 @@ class Talk:
                 raise Problem(f"a socket has at most {AT_ONCE} requests at once", 429, code="busy")
             else:
                 self._begin(name, fields)
+                await asyncio.sleep(0)  # a task that is cancelled before it begins would end without a word
         except Refusal as error:
             await self._say({"id": name, **document(problem(error))})
 
@@ -76,7 +76,7 @@ class Talk:
             raise Problem(f"path must be one of {known}", 404, param="path", code="not_found")
         if body is None:
             raise Problem("body is missing", param="body")
-        self._tasks[name] = asyncio.create_task(self._answer(name, path, body.values))
+        self._tasks[name] = self._group.create_task(self._answer(name, path, body.values))
 
     async def _answer(self, name: str, path: str, body: Mapping[str, Any]) -> None:
         last: dict[str, Any] = {"done": True}
@@ -86,9 +86,9 @@ class Talk:
             else:
                 await self._generate(name, path, body)
         except asyncio.CancelledError:
-            last = {"done": True, "cancelled": True}
-            if self._socket.client_state.name != "CONNECTED":
+            if self.closed:
                 raise
+            last = {"done": True, "cancelled": True}
         except Refusal as error:
             last = document(problem(error))
         finally:
@@ -108,8 +108,10 @@ class Talk:
                 await self._say({"id": name, "data": chunk})
 
     async def _say(self, message: dict[str, Any]) -> None:
-        async with self._sending:  # whoever reads slowly holds up its own answers, and the engine never
-            await self._socket.send_text(encoded(message).decode())
+        # Whoever reads slowly holds up its own answers, and the engine never.
+        async with self._sending:
+            with suppress(WebSocketDisconnect):  # run() hears of it, too
+                await self._socket.send_text(encoded(message).decode())
 
 
 def known_page(socket: WebSocket, origins: tuple[str, ...]) -> bool:
