@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llmcli.serve.batch.journal import Journal
     from llmcli.serve.batch.lines import Input, Survey
     from llmcli.serve.batch.work import Work
+    from llmcli.serve.settings import Settings
     from llmcli.ui import UI
 
 PARALLEL, MOST_PARALLEL = 16, 128
@@ -41,6 +42,9 @@ def batch(
     parallel: Annotated[
         int, typer.Option("-np", "--parallel", min=1, max=MOST_PARALLEL, help="Answers at once.")
     ] = PARALLEL,
+    skeleton: Annotated[
+        bool, typer.Option("--skeleton", help="Skeleton-of-Thought: an outline, then its points in parallel.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Begin anew, whatever is there.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document about it on stdout.")] = False,
 ) -> None:
@@ -64,18 +68,18 @@ def batch(
             ui.note(f"{source.name} line {survey.unended} has no newline at its end; it is taken as it is")
         slots = min(MOST_PARALLEL, ROUND * parallel) if given.options.reproducible else parallel
         with hosting.host(ref, given, config, ui, slots) as hosted:
-            _through(hosted, given, source, survey, out, (parallel, force), ui)
+            _through(hosted, rules(hosted, given, skeleton), source, survey, out, (parallel, force), ui)
 
 
 def _through(
-    hosted: "Hosted", given: Flags, source: "Input", survey: "Survey", out: Path, how: tuple[int, bool], ui: "UI"
+    hosted: "Hosted", rules: "Rules", source: "Input", survey: "Survey", out: Path, how: tuple[int, bool], ui: "UI"
 ) -> None:
     """From an open model to the file; raises typer.Exit where it is not whole or lines have no answer."""
     from llmcli.serve.batch.job import Job, fingerprint
     from llmcli.serve.batch.journal import Journal
     from llmcli.serve.batch.work import Work
 
-    rules, (parallel, force) = _rules(hosted, given), how
+    parallel, force = how
     about = fingerprint(hosted.runner, rules, survey)
     job, journal = Job(hosted.runner, rules, about), Journal(out, about, survey.count)
     present = not force and job.failed(out, survey.count) is not None
@@ -87,7 +91,7 @@ def _through(
             if resumed:
                 ui.note(f"going on after {resumed:,} of {survey.count:,} lines")
             with _told(work, journal, ui):
-                work.run(job.tasks(source, journal))
+                work.run(job.tasks(line for line in source.lines() if not journal.has(line.index)))
             if not work.stopped:
                 journal.finish()
     seconds = time.perf_counter() - began
@@ -99,18 +103,27 @@ def _through(
     _close(out, survey, journal, failed, work, seconds, present, ui)
 
 
-def _rules(hosted: "Hosted", given: Flags) -> "Rules":
+def rules(hosted: "Hosted", given: Flags, skeleton: bool) -> "Rules":
+    """How lines are answered where they say nothing of it."""
     from llmcli.runtime.sampling import RANDOM
+    from llmcli.serve.batch import plans
+    from llmcli.serve.batch import skeleton as outlined
     from llmcli.serve.batch.job import Rules
+
+    plan = outlined.skeleton if skeleton else plans.plain
+    return Rules(settings(hosted, given, RANDOM), max(0, hosted.sampling.seed), plan=plan)
+
+
+def settings(hosted: "Hosted", given: Flags, seed: int) -> "Settings":
+    """What was typed, as the server's settings."""
     from llmcli.serve.settings import Settings
 
-    sampling, runner = hosted.sampling, hosted.runner
-    settings = Settings(
-        (hosted.name,), 0, sampling.with_values({"seed": RANDOM}), hosted.system, given.stops,
+    runner = hosted.runner
+    return Settings(
+        (hosted.name,), 0, hosted.sampling.with_values({"seed": seed}), hosted.system, given.stops,
         None if given.predict in (None, -1) else given.predict,
         most_context=min(runner.n_ctx, runner.header.context_length or runner.n_ctx),
     )  # fmt: skip
-    return Rules(settings, max(0, sampling.seed))
 
 
 @contextmanager

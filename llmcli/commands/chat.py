@@ -59,6 +59,9 @@ def run(
     ctx: typer.Context,
     ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF)] = None,
     text: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to answer; also from stdin.")] = None,
+    skeleton: Annotated[
+        bool, typer.Option("--skeleton", help="Skeleton-of-Thought: an outline, then its points in parallel.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document, with every token's time.")] = False,
 ) -> None:
     """Answer one prompt and exit; without one, on a terminal, open the chat."""
@@ -71,12 +74,17 @@ def run(
         raise UsageError("no model given", hint=f"llmcli run {DEFAULT} 'Why is the sky blue?'")
     config, ui = _surroundings(given, json)
     prompt = _prompt(given, text)
-    if prompt is None and (json or given.samples > 1):
+    if prompt is None and (json or skeleton or given.samples > 1):
         raise UserError("there is no prompt", hint="give one as PROMPT, with -p or -f, or through a pipe")
     if prompt is not None and given.logprobs and not json:
         raise UsageError("--logprobs has no place in plain text", hint="add --json; in a chat, /probs shows them")
     if prompt is not None and not prompt.strip():
         raise UserError("the prompt is empty", hint=f"llmcli run {ref} 'Why is the sky blue?'")
+    if prompt is not None and skeleton:
+        from llmcli.commands import skeletons
+
+        skeletons.answer(ref, prompt, given, config, ui)
+        return
     with _open(ref, given, config, ui, logprobs=json, talks=prompt is None) as talk:
         good = _converse(talk, None, given) if prompt is None else _answer(talk, prompt, json, given.samples)
     if not good:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,7 @@ from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import RANDOM, SEEDS
 from llmcli.serve.batch import written
 from llmcli.serve.batch.asked import Asked, Damaged, asked, named
-from llmcli.serve.batch.journal import Journal
-from llmcli.serve.batch.lines import Input, Line, Survey
+from llmcli.serve.batch.lines import Line, Survey
 from llmcli.serve.batch.plans import Plan, plain
 from llmcli.serve.batch.work import Task
 from llmcli.serve.problems import Problem, problem
@@ -58,11 +57,9 @@ class Job:
         self.renamed: set[str] = set()
         self._lines: dict[int, tuple[str, int]] = {}  # of tasks that have not ended: name and number
 
-    def tasks(self, source: Input, journal: Journal) -> Iterator[Task]:
-        """A task for each line that is not finished."""
-        for line in source.lines():
-            if not journal.has(line.index):
-                yield self._task(line)
+    def tasks(self, lines: Iterable[Line]) -> Iterator[Task]:
+        """A task for each line."""
+        return map(self._task, lines)
 
     def _task(self, line: Line) -> Task:
         self._lines[line.index] = named(line), line.number
