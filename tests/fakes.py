@@ -158,16 +158,21 @@ class FakeContext:
     def last(self, sequence: int) -> int:
         return len(self.cells[sequence]) - 1
 
-    def state(self, sequence: int) -> bytes:
+    def state(self, sequence: int, start: int = 0) -> bytes:
         """A word of its own for each context's kind, and the tokens."""
-        return self.word + bytes(str([token for _, token in self.cells[sequence]]), "ascii")
+        assert not start or not self.recurrent
+        return self.word + bytes(str([token for _, token in self.cells[sequence][start:]]), "ascii")
 
-    def put_state(self, sequence: int, kept: bytes) -> bool:
-        """As llama_state_seq_set_data: cells of its own, or none at all."""
+    def put_state(self, sequence: int, kept: bytes, start: int = 0, source: int = -1) -> bool:
+        """As llama_state_seq_set_data: cells of its own, or none at all; before them those of another."""
         del self.cells[sequence][:]
         tokens = json.loads(bytes(kept).removeprefix(self.word)) if bytes(kept).startswith(self.word) else None
         if tokens is None or self.used + len(tokens) > self.n_ctx:
             return False
+        if start:
+            assert source != sequence
+            assert start <= len(self.cells[source])
+            self.cells[sequence] += self.cells[source][:start]
         for token in tokens:
             self.put(sequence, token)
         return True

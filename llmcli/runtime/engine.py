@@ -12,9 +12,10 @@ from typing import Protocol
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.context import Aborted, NoSlot, Rows
-from llmcli.runtime.ledger import Ledger, Memory
+from llmcli.runtime.ledger import Ledger
 from llmcli.runtime.overflow import Overflow
 from llmcli.runtime.passes import Pass
+from llmcli.runtime.pool import Memory
 from llmcli.runtime.repetition import EVERY, repeats
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.sampling import SEEDS

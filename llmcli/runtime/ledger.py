@@ -5,49 +5,16 @@ slot until somebody needs the room, so the next turn of a chat finds its prefix 
 what it can do: a sliding window that has moved on, or recurrent state, cannot be cut back freely.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.positions import window_moves
+from llmcli.runtime.likeness import common, gap, reach, shared
+from llmcli.runtime.pool import Away, Memory, Occupied
+from llmcli.runtime.prefixes import Prefixes
 
-ANCHOR = 16  # tokens that must agree for a text to be found again behind a gap
-TRIED = 32  # places where they agree: a text that turns in circles has many
-
-
-class Memory(Protocol):
-    """What the ledger asks of a context (llama_memory_* of llama.h)."""
-
-    n_ctx: int
-    n_seq_max: int
-    n_swa: int
-    recurrent: bool
-
-    @property
-    def can_shift(self) -> bool: ...
-
-    def trim(self, sequence: int, keep: int) -> bool: ...
-
-    def copy(self, source: int, target: int, start: int, end: int) -> None: ...
-
-    def shift(self, sequence: int, start: int, end: int, last: int) -> None: ...
-
-    def first(self, sequence: int) -> int: ...
-
-    def last(self, sequence: int) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Occupied:
-    """Whose cells are where. `latest`: for each token of the slot used last, whether others hold its cell as well;
-    `others`: cells that this slot does not hold."""
-
-    latest: tuple[bool, ...]
-    others: int
-    free: int
+PIECE = 64  # cells, the least that is forgotten at a time
 
 
 class Ledger:
@@ -63,6 +30,8 @@ class Ledger:
         self._busy = [False] * count
         self._used_at = [0] * count
         self._turns = [0] * count
+        self._scopes = [""] * count  # who may share a slot's cells: whoever names the same
+        self._prefixes = Prefixes(count)
         self._clock = 0
         self._next_cell = 0
         self._used = 0
@@ -91,38 +60,74 @@ class Ledger:
         return Occupied(mine, len(holders) - len(mine), self.size - len(holders))
 
     def place(
-        self, tokens: tuple[int, ...], path: frozenset[int] = frozenset(), move: bool = False
+        self, tokens: Sequence[int], path: frozenset[int] = frozenset(), move: bool = False, scope: str = ""
     ) -> tuple[int, int] | None:
         """Claim a slot for a prompt: (slot, tokens already there), or None while every slot is busy.
 
         At least the last token is left to compute, for its logits. The slot with the longest common prefix is taken
         over when it is idle and is continued or holds a turn of the prompt's own `path`, which this one spells
         otherwise; in all other cases its cells are shared, and what it holds besides stays. `move`: cells of such a
-        slot behind something that the prompt leaves out may move up, as in `adapt`.
+        slot behind something that the prompt leaves out may move up, as in `adapt`. Only slots of one `scope` are
+        looked at.
         """
         idle = [slot for slot, busy in enumerate(self._busy) if not busy]
         if not idle:
             return None
-        if not self.keeps and len(idle) == len(self._busy):
-            self.forget_idle()
-        if move and (moved := self._place_moved(tokens, path, idle)):
+        if not self.keeps and (len(idle) == len(self._busy) or all(self.tokens[slot] for slot in idle)):
+            self.compact()
+        if move and (moved := self._place_moved(tokens, path, idle, scope)):
             return moved
-        lengths = [min(_common(held, tokens), len(tokens) - 1) for held in self.tokens]
-        best = max(range(len(lengths)), key=lambda slot: (lengths[slot], not self._busy[slot]))
         target = self._oldest(idle)
+        best, reused = self._best(tokens, path, idle, scope)
+        if not reused:
+            self._cut(target, 0)
+            return self._taken(target, scope), 0
         # An idle conversation is taken over where it is simply continued, or where its turn to be forgotten has come.
-        continued = lengths[best] == len(self.tokens[best]) or self._turns[best] in path
-        take_over = not self._busy[best] and (continued or target == best or not self.forks)
-        if take_over or not self.forks or not lengths[best]:
-            slot = best if take_over else target
-            reused = self._cut(slot, min(lengths[slot], len(tokens) - 1))
-        else:
-            slot, reused = target, lengths[best]
-            self._cut(slot, 0)
-            self._share(best, slot, 0, reused)
-        self._busy[slot] = True
+        continued = reused == len(self.tokens[best])
+        may_cut = self.keeps and (self._turns[best] in path or best == target or not self.forks)
+        if best in idle and (continued or may_cut):
+            reused = self._cut(best, reused)
+            return self._taken(best, scope), reused
+        self._cut(target, 0)
+        self._share(best, target, 0, reused)
+        return self._taken(target, scope), reused
+
+    def _best(self, tokens: Sequence[int], path: frozenset[int], idle: list[int], scope: str) -> tuple[int, int]:
+        """The slot that holds most of the beginning of a prompt, and how much."""
+        if self.forks:
+            reused, holders = self._match(tokens[:-1], scope)
+        else:  # what a slot holds cannot be shared
+            own = [slot for slot in idle if self._scopes[slot] == scope]
+            alike = {slot: self._usable(slot, common(self.tokens[slot], tokens[:-1])) for slot in own}
+            reused = max(alike.values(), default=0)
+            holders = {slot for slot, length in alike.items() if length == reused}
+        last = {slot for slot in holders if len(self.tokens[slot]) == reused or self._turns[slot] in path}
+        return max(sorted(holders), key=lambda slot: (not self._busy[slot], slot in last), default=-1), reused
+
+    def _usable(self, slot: int, length: int) -> int:
+        """How much of a beginning of that length can be kept of a slot that cannot be shared."""
+        whole = length == len(self.tokens[slot])
+        return length if whole or (not self.memory.recurrent and self._window_holds(slot, length)) else 0
+
+    def _taken(self, slot: int, scope: str) -> int:
+        self._busy[slot], self._scopes[slot] = True, scope
         self._touch(slot)
-        return slot, reused
+        return slot
+
+    def match(self, tokens: Sequence[int], scope: str = "") -> tuple[int, bool]:
+        """How much of the beginning of a prompt a slot holds whose cells can be shared; whether one does in use."""
+        length, holders = self._match(tokens[:-1], scope) if self.forks else (0, set[int]())
+        return length, any(self._busy[slot] for slot in holders)
+
+    def _match(self, tokens: Sequence[int], scope: str) -> tuple[int, set[int]]:
+        self._learn()
+        return self._prefixes.match(tokens, scope)
+
+    def _learn(self) -> None:
+        """Tell the tree what has come since it was asked last."""
+        for slot, held in enumerate(self.tokens):
+            if len(held) > self._prefixes.lengths[slot]:
+                self._prefixes.grow(slot, held, self._scopes[slot])
 
     @property
     def latest(self) -> list[int]:
@@ -131,7 +136,7 @@ class Ledger:
 
     def nearest(self, tokens: Sequence[int]) -> tuple[int, int]:
         """The slot that holds most of the beginning of these tokens, and how many; of equals the one used last."""
-        lengths = [_common(mine, tokens) for mine in self.tokens]
+        lengths = [common(mine, tokens) for mine in self.tokens]
         slot = max(range(len(lengths)), key=lambda slot: (lengths[slot], self._used_at[slot]))
         return slot, lengths[slot]
 
@@ -168,13 +173,53 @@ class Ledger:
         """The slots of answers that are being made."""
         return [slot for slot, busy in enumerate(self._busy) if busy]
 
-    def claim(self) -> int:
+    def claim(self, scope: str = "") -> int:
         """Take an idle slot and empty it: one that holds nothing, else the longest unused."""
         slot = self._oldest([slot for slot, busy in enumerate(self._busy) if not busy])
         self._cut(slot, 0)
-        self._busy[slot] = True
-        self._touch(slot)
-        return slot
+        return self._taken(slot, scope)
+
+    @property
+    def taken(self) -> int:
+        """Cells of slots that are in use: what cannot be forgotten."""
+        return self.held([slot for slot, busy in enumerate(self._busy) if busy])
+
+    def put_away(self, slot: int) -> Away:
+        """Take out what no other slot in use holds as well, and empty the slot."""
+        others = [other for other, busy in enumerate(self._busy) if busy and other != slot]
+        start = max((self._shared(slot, other) for other in others), default=0)
+        away = Away(tuple(self.tokens[slot]), start, self.memory.state(slot, start))
+        self._cut(slot, 0)
+        return away
+
+    def bring_back(self, slot: int, away: Away) -> bool:
+        """Let an empty slot hold what was taken out; False where cells are short, or what others held is gone."""
+        count, start = len(away.tokens), away.start
+        if not self.make_room(count - start):
+            return False
+        found, holders = self._match(away.tokens[:start], self._scopes[slot])
+        if found < start:
+            return False
+        source = min(holders) if start else -1
+        good = self.memory.put_state(slot, away.state, start, source)
+        if not good or self.memory.last(slot) != count - 1:
+            emptied = self.memory.trim(slot, 0)
+            assert emptied, "a memory that cannot even be emptied"
+            return False
+        if start:
+            self.tokens[slot] += away.tokens[:start]
+            self._cells[slot] += self._cells[source][:start]
+        self.append(slot, list(away.tokens[start:]))
+        return True
+
+    def compact(self) -> None:
+        """Forget what is idle, and lay out the others anew: each one's cells in the order of its tokens, no holes."""
+        self.forget_idle()
+        slots = [slot for slot, held in enumerate(self.tokens) if held]
+        out = [(slot, self.put_away(slot)) for slot in reversed(slots)]
+        for slot, away in reversed(out):
+            back = self.bring_back(slot, away)
+            assert back, "what was in the pool fits into it"
 
     def append(self, slot: int, tokens: list[int]) -> None:
         """Record tokens that a forward pass has just put into the cache."""
@@ -189,10 +234,10 @@ class Ledger:
 
     def fork(self, source: int, target: int) -> None:
         """Let `target` hold what `source` holds: cells that both have stay, the others' owners change."""
-        common = self._shared(source, target)
-        self._cut(target, common)
-        assert len(self.tokens[target]) == common, "a memory that cannot be forked"
-        self._share(source, target, common, len(self.tokens[source]))
+        same = self._shared(source, target)
+        self._cut(target, same)
+        assert len(self.tokens[target]) == same, "a memory that cannot be forked"
+        self._share(source, target, same, len(self.tokens[source]))
 
     def adapt(self, slot: int, tokens: Sequence[int], move: bool) -> int:
         """Make a slot hold a beginning of `tokens`, as much as it can; returns how many of them it holds.
@@ -201,15 +246,15 @@ class Ledger:
         slot holds them. They stay what they became with that piece before them: a text computed anew differs.
         """
         held = self.tokens[slot]
-        at = _common(held, tokens)
-        while move and (gap := _gap(held, tokens, at)) and self._shift(slot, at, at + gap):
-            at += _common(held[at:], tokens[at:])
+        at = common(held, tokens)
+        while move and (left_out := gap(held, tokens, at)) and self._shift(slot, at, at + left_out):
+            at += common(held[at:], tokens[at:])
         return self._cut(slot, at)
 
     def settle(self, slots: list[int], tokens: list[int]) -> int:
         """Keep the slot that shares most with `tokens`, cut to what it shares; the others are emptied and idle."""
-        kept = max(slots, key=lambda slot: _common(self.tokens[slot], tokens))
-        self._cut(kept, _common(self.tokens[kept], tokens))
+        kept = max(slots, key=lambda slot: common(self.tokens[slot], tokens))
+        self._cut(kept, common(self.tokens[kept], tokens))
         for slot in slots:
             if slot != kept:
                 self._cut(slot, 0)
@@ -232,14 +277,17 @@ class Ledger:
         self._touch(slot)
 
     def make_room(self, cells: int) -> bool:
-        """Forget idle slots, longest unused first, until `cells` are free; False when that is not enough."""
-        while self.size - self.used < cells:
-            if not self.keeps:
-                return False
+        """Forget idle slots, longest unused first and each from its end, until `cells` are free; False when that is not
+        enough."""
+        while (missing := cells - self.size + self.used) > 0:
             idle = [slot for slot, busy in enumerate(self._busy) if not busy and self.tokens[slot]]
             if not idle:
                 return False
-            self._cut(min(idle, key=self._used_at.__getitem__), 0)
+            if self.keeps:
+                slot = min(idle, key=self._used_at.__getitem__)
+                self._cut(slot, max(0, len(self.tokens[slot]) - max(missing, PIECE)))
+            else:
+                self.compact()
         return True
 
     def forget_idle(self) -> bool:
@@ -258,18 +306,24 @@ class Ledger:
         assert self.used <= self.size, (self.used, self.size)
 
     def _oldest(self, idle: list[int]) -> int:
-        """The slot to fill next: one that holds nothing, else the longest unused."""
-        return min(idle, key=lambda slot: (bool(self.tokens[slot]), self._used_at[slot]))
+        """The slot to fill next: one that holds nothing, else nothing of its own, else the longest unused."""
 
-    def _place_moved(self, tokens: tuple[int, ...], path: frozenset[int], idle: list[int]) -> tuple[int, int] | None:
+        def worth(slot: int) -> tuple[int, int]:
+            held = len(self.tokens[slot])
+            known = self._prefixes.lengths[slot] == held
+            return 0 if not held else 1 if known and self._prefixes.redundant(slot) else 2, self._used_at[slot]
+
+        return min(idle, key=worth)
+
+    def _place_moved(
+        self, tokens: Sequence[int], path: frozenset[int], idle: list[int], scope: str
+    ) -> tuple[int, int] | None:
         """An idle slot of the same conversation that holds more of a prompt with a gap closed than any as it is."""
-        own = [slot for slot in idle if not path or self._turns[slot] in path]
-        slot = max(own, key=lambda slot: (_reach(self.tokens[slot], tokens), self._used_at[slot]), default=-1)
-        if slot < 0 or _reach(self.tokens[slot], tokens) <= self.nearest(tokens)[1] or not self.memory.can_shift:
+        own = [slot for slot in idle if self._scopes[slot] == scope and (not path or self._turns[slot] in path)]
+        slot = max(own, key=lambda slot: (reach(self.tokens[slot], tokens), self._used_at[slot]), default=-1)
+        if slot < 0 or reach(self.tokens[slot], tokens) <= self.nearest(tokens)[1] or not self.memory.can_shift:
             return None
-        self._busy[slot] = True
-        self._touch(slot)
-        return slot, self.adapt(slot, tokens[:-1], move=True)
+        return self._taken(slot, scope), self.adapt(slot, tokens[:-1], move=True)
 
     def _shift(self, slot: int, start: int, end: int) -> bool:
         """Give up the tokens from `start` to `end` and move those behind up; False where that cannot be, or others are
@@ -284,16 +338,18 @@ class Ledger:
         for other in holders:  # an older branch, which nobody is using: it loses its end
             self._cut(other, end)
         held, cells = self.tokens[slot], self._cells[slot]
-        shared = max((self._shared(slot, other) for other in others), default=0)
+        kept = max((self._shared(slot, other) for other in others), default=0)
         try:
             self.memory.shift(slot, start, end, held[-1])
         except UserError:  # the whole memory is empty
             for lost in range(len(self.tokens)):
                 self.tokens[lost], self._cells[lost] = [], []
+                self._prefixes.cut(lost, 0)
             self._used = 0
             raise
-        self._used -= end - max(start, shared)
+        self._used -= end - max(start, kept)
         del held[start:end], cells[start:end]
+        self._prefixes.cut(slot, start)
         return True
 
     def _share(self, source: int, target: int, start: int, end: int) -> None:
@@ -314,9 +370,8 @@ class Ledger:
         return max(sharing, default=keep)
 
     def _shared(self, one: int, other: int) -> int:
-        """How many cells two slots share. Cells are only ever shared from the beginning, so bisection finds it."""
-        mine, theirs = self._cells[one], self._cells[other]
-        return bisect_left(range(min(len(mine), len(theirs))), True, key=lambda at: mine[at] != theirs[at])
+        """How many cells two slots share. Cells are only ever shared from the beginning."""
+        return shared(self._cells[one], self._cells[other])
 
     def _cut(self, slot: int, keep: int) -> int:
         held = self.tokens[slot]
@@ -330,6 +385,8 @@ class Ledger:
             self._used -= len(held) - self._held_elsewhere(slot, keep)
             del held[keep:]
             del self._cells[slot][keep:]
+            if keep < self._prefixes.lengths[slot]:
+                self._prefixes.cut(slot, keep)
         return len(held)
 
     def _window_holds(self, slot: int, keep: int) -> bool:
@@ -340,31 +397,3 @@ class Ledger:
     def _touch(self, slot: int) -> None:
         self._clock += 1
         self._used_at[slot] = self._clock
-
-
-def _common(held: list[int], tokens: Sequence[int]) -> int:
-    for index, (one, other) in enumerate(zip(held, tokens, strict=False)):
-        if one != other:
-            return index
-    return min(len(held), len(tokens))
-
-
-def _gap(held: list[int], tokens: Sequence[int], at: int) -> int:
-    """How many tokens of `held` to leave out at `at`, so that it goes on longest as `tokens` do there; 0 for none."""
-    anchor = list(tokens[at : at + ANCHOR])
-    if len(anchor) < ANCHOR:
-        return 0
-    first, places = anchor[0], []
-    for place in range(at + 1, len(held) - ANCHOR + 1):
-        if held[place] == first and held[place : place + ANCHOR] == anchor:
-            places.append(place)
-            if len(places) == TRIED:
-                break
-    return max(places, key=lambda place: _common(held[place:], tokens[at:]), default=at) - at
-
-
-def _reach(held: list[int], tokens: Sequence[int]) -> int:
-    """How many of `tokens` a slot would hold with one gap closed."""
-    at = _common(held, tokens)
-    gap = _gap(held, tokens, at)
-    return at + _common(held[at + gap :], tokens[at:]) if gap else at

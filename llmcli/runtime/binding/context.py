@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from llmcli.errors import UserError
 from llmcli.runtime.binding import state
 from llmcli.runtime.binding.batch import NEVER, Batch, abort_on, no_cache, reserved
@@ -23,6 +20,7 @@ from llmcli.runtime.binding.library import last_words, lib, listen
 from llmcli.runtime.binding.memory import Allocated, allocated
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.positions import Positions, Span, ends, spans, window_moves
+from llmcli.runtime.binding.row import Row
 from llmcli.runtime.binding.sharing import Sharing
 from llmcli.runtime.binding.softmax import LogSumExp
 from llmcli.runtime.binding.turning import can_shift
@@ -32,8 +30,6 @@ from llmcli.runtime.interrupt import on_interrupt
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 FLASH = {"auto": -1, "off": 0, "on": 1}
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
-
-Logits = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +71,6 @@ class Aborted(Exception):
 
 class NoSlot(Exception):
     """The KV cache had no room for the batch; nothing was changed."""
-
-
-class Row:
-    """The logits of one row, a view float32 [n_vocab]; it and its view are valid until the next decode."""
-
-    __slots__ = ("address", "context", "index", "logits")
-
-    def __init__(self, context: "Context", address: int) -> None:
-        array: Any = (ctypes.c_float * context.n_vocab).from_address(address)
-        self.context, self.address, self.index = context, address, 0
-        self.logits: Logits = np.frombuffer(array, np.float32)
-
-    def log_sum(self, near: float) -> float:
-        """log Σ exp over the whole vocabulary; quickest where `near` is about the largest logit."""
-        return self.context.log_sum_exp(self.logits, self.address, near)
 
 
 class Context:
@@ -292,16 +273,26 @@ class Context:
         self._positions.clear()
         self._sharing.clear()
 
-    def state(self, sequence: int) -> memoryview:
-        """All that is kept of a sequence, for `put_state`."""
+    def state(self, sequence: int, start: int = 0) -> memoryview:
+        """All that is kept of a sequence, for `put_state`; with `start` of its positions from there on alone, and the
+        sequence must be emptied then: it has let go of those before."""
         self._known(sequence)
+        assert 0 <= start < max(1, self._positions.length(sequence)), start
+        if start:
+            lib().llama_memory_seq_rm(self.memory, sequence, 0, start)
         return state.take(self.pointer, sequence)
 
-    def put_state(self, sequence: int, kept: bytes | memoryview) -> bool:
-        """Let a sequence hold what `state` gave, in cells of its own; False where it cannot: then it holds nothing."""
+    def put_state(self, sequence: int, kept: bytes | memoryview, start: int = 0, source: int = -1) -> bool:
+        """Let a sequence hold what `state` gave, in cells of its own, and the first `start` of those that `source`
+        holds; False where it cannot: then it holds nothing."""
         self._known(sequence)
         self._empty(sequence)  # llama.cpp leaves what was there where the state is of an empty sequence
         good = state.put(self.pointer, sequence, kept)
+        if good and start:
+            assert self.unified and not self.recurrent and source != sequence, (source, sequence)
+            assert start <= self._positions.length(source), (source, start)
+            lib().llama_memory_seq_cp(self.memory, source, sequence, 0, start)
+            self._sharing.copied(source, sequence, 0, start)
         if good:
             self._reread(sequence)
         else:
