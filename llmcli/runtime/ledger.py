@@ -188,7 +188,9 @@ class Ledger:
         """Take out what no other slot in use holds as well, and empty the slot."""
         others = [other for other, busy in enumerate(self._busy) if busy and other != slot]
         start = max((self._shared(slot, other) for other in others), default=0)
-        away = Away(tuple(self.tokens[slot]), start, self.memory.state(slot, start))
+        held = tuple(self.tokens[slot])
+        state = self.memory.state(slot, start) if start < len(held) else memoryview(b"")
+        away = Away(held, start, state)
         self._cut(slot, 0)
         return away
 
@@ -201,6 +203,9 @@ class Ledger:
         if found < start:
             return False
         source = min(holders) if start else -1
+        if start == count:
+            self._share(source, slot, 0, count)
+            return True
         good = self.memory.put_state(slot, away.state, start, source)
         if not good or self.memory.last(slot) != count - 1:
             emptied = self.memory.trim(slot, 0)

@@ -1,9 +1,20 @@
 """One forward pass while it is put together: its rows, and whose they are."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from llmcli.runtime.ledger import Ledger
 from llmcli.runtime.sequence import Sequence
+
+LONG = 64  # rows of one sequence whose computing is worth breaking off
+
+
+class Share(NamedTuple):
+    """A sequence's part of a pass: how many of its tokens (or branches), and how many of the rows give logits."""
+
+    sequence: Sequence
+    tokens: int
+    wanted: int
 
 
 @dataclass(slots=True)
@@ -14,7 +25,7 @@ class Pass:
     positions: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     wants: list[bool] = field(default_factory=list)
-    shares: list[tuple[Sequence, int]] = field(default_factory=list)
+    shares: list[Share] = field(default_factory=list)
 
     def add(self, sequence: Sequence, count: int) -> None:
         start = sequence.computed
@@ -25,7 +36,12 @@ class Pass:
         self.wants += [False] * (count - 1) + [last]
         if last and sequence.draft:
             self._guess(sequence)
-        self.shares.append((sequence, count))
+        self.shares.append(Share(sequence, count, 1 + len(sequence.draft) if last else 0))
+
+    def mostly(self, sequence: Sequence) -> bool:
+        """Whether it is long, and at least half of it one sequence's."""
+        rows = next((share.tokens for share in self.shares if share.sequence is sequence), 0)
+        return rows >= max(LONG, len(self.tokens) / 2)
 
     def _guess(self, sequence: Sequence) -> None:
         """The rows of a draft, behind its sequence's tokens."""
@@ -42,4 +58,4 @@ class Pass:
         self.tokens += [token for _, token in pending]
         self.positions += [len(ledger.tokens[slot]) for slot, _ in pending]
         self.wants += [True] * len(pending)
-        self.shares.append((sequence, len(pending)))
+        self.shares.append(Share(sequence, len(pending), len(pending)))

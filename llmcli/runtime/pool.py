@@ -30,6 +30,14 @@ class Memory(Protocol):
     def put_state(self, sequence: int, kept: bytes | memoryview, start: int = 0, source: int = -1) -> bool: ...
 
 
+class Pool(Memory, Protocol):
+    """What a scheduler asks of a context: how much a pass may hold."""
+
+    n_batch: int
+    n_ubatch: int
+    n_outputs: int
+
+
 @dataclass(frozen=True, slots=True)
 class Away:
     """What a slot held, outside the pool: its tokens, and the state of those from `start` on; others held the rest."""

@@ -71,7 +71,9 @@ class Reply:
                 while len(self._answers) < len(self.ids):
                     for event in self._engine.step():
                         if event.finish is not None:
-                            self._answers[event.sequence] = self._engine.answer(event.sequence)
+                            answer = self._answers[event.sequence] = self._engine.answer(event.sequence)
+                            if answer.error:
+                                raise UserError(answer.error)
                         yield event
         finally:
             for one in self.ids:

@@ -15,13 +15,19 @@ class Schedule:
 
     `running`: requests that run at once; sequences beyond them keep what was computed before, for whoever begins
     alike. `rows` a pass may have, tokens of answers before those of prompts; `chunk`: rows of one prompt in a pass.
-    `waiting`: requests that may wait; one more is refused (Crowded).
+    `waiting`: requests that may wait; one more is refused (Crowded). `gap`: seconds between two tokens of an answer
+    that prompts of others should not exceed. `shared`: whether clients share what begins alike; how long an answer
+    takes tells whether somebody asked the same before. `swap_bytes`: of answers that gave way in a full pool and wait
+    in the host's memory; beyond, they are computed anew.
     """
 
     running: int | None = None
     rows: int | None = None
     chunk: int | None = None
     waiting: int | None = None
+    gap: float | None = None
+    shared: bool = True
+    swap_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
         for name in ("running", "rows", "chunk"):

@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.binding.context import MAX_SEQUENCES, Aborted, Context, ContextOptions, Row, Rows
+from llmcli.runtime.binding.context import MAX_SEQUENCES, Aborted, Context, ContextOptions, Rows
 from llmcli.runtime.binding.matrix import matrix
 from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.row import Row
 from llmcli.runtime.interrupt import on_interrupt
 
 BLOCK = 128 << 20  # bytes of logits that are held at once

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime.overflow import Shorter
+from llmcli.runtime.pool import Away
 from llmcli.runtime.ranked import Ranked, top
+from llmcli.runtime.repetition import EVERY
 from llmcli.runtime.request import NOTHING, Answer, Hypothesis, Left, Request
 from llmcli.types import Finish, TokenTime
 
@@ -25,9 +27,10 @@ class Sequence:
     The last token of an unfinished answer is not: it enters with the next forward pass. `spare` are
     further slots that the strategy branches into. `draft` are tokens that it guesses to follow the last one: they
     are computed with it, each with its logits, as far as there is room. `after` is the sequence that computes the
-    same prompt for this one, `followed` says that others wait for this one to have done so. `look_at` is the number
-    of tokens of the answer at which to look next whether it only repeats itself. `prompt` is how many of the tokens
-    are the prompt's: fewer than at first where some `left` a full context; then `tokens` is another list.
+    first `until` tokens for this one, too, `followed` says that samples wait for this one to have done so. `since` is
+    the pass from which on it waits, `preempted` how often it gave way to others, `away` what it held then. `look_at` is
+    the number of tokens of the answer at which to look next whether it only repeats itself. `prompt` is how many of
+    the tokens are the prompt's: fewer than at first where some `left` a full context; then `tokens` is another list.
     """
 
     id: int
@@ -45,11 +48,16 @@ class Sequence:
     last: float = 0.0
     cancelled: bool = False
     after: "Sequence | None" = None
+    until: int = 0
     followed: bool = False
+    since: int = 0
+    preempted: int = 0
+    away: Away | None = None
     look_at: float = math.inf
     prompt: int = 0
     left: Left = NOTHING
     finish: Finish | None = None
+    error: str = ""
     text: list[str] = field(default_factory=list)
     times: list[TokenTime] = field(default_factory=list)
     beams: tuple[Hypothesis, ...] = ()
@@ -75,10 +83,16 @@ class Sequence:
         """Account for tokens that stayed and could not move."""
         self.left = replace(self.left, recomputed=self.left.recomputed + count)
 
+    def restart(self) -> None:
+        """Back to the prompt; where repetition is looked for it is from the beginning again."""
+        self.tokens, self.prompt, self.left = list(self.request.tokens), len(self.request.tokens), NOTHING
+        self.look_at = min(self.look_at, EVERY) if self.look_at < math.inf else math.inf
+
     @property
     def held(self) -> bool:
-        """Whether another sequence still computes the prompt of this one."""
-        return self.after is not None and self.after.finish is None and self.after.prompting
+        """Whether another sequence is computing what this one needs, too."""
+        other = self.after
+        return other is not None and other.slot >= 0 and other.finish is None and other.computed < self.until
 
     def time(
         self, token: int, text: str, decode: float, sample: float, logprob: float | None,
@@ -116,4 +130,5 @@ class Sequence:
             self.drafted,
             self.accepted,
             self.left,
+            self.error,
         )

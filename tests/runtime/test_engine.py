@@ -79,13 +79,18 @@ def test_a_full_context_ends_the_answer_and_says_so():
     assert answer.text == "a very"[: 10 - 5 + 1]
 
 
-def test_when_the_pool_is_full_the_newest_gives_way_and_the_others_end_well():
-    machine = engine(FakeContext(n_ctx=24, n_seq_max=2, reply=b"0123456789"))
+@pytest.mark.parametrize("swap", [0, 1 << 20])
+def test_when_the_pool_is_full_the_newest_gives_way_and_goes_on_later(swap):
+    context = FakeContext(n_ctx=24, n_seq_max=2, reply=b"0123456789")
+    machine = engine(context, Schedule(swap_bytes=swap))
     old, new = machine.submit(request("aaaa")), machine.submit(request("bbbbbbbb"))
-    first, second = finish(machine, old, new)
-    assert (first.text, first.finish) == ("0123456789", "stop")
-    assert second.finish == "context_full"
-    machine.ledger.check()
+    ended, preempted = [], 0
+    while machine.busy:
+        ended += [event.sequence for event in machine.step() if event.finish]
+        preempted = max(preempted, machine.load.preempted)
+        machine.check()
+    assert (ended, preempted) == ([old, new], 1)
+    assert [(a.text, a.finish) for a in map(machine.answer, (old, new))] == [("0123456789", "stop")] * 2
 
 
 def test_a_cancelled_answer_keeps_its_text_and_its_cells():
@@ -191,4 +196,4 @@ def test_who_matters_more_goes_first_and_who_runs_nothing_before_who_runs_much()
     ended = []
     while machine.busy:
         ended += [ids[event.sequence] for event in machine.step() if event.finish]
-    assert ended == ["a", "e", "b", "d", "c"]
+    assert ended == ["e", "a", "b", "d", "c"]

@@ -5,6 +5,8 @@ import random
 import pytest
 
 from llmcli.runtime.ledger import Ledger
+from llmcli.runtime.likeness import common
+from llmcli.runtime.prefixes import Prefixes
 from tests.fakes import FakeContext
 
 
@@ -226,3 +228,50 @@ def test_a_shared_beginning_does_not_keep_the_rest_from_moving():
     assert ledger.adapt(second, [*system[:10], *two, *three], move=True) == 50  # the gap ends in cells of its own
     assert ledger.used == memory.used == 60
     ledger.check()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_taken_out_comes_back_and_what_others_hold_stays_shared(seed):
+    rng = random.Random(seed)
+    memory = FakeContext(n_ctx=400, n_seq_max=8)
+    ledger = Ledger(memory)
+    slots = [fill(ledger, memory, (1, 2, 3, 4))[0], *(ledger.claim() for _ in range(5))]
+    for _ in range(12):
+        source, target = rng.sample(slots, 2)
+        ledger.fork(source, target)
+        tokens = rng.choices(range(3), k=rng.randrange(4))
+        for token in tokens:
+            memory.put(target, token)
+        ledger.append(target, tokens)
+    before, used = [held[:] for held in ledger.tokens], ledger.used
+    away = {slot: ledger.put_away(slot) for slot in rng.sample([slot for slot in slots if ledger.tokens[slot]], 2)}
+    ledger.check()
+    for slot, kept in reversed(away.items()):
+        assert ledger.bring_back(slot, kept)
+        ledger.check()
+    assert (ledger.tokens, ledger.used, memory.used) == (before, used, used)
+    ledger.compact()
+    ledger.check()
+    assert (ledger.tokens, memory.used) == (before, used)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_tree_finds_the_longest_prefix_that_any_slot_holds(seed):
+    rng = random.Random(seed)
+    tree = Prefixes(6)
+    texts: list[list[int]] = [[] for _ in range(6)]
+    for _ in range(200):
+        slot = rng.randrange(6)
+        if rng.random() < 0.3:
+            keep = rng.randrange(len(texts[slot]) + 1)
+            del texts[slot][keep:]
+            tree.cut(slot, keep)
+        else:
+            texts[slot] += rng.choices(range(2), k=rng.randrange(1, 5))
+            tree.grow(slot, texts[slot], "")
+        wanted = rng.choice(texts)[: rng.randrange(20)] + rng.choices(range(2), k=rng.randrange(4))
+        lengths = [common(text, wanted) for text in texts]
+        length, holders = tree.match(wanted, "")
+        assert length == max(lengths)
+        assert holders == {slot for slot in range(6) if length and lengths[slot] == length}
+        assert tree.match(wanted, "another") == (0, set())

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.binding.context import Row
+from llmcli.runtime.binding.row import Row
 
 
 def matrix(rows: Sequence[Row], n_vocab: int) -> NDArray[np.float32]:

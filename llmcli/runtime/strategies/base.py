@@ -81,6 +81,10 @@ class Strategy(Protocol):
         """The context is full, and it may have `cells` of it; asked where `slots` is more than 1."""
         ...
 
+    def restart(self, sequence: Sequence) -> None:
+        """Others need its cells: it begins anew once there is room; asked where `slots` is more than 1."""
+        ...
+
     def finish(self, sequence: Sequence, finish: Finish) -> str:
         """The answer ends, for whatever reason: what is still to be shown. Only `sequence.slot` stays claimed."""
         ...

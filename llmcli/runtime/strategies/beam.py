@@ -106,6 +106,9 @@ class BeamSearch:
         self.room = means.ledger.size - len(request.tokens) + 1
         most = math.inf if request.overflow else self.room
         self.limit = most if request.max_tokens is None else min(request.max_tokens, most)
+        self._begin()
+
+    def _begin(self) -> None:
         self.regrowth = Regrowth(self.ledger)
         self.beams: list[Beam] = []
         self.free: list[int] = []  # slots without a beam
@@ -168,6 +171,12 @@ class BeamSearch:
         if self.request.overflow:
             heads = dict(self.pending())
             self.regrowth.shorten(sequence, self.request.overflow, heads, cells)
+
+    def restart(self, sequence: Sequence) -> None:
+        """Search anew from the prompt: nothing was visible yet, and the same is found."""
+        self._close(self.beams)
+        self._begin()
+        sequence.restart()
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
         """The best answer's text. Where the search was cut short the unfinished ones count as they are."""

@@ -84,6 +84,10 @@ class Plain:
         """Never: the engine shortens what has one slot."""
         raise AssertionError("an answer has one slot")
 
+    def restart(self, sequence: Sequence) -> None:
+        """Never: what one slot holds is brought back or computed anew."""
+        raise AssertionError("an answer has one slot")
+
     def finish(self, sequence: Sequence, finish: Finish) -> str:
         """Half a character, or what looked like the beginning of a stop string."""
         self.chain.close()

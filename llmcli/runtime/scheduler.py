@@ -1,0 +1,305 @@
+"""Who runs, who waits, and what the next pass computes.
+
+Tokens of answers come first, then prompts, in pieces: the shortest rest first, but the oldest always gets a part. A
+request is let in where its prompt fits beside what the others hold and are about to say; where that was too little
+after all the least important gives way, the youngest of equals: its cells go to the host's memory or are computed
+anew, and it goes on later. A search of beams, which shows nothing before its end, begins again. So nobody fails for
+others' sake: only what is too long for the whole pool by itself ends as context_full.
+
+A prompt that begins as one that is just being computed waits for that one, and shares its cells (`Sequence.held`).
+"""
+
+from llmcli.errors import UserError
+from llmcli.runtime.ledger import Ledger
+from llmcli.runtime.likeness import common
+from llmcli.runtime.overflow import Overflow
+from llmcli.runtime.passes import Pass
+from llmcli.runtime.pool import Pool
+from llmcli.runtime.schedule import Schedule
+from llmcli.runtime.sequence import Sequence
+from llmcli.runtime.swap import Swap
+from llmcli.runtime.waiting import Waiting
+
+SPAN = 16  # tokens that may follow on one another in an answer: text that a grammar forced
+MARGIN = 32  # cells that each running answer is expected to need soon
+SHARE = 8  # and no more than this part of the pool for all of them
+TWIN = 32  # tokens that two prompts must have in common for one to wait for the other
+PASSING = 4  # who wait and are tried where the first finds no room
+PATIENCE = 64  # passes after which nobody passes it any more
+OLDEST = 4  # part of a pass that the oldest prompt gets
+
+
+class Scheduler:
+    """Changes which sequences hold slots; what they say is the strategies'."""
+
+    def __init__(self, context: Pool, ledger: Ledger, schedule: Schedule) -> None:
+        self.context, self.ledger, self.schedule = context, ledger, schedule
+        self.running: dict[int, Sequence] = {}
+        self.waiting = Waiting()
+        self.swap = Swap(ledger, schedule.swap_bytes)
+        self.passes = 0
+        self.row_seconds = 0.0  # of a pass with many, lately
+
+    def add(self, sequence: Sequence) -> None:
+        """It waits."""
+        self.waiting.add(sequence, self.passes)
+
+    def leave(self, sequence: Sequence) -> None:
+        """It is over; what it held stays for whoever continues it."""
+        if sequence.slot >= 0:
+            self.ledger.release(sequence.slot, sequence.request.turn)
+            del self.running[sequence.id]
+            return
+        self.waiting.remove(sequence)
+        if sequence.away:
+            self.swap.drop(sequence.away)
+
+    def saw(self, rows: int, seconds: float) -> None:
+        """A pass took so long."""
+        self.passes += 1
+        if rows > SPAN:
+            each = seconds / rows
+            self.row_seconds += (each - self.row_seconds) / 8 if self.row_seconds else each
+            self.swap.computed(rows, seconds)
+
+    def next(self) -> tuple[Pass, Sequence | None]:
+        """What to compute; or who must end first, because the pool is too small for it alone."""
+        self._let_in()
+        while True:
+            made = Pass()
+            short = self._fill(made)
+            if short is None:
+                return made, None
+            if len(short.tokens) > self.context.n_ctx or not self.yield_to():
+                return Pass(), short
+
+    def yield_to(self) -> bool:
+        """Cells are short: the least important gives way; False where nobody else runs."""
+        if len(self.running) < 2:
+            return False
+        self._preempt(max(self.running.values(), key=lambda one: (-one.request.priority, one.id)))
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        ledger, slot = self.ledger, sequence.slot
+        del self.running[sequence.id]
+        if sequence.strategy.slots > 1:
+            sequence.strategy.restart(sequence)
+            for spare in sequence.spare:
+                ledger.trim(spare, 0)
+                ledger.release(spare)
+        else:
+            sequence.away = self.swap.out(slot)
+        ledger.release(slot, sequence.request.turn)
+        sequence.slot, sequence.spare, sequence.draft, sequence.computed = -1, [], [], 0
+        sequence.preempted += 1
+        self.add(sequence)
+        if not ledger.keeps:
+            ledger.compact()
+
+    # Letting in
+
+    def may_run(self) -> bool:
+        """Whether one more may run."""
+        most = self.schedule.running
+        return most is None or len(self.running) < most
+
+    def _let_in(self) -> None:
+        tried: set[int] = set()
+        while self.waiting and self.may_run() and self.ledger.idle:
+            ranked = [one for one in self.waiting.ranked(self.passes, self.running.values()) if one.id not in tried]
+            first = next((one for one in ranked if not self._held(one)), None)
+            if first is None:
+                return
+            if self._place(first):
+                continue
+            tried.add(first.id)
+            if len(tried) == PASSING or self.passes - first.since > PATIENCE:
+                return
+
+    def _held(self, sequence: Sequence) -> bool:
+        """Whether another one is about to compute what this one needs, too."""
+        if sequence.held:
+            return True
+        if not self.ledger.forks:
+            return False
+        tokens, scope = sequence.tokens, self.scope(sequence)
+        twins = {
+            other: same
+            for other in self.running.values()
+            if other.prompting and self.scope(other) == scope
+            and (same := min(common(other.tokens, tokens), other.prompt, len(tokens) - 1)) > other.computed
+        }  # fmt: skip
+        other = max(twins, key=twins.__getitem__, default=None)
+        if other is None or twins[other] < self.ledger.match(tokens, scope)[0] + TWIN:
+            return False
+        sequence.after, sequence.until = other, twins[other]
+        return True
+
+    def scope(self, sequence: Sequence) -> str:
+        """Whose cells it may share."""
+        return "" if self.schedule.shared else sequence.request.client
+
+    def place_fork(self, first: Sequence, sequence: Sequence) -> bool:
+        """Let a sample in that begins where another's prompt ends, in cells shared with it; False: it waits."""
+        if not self.ledger.forks or not self.ledger.idle or not self.may_run():
+            return False
+        slot = self.ledger.claim(self.scope(sequence))
+        self.ledger.fork(first.slot, slot)
+        sequence.slot, sequence.computed, sequence.reused = slot, first.computed, first.computed
+        sequence.prompt_seconds = first.prompt_seconds
+        self._run(sequence)
+        return True
+
+    def _run(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self.running[sequence.id] = sequence
+
+    def _place(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence its slots, where there are as many, and cells enough."""
+        ledger, slots, request = self.ledger, sequence.strategy.slots, sequence.request
+        if ledger.idle < slots or not self._fits(sequence):
+            return False
+        away, sequence.away = sequence.away, None
+        if away is not None:
+            slot = ledger.claim(self.scope(sequence))
+            if self.swap.back(slot, away):
+                sequence.slot, sequence.computed = slot, len(away.tokens)
+                self._run(sequence)
+                return True
+            ledger.release(slot)
+        place = ledger.place(sequence.tokens, request.path, request.move, self.scope(sequence))
+        if place is None:
+            return False
+        sequence.slot, sequence.computed = place
+        if not sequence.preempted:
+            sequence.reused = sequence.computed
+        sequence.spare = [ledger.claim() for _ in range(slots - 1)]
+        self._run(sequence)
+        return True
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Whether its tokens fit beside what is in use, and what that is about to become."""
+        if not self.running:
+            return True
+        length, in_use = self.ledger.match(sequence.tokens, self.scope(sequence))
+        need = len(sequence.tokens) - (length if in_use else 0)
+        size, many = self.ledger.size, len(self.running) + sequence.strategy.slots
+        return self.ledger.taken + need + min(MARGIN * many, size // SHARE) <= size
+
+    # Filling a pass
+
+    def _rows(self, decoding: int) -> int:
+        """The most rows of a pass in which as many answers go on."""
+        most = min(self.context.n_batch, self.schedule.rows or self.context.n_batch)
+        gap = self.schedule.gap
+        if gap is None or not decoding:
+            return most if gap is None else min(most, self.context.n_ubatch)
+        wished = int(gap / self.row_seconds) if self.row_seconds else self.context.n_ubatch // OLDEST
+        return min(most, max(wished // SPAN * SPAN, decoding + SPAN))
+
+    def _order(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Who goes on with few tokens, and who has many to compute; each in the order in which they are served."""
+        short: list[Sequence] = []
+        long: list[Sequence] = []
+        for one in self.running.values():
+            (long if one.prompting or len(one.tokens) - one.computed > SPAN else short).append(one)
+        if len(short) > 1:
+            short.sort(key=lambda one: (-one.request.priority, one.id))
+        if len(long) > 1:
+            long.sort(key=lambda one: (-one.request.priority, len(one.tokens) - one.computed, one.id))
+        return short, long
+
+    def _fill(self, made: Pass) -> Sequence | None:
+        """Add the rows of a pass; or who has no room for its own."""
+        short, long = self._order()
+        alone = len(self.running) == 1
+        for sequence in short:
+            self._make_way(sequence, len(made.tokens))
+            if len(sequence.tokens) > self.context.n_ctx:
+                return sequence
+            left = len(sequence.tokens) - sequence.computed
+            room = self.context.n_batch - len(made.tokens)
+            count = min(left, room) or len(sequence.strategy.pending())
+            if not room or count > room:
+                continue
+            if not self.ledger.make_room(len(made.tokens) + count):
+                return sequence
+            self._add(made, sequence, count, alone)
+        return self._fill_up(made, long) if long else None
+
+    def _fill_up(self, made: Pass, long: list[Sequence]) -> Sequence | None:
+        """Pieces of prompts in what is left of the pass."""
+        rows = self._rows(len(made.tokens))
+        oldest = min(long, key=lambda one: (-one.request.priority, one.id))
+        reserve = (rows - len(made.tokens)) // OLDEST
+        for sequence in long:
+            self._make_way(sequence, len(made.tokens))
+            if len(sequence.tokens) > self.context.n_ctx:
+                return sequence
+            reserve = 0 if sequence is oldest else reserve
+            left = len(sequence.tokens) - sequence.computed
+            count = min(left, rows - len(made.tokens) - reserve, self.schedule.chunk or left)
+            if count <= 0:
+                continue
+            if not self.ledger.make_room(len(made.tokens) + count):
+                count = self.ledger.size - self.ledger.used - len(made.tokens)
+            if count > 0:
+                self._add(made, sequence, count, len(self.running) == 1)
+            elif not made.tokens or any(self._below(other, sequence) for other in self.running.values()):
+                return sequence
+        return None
+
+    def _below(self, other: Sequence, sequence: Sequence) -> bool:
+        """Whether another one gives way to this."""
+        return (-other.request.priority, other.id) > (-sequence.request.priority, sequence.id)
+
+    def _add(self, made: Pass, sequence: Sequence, count: int, alone: bool) -> None:
+        if sequence.computed == len(sequence.tokens):
+            made.branch(sequence, self.ledger)
+            return
+        if sequence.draft:
+            self._cut_draft(sequence, len(made.tokens) + count, alone)
+        made.add(sequence, count)
+
+    def _cut_draft(self, sequence: Sequence, rows: int, alone: bool) -> None:
+        """As much of a draft as there is room for: nothing leaves for a guess, and who has company has rows enough."""
+        context, ledger = self.context, self.ledger
+        room = min(
+            context.n_ctx - len(sequence.tokens), ledger.size - ledger.used - rows, context.n_batch - rows,
+            context.n_outputs - 1,
+        )  # fmt: skip
+        del sequence.draft[max(0, room) if alone else 0 :]
+
+    # Where an answer's own context is full
+
+    def _make_way(self, sequence: Sequence, planned: int) -> None:
+        """What the request lets go leaves, and the rest is moved up or computed anew."""
+        if sequence.request.overflow is None:
+            return
+        try:
+            if sequence.strategy.slots > 1:
+                self._make_way_for_branches(sequence, planned)
+            elif len(sequence.tokens) > self.context.n_ctx:
+                self._shorten(sequence, sequence.request.overflow)
+        except UserError:  # moving failed, and nothing is left of any
+            for one in self.running.values():
+                one.computed = min(one.computed, len(self.ledger.tokens[one.slot]))
+            raise
+
+    def _shorten(self, sequence: Sequence, overflow: Overflow) -> None:
+        args = sequence.tokens, sequence.prompt, sequence.left.turns, self.context.n_ctx
+        shorter = overflow.shorten(*args)
+        if shorter is None:
+            return
+        sequence.shorten(shorter)
+        sequence.strategy.shortened(sequence)
+        sequence.computed = self.ledger.adapt(sequence.slot, sequence.tokens[:-1], overflow.move)
+        sequence.recompute(len(sequence.tokens) - 1 - sequence.computed)
+
+    def _make_way_for_branches(self, sequence: Sequence, planned: int) -> None:
+        """Branches fill the context with the cells that they do not share; others' gave way before."""
+        ledger = self.ledger
+        count = len(sequence.strategy.pending()) if sequence.computed == len(sequence.tokens) else 0
+        if count and len(self.running) == 1 and not ledger.make_room(planned + count):
+            sequence.strategy.make_way(sequence, ledger.size - planned)

@@ -1,0 +1,185 @@
+"""A pool that is too small for all who want it: everybody gets what they would get alone."""
+
+import random
+
+import pytest
+
+from llmcli.errors import UserError
+from llmcli.runtime.engine import Engine
+from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.sampling import defaults
+from llmcli.runtime.schedule import Schedule
+from llmcli.runtime.search import Search
+from llmcli.runtime.strategies.base import Vocabulary
+from tests.fakes import FakeContext, FakeModel
+from tests.storms import storm
+
+WILD = defaults().with_values({"temp": 6, "top_k": 0, "top_p": 1, "min_p": 0})
+STEMS = (b"the system says what is to be done and how; ", b"another one; ", b"")
+
+
+def engine(schedule: Schedule, **more) -> tuple[Engine, FakeContext]:
+    model = FakeModel()
+    context = FakeContext(**{"n_ctx": 128, "n_seq_max": 6, "n_batch": 24, "reply": lambda tokens: ord("a"), **more})
+    return Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None, schedule=schedule), context
+
+
+def requests(count: int, rng: random.Random, beams: bool = True) -> list[Request]:
+    made = []
+    for _ in range(count):
+        prompt = rng.choice(STEMS) + bytes(rng.choices(b"xyz", k=rng.randint(1, 30)))
+        sampling = WILD.with_values({"seed": rng.randrange(1000)})
+        more = {"strategy": "beam", "search": Search(beams=3)} if beams and rng.random() < 0.1 else {}
+        made.append(
+            Request(
+                tuple(prompt), sampling, rng.randint(1, 30), ignore_eos=True, priority=rng.choice((0, 0, 0, 1)),
+                client=rng.choice("ab"), **more,
+            )
+        )  # fmt: skip
+    return made
+
+
+def said(answer: Answer) -> tuple[list[int], str]:
+    return [token.id for token in answer.tokens], answer.finish
+
+
+def alone(request: Request) -> tuple[list[int], str]:
+    machine, _ = engine(Schedule())
+    return said(storm(machine, [request], random.Random(0)).answers[0])
+
+
+@pytest.mark.parametrize(
+    ("memory", "schedule"),
+    [
+        ({}, Schedule(gap=0.05)),
+        ({}, Schedule(running=4, chunk=8, swap_bytes=0)),
+        ({}, Schedule(shared=False, rows=16)),
+        ({"recurrent": True}, Schedule()),
+        ({"n_swa": 24}, Schedule(gap=0.05)),
+    ],
+    ids=str,
+)
+def test_in_a_full_pool_everybody_says_what_they_would_say_alone_and_nobody_fails(memory, schedule):
+    rng = random.Random(str(memory))
+    asked = requests(50, rng, beams=not memory)
+    machine, context = engine(schedule, **memory)
+    made = storm(machine, asked, rng, check=lambda: _agree(machine, context))
+    assert made.preempted
+    assert [said(made.answers[number]) for number in range(50)] == [alone(request) for request in asked]
+    machine.ledger.forget_idle()
+    assert machine.load.cells == context.used == machine.scheduler.swap.nbytes == 0
+
+
+def _agree(machine: Engine, context: FakeContext) -> None:
+    assert machine.load.cells == context.used
+    assert machine.scheduler.swap.nbytes <= machine.scheduler.schedule.swap_bytes
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_who_is_cancelled_or_dropped_takes_nobody_along(seed):
+    rng = random.Random(seed)
+    asked = requests(40, rng)
+    machine, context = engine(Schedule(gap=0.05), abort_at=rng.randrange(30))
+    made = storm(machine, asked, rng, cancelled=0.01, dropped=0.01, check=lambda: _agree(machine, context))
+    ended = {answer.finish for answer in made.answers.values() if answer}
+    assert ended <= {"length", "cancelled"}
+    for number, answer in made.answers.items():
+        if answer and answer.finish == "length":
+            assert said(answer) == alone(asked[number])
+    machine.ledger.forget_idle()
+    assert context.used == machine.scheduler.swap.nbytes == 0
+
+
+def test_what_is_too_long_for_the_pool_by_itself_ends_with_its_numbers_and_the_others_go_on():
+    machine, _ = engine(Schedule())
+    long = Request(tuple(b"q" * 100), WILD, 60, ignore_eos=True)
+    short = [Request(tuple(b"ask"), WILD.with_values({"seed": seed}), 20, ignore_eos=True) for seed in range(3)]
+    made = storm(machine, [*short[:1], long, *short[1:]], random.Random(1)).answers
+    assert (made[1].finish, made[1].prompt_tokens, len(made[1].tokens)) == ("context_full", 100, 128 - 100 + 1)
+    assert [said(made[number]) for number in (0, 2, 3)] == [alone(request) for request in short]
+
+
+def test_a_poisoned_request_fails_alone():
+    machine, _ = engine(Schedule())
+    good = Request(tuple(b"fine"), WILD.with_values({"seed": 3}), 12, ignore_eos=True)
+    bad = Request(tuple(b"bad!"), WILD, 12, ignore_eos=True)
+    ids = [machine.submit(good), machine.submit(bad), machine.submit(good)]
+    strategy = machine._live[ids[1]].strategy
+
+    def accept(sequence, rows, spent):
+        raise UserError("the model computes no numbers (NaN)")
+
+    strategy.accept = accept
+    while machine.busy:
+        machine.step()
+        machine.check()
+    first, failed, last = (machine.answer(one) for one in ids)
+    assert (failed.finish, failed.error) == ("failed", "the model computes no numbers (NaN)")
+    assert said(first) == said(last) == alone(good)
+
+
+def test_a_short_question_behind_a_long_prompt_is_answered_in_a_few_steps():
+    machine, _ = engine(Schedule(rows=16), n_ctx=20_000, n_batch=64)
+    long = machine.submit(Request(tuple(b"z" * 10_000), WILD, 5, ignore_eos=True))
+    machine.step()
+    short = machine.submit(Request(tuple(b"y"), WILD, 1, ignore_eos=True))
+    for _ in range(2):
+        if any(event.sequence == short and event.finish for event in machine.step()):
+            break
+    assert machine.answer(short).finish == "length"
+    machine.drop(long)
+
+
+def test_the_long_prompt_is_not_starved_by_short_ones():
+    machine, _ = engine(Schedule(rows=16), n_ctx=2000, n_batch=64)
+    long = machine.submit(Request(tuple(b"z" * 400), WILD, 1, ignore_eos=True))
+    rng, steps = random.Random(0), 0
+    while steps < 400 / 4 + 2:
+        for _ in range(3):
+            machine.submit(Request(tuple(rng.choices(b"abcd", k=12)), WILD, 1, ignore_eos=True))
+        if any(event.sequence == long and event.finish for event in machine.step()):
+            break
+        steps += 1
+    assert machine.answer(long).finish == "length"
+
+
+def test_who_waits_long_enough_goes_before_a_larger_priority():
+    machine, _ = engine(Schedule(running=1))
+    patient = machine.submit(Request(tuple(b"p"), WILD, 2, ignore_eos=True))
+    ended: list[int] = []
+    for step in range(400):
+        if step < 300:
+            machine.submit(Request(tuple(b"u"), WILD, 2, ignore_eos=True, priority=2))
+        ended += [event.sequence for event in machine.step() if event.finish]
+        if patient in ended:
+            break
+    assert patient in ended[:150]
+
+
+def test_prompts_that_begin_alike_are_computed_once_even_where_they_come_together():
+    stem = bytes(range(97, 123)) * 4
+    machine, context = engine(Schedule(), n_ctx=1024, n_batch=32)
+    seeds = [WILD.with_values({"seed": seed}) for seed in range(4)]
+    asked = [Request(tuple(stem + bytes([65 + n]) * 5), seeds[n], 3, ignore_eos=True) for n in range(4)]
+    made = storm(machine, asked, random.Random(0), at_once=9, check=lambda: _agree(machine, context)).answers
+    assert sum(context.batches) == len(stem) + 4 * 5 + 4 * 2
+    assert sorted(made[number].cached_tokens for number in range(4)) == [0, *[len(stem)] * 3]
+    assert [said(made[number]) for number in range(4)] == [alone(request) for request in asked]
+
+
+def test_a_finished_prompt_is_found_again_and_clients_share_only_where_they_may():
+    stem = b"a system text that both of them begin with, long enough; "
+    for shared, found in ((True, len(stem)), (False, 0)):
+        machine, _ = engine(Schedule(shared=shared))
+        made = storm(
+            machine,
+            [Request(tuple(stem + mine), WILD, 2, ignore_eos=True, client=client) for client, mine in (("a", b"1"),)],
+            random.Random(0),
+        )
+        assert made.answers[0].cached_tokens == 0
+        other = machine.submit(Request(tuple(stem + b"2"), WILD, 2, ignore_eos=True, client="b"))
+        own = machine.submit(Request(tuple(stem + b"3"), WILD, 2, ignore_eos=True, client="a"))
+        while machine.busy:
+            machine.step()
+        assert machine.answer(own).cached_tokens == len(stem)
+        assert machine.answer(other).cached_tokens == found
