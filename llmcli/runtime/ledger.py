@@ -120,14 +120,11 @@ class Ledger:
         return length, any(self._busy[slot] for slot in holders)
 
     def _match(self, tokens: Sequence[int], scope: str) -> tuple[int, set[int]]:
-        self._learn()
-        return self._prefixes.match(tokens, scope)
-
-    def _learn(self) -> None:
-        """Tell the tree what has come since it was asked last."""
+        """As the tree has it, once it has heard of what has come since it was asked last."""
         for slot, held in enumerate(self.tokens):
             if len(held) > self._prefixes.lengths[slot]:
                 self._prefixes.grow(slot, held, self._scopes[slot])
+        return self._prefixes.match(tokens, scope)
 
     @property
     def latest(self) -> list[int]:
@@ -182,12 +179,11 @@ class Ledger:
     @property
     def taken(self) -> int:
         """Cells of slots that are in use: what cannot be forgotten."""
-        return self.held([slot for slot, busy in enumerate(self._busy) if busy])
+        return self.held(self.in_use)
 
     def put_away(self, slot: int) -> Away:
         """Take out what no other slot in use holds as well, and empty the slot."""
-        others = [other for other, busy in enumerate(self._busy) if busy and other != slot]
-        start = max((self._shared(slot, other) for other in others), default=0)
+        start = max((self._shared(slot, other) for other in self.in_use if other != slot), default=0)
         held = tuple(self.tokens[slot])
         state = self.memory.state(slot, start) if start < len(held) else memoryview(b"")
         away = Away(held, start, state)

@@ -31,9 +31,9 @@ class Swap:
     def out(self, slot: int) -> Away | None:
         """Empty a slot and keep what it held; None where it is to be computed anew, from what the slot still holds."""
         count = len(self.ledger.tokens[slot])
-        nbytes = count * self._token_bytes
-        anew = count * self._token_seconds
-        if not count or not self.most or self.nbytes + nbytes > self.most or (anew and 2 * nbytes * self._byte_seconds > anew):
+        nbytes, anew = count * self._token_bytes, count * self._token_seconds
+        cheaper = 0 < anew < 2 * nbytes * self._byte_seconds
+        if not count or not self.most or self.nbytes + nbytes > self.most or cheaper:
             return None
         begun = time.perf_counter()
         away = self.ledger.put_away(slot)
