@@ -12,6 +12,8 @@ from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.constraint.schema import Checked, checked
 
+MOST = 16  # calls of one answer: small models know no end
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -59,7 +61,7 @@ def read(text: str) -> Calls:
 
 def to_lark(wanted: Calls, layout: dict[str, Any]) -> str:
     """llguidance's dialect of Lark; `layout` says how its JSON is spaced."""
-    again = "" if wanted.between is None else f"({_quoted(wanted.between)} call)*"
+    again = "" if wanted.between is None else f"({_quoted(wanted.between)} call){{0,{MOST - 1}}}"
     rules = [
         "start: calls | document" if wanted.document else "start: calls",
         _rule("calls", _quoted(wanted.begin), "call", again, _quoted(wanted.end)),

@@ -52,10 +52,8 @@ class Chat(Form):
         tokens, opened = self.prompt.tokens, self.prompt.opened
         most = common.room(runner, settings, len(tokens), wanted, self.samples)
         self.constraint = self.prompt.constraint
-        self.requests = (Request(**{
-            "tokens": tokens, "max_tokens": most, "strategy": runner.strategy(), **asked, "logprobs": self.logprobs,
-            "top_logprobs": top, "after": opened.closes if opened else "",
-        }),)  # fmt: skip
+        asked = {"strategy": runner.strategy(), **asked, "logprobs": self.logprobs, "top_logprobs": top}
+        self.requests = (Request(tokens, max_tokens=most, after=opened.closes if opened else "", **asked),)
         self.check()
         self._heard = [self.prompt.listener() for _ in range(self.samples)]
         self._calls = [0] * self.samples
@@ -80,7 +78,7 @@ class Chat(Form):
         if self.logprobs:
             for choice, answer in zip(found, answers, strict=True):
                 choice["logprobs"] = {"content": logprobs.content(self.runner, answer), "refusal": None}
-        return {**self._head("chat.completion"), "choices": found, "usage": usage(answers, self.each),
+        return {**self._head("chat.completion"), "choices": found, "usage": self._usage(answers),
                 "timings": timings(answers[0])}  # fmt: skip
 
     def _choice(self, index: int, text: str, finish: str) -> Document:
@@ -124,8 +122,12 @@ class Chat(Form):
             chunks.append(self._chunk(index, {}, finish))
         chunks[-1]["timings"] = timings(answers[0])
         if self.counted:
-            chunks.append({**self._head(CHUNK), "choices": [], "usage": usage(answers, self.each)})
+            chunks.append({**self._head(CHUNK), "choices": [], "usage": self._usage(answers)})
         return chunks
+
+    def _usage(self, answers: Sequence[Answer]) -> Document:
+        thought = sum(self.prompt.thought(answer) for answer in answers)
+        return {**usage(answers, self.each), "completion_tokens_details": {"reasoning_tokens": thought}}
 
     def _deltas(self, index: int, heard: list[Heard]) -> Iterator[Document]:
         for one in heard:

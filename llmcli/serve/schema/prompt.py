@@ -8,6 +8,7 @@ from typing import Any
 from llmcli.errors import UserError
 from llmcli.runtime.constraint import gbnf, schema
 from llmcli.runtime.constraint.base import Constraint
+from llmcli.runtime.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.template import Template
 from llmcli.runtime.thinking import Tags
@@ -52,6 +53,17 @@ class Prompt:
     def listener(self) -> Listener:
         """For one answer."""
         return Listener(self.opened, self.family, self.names)
+
+    def thought(self, answer: Answer) -> int:
+        """How many of an answer's tokens are thinking."""
+        listener, thinking = self.listener(), 0
+        for number, token in enumerate(answer.tokens):
+            kinds = {one.kind for one in listener.feed(token.text)}
+            if "thought" in kinds:
+                thinking = number + 1
+            if kinds - {"thought"}:
+                break
+        return thinking
 
 
 def prompt(wanted: Wanted, runner: Runner, system: str | None) -> Prompt:
@@ -136,8 +148,10 @@ def _checked(fields: Fields, name: str) -> Any:
     return value
 
 
-def grammar(fields: Fields) -> Constraint | None:
-    """llama-server's own fields: a GBNF grammar, or a JSON schema beside response_format."""
+def grammar(fields: Fields, schema: Any = None) -> Constraint | None:
+    """llama-server's own fields: a GBNF grammar, or a JSON schema beside response_format, whose `schema` goes first."""
+    if schema is not None:
+        return Constraint("json_schema", json.dumps(schema))
     if fields.has("json_schema"):
         return Constraint("json_schema", json.dumps(_checked(fields, "json_schema")))
     text = fields.text("grammar")

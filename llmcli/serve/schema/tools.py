@@ -62,7 +62,7 @@ class Tools:
         wanted = [tool for tool in self.tools if not self.named or tool.name == self.choice]
         framed = [(tool.name, *_framed(family, tool)) for tool in wanted]
         try:
-            return calls.constraint(begin, framed, between if self.parallel else None, end, document)
+            return calls.constraint(begin, framed, between if self.parallel and not self.named else None, end, document)
         except UserError as error:
             raise Problem(str(error), param="tools") from None
 

@@ -1,0 +1,162 @@
+"""`/v1/completions`: texts gone on with, as they are; no chat template."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from llmcli.runtime.ranked import Ranked
+from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.runner import Runner
+from llmcli.serve.problems import Problem
+from llmcli.serve.schema import logprobs
+from llmcli.serve.schema import settings as common
+from llmcli.serve.schema.base import Document, Form, reason, timings, usage
+from llmcli.serve.schema.prompt import answer_format, grammar
+from llmcli.serve.settings import Settings
+from llmcli.types import Event
+
+MOST_PROMPTS, MOST_ALTERNATIVES = 256, 20
+FEW = 16  # OpenAI's limit where nobody says one
+LIMITS = "max_tokens", "n_predict"
+
+
+class Completions(Form):
+    """OpenAI's older completions: one prompt or several, as text or as ids of tokens."""
+
+    path: ClassVar[str] = "/v1/completions"
+    prefix: ClassVar[str] = "cmpl-"
+    refused: ClassVar[dict[str, str]] = {"suffix": "text is gone on with at its end, not filled in"}
+
+    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
+        super().__init__(body, runner, settings)
+        fields = self.fields
+        options = fields.table("stream_options")
+        self.counted = bool(options and options.flag("include_usage"))
+        self.logprobs, self.echo = fields.whole("logprobs", 0, MOST_ALTERNATIVES), fields.flag("echo")
+        asked = common.common(fields, settings, LIMITS)
+        beams = asked["search"].beams
+        self.count = common.samples(fields, beams)
+        self.samples = self.count if beams > 1 else fields.whole("best_of", 1, common.MOST_SAMPLES) or self.count
+        self._refuse(beams)
+        limit = common.limit(common.asked_limit(fields, LIMITS), settings)
+        schema = answer_format(fields, "response_format")
+        self.constraint = grammar(fields, schema)
+        keeps = self.logprobs is not None or self.samples > self.count
+        asked = {"strategy": runner.strategy(), **asked, "logprobs": keeps, "top_logprobs": self.logprobs or 0}
+        most = FEW if limit is None else limit
+        self.requests = tuple(
+            Request(tokens, max_tokens=common.room(runner, settings, len(tokens), most, self.samples), **asked)
+            for tokens in self._prompts()
+        )
+        self.check()
+        self._echoes = [self._echo(request) for request in self.requests]
+        self._offsets = [len(echo) for echo in self._echoes for _ in range(self.count)]
+
+    def _refuse(self, beams: int) -> None:
+        if self.samples < self.count:
+            raise Problem(f"best_of must be at least n, {self.count}", param="best_of")
+        if self.stream and self.samples > self.count:
+            raise Problem("best_of is known when all are done: leave out stream", param="best_of")
+        if self.logprobs is not None and beams > 1:
+            raise Problem("a beam search keeps no alternatives: leave out logprobs or beams", param="logprobs")
+        if self.logprobs is not None and self.echo:
+            raise Problem("the log-probabilities of a prompt are not computed: leave out echo or logprobs",
+                          param="logprobs")  # fmt: skip
+
+    def _prompts(self) -> list[tuple[int, ...]]:
+        value = self.fields.values.get("prompt")
+        if isinstance(value, str) or _ids(value):
+            value = [value]
+        if not isinstance(value, list) or not value:
+            raise self.fields.wrong("prompt", "text, ids of tokens, or a list of either")
+        if len(value) > MOST_PROMPTS:
+            raise Problem(f"prompt has {len(value)} entries, at most {MOST_PROMPTS} are taken", param="prompt")
+        return [self._tokens(f"prompt[{index}]", one) for index, one in enumerate(value)]
+
+    def _tokens(self, where: str, value: Any) -> tuple[int, ...]:
+        model = self.runner.model
+        if isinstance(value, str):
+            return self.runner.encode_prompt(value) or ((model.bos,) if model.bos is not None else ())
+        if not _ids(value):
+            raise Problem(f"{where} must be text or ids of tokens", param="prompt")
+        if wrong := [one for one in value if not 0 <= one < model.n_vocab]:
+            raise Problem(f"{where} has {wrong[0]}, which is no token: they end at {model.n_vocab - 1}", param="prompt")
+        return tuple(value)
+
+    def _echo(self, request: Request) -> str:
+        if not self.echo:
+            return ""
+        value = self.fields.values["prompt"]
+        if isinstance(value, str):
+            return value
+        return b"".join(self.runner.model.piece(token, special=True) for token in request.tokens).decode(
+            "utf-8", "replace"
+        )
+
+    def whole(self, answers: Sequence[Answer]) -> Document:
+        """One document: for each prompt its choices, of `best_of` the likeliest a token."""
+        found: list[Document] = []
+        for number, echo in enumerate(self._echoes):
+            mine = answers[number * self.each : (number + 1) * self.each]
+            if mine[0].beams:
+                kept = [replace(mine[0], text=beam.text) for beam in mine[0].beams[: self.count]]
+            else:
+                kept = sorted(mine, key=_mean, reverse=True)[: self.count] if self.samples > self.count else list(mine)
+            found += [self._choice(len(found) + index, echo, one) for index, one in enumerate(kept)]
+        counts = usage(answers, self.each)
+        return {**self._head(), "choices": found, "usage": counts, "timings": timings(answers[0])}
+
+    def _choice(self, index: int, echo: str, answer: Answer) -> Document:
+        about = None
+        if self.logprobs is not None:
+            about = logprobs.legacy(self.runner, answer.tokens, answer.top, len(echo))
+        return {"index": index, "text": echo + answer.text, "logprobs": about, "finish_reason": reason(answer)}
+
+    def begin(self) -> Iterable[Document]:
+        """The prompts, where they are echoed."""
+        self.begun = True
+        echoed = [echo for echo in self._echoes for _ in range(self.count)]
+        return [self._chunk(index, echo) for index, echo in enumerate(echoed) if echo]
+
+    def show(self, event: Event) -> Iterable[Document]:
+        """The text that an event added."""
+        if self.requests[0].strategy == "beam":
+            return []
+        about = None
+        if self.logprobs is not None and event.token:
+            top = [[Ranked(*one) for one in event.top]] if event.top else []
+            about = logprobs.legacy(self.runner, [event.token], top, self._offsets[event.sequence])
+            self._offsets[event.sequence] += len(about["tokens"][0])
+        return [self._chunk(event.sequence, event.text, about)] if event.text or about else []
+
+    def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
+        """Why each choice ended, and the counts where they were asked for."""
+        chunks = []
+        for number in range(len(self.requests) * self.count):
+            answer = answers[number // self.count if answers[0].beams else number]
+            text = answer.beams[number % self.count].text if answer.beams else ""
+            chunks.append(self._chunk(number, text, None, reason(answer)))
+        chunks[-1]["timings"] = timings(answers[0])
+        if self.counted:
+            chunks.append({**self._head(), "choices": [], "usage": usage(answers, self.each)})
+        return chunks
+
+    def _head(self) -> Document:
+        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model,
+                "system_fingerprint": None}  # fmt: skip
+
+    def _chunk(self, index: int, text: str, about: Any = None, finish: str | None = None) -> Document:
+        choice = {"index": index, "text": text, "logprobs": about, "finish_reason": finish}
+        return {**self._head(), "choices": [choice]}
+
+
+def _ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+
+
+def _mean(answer: Answer) -> float:
+    """The log-probability a token."""
+    return sum(token.logprob or 0.0 for token in answer.tokens) / max(1, len(answer.tokens))
+
+
+FORMS = (Completions,)

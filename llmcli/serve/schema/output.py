@@ -1,0 +1,84 @@
+"""What `/v1/responses` answers with: items that grow, and the events that tell of it, as OpenAI's client knows them."""
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from llmcli.serve.schema.base import Document
+from llmcli.serve.schema.listener import Heard
+
+KINDS = {"thought": "reasoning", "said": "message", "call": "function_call"}
+PREFIX = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
+PART = {"message": "output_text", "reasoning": "reasoning_text"}
+NAME = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
+
+
+class Output:
+    """The items of one answer. hear() and close() give the events of each change, without their numbers."""
+
+    def __init__(self) -> None:
+        self.items: list[Document] = []
+        self._open: Document | None = None
+
+    def hear(self, heard: Heard, logprobs: list[Document] | None = None) -> Iterator[Document]:
+        """A piece of the answer."""
+        sort = KINDS[heard.kind]
+        if self._open is None or self._open["type"] != sort or heard.call:
+            yield from self.close()
+            yield from self._begin(sort, heard)
+        assert self._open is not None
+        if heard.call:
+            yield self._event("response.function_call_arguments.delta", delta=heard.call.arguments)
+            self._open["arguments"] = heard.call.arguments
+            return
+        part = self._open["content"][0]
+        part["text"] += heard.text
+        more = {}
+        if sort == "message":
+            part["logprobs"] += logprobs or []
+            more["logprobs"] = logprobs or []
+        yield self._event(f"{NAME[sort]}.delta", content_index=0, delta=heard.text, **more)
+
+    def close(self, status: str = "completed") -> Iterator[Document]:
+        """The item that is open is over."""
+        item = self._open
+        if item is None:
+            return
+        item["status"] = status
+        if item["type"] == "function_call":
+            about = {"arguments": item["arguments"], "name": item["name"]}
+            yield self._event("response.function_call_arguments.done", **about)
+        else:
+            part = item["content"][0]
+            more = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+            yield self._event(f"{NAME[item['type']]}.done", content_index=0, text=part["text"], **more)
+            yield self._event("response.content_part.done", content_index=0, part=dict(part))
+        yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": _copy(item)}
+        self._open = None
+
+    def _begin(self, sort: str, heard: Heard) -> Iterator[Document]:
+        item: Document = {"id": PREFIX[sort] + uuid.uuid4().hex, "type": sort, "status": "in_progress"}
+        if heard.call:
+            item |= {"call_id": heard.call.id, "name": heard.call.name, "arguments": ""}
+        else:
+            item |= {"role": "assistant", "content": []} if sort == "message" else {"summary": [], "content": []}
+        self.items.append(item)
+        self._open = item
+        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": _copy(item)}
+        if not heard.call:
+            part: Document = {"type": PART[sort], "text": ""}
+            part |= {"annotations": [], "logprobs": []} if sort == "message" else {}
+            item["content"].append(part)
+            yield self._event("response.content_part.added", content_index=0, part=_copy(part))
+
+    def _event(self, sort: str, **more: Any) -> Document:
+        assert self._open is not None
+        return {"type": sort, "item_id": self._open["id"], "output_index": len(self.items) - 1, **more}
+
+
+def _copy(item: Document) -> Document:
+    """As it is now: it grows on."""
+    return {
+        key: [_copy(one) if isinstance(one, dict) else one for one in value] if isinstance(value, list) else value
+        for key, value in item.items()
+    }

@@ -1,0 +1,144 @@
+"""`/v1/responses`: OpenAI's newer form. Nothing is kept between two requests: a conversation comes whole each time."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.runner import Runner
+from llmcli.serve.problems import Problem
+from llmcli.serve.schema import logprobs
+from llmcli.serve.schema import settings as common
+from llmcli.serve.schema.base import Document, Form, encoded, reason, usage
+from llmcli.serve.schema.fields import Fields
+from llmcli.serve.schema.items import conversation
+from llmcli.serve.schema.output import Output
+from llmcli.serve.schema.prompt import Wanted, answer_format, prompt, variables
+from llmcli.serve.schema.tools import tools
+from llmcli.serve.settings import Settings
+from llmcli.types import Event
+
+LIMITS = ("max_output_tokens",)
+LOGPROBS = "message.output_text.logprobs"
+KEPT = "this server keeps nothing between two requests: send the whole conversation as input"
+MOST_ALTERNATIVES = 20
+
+
+class Responses(Form):
+    """OpenAI's responses: one answer, as items."""
+
+    path: ClassVar[str] = "/v1/responses"
+    prefix: ClassVar[str] = "resp_"
+    last: ClassVar[bytes] = b""
+    refused: ClassVar[dict[str, str]] = {
+        "previous_response_id": KEPT, "conversation": KEPT, "background": KEPT, "prompt": "send the prompt itself",
+    }  # fmt: skip
+
+    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
+        super().__init__(body, runner, settings)
+        fields = self.fields
+        if fields.choice("truncation", ("disabled", "auto"), "disabled") == "auto":
+            raise Problem("truncation auto: this server cuts nothing out of a conversation", param="truncation")
+        text = fields.table("text") or Fields({})
+        self.offered = tools(fields, nested=False)
+        wanted = Wanted(conversation(fields), self.offered, answer_format(text, "format"), variables=self._thinking())
+        self.prompt = prompt(wanted, runner, settings.system)
+        self.constraint = self.prompt.constraint
+        asked = common.common(fields, settings, LIMITS)
+        if asked["search"].beams > 1:
+            raise Problem("beams are for /v1/chat/completions and /v1/completions", param="beams")
+        self.logprobs = LOGPROBS in fields.words("include", 100)
+        top = fields.whole("top_logprobs", 0, MOST_ALTERNATIVES, 0) or 0
+        self.limit = common.asked_limit(fields, LIMITS)
+        tokens, opened = self.prompt.tokens, self.prompt.opened
+        most = common.room(runner, settings, len(tokens), common.limit(self.limit, settings))
+        asked = {"strategy": runner.strategy(), **asked, "logprobs": self.logprobs, "top_logprobs": top}
+        self.requests = (Request(tokens, max_tokens=most, after=opened.closes if opened else "", **asked),)
+        self.check()
+        self._output, self._listener, self._number = Output(), self.prompt.listener(), 0
+
+    def _thinking(self) -> dict[str, Any]:
+        reasoning = self.fields.table("reasoning")
+        effort = reasoning.text("effort") if reasoning else None
+        more = {} if effort is None else {"reasoning_effort": effort}
+        return variables(Fields({**self.fields.values, **more}), self.runner.template)
+
+    def whole(self, answers: Sequence[Answer]) -> Document:
+        """The response with its items."""
+        (answer,) = answers
+        output, listener = Output(), self.prompt.listener()
+        about = logprobs.content(self.runner, answer) if self.logprobs else None
+        for heard in [*listener.feed(answer.text), *listener.finish()]:
+            shown, about = (about, None) if heard.kind == "said" else (None, about)
+            for _ in output.hear(heard, shown):
+                pass
+        for _ in output.close(_status(answer)):
+            pass
+        return self._response(output, answer)
+
+    def begin(self) -> Iterable[Document]:
+        """That it has been taken."""
+        self.begun = True
+        return self._numbered(
+            {"type": f"response.{name}", "response": self._response(self._output, None)}
+            for name in ("created", "in_progress")
+        )
+
+    def show(self, event: Event) -> Iterable[Document]:
+        """What an event adds to the items."""
+        heard = self._listener.feed(event.text)
+        about = [logprobs.token(self.runner, event.token, event.top)] if self.logprobs and event.token else None
+        return self._numbered(one for each in heard for one in self._output.hear(each, about))
+
+    def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
+        """What was held back, and the whole response."""
+        (answer,) = answers
+        yield from self._numbered(one for each in self._listener.finish() for one in self._output.hear(each))
+        yield from self._numbered(self._output.close(_status(answer)))
+        told = {"type": f"response.{_status(answer)}", "response": self._response(self._output, answer)}
+        yield from self._numbered([told])
+
+    def written(self, chunks: Iterable[Document]) -> bytes:
+        """Events with their names."""
+        return b"".join(
+            b"event: " + chunk["type"].encode() + b"\ndata: " + encoded(chunk) + b"\n\n" for chunk in chunks
+        )
+
+    def _numbered(self, events: Iterable[Document]) -> Iterator[Document]:
+        for event in events:
+            yield {**event, "sequence_number": self._number}
+            self._number += 1
+
+    def _response(self, output: Output, answer: Answer | None) -> Document:
+        fields, request = self.fields, self.requests[0]
+        status = "in_progress" if answer is None else _status(answer)
+        choice: Any = self.offered.choice
+        return {
+            "id": self.id, "object": "response", "created_at": self.created, "status": status, "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "instructions": fields.text("instructions"), "max_output_tokens": self.limit, "model": self.model,
+            "output": list(output.items), "parallel_tool_calls": self.offered.parallel, "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None}, "store": False,
+            "temperature": request.sampling["temp"], "top_p": request.sampling["top_p"],
+            "text": fields.values.get("text") or {"format": {"type": "text"}},
+            "tool_choice": {"type": "function", "name": choice} if self.offered.named else choice,
+            "tools": [{"strict": False, **one.values} for one in fields.tables("tools")], "truncation": "disabled",
+            "usage": None if answer is None else self._usage(answer), "metadata": fields.values.get("metadata") or {},
+        }  # fmt: skip
+
+    def _usage(self, answer: Answer) -> Document:
+        counts = usage([answer])
+        return {
+            "input_tokens": counts["prompt_tokens"], "output_tokens": counts["completion_tokens"],
+            "total_tokens": counts["total_tokens"],
+            "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.prompt.thought(answer)},
+        }  # fmt: skip
+
+
+def _status(answer: Answer) -> str:
+    return "completed" if reason(answer) == "stop" else "incomplete"
+
+
+FORMS = (Responses,)

@@ -1,0 +1,189 @@
+"""Completions, responses and what chat completions have besides text, asked by OpenAI's own client."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from tests.serve.conftest import Served
+from tests.serve.test_chat import HELLO, client
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["yes", "no"]}}, "required": ["a"],
+          "additionalProperties": False}  # fmt: skip
+TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA, "description": "Of a day"}}]
+FLAT: Any = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}]
+
+
+def test_a_text_is_gone_on_with_and_ids_say_the_same(tiny: Served) -> None:
+    ids = list(tiny.bridge.runner.encode_prompt("Once upon a time"))
+    with client(tiny) as asked:
+        text = asked.completions.create(model="tiny", prompt="Once upon a time", max_tokens=12, logprobs=2)
+        same = asked.completions.create(model="tiny", prompt=ids, max_tokens=12, echo=True)
+        stream = list(asked.completions.create(
+            model="tiny", prompt="Once upon a time", max_tokens=12, logprobs=2, stream=True,
+            stream_options={"include_usage": True},
+        ))  # fmt: skip
+    choice = text.choices[0]
+    assert same.choices[0].text.endswith("Once upon a time" + choice.text)
+    assert choice.logprobs is not None
+    assert "".join(choice.logprobs.tokens or []) == choice.text
+    assert [len(one) for one in choice.logprobs.top_logprobs or []] == [2] * 12
+    for likeliest, drawn in zip(choice.logprobs.top_logprobs or [], choice.logprobs.token_logprobs or [], strict=True):
+        assert max(likeliest.values()) == drawn  # greedy
+    assert "".join(one.choices[0].text for one in stream if one.choices) == choice.text
+    offsets = [one.choices[0].logprobs.text_offset for one in stream if one.choices and one.choices[0].logprobs]
+    assert [at for (at,) in offsets] == choice.logprobs.text_offset
+    assert stream[-1].usage == text.usage.model_copy(
+        update={"prompt_tokens_details": stream[-1].usage.prompt_tokens_details}
+    )
+
+
+def test_several_prompts_and_the_best_of_several_answers(tiny: Served) -> None:
+    with client(tiny) as asked:
+        one = [asked.completions.create(model="tiny", prompt=text, max_tokens=6) for text in ("One", "Two")]
+        both = asked.completions.create(model="tiny", prompt=["One", "Two"], max_tokens=6, n=2)
+        best = asked.completions.create(model="tiny", prompt="One", max_tokens=6, best_of=4, temperature=2, seed=1)
+        beams = asked.completions.create(model="tiny", prompt="One", max_tokens=6, n=2, extra_body={"beams": 3})
+    texts = [found.choices[0].text for found in one for _ in range(2)]
+    assert [found.text for found in both.choices] == texts
+    assert [found.index for found in both.choices] == [0, 1, 2, 3]
+    assert len(best.choices) == 1
+    assert best.usage.completion_tokens == 24
+    assert len({found.text for found in beams.choices}) == 2
+
+
+def test_an_answer_follows_a_schema_or_a_grammar(tiny: Served) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "it", "strict": True, "schema": SCHEMA}}
+    with client(tiny) as asked:
+        create = asked.chat.completions.create
+        found = create(model="tiny", messages=HELLO, response_format=form).choices[0].message.content
+        drawn = create(model="tiny", messages=HELLO, extra_body={"grammar": 'root ::= "ab"'}).choices[0].message.content
+        text = asked.completions.create(model="tiny", prompt="x", extra_body={"json_schema": SCHEMA}).choices[0].text
+        anything = create(model="tiny", messages=HELLO, response_format={"type": "json_object"}, max_tokens=5)
+    assert json.loads(found or "")["a"] in ("yes", "no")
+    assert drawn == "ab"
+    assert json.loads(text)["a"] in ("yes", "no")
+    assert (anything.choices[0].message.content or "").startswith("{")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_call_that_must_be_is_made_and_streamed_alike(tiny: Served, choice: Any) -> None:
+    args = {"model": "tiny", "messages": HELLO, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    with client(tiny) as asked:
+        whole = asked.chat.completions.create(**args)
+        parts = list(asked.chat.completions.create(**args, stream=True))
+    (call,) = whole.choices[0].message.tool_calls or []
+    assert whole.choices[0].finish_reason == "tool_calls"
+    assert whole.choices[0].message.content is None
+    assert call.function.name == "weather"
+    deltas = [one for part in parts for one in part.choices[0].delta.tool_calls or []]
+    assert [one.index for one in deltas] == [0, 0]
+    assert deltas[0].function.name == "weather"
+    assert json.loads("".join(one.function.arguments or "" for one in deltas)) == json.loads(call.function.arguments)
+    assert parts[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_calls_and_their_results_reach_the_model(serve: Callable[..., Served]) -> None:
+    said: list[str] = []
+
+    def speak(tokens: list[int]) -> int:
+        said.append(bytes(token for token in tokens if token < 256).decode())
+        return 257
+
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"a": "yes"}'}}
+    more: Any = [{"role": "assistant", "content": None, "tool_calls": [call]},
+                 {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}]  # fmt: skip
+    with client(serve(speak, n_ctx=2048)) as asked:
+        asked.chat.completions.create(model="tiny", messages=[*HELLO, *more], tools=TOOLS)
+    for part in ("<tools>", '"description": "Of a day"', '"arguments": {"a": "yes"}', "<tool_response>\nsunny"):
+        assert part in said[-1]
+
+
+def test_thinking_stands_apart_whole_and_streamed(serve: Callable[..., Served]) -> None:
+    with client(serve(b"<think>\nhm, so\n</think>\n\nyes")) as asked:
+        whole = asked.chat.completions.create(model="tiny", messages=HELLO)
+        parts = list(asked.chat.completions.create(model="tiny", messages=HELLO, stream=True))
+    assert whole.choices[0].message.content == "yes"
+    assert whole.choices[0].message.reasoning_content == "hm, so\n"
+    assert whole.usage.completion_tokens_details.reasoning_tokens > 8
+    deltas = [part.choices[0].delta for part in parts]
+    assert "".join(one.content or "" for one in deltas) == "yes"
+    assert "".join(getattr(one, "reasoning_content", "") for one in deltas) == "hm, so\n"
+
+
+def test_every_token_has_its_likeliest_alternatives(tiny: Served) -> None:
+    args: Any = {"model": "tiny", "messages": HELLO, "max_tokens": 5, "logprobs": True, "top_logprobs": 3}
+    with client(tiny) as asked:
+        whole = asked.chat.completions.create(**args)
+        parts = list(asked.chat.completions.create(**args, stream=True))
+    content = whole.choices[0].logprobs.content
+    assert [len(one.top_logprobs) for one in content] == [3] * 5
+    assert all(one.top_logprobs[0].logprob == one.logprob <= 0 for one in content)
+    assert b"".join(bytes(one.bytes or []) for one in content).decode() == whole.choices[0].message.content
+    streamed = [one for part in parts if part.choices[0].logprobs for one in part.choices[0].logprobs.content]
+    assert [one.token for one in streamed] == [one.token for one in content]
+
+
+def test_a_message_can_be_gone_on_with(serve: Callable[..., Served]) -> None:
+    with client(serve(b"I say hello")) as asked:
+        said: Any = [*HELLO, {"role": "assistant", "content": "I say"}]
+        body = {"continue_final_message": True, "add_generation_prompt": False}
+        found = asked.chat.completions.create(model="tiny", messages=said, extra_body=body)
+    assert found.choices[0].message.content == " hello"
+
+
+def test_responses_are_items_and_events_that_the_client_knows(tiny: Served) -> None:
+    known = TypeAdapter(ResponseStreamEvent)
+    with client(tiny) as asked:
+        for more in ({}, {"tools": FLAT, "tool_choice": "required", "parallel_tool_calls": False},
+                     {"text": {"format": {"type": "json_schema", "name": "it", "schema": SCHEMA}}},
+                     {"include": ["message.output_text.logprobs"], "top_logprobs": 2}):  # fmt: skip
+            args: Any = {
+                "model": "tiny",
+                "input": "Once upon",
+                "instructions": "Tell.",
+                "max_output_tokens": 60,
+                **more,
+            }
+            whole = asked.responses.with_raw_response.create(**args)
+            found = Response.model_validate(json.loads(whole.text))
+            events = list(asked.responses.create(**args, stream=True))
+            for event in events:
+                known.validate_python(event.to_dict())
+            assert [event.sequence_number for event in events] == list(range(len(events)))
+            last = events[-1].response
+            assert [one.type for one in last.output] == [one.type for one in found.output]
+            assert last.output_text == found.output_text
+            assert "".join(one.delta for one in events if one.type == "response.output_text.delta") == last.output_text
+            assert last.usage.output_tokens == found.usage.output_tokens
+            if "tools" in more:
+                assert found.output[0].name == "weather"
+                assert found.status == "completed"
+
+
+def test_a_conversation_of_items_is_one_of_messages(serve: Callable[..., Served]) -> None:
+    said: list[str] = []
+
+    def speak(tokens: list[int]) -> int:
+        said.append(bytes(token for token in tokens if token < 256).decode())
+        return 257
+
+    items: Any = [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+                  {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+                  {"type": "function_call_output", "call_id": "c", "output": "sunny"}]  # fmt: skip
+    with client(serve(speak, n_ctx=2048)) as asked:
+        asked.responses.create(model="tiny", input=items, instructions="Be brief.")
+    assert said[-1].startswith("<system>Be brief.\n<user>Hi\n<assistant><tool_call>")
+    assert said[-1].endswith("<user><tool_response>\nsunny\n</tool_response>\n<assistant>")
+
+
+def test_what_is_sent_has_the_shape_that_the_client_declares(serve: Callable[..., Served]) -> None:
+    with client(serve()) as asked:
+        whole = asked.chat.completions.with_raw_response.create(model="tiny", messages=HELLO)
+        ChatCompletion.model_validate(json.loads(whole.text))
+        for part in asked.chat.completions.create(model="tiny", messages=HELLO, stream=True):
+            ChatCompletionChunk.model_validate(part.to_dict())
