@@ -93,6 +93,12 @@ def quiet_hub() -> None:
         os.environ.setdefault(name, "1")
 
 
+def quiet_ray() -> None:
+    """Keep Ray from telling anybody anything; call before it is started."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a change that is to come
+
+
 def rotated_cache() -> bool:
     """Whether llama.cpp stores quantized K and V rotated (src/llama-kv-cache.cpp); it reads a number."""
     return not re.match(r"\s*[+-]?0*[1-9]", os.environ.get("LLAMA_ATTN_ROT_DISABLE", ""))

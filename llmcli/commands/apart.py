@@ -1,11 +1,16 @@
-"""`serve` where the model is in other processes: one that is started again when llama.cpp ends it (--rpc)."""
+"""`serve` where the model is in other processes: one that is started again when llama.cpp ends it (--rpc), or several
+that Ray Serve looks after (--replicas)."""
 
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from socket import socket as Socket
 from typing import TYPE_CHECKING, Any
 
+from llmcli.errors import UsageError, UserError
+
 if TYPE_CHECKING:
+    from llmcli.commands.flags import Flags
     from llmcli.commands.serve import Wish
     from llmcli.serve.settings import Settings
 
@@ -26,6 +31,38 @@ def run(wish: "Wish", socket: Socket) -> str:
             tell(settings, child.facts["n_ctx"], wish.parallel, wish.ui)
 
         return server.run(Front(child, settings), settings, socket, ready)
+
+
+def run_replicas(wish: "Wish", replicas: int, address: str | None, socket: Socket) -> str:
+    """The same over replicas."""
+    from llmcli.commands.serve import opened, tell
+    from llmcli.serve import server
+    from llmcli.serve.front import Front
+
+    try:
+        from llmcli.serve.replicas import Crew, running
+    except ImportError:
+        raise UserError("Ray is not installed here", hint="pip install 'llmcli[ray]'") from None
+    if wish.given.rpc:
+        raise UsageError("a worker serves one client, not several replicas", hint="leave out --replicas or --rpc")
+    if address and "://" in address:
+        raise UsageError("a Ray client cannot serve", hint="start it on a machine of the cluster: --ray auto")
+    shared = wish if address else replace(wish, given=_shared(wish.given, replicas))
+    shared = replace(shared, waiting=2 * wish.parallel)  # behind Ray's own queue
+    with running(partial(opened, shared), Crew(replicas, address, wish.parallel, wish.waiting)) as crew:
+        facts = crew.facts()
+        settings = _settings(wish, facts)
+        ready = partial(tell, settings, facts["n_ctx"], replicas * wish.parallel, wish.ui)
+        return server.run(Front(crew, settings), settings, socket, ready)
+
+
+def _shared(given: "Flags", replicas: int) -> "Flags":
+    """On one machine each replica has its part of the cores: threads of two that wait for each other are slow."""
+    from llmcli.hardware import host
+
+    if given.options.threads is not None:
+        return given
+    return replace(given, options=replace(given.options, threads=max(1, host.cores() // replicas)))
 
 
 def _settings(wish: "Wish", facts: dict[str, Any]) -> "Settings":

@@ -46,6 +46,8 @@ Cors = Annotated[
 Body = Annotated[int, typer.Option(min=1024, metavar="BYTES", help="Of a request's body, at most.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="The most tokens of any answer.")]
 Drain = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For answers to end in when it stops.")]
+Replicas = Annotated[int, typer.Option(min=0, max=256, metavar="N", help="So many models side by side (Ray Serve).")]
+Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help="The replicas' cluster: auto, or HOST:PORT.")]
 Json = Annotated[bool, typer.Option("--json", help="When ready, one JSON document with the address.")]
 
 
@@ -70,6 +72,8 @@ def serve(
     max_body: Body = MOST_BODY,
     max_tokens: MaxTokens = None,
     drain: Drain = 30,
+    replicas: Replicas = 0,
+    ray: Ray = None,
     json: Json = False,
 ) -> None:
     """Answer many at once over HTTP, as OpenAI's API does."""
@@ -96,7 +100,9 @@ def serve(
             "max_body": max_body, "drain": drain, "host": host, "port": socket.getsockname()[1],
             "ssl_key": ssl_key_file, "ssl_cert": ssl_cert_file,
         })  # fmt: skip
-        if given.rpc:
+        if replicas or ray:
+            stopped = apart.run_replicas(wish, replicas or 1, ray, socket)
+        elif given.rpc:
             stopped = apart.run(wish, socket)
         else:
             with opened(wish) as (bridge, settings):

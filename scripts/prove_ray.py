@@ -1,0 +1,104 @@
+"""One of two replicas killed under load: what became of every request. Needs llmcli[ray].
+
+    scripts/prove_ray.py [REF] [--requests 60] [--clients 6]
+
+Serves REF (default: smollm2:135m) with two replicas on loopback, lets clients ask without pause, half of them for
+streams, and kills a replica's process with SIGKILL at a third of the requests. Then it counts. "Lost" is a request
+without a whole answer and without a word about it: none may be. One whose answer had not begun must come whole all the
+same; a stream that had begun may end in an error event, which is counted apart ("told").
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import aiohttp
+
+
+def main() -> int:
+    """Run it; 1 where a request was lost."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("ref", nargs="?", default="smollm2:135m")
+    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=24)
+    given = parser.parse_args()
+    words = ("serve", given.ref, "--port", "0", "--replicas", "2", "-t", "1", "-c", "2048", "--json")
+    began = time.monotonic()
+    with subprocess.Popen((sys.executable, "-m", "llmcli.app", *words), stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout
+            url = json.loads(server.stdout.readline())["url"]
+            print(f"two replicas are there after {time.monotonic() - began:.1f} s")
+            counted = asyncio.run(load(url, given))
+        finally:
+            server.terminate()
+    print(json.dumps(counted))
+    good = counted["lost"] == 0 and counted["failed"] == 0
+    print("no request was lost" if good else "requests were LOST or failed")
+    return 0 if good else 1
+
+
+async def load(url: str, given: argparse.Namespace) -> Counter[str]:
+    """What became of the requests."""
+    counted: Counter[str] = Counter(whole=0, told=0, failed=0, lost=0)
+    numbers = iter(range(given.requests))
+    killed = asyncio.Event()
+
+    async def client(session: aiohttp.ClientSession) -> None:
+        for number in numbers:
+            if number == given.requests // 3 and not killed.is_set():
+                killed.set()
+                print(f"killed replica {kill_one()} at request {number}")
+            counted[await ask(session, url, number, given.tokens)] += 1
+
+    timeout = aiohttp.ClientTimeout(total=300)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        await asyncio.gather(*(client(session) for _ in range(given.clients)))
+        # The one that was killed comes back, and all is as before.
+        counted["after"] = sum(
+            [await ask(session, url, number, given.tokens) == "whole" for number in range(given.clients)]
+        )
+    return counted
+
+
+async def ask(session: aiohttp.ClientSession, url: str, number: int, tokens: int) -> str:
+    """One request: whole, told (an error event in its stream), failed (a status), or lost."""
+    stream = number % 2 == 0
+    said = [{"role": "system", "content": f"You are number {number % 5}."}, {"role": "user", "content": "Count."}]
+    body = {"messages": said, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
+    try:
+        async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+            text = await response.text()
+    except aiohttp.ClientError as error:
+        print(f"request {number}: {error!r}")
+        return "lost"
+    if response.status != 200:
+        print(f"request {number}: {response.status} {text[:200]}")
+        return "failed"
+    if not stream:
+        return "whole" if json.loads(text)["usage"]["completion_tokens"] == tokens else "lost"
+    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    if events and events[-1] == "[DONE]":
+        return "whole"
+    return "told" if events and "error" in json.loads(events[-1]) else "lost"
+
+
+def kill_one() -> int:
+    """SIGKILL for the first process that holds a replica."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and b"ray::ServeReplica" in (entry / "cmdline").read_bytes():
+            os.kill(int(entry.name), signal.SIGKILL)
+            return int(entry.name)
+    raise SystemExit("there is no replica to kill")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
