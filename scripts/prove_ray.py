@@ -1,11 +1,14 @@
-"""One of two replicas killed under load: what became of every request. Needs llmcli[ray].
+"""One of two models killed under load: what became of every request, and of every line of a batch. Needs llmcli[ray].
 
-    scripts/prove_ray.py [REF] [--requests 60] [--clients 6]
+    scripts/prove_ray.py serve|batch [REF] [--requests 60] [--clients 6]
 
-Serves REF (default: smollm2:135m) with two replicas on loopback, lets clients ask without pause, half of them for
-streams, and kills a replica's process with SIGKILL at a third of the requests. Then it counts. "Lost" is a request
+`serve` serves REF (default: smollm2:135m) with two replicas on loopback, lets clients ask without pause, half of them
+for streams, and kills a replica's process with SIGKILL at a third of the requests. Then it counts. "Lost" is a request
 without a whole answer and without a word about it: none may be. One whose answer had not begun must come whole all the
 same; a stream that had begun may end in an error event, which is counted apart ("told").
+
+`batch` answers as many lines with `--reproducible` on one model without Ray, then on two through Ray Data, one of whose
+processes is killed once a part is there. The two files must be the same bytes.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -25,11 +29,17 @@ import aiohttp
 def main() -> int:
     """Run it; 1 where a request was lost."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("serve", "batch"))
     parser.add_argument("ref", nargs="?", default="smollm2:135m")
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=24)
     given = parser.parse_args()
+    return served(given) if given.what == "serve" else batched(given)
+
+
+def served(given: argparse.Namespace) -> int:
+    """Requests over two replicas."""
     words = ("serve", given.ref, "--port", "0", "--replicas", "2", "-t", "1", "-c", "2048", "--json")
     began = time.monotonic()
     with subprocess.Popen((sys.executable, "-m", "llmcli.app", *words), stdout=subprocess.PIPE, text=True) as server:
@@ -44,6 +54,40 @@ def main() -> int:
     good = counted["lost"] == 0 and counted["failed"] == 0
     print("no request was lost" if good else "requests were LOST or failed")
     return 0 if good else 1
+
+
+def batched(given: argparse.Namespace) -> int:
+    """Lines over two models."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines, one, two = (Path(folder) / name for name in ("in.jsonl", "one.jsonl", "two.jsonl"))
+        with lines.open("w") as file:
+            for number in range(given.requests):
+                said = [{"role": "user", "content": f"What comes after {number}?"}]
+                file.write(json.dumps({"messages": said, "max_tokens": given.tokens}) + "\n")
+        words = [
+            sys.executable,
+            "-m",
+            "llmcli.app",
+            "batch",
+            given.ref,
+            str(lines),
+            "-t",
+            "1",
+            "-c",
+            "4096",
+            "-np",
+            "2",
+        ]
+        words += ["--reproducible", "--temp", "0"]
+        subprocess.run([*words, "-o", str(one)], check=True)
+        with subprocess.Popen([*words, "-o", str(two), "--ray", "local", "--replicas", "2"]) as spread:
+            journal = two.with_name(f".{two.name}.journal")
+            while spread.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 8):
+                time.sleep(0.1)
+            print(f"killed actor {kill_one(b'ray::MapWorker')}")
+        same = spread.returncode == 0 and one.read_bytes() == two.read_bytes()
+    print("the same bytes" if same else "the files DIFFER")
+    return 0 if same else 1
 
 
 async def load(url: str, given: argparse.Namespace) -> Counter[str]:
@@ -73,7 +117,7 @@ async def ask(session: aiohttp.ClientSession, url: str, number: int, tokens: int
     """One request: whole, told (an error event in its stream), failed (a status), or lost."""
     stream = number % 2 == 0
     said = [{"role": "system", "content": f"You are number {number % 5}."}, {"role": "user", "content": "Count."}]
-    body = {"messages": said, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
+    body = {"messages": said, "max_tokens": tokens, "stream": stream}
     try:
         async with session.post(f"{url}/v1/chat/completions", json=body) as response:
             text = await response.text()
@@ -84,20 +128,26 @@ async def ask(session: aiohttp.ClientSession, url: str, number: int, tokens: int
         print(f"request {number}: {response.status} {text[:200]}")
         return "failed"
     if not stream:
-        return "whole" if json.loads(text)["usage"]["completion_tokens"] == tokens else "lost"
+        return _whole(text, json.loads(text)["choices"][0]["finish_reason"] in ("stop", "length"))
     events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     if events and events[-1] == "[DONE]":
         return "whole"
-    return "told" if events and "error" in json.loads(events[-1]) else "lost"
+    return "told" if events and "error" in json.loads(events[-1]) else _whole(text, False)
 
 
-def kill_one() -> int:
-    """SIGKILL for the first process that holds a replica."""
+def _whole(text: str, whole: bool) -> str:
+    if not whole:
+        print(f"no whole answer: {text[-400:]!r}")
+    return "whole" if whole else "lost"
+
+
+def kill_one(name: bytes = b"ray::ServeReplica") -> int:
+    """SIGKILL for the first process that holds a model."""
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and b"ray::ServeReplica" in (entry / "cmdline").read_bytes():
+        if entry.name.isdigit() and name in (entry / "cmdline").read_bytes():
             os.kill(int(entry.name), signal.SIGKILL)
             return int(entry.name)
-    raise SystemExit("there is no replica to kill")
+    raise SystemExit("there is no model to kill")
 
 
 if __name__ == "__main__":

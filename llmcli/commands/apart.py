@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from llmcli.commands.serve import Wish
     from llmcli.serve.settings import Settings
 
+HERE = "local"  # --ray: a Ray of our own on this machine
+
 
 def run(wish: "Wish", socket: Socket) -> str:
     """Serve until a signal comes; its name. Raises UserError where the model does not open the first time."""
@@ -39,24 +41,32 @@ def run_replicas(wish: "Wish", replicas: int, address: str | None, socket: Socke
     from llmcli.serve import server
     from llmcli.serve.front import Front
 
-    try:
-        from llmcli.serve.replicas import Crew, running
-    except ImportError:
-        raise UserError("Ray is not installed here", hint="pip install 'llmcli[ray]'") from None
+    need_ray()
+    from llmcli.serve.replicas import Crew, running
+
+    address = None if address == HERE else address
     if wish.given.rpc:
         raise UsageError("a worker serves one client, not several replicas", hint="leave out --replicas or --rpc")
     if address and "://" in address:
         raise UsageError("a Ray client cannot serve", hint="start it on a machine of the cluster: --ray auto")
-    shared = wish if address else replace(wish, given=_shared(wish.given, replicas))
-    shared = replace(shared, waiting=2 * wish.parallel)  # behind Ray's own queue
-    with running(partial(opened, shared), Crew(replicas, address, wish.parallel, wish.waiting)) as crew:
+    own = wish if address else replace(wish, given=shared(wish.given, replicas))
+    own = replace(own, waiting=2 * wish.parallel)  # behind Ray's own queue
+    with running(partial(opened, own), Crew(replicas, address, wish.parallel, wish.waiting)) as crew:
         facts = crew.facts()
         settings = _settings(wish, facts)
         ready = partial(tell, settings, facts["n_ctx"], replicas * wish.parallel, wish.ui)
         return server.run(Front(crew, settings), settings, socket, ready)
 
 
-def _shared(given: "Flags", replicas: int) -> "Flags":
+def need_ray() -> None:
+    """Raise UserError where Ray is not installed."""
+    try:
+        import llmcli.serve.replicas  # noqa: F401 (all that it stands on)
+    except ImportError:
+        raise UserError("Ray is not installed here", hint="pip install 'llmcli[ray]'") from None
+
+
+def shared(given: "Flags", replicas: int) -> "Flags":
     """On one machine each replica has its part of the cores: threads of two that wait for each other are slow."""
     from llmcli.hardware import host
 

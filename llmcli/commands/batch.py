@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from llmcli.serve.batch.job import Rules
     from llmcli.serve.batch.journal import Journal
     from llmcli.serve.batch.lines import Input, Survey
+    from llmcli.serve.batch.spread import Counts
     from llmcli.serve.batch.work import Work
     from llmcli.serve.settings import Settings
     from llmcli.ui import UI
@@ -46,10 +47,16 @@ def batch(
         bool, typer.Option("--skeleton", help="Skeleton-of-Thought: an outline, then its points in parallel.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Begin anew, whatever is there.")] = False,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Spread over a Ray cluster: auto, HOST:PORT, or local.")
+    ] = None,
+    replicas: Annotated[
+        int, typer.Option(min=0, max=4096, metavar="N", help="With --ray: so many models; default: one a machine.")
+    ] = 0,
     json: Annotated[bool, typer.Option("--json", help="One JSON document about it on stdout.")] = False,
 ) -> None:
     """Answer the prompts of a file, many at once; a run that was stopped goes on with the same command."""
-    from llmcli.commands import hosting
+    from llmcli.commands import hosting, spreading
     from llmcli.serve.batch.lines import opened
 
     given = flags.read(ctx)
@@ -60,6 +67,7 @@ def batch(
     if ref is None or lines is None or out is None:
         raise UsageError("a batch takes a model, lines and a place", hint="llmcli batch REF IN.jsonl -o OUT.jsonl")
     hosting.check(given)
+    where = spreading.check(ray, replicas)
     out = out.expanduser().absolute()
     config, ui = _surroundings(given, json)
     with opened(lines, out.parent) as source:
@@ -67,6 +75,10 @@ def batch(
         if survey.unended:
             ui.note(f"{source.name} line {survey.unended} has no newline at its end; it is taken as it is")
         slots = min(MOST_PARALLEL, ROUND * parallel) if given.options.reproducible else parallel
+        if where:
+            wish = spreading.Wish(ref, given, config, ui, slots, parallel, skeleton)
+            spreading.through(wish, where, source, survey, out, force)
+            return
         with hosting.host(ref, given, config, ui, slots) as hosted:
             _through(hosted, rules(hosted, given, skeleton), source, survey, out, (parallel, force), ui)
 
@@ -90,17 +102,14 @@ def _through(
             resumed = journal.finished
             if resumed:
                 ui.note(f"going on after {resumed:,} of {survey.count:,} lines")
-            with _told(work, journal, ui):
+            with told(work, journal, ui):
                 work.run(job.tasks(line for line in source.lines() if not journal.has(line.index)))
             if not work.stopped:
                 journal.finish()
     seconds = time.perf_counter() - began
     for name in sorted(job.renamed)[:3]:
         ui.note(f"lines that name the model {name[:100]} were answered by {hosted.name}")
-    failed = None if work.stopped else job.failed(out, survey.count)
-    if ui.json:
-        ui.result(_document(out, survey, resumed, failed, work, seconds))
-    _close(out, survey, journal, failed, work, seconds, present, ui)
+    close(work, journal, survey, job.id, (resumed, present, seconds), ui)
 
 
 def rules(hosted: "Hosted", given: Flags, skeleton: bool) -> "Rules":
@@ -127,7 +136,7 @@ def settings(hosted: "Hosted", given: Flags, seed: int) -> "Settings":
 
 
 @contextmanager
-def _told(work: "Work", journal: "Journal", ui: "UI") -> "Iterator[None]":
+def told(work: "Work | Counts", journal: "Journal", ui: "UI") -> "Iterator[None]":
     """Progress: a bar with tokens per second and the time left; a line a minute where nobody sees it."""
     began, first = time.monotonic(), journal.finished
     seen, spoken, drawn = first, began, 0.0
@@ -153,20 +162,21 @@ def _told(work: "Work", journal: "Journal", ui: "UI") -> "Iterator[None]":
         tell()
 
 
-def _document(
-    out: Path, survey: "Survey", resumed: int, failed: int | None, work: "Work", seconds: float
-) -> dict[str, Any]:
-    return {
-        "path": str(out), "lines": survey.count, "finished": not work.stopped, "resumed_lines": resumed,
-        "failed": failed, "prompt_tokens": work.prompted, "cached_tokens": work.cached,
-        "generated_tokens": work.tokens, "elapsed_ms": seconds * 1000, "tokens_per_second": work.tokens / seconds,
-    }  # fmt: skip
+def close(
+    work: "Work | Counts", journal: "Journal", survey: "Survey", batch: str, ended: tuple[int, bool, float], ui: "UI"
+) -> None:
+    """Tell what came of it, `batch` being its id; `ended`: lines that were there before, whether all of it was, and
+    seconds. Raises typer.Exit where it is not whole or lines have no answer."""
+    from llmcli.serve.batch.job import failed as failures
 
-
-def _close(
-    out: Path, survey: "Survey", journal: "Journal", failed: int | None, work: "Work", seconds: float, present: bool,
-    ui: "UI",
-) -> None:  # fmt: skip
+    out, (resumed, present, seconds) = journal.out, ended
+    failed = None if work.stopped else failures(batch, out, survey.count)
+    if ui.json:
+        ui.result({
+            "path": str(out), "lines": survey.count, "finished": not work.stopped, "resumed_lines": resumed,
+            "failed": failed, "prompt_tokens": work.prompted, "cached_tokens": work.cached,
+            "generated_tokens": work.tokens, "elapsed_ms": seconds * 1000, "tokens_per_second": work.tokens / seconds,
+        })  # fmt: skip
     if work.stopped:
         ui.note(f"stopped after {journal.finished:,} of {survey.count:,} lines; the same command goes on")
         raise typer.Exit(130)

@@ -183,8 +183,8 @@ def running(open_model: Open, crew: Crew) -> Iterator[Replicas]:
 
 
 @contextmanager
-def cluster(address: str | None, cpus: float) -> Iterator[None]:
-    """Ray: a cluster's, or our own on this machine with so many CPUs to give away."""
+def cluster(address: str | None, cpus: float) -> Iterator[int]:
+    """Ray: a cluster's, or our own on this machine with so many CPUs to give away; how many machines that are."""
     config.quiet_ray()
     for name in ("ray", "ray.serve", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -199,6 +199,6 @@ def cluster(address: str | None, cpus: float) -> Iterator[None]:
         where = address or "this machine"
         raise UserError(f"Ray does not start at {where}: {error}", hint="ray status tells about a cluster") from None
     try:
-        yield
+        yield sum(node["Alive"] for node in ray.nodes())
     finally:
         ray.shutdown()

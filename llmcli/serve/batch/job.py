@@ -53,7 +53,7 @@ class Job:
 
     def __init__(self, runner: Runner, rules: Rules, identity: Mapping[str, Any]) -> None:
         self.runner, self.rules = runner, rules
-        self.id = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        self.id = id_of(identity)
         self.renamed: set[str] = set()
         self._lines: dict[int, tuple[str, int]] = {}  # of tasks that have not ended: name and number
 
@@ -79,21 +79,8 @@ class Job:
         return written.answered(self.id, index, name, came)
 
     def failed(self, out: Path, count: int) -> int | None:
-        """How many lines of OUT have no answer; None where it is not what this batch comes to.
-
-        All its lines bear the ids that they would get, and OUT is only ever put there whole.
-        """
-        failed = 0
-        try:
-            with out.open("rb") as stream:
-                for index in range(count):
-                    begin = b'{"id":"%s"' % written.line_id(self.id, index).encode()
-                    if stream.read(len(begin)) != begin or not (rest := stream.readline()).endswith(b"\n"):
-                        return None
-                    failed += written.ANSWERED not in rest
-                return None if stream.read(1) else failed
-        except OSError:
-            return None
+        """How many lines of OUT have no answer; None where it is not what this batch comes to."""
+        return failed(self.id, out, count)
 
     def _form(self, wants: Asked) -> Form:
         make = forms().get(wants.url)
@@ -117,3 +104,26 @@ class Job:
     def _seed(self, name: str) -> int:
         """The seed of a line that has none: the same in whatever order lines are answered."""
         return int.from_bytes(hashlib.sha256(f"{self.rules.seed}:{name}".encode()).digest()[:8]) % SEEDS
+
+
+def id_of(identity: Mapping[str, Any]) -> str:
+    """A batch's id: another input, model or setting has another one."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def failed(batch: str, out: Path, count: int) -> int | None:
+    """How many lines of OUT have no answer; None where it is not what the batch of this id comes to.
+
+    All its lines bear the ids that they would get, and OUT is only ever put there whole.
+    """
+    found = 0
+    try:
+        with out.open("rb") as stream:
+            for index in range(count):
+                begin = b'{"id":"%s"' % written.line_id(batch, index).encode()
+                if stream.read(len(begin)) != begin or not (rest := stream.readline()).endswith(b"\n"):
+                    return None
+                found += written.ANSWERED not in rest
+            return None if stream.read(1) else found
+    except OSError:
+        return None
