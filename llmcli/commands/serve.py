@@ -31,6 +31,9 @@ MOST_BODY = 8 << 20  # a context of 100,000 tokens is half a megabyte of text
 
 Address = Annotated[str, typer.Option(help="Address; beyond this machine only with a key.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
+GrpcPort = Annotated[
+    int | None, typer.Option(min=1, max=65535, help="Also answer over gRPC on this port (pip install 'llmcli[grpc]').")
+]
 Parallel = Annotated[int, typer.Option("-np", "--parallel", min=1, max=MOST_PARALLEL, help="Answers at once.")]
 Waiting = Annotated[int, typer.Option(min=0, max=MOST_WAITING, help="Requests that may wait beside them; then 429.")]
 Alias = Annotated[
@@ -61,6 +64,7 @@ def serve(
     ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF)] = None,
     host: Address = "127.0.0.1",
     port: Port = 8080,
+    grpc_port: GrpcPort = None,
     parallel: Parallel = PARALLEL,
     max_waiting: Waiting = 64,
     alias: Alias = None,
@@ -78,7 +82,7 @@ def serve(
 ) -> None:
     """Answer many at once over HTTP, as OpenAI's API does."""
     from llmcli.commands import apart, hosting
-    from llmcli.serve import server
+    from llmcli.serve import procedures, server
 
     given = flags.read(ctx)
     if ref and given.model:
@@ -93,12 +97,16 @@ def serve(
             hint="add --api-key KEY (or --api-key-file FILE), or leave out --host",
         )
     server.check_tls(ssl_key_file, ssl_cert_file)
+    if grpc_port is not None:
+        if given.rpc:
+            raise UserError("--grpc-port needs the model in this process", hint="leave out --rpc, or ask over HTTP")
+        procedures.check()
     config, ui = _surroundings(given, json)
     with server.bound(host, port) as socket:
         wish = Wish(ref, given, config, ui, parallel, max_waiting, {
             "names": tuple(alias or ()), "most_tokens": max_tokens, "keys": keys, "cors": tuple(cors or ()),
             "max_body": max_body, "drain": drain, "host": host, "port": socket.getsockname()[1],
-            "ssl_key": ssl_key_file, "ssl_cert": ssl_cert_file,
+            "grpc_port": grpc_port, "ssl_key": ssl_key_file, "ssl_cert": ssl_cert_file,
         })  # fmt: skip
         if replicas or ray:
             stopped = apart.run_replicas(wish, replicas or 1, ray, socket)
@@ -143,9 +151,11 @@ def tell(settings: "Settings", n_ctx: int, parallel: int, ui: "UI") -> None:
     where = server.address(settings)
     if ui.json:
         about = {"url": where, "host": settings.host, "port": settings.port, "pid": os.getpid()}
+        about |= {} if settings.grpc_port is None else {"grpc_port": settings.grpc_port}
         ui.result({**about, "model": settings.name, "parallel": parallel, "n_ctx": n_ctx})
     else:
-        ui.note(f"{settings.name} is served at {where}/v1 · {parallel} at once · Ctrl-C stops")
+        also = "" if settings.grpc_port is None else f", gRPC on port {settings.grpc_port}"
+        ui.note(f"{settings.name} is served at {where}/v1{also} · {parallel} at once · Ctrl-C stops")
 
 
 def _settings(hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: object) -> "Settings":

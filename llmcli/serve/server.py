@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 
 from llmcli.errors import UsageError, UserError
+from llmcli.serve import procedures
 from llmcli.serve.app import make_app
 from llmcli.serve.bridge import Bridge
 from llmcli.serve.front import Front
@@ -39,6 +40,9 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=int(settings.drain) + 5, **tls,  # type: ignore[arg-type]
         ))  # fmt: skip
         self.bridge, self.settings, self.ready, self.stopped = bridge, settings, ready, ""
+        self.grpc_port = settings.grpc_port
+        self._service = app.state.service if isinstance(bridge, Bridge) else None
+        self._grpc: Any = None
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -64,6 +68,9 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: Any = None) -> None:
         """Listen, then tell."""
         await super().startup(sockets)
+        if self.grpc_port is not None:
+            assert self._service is not None, "the model is in another process"
+            self._grpc, self.grpc_port = await procedures.start(self._service)
         self.ready()
 
     async def shutdown(self, sockets: Any = None) -> None:
@@ -71,11 +78,14 @@ class Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         draining = asyncio.ensure_future(self.bridge.drain(self.settings.drain))
+        calls = asyncio.ensure_future(self._grpc.stop(self.settings.drain)) if self._grpc else None
         await super().shutdown(sockets)
         if self.force_exit:
             draining.cancel()
         else:
             await draining
+        if calls:  # what the bridge has ended has an end here, too
+            await (self._grpc.stop(0) if self.force_exit else calls)
 
 
 def run(bridge: Bridge | Front, settings: Settings, socket: sockets.socket, ready: Callable[[], None]) -> str:

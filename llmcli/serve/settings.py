@@ -27,6 +27,7 @@ class Settings:
     drain: float = 30.0
     host: str = "127.0.0.1"
     port: int = 8080
+    grpc_port: int | None = None
     ssl_key: Path | None = None
     ssl_cert: Path | None = None
 

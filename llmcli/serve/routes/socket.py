@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from llmcli.serve import registry
+from llmcli.serve.chunks import chunks
 from llmcli.serve.problems import Problem, document, problem
 from llmcli.serve.routes.base import Route, Service
 from llmcli.serve.routes.embeddings import embedded
@@ -98,13 +99,8 @@ class Talk:
     async def _generate(self, name: str, path: str, body: Mapping[str, Any]) -> None:
         bridge = self._service.bridge
         form = await asked(bridge, path, body, self._service.settings)
-        async with aclosing(bridge.answer(*form.requests, samples=form.each)) as answering:
-            async for event in answering:
-                if form.stream:
-                    for chunk in [*(form.begin() if not form.begun else ()), *form.show(event)]:
-                        await self._say({"id": name, "data": chunk})
-            chunks = form.end(answering.answers) if form.stream else [form.whole(answering.answers)]
-            for chunk in chunks:
+        async with aclosing(chunks(bridge, form)) as told:
+            async for chunk in told:
                 await self._say({"id": name, "data": chunk})
 
     async def _say(self, message: dict[str, Any]) -> None:

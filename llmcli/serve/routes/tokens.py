@@ -18,7 +18,7 @@ async def tokenize(service: Service, request: Request) -> Response:
     text, around = fields.text("content") or "", fields.flag("add_special")
     special, pieces = fields.flag("parse_special", True), fields.flag("with_pieces")
     model = service.bridge.runner.model
-    found = await service.bridge.prepare(_tokens, model, text, around, special, pieces)
+    found = await service.bridge.prepare(tokens_of, model, text, around, special, pieces)
     return json_response({"tokens": found})
 
 
@@ -28,7 +28,8 @@ async def detokenize(service: Service, request: Request) -> Response:
     return json_response({"content": await service.bridge.prepare(text_of, service.bridge.runner.model, fields)})
 
 
-def _tokens(model: Model, text: str, around: bool, special: bool, pieces: bool) -> list[Any]:
+def tokens_of(model: Model, text: str, around: bool, special: bool, pieces: bool) -> list[Any]:
+    """The ids of a text, or with pieces; `around` adds what the file puts there, `special` reads control tokens."""
     ids = model.tokenize(text, special=special, add_special=around)
     return [{"id": one, "piece": _piece(model, one)} for one in ids] if pieces else ids
 

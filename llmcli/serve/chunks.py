@@ -1,0 +1,18 @@
+"""An answer as documents, for whoever has no Server-Sent Events: the WebSocket and gRPC."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from llmcli.serve.bridge import Bridge
+from llmcli.serve.schema.base import Document, Form
+
+
+async def chunks(bridge: Bridge, form: Form) -> AsyncGenerator[Document, None]:
+    """What a stream would tell, or else the whole answer. Closing it ends the answer within a step."""
+    async with aclosing(bridge.answer(*form.requests, samples=form.each)) as answering:
+        async for event in answering:
+            if form.stream:
+                for chunk in [*(form.begin() if not form.begun else ()), *form.show(event)]:
+                    yield chunk
+        for chunk in form.end(answering.answers) if form.stream else [form.whole(answering.answers)]:
+            yield chunk

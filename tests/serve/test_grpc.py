@@ -1,0 +1,154 @@
+"""The gRPC service: the same answers as over HTTP, in its own words."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcli.serve.procedures import FILES, NAME
+from tests.serve.conftest import Served
+from tests.serve.test_chat import HELLO, client
+
+grpc = pytest.importorskip("grpc")
+pytest.importorskip("google.protobuf")
+
+from llmcli.serve.procedures import messages  # noqa: E402
+
+KIND = messages() if FILES.exists() else {}
+KEY = (("authorization", "Bearer secret-key-1"),)
+
+
+class Stub:
+    """What a generated client is: a callable for each method."""
+
+    def __init__(self, channel: Any) -> None:
+        for name in ("Generate", "Tokenize", "Embed", "Health"):
+            make = channel.unary_stream if name == "Generate" else channel.unary_unary
+            parse = KIND[f"{name}Response"].FromString
+            setattr(self, name, make(
+                f"/{NAME}/{name}", request_serializer=KIND[f"{name}Request"].SerializeToString,
+                response_deserializer=parse,
+            ))  # fmt: skip
+
+
+@contextmanager
+def talking(served: Served) -> Iterator[Any]:
+    with grpc.insecure_channel(f"127.0.0.1:{served.server.grpc_port}") as channel:
+        yield Stub(channel)
+
+
+def generate(**more: Any) -> Any:
+    said = [KIND["Message"](**one) for one in HELLO]
+    return KIND["GenerateRequest"](**{"messages": said, **more})
+
+
+def test_the_compiled_file_says_what_the_source_says(tmp_path: Path) -> None:
+    source = re.sub(r"//.*", "", (FILES / "llmcli.proto").read_text())
+    for name, body in re.findall(r"message (\w+) \{(.*?)\}", source, re.DOTALL):
+        fields = {one.name: one.number for one in KIND[name].DESCRIPTOR.fields}
+        assert fields == {field: int(number) for field, number in re.findall(r"(\w+) = (\d+);", body)}, name
+    assert set(KIND) == set(re.findall(r"message (\w+)", source))
+    protoc = pytest.importorskip("grpc_tools.protoc")
+    made, theirs = tmp_path / "made.binpb", Path(protoc.__file__).parent / "_proto"
+    words = ["protoc", f"-I{FILES}", f"-I{theirs}", f"--descriptor_set_out={made}", "llmcli.proto"]
+    assert protoc.main(words) == 0
+    assert made.read_bytes() == (FILES / "llmcli.binpb").read_bytes()
+
+
+def test_it_says_what_http_says(tiny_with_grpc: Served) -> None:
+    served = tiny_with_grpc
+    with client(served) as asked:
+        whole = asked.chat.completions.create(model="tiny", messages=HELLO, max_tokens=12)
+        vector = asked.embeddings.create(model="tiny", input=["a cat", "a dog"], encoding_format="float")
+    with talking(served) as stub:
+        pieces = list(stub.Generate(generate(max_tokens=12)))
+        ids = stub.Tokenize(KIND["TokenizeRequest"](text="a cat", add_special=True)).tokens
+        found = stub.Embed(KIND["EmbedRequest"](texts=["a cat", "a dog"]))
+        by_ids = stub.Embed(KIND["EmbedRequest"](ids=[KIND["Tokens"](tokens=ids)], dimensions=8))
+        health = stub.Health(KIND["HealthRequest"]())
+    assert "".join(one.text for one in pieces) == whole.choices[0].message.content
+    assert [one.finish_reason for one in pieces if one.finish_reason] == ["length"]
+    usage = pieces[-1].usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, 12)
+    assert usage.cached_tokens > 0
+    assert list(ids) == served.bridge.runner.embedder().encode("a cat")
+    for one, data in zip(found.vectors, vector.data, strict=True):
+        assert list(one.values) == pytest.approx(data.embedding, abs=1e-3)
+    assert len(by_ids.vectors[0].values) == 8 and found.tokens == vector.usage.prompt_tokens
+    assert health.serving and health.model == "tiny" and health.last_token_age_ms >= 0
+
+
+def test_other_fields_travel_as_they_are(serve_grpc: Callable[..., Served]) -> None:
+    with talking(serve_grpc()) as stub:
+        pieces = list(stub.Generate(generate(more={"n": 2, "logprobs": True, "top_logprobs": 2}, stop=["l"])))
+        texts = ["".join(one.text for one in pieces if one.index == index) for index in (0, 1)]
+        known = [json.loads(one.more_json) for one in pieces if one.more_json]
+    assert texts == ["he", "he"]
+    assert all(len(one["logprobs"]["content"][0]["top_logprobs"]) == 2 for one in known) and known
+
+
+def test_a_prompt_is_continued(serve_grpc: Callable[..., Served]) -> None:
+    with talking(serve_grpc()) as stub:
+        pieces = list(stub.Generate(KIND["GenerateRequest"](prompt="Once", max_tokens=3)))
+    assert "".join(one.text for one in pieces) == "hel"
+    assert pieces[-1].usage.completion_tokens == 3
+
+
+def test_a_call_that_is_cancelled_ends_its_answer(serve_grpc: Callable[..., Served]) -> None:
+    served = serve_grpc(b"x" * 400)
+    with talking(served) as stub:
+        call = stub.Generate(generate())
+        assert next(call).text == "x"
+        call.cancel()
+        assert "".join(one.text for one in stub.Generate(generate(max_tokens=5))) == "xxxxx"
+        for _ in range(1000):
+            if not stub.Health(KIND["HealthRequest"]()).open:
+                break
+    assert served.bridge.open == 0
+
+
+@pytest.mark.parametrize(("request_", "status", "told"), [
+    ({"model": "other"}, "NOT_FOUND", "not served here"), ({"temperature": -1.0}, "INVALID_ARGUMENT", "temp"),
+    ({"prompt": "a"}, "INVALID_ARGUMENT", "not both"),
+    ({"more": {"n": 1000}}, "INVALID_ARGUMENT", "n must be"),
+    ({"messages": [{"role": "user", "content": "x" * 600}]}, "INVALID_ARGUMENT", "the context holds 512"),
+])  # fmt: skip
+def test_what_is_wrong_has_a_status_and_words(serve_grpc, request_: dict, status: str, told: str) -> None:
+    with talking(serve_grpc()) as stub, pytest.raises(grpc.RpcError) as refused:
+        list(stub.Generate(generate(**request_)))
+    assert refused.value.code().name == status
+    assert told in refused.value.details()
+    assert json.loads(dict(refused.value.trailing_metadata())["error-bin"])["error"]["message"]
+
+
+def test_a_key_is_needed_but_for_health(serve_grpc: Callable[..., Served]) -> None:
+    with talking(serve_grpc(keys=("secret-key-1",))) as stub:
+        assert stub.Health(KIND["HealthRequest"]()).serving
+        for call in (lambda: list(stub.Generate(generate())), lambda: stub.Tokenize(KIND["TokenizeRequest"]())):
+            with pytest.raises(grpc.RpcError) as refused:
+                call()
+            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        assert "".join(one.text for one in stub.Generate(generate(), metadata=KEY)) == "hello"
+
+
+def test_what_is_too_large_is_refused(serve_grpc: Callable[..., Served]) -> None:
+    with talking(serve_grpc(max_body=2048)) as stub, pytest.raises(grpc.RpcError) as refused:
+        stub.Tokenize(KIND["TokenizeRequest"](text="x" * 4096))
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.fixture
+def serve_grpc(serve: Callable[..., Served]) -> Callable[..., Served]:
+    return lambda *reply, **settings: serve(*reply, grpc_port=0, **settings)
+
+
+@pytest.fixture
+def tiny_with_grpc(stories_runner: Any) -> Iterator[Served]:
+    from tests.serve.conftest import serving
+
+    with serving(stories_runner, grpc_port=0) as served:
+        yield served
