@@ -1,10 +1,12 @@
 """`llmcli batch`: many prompts through one model at once, into a file. Parse, open, go through the lines, tell."""
 
+import json as json_module
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -66,7 +68,7 @@ def batch(
         ref, lines = given.model, ref
     if ref is None or lines is None or out is None:
         raise UsageError("a batch takes a model, lines and a place", hint="llmcli batch REF IN.jsonl -o OUT.jsonl")
-    hosting.check(given)
+    hosting.check(opening(given))
     where = spreading.check(ray, replicas)
     out = out.expanduser().absolute()
     config, ui = _surroundings(given, json)
@@ -79,7 +81,7 @@ def batch(
             wish = spreading.Wish(ref, given, config, ui, slots, parallel, skeleton)
             spreading.through(wish, where, source, survey, out, force)
             return
-        with hosting.host(ref, given, config, ui, slots) as hosted:
+        with hosting.host(ref, opening(given), config, ui, slots) as hosted:
             _through(hosted, rules(hosted, given, skeleton), source, survey, out, (parallel, force), ui)
 
 
@@ -112,6 +114,20 @@ def _through(
     close(work, journal, survey, job.id, (resumed, present, seconds), ui)
 
 
+def opening(given: Flags) -> Flags:
+    """The flags without those that are every line's own, which the model is not opened with."""
+    return replace(given, constraint=None, ignore_eos=False)
+
+
+def _defaults(given: Flags) -> "dict[str, Any]":
+    """Those, as fields of lines that say nothing of them."""
+    found: dict[str, Any] = {"ignore_eos": True} if given.ignore_eos else {}
+    if given.constraint:
+        kind, text = given.constraint.kind, given.constraint.text
+        found |= {"json_schema": json_module.loads(text)} if kind == "json_schema" else {"grammar": text}
+    return found
+
+
 def rules(hosted: "Hosted", given: Flags, skeleton: bool) -> "Rules":
     """How lines are answered where they say nothing of it."""
     from llmcli.runtime.sampling import RANDOM
@@ -120,7 +136,7 @@ def rules(hosted: "Hosted", given: Flags, skeleton: bool) -> "Rules":
     from llmcli.serve.batch.job import Rules
 
     plan = outlined.skeleton if skeleton else plans.plain
-    return Rules(settings(hosted, given, RANDOM), max(0, hosted.sampling.seed), plan=plan)
+    return Rules(settings(hosted, given, RANDOM), max(0, hosted.sampling.seed), _defaults(given), plan)
 
 
 def settings(hosted: "Hosted", given: Flags, seed: int) -> "Settings":

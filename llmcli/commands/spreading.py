@@ -47,9 +47,9 @@ class Wish:
 def opened(wish: Wish) -> "Iterator[tuple[Runner, Rules]]":
     """The model, open, and how lines are answered."""
     from llmcli.commands import hosting
-    from llmcli.commands.batch import rules
+    from llmcli.commands.batch import opening, rules
 
-    with hosting.host(wish.ref, wish.given, wish.config, wish.ui, wish.slots) as hosted:
+    with hosting.host(wish.ref, opening(wish.given), wish.config, wish.ui, wish.slots) as hosted:
         yield hosted.runner, rules(hosted, wish.given, wish.skeleton)
 
 

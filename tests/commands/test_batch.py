@@ -113,6 +113,31 @@ def test_a_stopped_batch_goes_on_and_comes_to_the_same(
     assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
+def test_vectors_are_what_the_server_gives(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+    def line(name: str, **body: Any) -> str:
+        return json.dumps({"custom_id": name, "method": "POST", "url": "/v1/embeddings", "body": body})
+
+    rows = line("a", input=["Once upon", "a time"], dimensions=8), line("b", input=[]), line("c", input="Once upon")
+    done = llmcli("batch", str(model), lines(tmp_path, *rows, '"x"'), "-o", str(tmp_path / "out"), "-n", "3", "--raw")
+    assert done.code == 1
+    first, second, third, fourth = (row["response"] for row in written(tmp_path / "out"))
+    assert [len(one["embedding"]) for one in first["body"]["data"]] == [8, 8]
+    assert second["status_code"] == 400
+    vector = third["body"]["data"][0]["embedding"]
+    assert sum(number * number for number in vector) == pytest.approx(1, abs=1e-5)
+    longer = sum(number * number for number in vector[:8]) ** 0.5
+    assert first["body"]["data"][0]["embedding"] == pytest.approx([number / longer for number in vector[:8]], abs=1e-3)
+    assert fourth["status_code"] in (200, 404)
+
+
+def test_a_schema_typed_is_every_lines_that_has_none(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+    fake(b"yes")
+    own = json.dumps({"prompt": "b", "response_format": {"type": "text"}})
+    words = ("batch", "fake", lines(tmp_path, '"a"', own), "-o", str(tmp_path / "out"))
+    assert llmcli(*words, "-j", '{"const": 7}').code == 0
+    assert texts(tmp_path / "out") == {"line-1": "7", "line-2": "yes"}
+
+
 def test_what_is_there_of_another_input_is_refused(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
     fake(b"hello")
     (tmp_path / ".out.journal").write_text('{"form": "llmcli batch 1", "input": "x"}\n')

@@ -11,7 +11,7 @@ from llmcli.serve.problems import Problem
 from llmcli.serve.schema.fields import Fields, kind
 from llmcli.utf8 import decoded
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 HINT = 'a line is {"custom_id", "url", "body"}, {"messages": [...]}, {"prompt": "..."} or "a prompt"'
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,18 @@ from llmcli.runtime import identity
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import RANDOM, SEEDS
 from llmcli.serve.batch import written
-from llmcli.serve.batch.asked import Asked, Damaged, asked, named
+from llmcli.serve.batch.asked import VECTORS, Asked, Damaged, asked, named
 from llmcli.serve.batch.lines import Line, Survey
 from llmcli.serve.batch.plans import Plan, plain
 from llmcli.serve.batch.work import Task
 from llmcli.serve.problems import Problem, problem
 from llmcli.serve.registry import forms
+from llmcli.serve.routes import embeddings
 from llmcli.serve.schema.base import Document, Form
 from llmcli.serve.settings import Settings
 from quant.errors import Refusal
+
+FORMS = ("response_format", "json_schema", "grammar", "tools")  # fields that say what an answer must look like
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class Job:
         self._lines[line.index] = named(line), line.number
         try:
             wants = asked(line, templated=self.runner.template is not None)
+            if wants.url == VECTORS:
+                return Task(line.index, None, aside=partial(self._embedded, self._named(dict(wants.body))))
             return Task.begin(line.index, self.rules.plan(self._form(wants)))
         except Refusal as error:
             return Task(line.index, None, refusal=error)
@@ -82,14 +88,28 @@ class Job:
         """How many lines of OUT have no answer; None where it is not what this batch comes to."""
         return failed(self.id, out, count)
 
+    def _named(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A body without another model's name."""
+        if isinstance(body.get("model"), str) and body["model"] not in self.rules.settings.names:
+            self.renamed.add(body.pop("model"))
+        return body
+
+    def _embedded(self, body: Mapping[str, Any]) -> Document:
+        """Vectors of texts; on the engine's thread."""
+        request, embedder = embeddings.Asked(body, self.rules.settings), self.runner.embedder()
+        cut = request.length(embedder)
+        ids = embeddings.encoded(request.texts, embedder)
+        work = embedder.work(ids)
+        while work.step():
+            pass
+        return request.answer(ids, work.vectors, cut)
+
     def _form(self, wants: Asked) -> Form:
         make = forms().get(wants.url)
         if make is None:
-            known = ", ".join(sorted(forms()))
+            known = ", ".join(sorted([*forms(), VECTORS]))
             raise Problem(f"nothing here answers {wants.url[:100]!r}; there is {known}", 404, param="url")
-        body, settings = {**(self.rules.defaults or {}), **wants.body}, self.rules.settings
-        if isinstance(body.get("model"), str) and body["model"] not in settings.names:
-            self.renamed.add(body.pop("model"))
+        body, settings = self._named({**self._defaults(wants.body), **wants.body}), self.rules.settings
         if body.pop("stream", None):
             raise Problem("a batch answers whole: leave out stream", param="stream")
         form: Form = make(body, self.runner, settings)
@@ -100,6 +120,11 @@ class Job:
                 for number, request in enumerate(form.requests)
             )
         return form
+
+    def _defaults(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the line does not say; of its form nothing where it says that otherwise."""
+        formed = any(name in body for name in FORMS)
+        return {name: value for name, value in (self.rules.defaults or {}).items() if not (formed and name in FORMS)}
 
     def _seed(self, name: str) -> int:
         """The seed of a line that has none: the same in whatever order lines are answered."""

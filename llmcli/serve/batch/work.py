@@ -29,7 +29,7 @@ SHARED = 32  # tokens in common for which waiting pays
 @dataclass(slots=True, eq=False)
 class Task:
     """A line on its way: its plan, what it wants now, and what has come of it; `open` answers are still to come.
-    `refusal`: it was over before it began."""
+    `refusal`: it was over before it began. `aside` makes its document on the engine's thread, beside what runs."""
 
     index: int
     plan: Plan | None
@@ -37,6 +37,7 @@ class Task:
     got: list[dict[int, Answer]] = field(default_factory=list)
     open: int = 0
     refusal: Refusal | None = None
+    aside: "Callable[[], Document] | None" = None
 
     @classmethod
     def begin(cls, index: int, plan: Plan) -> "Task":
@@ -95,6 +96,7 @@ class Work:
         self._done, self._admit = done, admission(runner)
         self.tell: Callable[[], None] = lambda: None
         self._ready: deque[Part] = deque()
+        self._asides: deque[Task] = deque()
         self._running: dict[int, tuple[Part, int]] = {}  # by the engine's id: whose, and which sample
         self._prompting: dict[int, tuple[int, ...]] = {}  # prompts that are being computed
         self.tokens = self.prompted = self.cached = 0
@@ -112,17 +114,30 @@ class Work:
             more = True
             try:
                 while not self.stopped:
-                    if more and len(self._ready) < self.parallel and (window.done() or not self._running):
+                    if (
+                        more
+                        and len(self._ready) < self.parallel
+                        and not self._asides
+                        and (window.done() or not self._running)
+                    ):
                         more = self._take(window)
                         window = reader.submit(_window, tasks)
                     self._start()
-                    if not self._running and not more:
+                    if not (self._running or self._asides or more):
                         return
-                    self._step()
+                    self._beside()
+                    if self._running:
+                        self._step()
+                    self.tell()
             finally:
                 for one in self._running:
                     self.engine.drop(one)
                 self._running.clear()
+
+    @property
+    def _hungry(self) -> bool:
+        """Whether there is soon too little to do."""
+        return len(self._ready) < self.parallel and not self._asides
 
     def _take(self, window: "Future[list[Task]]") -> bool:
         """What was made ready meanwhile; False where that was the last."""
@@ -130,6 +145,8 @@ class Work:
         for task in tasks:
             if task.refusal:
                 self._done(task.index, task.refusal)
+            elif task.aside:
+                self._asides.append(task)
         self._ready.extend(Part(task, number) for task in tasks for number in range(len(task.wanted)))
         return bool(tasks)
 
@@ -154,13 +171,23 @@ class Work:
                 return part
         return None
 
+    def _beside(self) -> None:
+        """One of those that the engine has nothing to do with."""
+        if self._asides:
+            task = self._asides.popleft()
+            assert task.aside is not None
+            try:
+                came: Document | Refusal = task.aside()
+            except Refusal as error:
+                came = error
+            self._done(task.index, came)
+
     def _step(self) -> None:
         for event in self.engine.step():
             self.tokens += event.token is not None
             self._prompting.pop(event.sequence, None)
             if event.finish is not None and event.finish != "cancelled":
                 self._finished(event.sequence)
-        self.tell()
 
     def _finished(self, sequence: int) -> None:
         part, number = self._running.pop(sequence)

@@ -1,7 +1,7 @@
 """`/v1/embeddings`: texts or ids of their tokens to vectors, as OpenAI has it."""
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from llmcli.runtime.embedder import Embedder, unit
 from llmcli.serve.problems import Problem, unknown_model
 from llmcli.serve.routes.base import Route, Service
 from llmcli.serve.schema.fields import Fields, kind
+from llmcli.serve.settings import Settings
 from llmcli.serve.stream import body, json_response, unless_gone
 from llmcli.serve.vectors import Text
 
@@ -28,23 +29,37 @@ async def embeddings(service: Service, request: Request) -> Response:
 
 async def embedded(service: Service, found: Mapping[str, Any]) -> dict[str, Any]:
     """OpenAI's answer to a request's document; raises Problem, Busy, Stopping."""
-    fields, settings = Fields(found), service.settings
-    model = fields.text("model") or settings.name
-    if model not in settings.names:
-        raise unknown_model(model, settings.names)
-    form = fields.choice("encoding_format", ("float", "base64"), "float")
-    given = texts(fields)
+    asked = Asked(found, service.settings)
     embedder = await service.vectors.embedder()
-    cut = fields.whole("dimensions", 1, embedder.size, embedder.size) or embedder.size
-    ids = await service.bridge.prepare(encoded, given, embedder)
-    vectors = await service.vectors.embed(ids)
-    data = [
-        {"object": "embedding", "index": index, "embedding": written(shortened(vector, cut), form)}
-        for index, vector in enumerate(vectors)
-    ]
-    count = sum(map(len, ids))
-    usage = {"prompt_tokens": count, "total_tokens": count}
-    return {"object": "list", "data": data, "model": model, "usage": usage}
+    cut = asked.length(embedder)
+    ids = await service.bridge.prepare(encoded, asked.texts, embedder)
+    return asked.answer(ids, await service.vectors.embed(ids), cut)
+
+
+class Asked:
+    """A request's document, read; raises Problem for what is wrong with it."""
+
+    def __init__(self, found: Mapping[str, Any], settings: Settings) -> None:
+        self._fields = Fields(found)
+        self.model = self._fields.text("model") or settings.name
+        if self.model not in settings.names:
+            raise unknown_model(self.model, settings.names)
+        self._form = self._fields.choice("encoding_format", ("float", "base64"), "float")
+        self.texts = texts(self._fields)
+
+    def length(self, embedder: Embedder) -> int:
+        """How many numbers of each vector are wanted."""
+        return self._fields.whole("dimensions", 1, embedder.size, embedder.size) or embedder.size
+
+    def answer(self, ids: list[list[int]], vectors: Sequence[Vector], cut: int) -> dict[str, Any]:
+        """OpenAI's document."""
+        data = [
+            {"object": "embedding", "index": index, "embedding": written(shortened(vector, cut), self._form)}
+            for index, vector in enumerate(vectors)
+        ]
+        count = sum(map(len, ids))
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        return {"object": "list", "data": data, "model": self.model, "usage": usage}
 
 
 def texts(fields: Fields) -> list[Text]:
