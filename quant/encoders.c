@@ -3,27 +3,14 @@
 // does ggml's operations in ggml's order. scripts/llama.cmake builds it into libggml-base, with -ffp-contract=off:
 // ggml is compiled for any x86-64, where no multiply-add is contracted. quant/native.py calls it.
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "ggml.h"
 #define GGML_COMMON_DECL_C
 #include "ggml-common.h"
+#include "lanes.h"
 
-#define EXPORT __attribute__((visibility("default")))
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX2__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
 #define NO_GROUP 1e-15f  // GROUP_MAX_EPS: a group below it is all zero
 
-typedef float F __attribute__((vector_size(4 * LANES)));
-typedef int32_t I __attribute__((vector_size(4 * LANES)));
-
-static inline F either(I which, F yes, F no) { return (F)((which & (I)yes) | (~which & (I)no)); }
 static inline I clamp(I x, int low, int high) {
     x = (x & ~(x < low)) | (low & (x < low));
     return (x & ~(x > high)) | (high & (x > high));

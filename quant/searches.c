@@ -2,23 +2,17 @@
 // same order, many starts for the price of one in numpy. scripts/llama.cmake builds it into libggml-base, where
 // multiply-adds may be contracted: its bytes are this CPU's, no other's. quant/native.py calls it.
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
 
 #include "ggml.h"
 
-#define EXPORT __attribute__((visibility("default")))
 #define LANES 16
+#include "lanes.h"
+
 #define MOST 32         // values of a group
 #define NOTHING 1e-36f  // lanes.py
 #define SINGULAR 1e-5f
 #define LARGE 3e38f
 
-typedef float F __attribute__((vector_size(4 * LANES)));
-typedef int32_t I __attribute__((vector_size(4 * LANES)));
 typedef int16_t H __attribute__((vector_size(2 * LANES)));
 
 // How to search; quant/native.py has the same structure. `least` says that groups have a minimum, of at most `most`;
@@ -38,12 +32,8 @@ struct sums {
     F plain, square, along;
 };
 
-static inline F either(I which, F yes, F no) { return (F)((which & (I)yes) | (~which & (I)no)); }
-static inline F all(float value) { return value - (F){0}; }
 static inline F inverted(F x) { return x / (x * x + NOTHING); }
 #if defined(__AVX512F__)
-static inline F smaller(F a, F b) { return (F)_mm512_min_ps((__m512)a, (__m512)b); }
-static inline F larger(F a, F b) { return (F)_mm512_max_ps((__m512)a, (__m512)b); }
 static inline F gathered(const float * x, I at) { return (F)_mm512_i32gather_ps((__m512i)at, x, 4); }
 #else
 static inline F gathered(const float * x, I at) {
@@ -51,8 +41,6 @@ static inline F gathered(const float * x, I at) {
     for (int lane = 0; lane < LANES; ++lane) out[lane] = x[at[lane]];
     return out;
 }
-static inline F smaller(F a, F b) { return either(a < b, a, b); }
-static inline F larger(F a, F b) { return either(a > b, a, b); }
 #endif
 static inline F clip(F x, float low, float high) { return smaller(larger(x, all(low)), all(high)); }
 // Whole numbers within 2^22: a float that is large enough has no fraction. Not for a compiler told to reorder floats.

@@ -9,37 +9,25 @@ function(load_whole_tile_config)
   endif()
 endfunction()
 
-# Our own encoders go into libggml-base. Only for x86-64: elsewhere ggml's contract multiply-adds, and the bytes differ.
-function(add_encoders)
-  if(TARGET ggml-base AND CMAKE_C_COMPILER_ID STREQUAL GNU AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    cmake_path(SET file NORMALIZE "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../quant/encoders.c")
-    target_sources(ggml-base PRIVATE "${file}")
-    set_property(SOURCE "${file}" TARGET_DIRECTORY ggml-base
-      PROPERTY COMPILE_OPTIONS -ffp-contract=off $<$<BOOL:${GGML_NATIVE}>:-march=native>)
-  endif()
-endfunction()
-
-# Our own search, too; how it rounds is its own affair.
-function(add_searches)
-  if(TARGET ggml-base AND CMAKE_C_COMPILER_ID STREQUAL GNU AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    cmake_path(SET file NORMALIZE "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../quant/searches.c")
-    target_sources(ggml-base PRIVATE "${file}")
-    set_property(SOURCE "${file}" TARGET_DIRECTORY ggml-base
-      PROPERTY COMPILE_OPTIONS -O3 -ffp-contract=fast $<$<BOOL:${GGML_NATIVE}>:-march=native>)
-  endif()
-endfunction()
-
-# And the look at a row of logits.
-function(add_row)
+# Our own C goes into libggml-base, each file with its options.
+function(add_own file)
   if(TARGET ggml-base AND CMAKE_C_COMPILER_ID STREQUAL GNU)
-    cmake_path(SET file NORMALIZE "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../llmcli/runtime/binding/row.c")
-    target_sources(ggml-base PRIVATE "${file}")
-    set_property(SOURCE "${file}" TARGET_DIRECTORY ggml-base
-      PROPERTY COMPILE_OPTIONS -O3 -ffp-contract=fast $<$<BOOL:${GGML_NATIVE}>:-march=native>)
+    cmake_path(SET path NORMALIZE "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../${file}")
+    target_sources(ggml-base PRIVATE "${path}")
+    set_property(SOURCE "${path}" TARGET_DIRECTORY ggml-base
+      PROPERTY COMPILE_OPTIONS ${ARGN} $<$<BOOL:${GGML_NATIVE}>:-march=native>)
   endif()
+endfunction()
+
+# The encoders and the search only for x86-64: elsewhere ggml's own contract multiply-adds, and the bytes differ. How
+# the search and the look at a row round is their own affair.
+function(add_all_own)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    add_own(quant/encoders.c -ffp-contract=off)
+    add_own(quant/searches.c -O3 -ffp-contract=fast)
+  endif()
+  add_own(llmcli/runtime/binding/row.c -O3 -ffp-contract=fast)
 endfunction()
 
 cmake_language(DEFER CALL load_whole_tile_config)  # once the targets are there
-cmake_language(DEFER CALL add_encoders)
-cmake_language(DEFER CALL add_searches)
-cmake_language(DEFER CALL add_row)
+cmake_language(DEFER CALL add_all_own)

@@ -24,7 +24,7 @@ from llmcli.chat.render import Stream
 from llmcli.runtime.binding.batch import Batch
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.library import lib
-from llmcli.runtime.binding.sampler import NativeChain
+from llmcli.runtime.binding.sampler import Likeliest, NativeChain
 from llmcli.runtime.binding.softmax import LogSumExp
 from llmcli.runtime.engine import Engine
 from llmcli.runtime.request import Request, RunOptions
@@ -39,8 +39,8 @@ DECODE = "llama_decode"
 PARTS: tuple[Place, ...] = (
     ("plan", Engine, "_next_token"), ("checks", Context, "_check"), ("batch fill", Batch, "fill"),
     ("row look-up", Context, "row"), ("log-sum", LogSumExp, "__call__"),
-    ("log-sum", LogSumExp, "with_peaks"), ("draw", NativeChain, "draw"),
-    ("draw", Greedy, "draw"), ("draw", NumpyChain, "draw"),
+    ("log-sum", LogSumExp, "with_strands"), ("draw", NativeChain, "draw"),
+    ("draw", Likeliest, "draw"), ("draw", Greedy, "draw"), ("draw", NumpyChain, "draw"),
     ("detokenize", Decoder, "feed"), ("times", Sequence, "time"), ("screen", Stream, "show"),
 )  # fmt: skip
 

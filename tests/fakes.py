@@ -33,6 +33,11 @@ class FakeRow:
 
     logits: NDArray[np.float32]
 
+    @property
+    def address(self) -> int:
+        """Where they lie."""
+        return self.logits.ctypes.data
+
     def log_sum(self, near: float) -> float:
         """log Σ exp."""
         return float(np.logaddexp.reduce(self.logits))

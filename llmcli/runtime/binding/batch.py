@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from llmcli.runtime.binding.context import Rows
 
 NEVER = ctypes.create_string_buffer(2)  # a flag for abort_on that nobody sets
+LOGITS_ITH = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)  # llama_get_logits_ith
 
 
 class Batch:
@@ -39,12 +40,20 @@ class Batch:
             setattr(struct, name, ctypes.cast(address, dict(struct._fields_)[name]))
 
     def fill(self, rows: "Rows") -> None:
-        count = len(rows)
+        count = self.struct.n_tokens = len(rows.tokens)
+        if count == 1:
+            (self.token[0],), (self.position[0],) = rows.tokens, rows.positions
+            (self.sequence[0],), (self.wants[0],) = rows.sequences, rows.wants
+            return
         self.token[:count] = rows.tokens
         self.position[:count] = rows.positions
         self.sequence[:count] = rows.sequences
         self.wants[:count] = rows.wants
-        self.struct.n_tokens = count
+
+
+def address(pointer: Any) -> int:
+    """Where a pointer or a function of ctypes points."""
+    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
 
 
 def reserved(outputs: int) -> int:

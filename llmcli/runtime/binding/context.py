@@ -15,7 +15,7 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding import state
-from llmcli.runtime.binding.batch import NEVER, Batch, abort_on, no_cache, reserved
+from llmcli.runtime.binding.batch import LOGITS_ITH, NEVER, Batch, abort_on, address, no_cache, reserved
 from llmcli.runtime.binding.library import last_words, lib, listen
 from llmcli.runtime.binding.memory import Allocated, allocated
 from llmcli.runtime.binding.model import Model
@@ -78,7 +78,7 @@ class Context:
 
     def __init__(self, pointer: Any, model: Model, flag: Any, options: ContextOptions) -> None:
         library = lib()
-        self.pointer, self._flag, self.unified = pointer, flag, options.unified
+        self.pointer, self._flag, self._interrupted, self.unified = pointer, flag, False, options.unified
         self.n_ctx: int = library.llama_n_ctx(pointer)
         self.n_batch: int = library.llama_n_batch(pointer)
         self.n_ubatch: int = library.llama_n_ubatch(pointer)
@@ -97,9 +97,8 @@ class Context:
         self._batch = Batch(self.n_batch)
         self._positions, self._sharing, self.log_sum_exp = Positions(self.n_seq_max), Sharing(), LogSumExp()
         self._rows: dict[int, Row] = {}  # by address, of which there are few
-        # The plain address: a ctypes pointer object made anew for each token costs 15 µs of cold code.
-        where: Any = ctypes.cast(library.llama_get_logits_ith, ctypes.c_void_p).value
-        self._logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)(where)
+        # Plain addresses: a ctypes pointer object made anew for each token costs 15 µs of cold code.
+        self._address, self._logits = address(pointer), LOGITS_ITH(address(library.llama_get_logits_ith))
 
     def decode(self, rows: Rows) -> list[Row]:
         """One forward pass; the rows that wanted logits, in order.
@@ -111,6 +110,8 @@ class Context:
         added = spans(rows.positions, rows.sequences)
         self._batch.fill(rows)
         self._forward(self._batch, added)
+        if len(rows) == 1 and rows.wants[0]:  # as nearly always, and behind a pass each line must be fetched
+            return [self.row(0)]
         found = [self.row(index) for index, wanted in enumerate(rows.wants) if wanted]
         if not found:
             lib().llama_synchronize(self.pointer)  # on a GPU decode returns before it is done; asking for a row waits
@@ -130,7 +131,8 @@ class Context:
     def _forward(self, batch: Batch, added: Iterable[Span]) -> None:
         self._positions.check(added)
         code = lib().llama_decode(self.pointer, batch.struct)
-        self._flag[0] = b"\0"  # not before: Ctrl-C may have come while the batch was filled
+        if self._interrupted:  # not before: Ctrl-C may have come while the batch was filled
+            self._interrupted, self._flag[0] = False, b"\0"
         if code == 0:
             self._positions.advance(added)
             return
@@ -147,7 +149,7 @@ class Context:
 
     def row(self, index: int) -> Row:
         """The logits of row `index` of the last batch."""
-        address = self._logits(self.pointer, index)
+        address = self._logits(self._address, index)
         assert address, f"row {index} has no logits"
         row = self._rows.get(address)
         if row is None:
@@ -165,7 +167,7 @@ class Context:
 
         Safe from a signal handler.
         """
-        self._flag[0] = b"\1"
+        self._flag[0], self._interrupted = b"\1", True  # in this order: a pass that ends between must not forget it
 
     def _check(self, rows: Rows) -> None:
         if not self.memory:
@@ -175,8 +177,7 @@ class Context:
         assert len(rows.positions) == len(rows.sequences) == len(rows.wants) == count
         wanted = sum(rows.wants)
         assert wanted <= self.n_outputs, "more outputs than the context was made for"
-        if wanted > self._most_outputs:
-            self._most_outputs = wanted
+        self._most_outputs = max(self._most_outputs, wanted)
         low, high = ends(rows.tokens)
         assert low >= 0 and high < self.n_vocab, "token outside the vocabulary"
         low, high = ends(rows.sequences)
@@ -207,8 +208,7 @@ class Context:
         Onto a longer sequence llama.cpp would write positions that are there already. Where each sequence has cells
         of its own, or state that is not kept by position, only a whole one can be copied onto an empty one.
         """
-        self._known(source)
-        self._known(target)
+        self._known(source, target)
         assert source != target and 0 <= start < end <= self._positions.length(source), (source, target, start, end)
         assert self._positions.length(target) == start, f"sequence {target} does not end at {start}"
         whole = self.recurrent or not self.unified
@@ -314,8 +314,8 @@ class Context:
         """The bytes llama.cpp really allocated, None where this build cannot be asked."""
         return allocated(self.pointer)
 
-    def _known(self, sequence: int) -> None:
-        assert 0 <= sequence < self.n_seq_max, (sequence, self.n_seq_max)
+    def _known(self, *sequences: int) -> None:
+        assert all(0 <= one < self.n_seq_max for one in sequences), (sequences, self.n_seq_max)
 
     def _reread(self, sequence: int) -> None:
         """After a pass that ended early: llama.cpp's own count.

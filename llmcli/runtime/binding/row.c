@@ -1,43 +1,44 @@
 // One look at a row of logits: the sum of its exponentials, for log-probabilities, and the largest of each of its
-// columns, in which the likeliest tokens stand (llmcli/runtime/ranked.py). Behind a forward pass a row comes from far
-// away, and whoever looks at it twice fetches it twice. scripts/llama.cmake builds it into libggml-base;
-// llmcli/runtime/binding/softmax.py calls it. Infinities and NaN matter: not for -ffast-math.
-#include <stdint.h>
-#include <string.h>
+// strands, in which the likeliest tokens stand. Behind a forward pass a row comes from far away, and so does every line
+// of code: whoever looks twice fetches twice. scripts/llama.cmake builds it into libggml-base;
+// llmcli/runtime/binding/look.py calls it. Infinities and NaN matter: not for -ffast-math.
+//
+// A strand is one lane of PIECE vectors that follow one another, so that its largest is found in a register and the
+// few that are read again lie together: with the columns of a table of 4,096 across (llmcli/runtime/ranked.py), which
+// numpy finds fastest, the forty likeliest of 262,144 are sought in 2,560 cache lines, here in 640.
+#include <stdbool.h>
 
-#define EXPORT __attribute__((visibility("default")))
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#define LANES 16
-#elif defined(__AVX2__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
-#define PIECE 512  // logits that are summed in floats, before the sum is one of doubles
-#define AHEAD 1024  // logits that are fetched before they are needed
+#include "../../../quant/lanes.h"
 
-typedef float F __attribute__((vector_size(4 * LANES)));
-typedef int32_t I __attribute__((vector_size(4 * LANES)));
+#define PIECE 16      // vectors
+#define AHEAD 1024    // logits that are fetched before they are needed
+#define MOST_FEW 256  // of llmcli/runtime/binding/sampler.py
+
 typedef double D __attribute__((vector_size(8 * LANES)));
 
-static inline F all(float value) { return value - (F){0}; }
-static inline F either(I which, F yes, F no) { return (F)((which & (I)yes) | (~which & (I)no)); }
-#if defined(__AVX512F__)
-static inline F larger(F a, F b) { return (F)_mm512_max_ps((__m512)a, (__m512)b); }
-#else
-static inline F larger(F a, F b) { return either(a > b, a, b); }
-#endif
-static inline F load(const float * x) {
-    F out;
-    memcpy(&out, x, sizeof(out));
-    return out;
-}
+static inline F least_of_all(void) { return all(-__builtin_inff()); }
 
-// e^x within 2 ulp: 2^k e^r with |r| <= ln 2 / 2, where a polynomial of the sixth degree (expf of Cephes) does.
-// Below -87, where floats lose their digits, it is 0; above 88 infinite; of NaN NaN.
+// e^x within 2 ulp; 0 or nearly so where that is no normal float, infinite or NaN where it is too large, of NaN NaN.
+#if defined(__AVX512F__)
+// 2^k 2^r with |r| <= 1/2, where a polynomial of the sixth degree does (minimax). Nine of its steps are multiply-adds.
 static inline F exponential(F x) {
-    const F shifted = x * 1.44269504f + 12582912.f;  // a float that is large enough has no fraction
+    x = larger(all(-150.f), x);
+    const F shifted = x * 1.442695022f + 12582912.f;  // a float that is large enough has no fraction
+    const F k = shifted - 12582912.f;
+    const F r = x * 1.925962989e-8f + (x * 1.442695022f - k);  // exact, as products are within a multiply-add
+    F p = all(1.534581200e-4f);
+    p = p * r + 1.339993122e-3f;
+    p = p * r + 9.618488957e-3f;
+    p = p * r + 5.550328777e-2f;
+    p = p * r + 2.402264689e-1f;
+    p = p * r + 6.931472057e-1f;
+    p = p * r + 1.f;
+    return (F)_mm512_scalef_ps((__m512)p, (__m512)k);
+}
+#else
+// 2^k e^r with |r| <= ln 2 / 2 (expf of Cephes).
+static inline F exponential(F x) {
+    const F shifted = x * 1.44269504f + 12582912.f;
     const F k = shifted - 12582912.f;
     const F r = (x - k * 0.693359375f) + k * 2.12194440e-4f;  // ln 2 in two parts: the first product is exact
     F p = all(1.9875691500e-4f);
@@ -50,48 +51,161 @@ static inline F exponential(F x) {
     const F out = (F)(((I)p + ((I)shifted << 23)) & (x >= -87.f));
     return either(~(x <= 88.f), x + __builtin_inff(), out);
 }
+#endif
 
-static inline double look(const float * x, int64_t count, int64_t across, float near, float * largest, int columns) {
-    D total = {0};
-    for (int64_t at = 0; at < count; at += across, x += across) {
-        const int64_t width = count - at < across ? count - at : across;
-        for (int64_t first = 0; first < width; first += PIECE) {
-            const int64_t last = width - first < PIECE ? width : first + PIECE;
-            F even = {0}, odd = {0};
-            int64_t i = first;
-            for (; i + 2 * LANES <= last; i += 2 * LANES) {
-                __builtin_prefetch(x + i + AHEAD);  // beyond the end it does nothing
-                __builtin_prefetch(x + i + AHEAD + LANES);
-                const F a = load(x + i), b = load(x + i + LANES);
-                if (columns) {
-                    const F most_a = larger(load(largest + i), a), most_b = larger(load(largest + i + LANES), b);
-                    memcpy(largest + i, &most_a, sizeof(F));
-                    memcpy(largest + i + LANES, &most_b, sizeof(F));
-                }
-                even += exponential(a - near);
-                odd += exponential(b - near);
-            }
-            for (; i < last; i += LANES) {
-                const size_t left = last - i < LANES ? last - i : LANES;
-                F a = all(-__builtin_inff());
-                memcpy(&a, x + i, 4 * left);
-                for (size_t lane = 0; columns && lane < left; ++lane) {
-                    if (a[lane] > largest[i + lane]) largest[i + lane] = a[lane];
-                }
-                even += exponential(a - near);
-            }
-            total += __builtin_convertvector(even, D) + __builtin_convertvector(odd, D);
+// Vector `at` of a row of `count`, filled up at its end with what is impossible.
+static inline F part(const float * x, int64_t count, int64_t at) {
+    if ((at + 1) * LANES <= count) return load(x + at * LANES);
+    F out = least_of_all();
+    memcpy(&out, x + at * LANES, 4 * (count - at * LANES));
+    return out;
+}
+
+// Sums and strands, or one of them; `vectors` of this piece.
+__attribute__((always_inline)) static inline void piece(const float * x, int64_t count, int64_t first, int vectors,
+                                                        float near, const int sums, D * total, F * most) {
+    F even = {0}, odd = {0}, top = least_of_all();
+    for (int i = 0; i + 2 <= vectors; i += 2) {
+        const F a = part(x, count, first + i), b = part(x, count, first + i + 1);
+        __builtin_prefetch(x + (first + i) * LANES + AHEAD);  // beyond the end it does nothing
+        if (LANES == 16) __builtin_prefetch(x + (first + i + 1) * LANES + AHEAD);
+        top = larger(top, larger(a, b));
+        if (sums) {
+            even += exponential(a - near);
+            odd += exponential(b - near);
         }
+    }
+    if (vectors % 2) {
+        const F a = part(x, count, first + vectors - 1);
+        top = larger(top, a);
+        if (sums) even += exponential(a - near);
+    }
+    *most = top;
+    if (sums) *total += __builtin_convertvector(even, D) + __builtin_convertvector(odd, D);
+}
+
+static inline int64_t pieces(int64_t count) { return (count + PIECE * LANES - 1) / (PIECE * LANES); }
+
+__attribute__((always_inline)) static inline double look(const float * x, int64_t count, float near, const int sums,
+                                                         float * largest) {
+    D total = {0};
+    const int64_t vectors = (count + LANES - 1) / LANES, whole = count / (PIECE * LANES);
+    F most;
+    for (int64_t at = 0; at < whole; ++at) {
+        piece(x, INT64_MAX, at * PIECE, PIECE, near, sums, &total, &most);
+        if (largest) store(largest + at * LANES, most);
+    }
+    if (vectors > whole * PIECE) {
+        piece(x, count, whole * PIECE, vectors - whole * PIECE, near, sums, &total, &most);
+        if (largest) store(largest + whole * LANES, most);
     }
     double sum = 0;
     for (int lane = 0; lane < LANES; ++lane) sum += total[lane];
     return sum;
 }
 
-// The sum of e^(x - near) over `count` logits; NaN where one of them is. Where `largest` is given it gets the largest
-// of each column of the row laid out `across` to a line, the last of which may be shorter; of NaN nothing is said.
-EXPORT double llmcli_look(const float * x, int64_t count, int64_t across, float near, float * largest) {
-    if (!largest) return look(x, count, count, near, largest, 0);
-    for (int64_t i = 0; i < across; ++i) largest[i] = -__builtin_inff();
-    return look(x, count, across, near, largest, 1);
+// How many floats the largest of the strands of `count` logits are.
+EXPORT int64_t llmcli_strands(int64_t count) { return pieces(count) * LANES; }
+
+// The sum of e^(x - near) over `count` logits; no number where one of them is none. Where `largest` is given it gets the
+// largest of each strand, of which NaN says nothing.
+EXPORT double llmcli_look(const float * x, int64_t count, float near, float * largest) {
+    return largest ? look(x, count, near, 1, largest) : look(x, count, near, 1, NULL);
+}
+
+// The largest logit of each strand, without the sum.
+static void strands(const float * x, int64_t count, float * largest) { look(x, count, 0, 0, largest); }
+
+// The first of the largest logits; -1 where none is possible. `largest` are the strands', or room for them.
+EXPORT int64_t llmcli_likeliest(const float * x, int64_t count, float * largest, int known) {
+    if (!known) strands(x, count, largest);
+    const int64_t size = llmcli_strands(count);
+    F top = least_of_all();
+    for (int64_t i = 0; i < size; i += LANES) top = larger(load(largest + i), top);
+    float most = -__builtin_inff();
+    for (int lane = 0; lane < LANES; ++lane) most = top[lane] > most ? top[lane] : most;
+    if (!(most > -__builtin_inff())) return -1;
+    for (int64_t i = 0; i < size; i += LANES) {
+        if (!any(load(largest + i) == most)) continue;
+        for (int64_t at = i * PIECE; at < count && at < (i + LANES) * PIECE; ++at) {
+            if (x[at] == most) return at;
+        }
+    }
+    return -1;
+}
+
+struct candidate {  // llama_token_data
+    int32_t id;
+    float logit, p;
+};
+
+struct candidates {  // llama_token_data_array
+    struct candidate * data;
+    size_t size;
+    int64_t selected;
+    bool sorted;
+};
+
+// Puts heap[at] where it belongs, the smallest being first.
+static void sink(float * heap, int64_t size, int64_t at) {
+    const float value = heap[at];
+    for (int64_t child; (child = 2 * at + 1) < size; at = child) {
+        if (child + 1 < size && heap[child + 1] < heap[child]) ++child;
+        if (!(heap[child] < value)) break;
+        heap[at] = heap[child];
+    }
+    heap[at] = value;
+}
+
+// What at least `few` of the strands reach; -inf where not as many have possible ones.
+static float floor_of(const float * largest, int64_t size, int64_t few) {
+    float heap[MOST_FEW];
+    for (int64_t i = 0; i < few; ++i) heap[i] = -__builtin_inff();
+    for (int64_t i = 0; i < size; i += LANES) {
+        if (!any(load(largest + i) > heap[0])) continue;
+        for (int lane = 0; lane < LANES; ++lane) {
+            if (!(largest[i + lane] > heap[0])) continue;
+            heap[0] = largest[i + lane];
+            sink(heap, few, 0);
+        }
+    }
+    return heap[0];
+}
+
+// The `few` likeliest of a row and those of the others that reach the `few`-th of the strands' largest, in the order of
+// their ids, and how many they are; 0 where that is too many, or where not as many strands have possible ones.
+EXPORT int64_t llmcli_few(const float * x, int64_t count, float * largest, int known, int64_t few,
+                          struct candidate * out, int64_t room) {
+    const int64_t size = llmcli_strands(count);
+    if (few < 1 || few > MOST_FEW) return 0;
+    if (!known) strands(x, count, largest);
+    const float least = floor_of(largest, size, few);
+    if (!(least > -__builtin_inff())) return 0;
+    int64_t found = 0;
+    for (int64_t i = 0; i < size; i += LANES) {
+        if (!any(load(largest + i) >= least)) continue;
+        const int64_t vectors = (count + LANES - 1) / LANES, last = i / LANES * PIECE + PIECE;
+        for (int64_t at = i / LANES * PIECE; at < last && at < vectors; ++at) {
+            const F values = part(x, count, at);
+            if (!any(values >= least)) continue;
+            for (int lane = 0; lane < LANES; ++lane) {
+                if (!(values[lane] >= least)) continue;
+                if (found == room) return 0;
+                out[found++] = (struct candidate){(int32_t)(at * LANES + lane), values[lane], 0};
+            }
+        }
+    }
+    return found;
+}
+
+// What `apply` (llama_sampler_apply) lets the samplers `chain` take of these: its id; -1 where there are none of them,
+// -2 where the samplers took none.
+EXPORT int64_t llmcli_draw(const float * x, int64_t count, float * largest, int known, int64_t few,
+                           struct candidate * table, int64_t room,
+                           void (*apply)(void * chain, struct candidates * candidates), void * chain) {
+    const int64_t found = llmcli_few(x, count, largest, known, few, table, room);
+    if (!found) return -1;
+    struct candidates left = {table, found, -1, false};
+    apply(chain, &left);
+    return left.selected >= 0 && left.selected < (int64_t)left.size ? left.data[left.selected].id : -2;
 }

@@ -7,13 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.runtime.binding.library import lib
+from llmcli.runtime.binding.look import Strands
 from llmcli.runtime.ranked import Shortlist, shortlist
 from llmcli.runtime.sampling.base import Logits, Native
+from llmcli.runtime.sampling.chain import Greedy
 
 REMEMBERING = {"penalties", "dry"}  # they look back at the tokens before
 SELECTING = {"mirostat_v2"}  # they draw the token themselves
 MANY = 100_000  # tokens of a vocabulary, below which llama.cpp's own way takes no longer
-MOST_FEW = 256  # candidates beyond are left to llama.cpp
+MOST_FEW = 256  # candidates beyond are left to llama.cpp (row.c knows it, too)
 MOST_COLUMNS = 2 * MOST_FEW  # of those that the likeliest stand in
 ROOM = 4096  # candidates at first
 ANY_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: another one each time
@@ -43,7 +45,7 @@ class Candidates:
     def __init__(self) -> None:
         assert ctypes.sizeof(self.Array) == ctypes.sizeof(lib().llama_token_data_array)
         where: Any = ctypes.cast(lib().llama_sampler_apply, ctypes.c_void_p).value
-        self._apply = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(where)
+        self._apply, self._where = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(where), where
         self._array = self.Array()
         self._put = ctypes.addressof(self._array)
         self._room(ROOM)
@@ -67,6 +69,36 @@ class Candidates:
         moved = (array.data - self._address) // CANDIDATE.itemsize  # XTC has moved the beginning
         return int(self._ids[moved + chosen])
 
+    def draw(self, chain: int, row: Any, strands: Strands, few: int) -> int | None:
+        """What the samplers take of the `few` likeliest of a row, all in our own C; None where there is none of it, or
+        it finds too many, or none."""
+        if strands.own is None:
+            return None
+        count = len(row.logits)
+        table = self._address, self._count
+        token = strands.own.draw(row.address, count, *strands.take(count), few, *table, self._where, chain)
+        assert token >= -1, token
+        return token if token >= 0 else None
+
+
+class Likeliest(Greedy):
+    """The likeliest token, found by our own C: one look, and none where the log-sum has seen the row."""
+
+    def __init__(self, strands: Strands) -> None:
+        super().__init__([])
+        assert strands.own is not None
+        self._strands, self._find = strands, strands.own.likeliest
+
+    def log_sum(self, row: Any, near: float) -> float:
+        """row.log_sum(near); what it sees is kept for draw(), which must follow, with the same row, not written to."""
+        return float(row.context.log_sum_exp.with_strands(row.logits, row.address, near, self._strands))
+
+    def draw(self, row: Any, tokens: list[int]) -> int:
+        """The first of the largest logits."""
+        count = len(row.logits)
+        token: int = self._find(row.address, count, *self._strands.take(count))
+        return token if token >= 0 else super().draw(row, tokens)
+
 
 class NativeChains:
     """Makes native chains for one vocabulary; what `make_chain` takes."""
@@ -75,6 +107,11 @@ class NativeChains:
         """`vocab` is the model's llama_vocab; without one DRY knows no breakers."""
         self.n_vocab, self.vocab, self._candidates = n_vocab, vocab, Candidates()
         self._dry: tuple[tuple[Any, ...], Any] | None = None
+
+    def greedy(self) -> Greedy:
+        """What takes the likeliest token of a row as it is."""
+        strands = Strands()
+        return Likeliest(strands) if strands.own else Greedy([])
 
     def chain(self, steps: list[Native], seed: int) -> "NativeChain":
         """The samplers one after the other, and a draw where the last of them is none."""
@@ -135,21 +172,23 @@ class NativeChain:
         self._address: int = ctypes.cast(self.pointer, ctypes.c_void_p).value or 0
         self._remembers, self._seen = remembers, 0
         self._few = few if few <= MOST_FEW else 0
-        self._candidates = candidates
-        self._largest: Logits | None = None  # of the columns of the row that comes next
+        self._candidates, self._strands = candidates, Strands()
 
     def log_sum(self, row: Any, near: float) -> float:
         """row.log_sum(near); what it sees is kept for draw(), which must follow, with the same row, not written to."""
         if not self._few:
             return float(row.log_sum(near))
-        total, self._largest = row.context.log_sum_exp.with_peaks(row.logits, row.address, near)
-        return float(total)
+        return float(row.context.log_sum_exp.with_strands(row.logits, row.address, near, self._strands))
 
     def draw(self, row: Any, tokens: list[int]) -> int:
         """Sample from a row of the binding's; steps that look back are shown the prompt first, as in llama-cli."""
-        if self._few and (found := self.shortlist(row.logits)) is not None:
-            # No sampler behind top-k asks which token it is: numbers will do.
-            return found.token(self._candidates.sample(self._address, found.values))
+        if self._few:
+            token = self._candidates.draw(self._address, row, self._strands, self._few)
+            if token is not None:
+                return token
+            if (found := self.shortlist(row.logits)) is not None:
+                # No sampler behind top-k asks which token it is: numbers will do.
+                return found.token(self._candidates.sample(self._address, found.values))
         library = lib()
         for token in tokens[self._seen :] if self._remembers else ():
             library.llama_sampler_accept(self.pointer, token)
@@ -169,8 +208,7 @@ class NativeChain:
 
     def shortlist(self, logits: Logits) -> Shortlist | None:
         """What a chain of few needs to look at; None where that is too much, or holds what cannot be drawn."""
-        largest, self._largest = self._largest, None
-        found = shortlist(logits, self._few, largest)
+        found = shortlist(logits, self._few)
         return found if found.least > -np.inf and len(found.columns) <= MOST_COLUMNS else None
 
     def close(self) -> None:

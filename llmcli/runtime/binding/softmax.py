@@ -19,10 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.ranked import COLUMNS, peaks
-from quant import native
+from llmcli.runtime.binding import look
 
-OWN = "llmcli_look"  # llmcli/runtime/binding/row.c
 SYMBOL = "ggml_vec_soft_max_f32"  # ggml/src/ggml-cpu/vec.cpp: returns the sum, fills y
 TINY = 1e-30  # below this the exponentials have lost their digits
 NAMES = {"linux": ("libggml-cpu.so",), "darwin": ("libggml-cpu.dylib", "libggml-cpu.so")}
@@ -39,9 +37,7 @@ class LogSumExp:
     def __init__(self) -> None:
         self._buffer = np.empty(PIECE, np.float32)
         self._address = self._buffer.ctypes.data
-        self._largest = np.empty(COLUMNS, np.float32)
-        self._own, self._native = _own(), _native()
-        self._place = self._largest.ctypes.data
+        self._own, self._native = look.own(), _native()
 
     def __call__(self, logits: NDArray[np.float32], address: int, near: float) -> float:
         """The logarithm of the sum over `logits`, which lie at `address`; the row is not changed.
@@ -52,20 +48,14 @@ class LogSumExp:
         total = self._sum(logits, address, near) if math.isfinite(near) else math.inf
         return self._log(logits, address, near, total)
 
-    def with_peaks(self, logits: NDArray[np.float32], address: int, near: float) -> tuple[float, NDArray[np.float32]]:
-        """The same and the largest of the row's columns (ranked.peaks), which are overwritten by the next."""
-        total, largest = math.inf, None
-        if math.isfinite(near):
-            if self._own is None:
-                total = self._sum(logits, address, near)
-            else:
-                across = min(COLUMNS, len(logits))
-                total = self._own(address, len(logits), across, near, self._place)
-                if not math.isnan(total):
-                    largest = self._largest[:across]
-        if largest is None:
-            largest = peaks(logits)
-        return self._log(logits, address, near, total), largest
+    def with_strands(self, logits: NDArray[np.float32], address: int, near: float, strands: look.Strands) -> float:
+        """The same; where one look can see both, the largest of the row's strands are known then."""
+        if self._own is None or not math.isfinite(near):
+            return self(logits, address, near)
+        total = self._own.total(address, len(logits), near, strands.place(len(logits)))
+        if not math.isnan(total):
+            strands.known()
+        return self._log(logits, address, near, total)
 
     def _log(self, logits: NDArray[np.float32], address: int, near: float, total: float) -> float:
         """The logarithm of a total, which is anew where `near` was too far off."""
@@ -77,7 +67,7 @@ class LogSumExp:
     def _sum(self, logits: NDArray[np.float32], address: int, near: float) -> float:
         native, count = self._native, len(logits)
         if self._own is not None:
-            return float(self._own(address, count, 0, near, None))
+            return float(self._own.total(address, count, near, None))
         if native is None:
             return sum(self._plain(logits[at : at + PIECE], near) for at in range(0, count, PIECE))
         total = 0.0
@@ -91,19 +81,6 @@ class LogSumExp:
             np.subtract(piece, np.float32(near), out=out)
             np.exp(out, out=out)
         return float(out.sum(dtype=np.float64))
-
-
-@functools.cache
-def _own() -> Any | None:
-    function = getattr(native.library(), OWN, None)
-    return None if function is None else declared(function)
-
-
-def declared(function: Any) -> Any:
-    """llmcli_look with its types: the sum over (logits, how many, across, near, largest or None)."""
-    pointer, count = ctypes.c_void_p, ctypes.c_int64
-    function.restype, function.argtypes = ctypes.c_double, [pointer, count, count, ctypes.c_float, pointer]
-    return function
 
 
 @functools.cache

@@ -55,9 +55,11 @@ class Summing(Chain, Protocol):
 
 
 class NativeChains(Protocol):
-    """What the binding offers: a chain of llama.cpp samplers."""
+    """What the binding offers: a chain of llama.cpp samplers, and the likeliest token of a row as it is."""
 
     def chain(self, steps: list[Native], seed: int) -> Chain: ...
+
+    def greedy(self) -> Chain: ...
 
 
 class Greedy:
@@ -121,7 +123,8 @@ def make_chain(sampling: Sampling, seed: int, native: NativeChains | None, words
     if selector:
         steps = selector.before(sampling.steps)
     if sampling.greedy:
-        return Greedy([step.bound(words) for step in steps if step.reorders])
+        reordering = [step.bound(words) for step in steps if step.reorders]
+        return Greedy(reordering) if reordering or not native else native.greedy()
     named = [step.native() for step in (*steps, selector) if step]
     if native and all(named):
         return native.chain([part for parts in named if parts for part in parts], seed)
