@@ -44,6 +44,7 @@ from llmcli.hardware import host
 from llmcli.hardware.served import stop
 
 TICKS = os.sysconf("SC_CLK_TCK")
+PATIENCE = 180.0  # seconds for a request of the full cache
 GREEDY = {"temperature": 0, "ignore_eos": True, "cache_prompt": True}
 
 
@@ -183,7 +184,7 @@ async def full(sides: tuple[Side, Side], given: argparse.Namespace) -> list[str]
     """Eight users where three fit: what each of them says."""
     lines, shape = [], Shape(256, 192)
     for side in sides:
-        server = Server(clients.base(side.url), extra=GREEDY)
+        server = Server(clients.base(side.url), extra=GREEDY, timeout=PATIENCE)
         async with session.opened(server, Asked("fixed", shape, 7)) as one:
             try:
                 run = await one.run(Load("closed", 8), Length(48, warmup=0), 1)
