@@ -34,7 +34,7 @@ def make_app(bridge: Bridge, settings: Settings) -> Starlette:
     app = Starlette(
         routes=[one for route in registry.routes().values() for one in _paths(route, service)],
         middleware=middleware,
-        exception_handlers={Refusal: refused, HTTPException: not_here, Gone: gone},  # type: ignore[dict-item]
+        exception_handlers={Refusal: refused, HTTPException: not_here, Gone: gone, Exception: broken},  # type: ignore[dict-item]
     )
     app.state.service = service
     return app
@@ -91,6 +91,11 @@ async def not_here(request: Request, error: HTTPException) -> Response:
     else:
         told = Problem(error.detail, error.status_code, type="invalid_request_error")
     return json_response(document(told), told.status, dict(error.headers or {}))
+
+
+async def broken(request: Request, error: Exception) -> Response:
+    """A bug of ours: its traceback goes to stderr, the client is told that it is not to blame."""
+    return json_response(document(Problem("the server made a mistake; its log says which", 500)), 500)
 
 
 async def gone(request: Request, error: Gone) -> Response:

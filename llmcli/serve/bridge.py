@@ -218,10 +218,10 @@ class Bridge:
             while not self._ended:
                 while not self._inbox.empty() or not (engine.busy or self._ended):
                     self._inbox.get()()
+                    self._tell_idle()  # whoever waits for it may be all that is left
                 if engine.busy and not self._ended:
                     self._step()
-                if not engine.busy:
-                    self._tell_idle()
+                self._tell_idle()
         except BaseException as error:  # noqa: BLE001 (a bug of ours: whoever waits is told, and close() raises it)
             self._error = error
             self._fail(error)
@@ -234,10 +234,10 @@ class Bridge:
         try:
             if events := self.runner.engine.step():
                 self.meter.heard()
-        except UserError as error:  # damaged weights: no pass will do better
+        except UserError as error:  # of the whole pass: no other one would do better
             for one in tuple(self._streams):
                 self.runner.engine.drop(one)
-            self._fail(error)
+            self._fail(Failed(str(error), hint=error.hint))
             return
         told: dict[Answering, list[Told]] = {}
         for event in events:
@@ -327,11 +327,9 @@ class Bridge:
 
     def _when_idle(self, over: "Future[None]") -> None:
         self._idle.append(over)
-        if not self.runner.engine.busy:
-            self._tell_idle()
 
     def _tell_idle(self) -> None:
-        while self._idle:
+        while self._idle and (self._ended or self._error or not self.runner.engine.busy):
             over = self._idle.pop()
             if over.set_running_or_notify_cancel():
                 over.set_result(None)

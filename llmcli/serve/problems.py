@@ -8,10 +8,11 @@ from typing import Any
 from llmcli.serve.bridge import Busy, Failed, Stopping
 from quant.errors import Refusal
 
+WRONG = "invalid_request_error"
 TYPES = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    405: "invalid_request_error", 413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error",
-    500: "server_error", 501: "not_supported_error", 503: "unavailable_error",
+    400: WRONG, 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 405: WRONG, 408: WRONG,
+    413: WRONG, 415: WRONG, 429: "rate_limit_error", 500: "server_error", 501: "not_supported_error",
+    503: "unavailable_error",
 }  # fmt: skip
 
 

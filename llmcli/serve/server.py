@@ -7,6 +7,7 @@ import asyncio
 import signal
 import socket as sockets
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from llmcli.serve.front import Front
 from llmcli.serve.settings import Settings
 
 BACKLOG = 2048
+SWITCH = 0.0005  # seconds that a thread of Python may keep another waiting
 KEEP_ALIVE = 75  # seconds that an idle connection stays open, longer than most clients keep theirs
 
 
@@ -91,6 +93,8 @@ class Server(uvicorn.Server):
 def run(bridge: Bridge | Front, settings: Settings, socket: sockets.socket, ready: Callable[[], None]) -> str:
     """Serve until a signal comes; its name. Raises what the engine's thread died of."""
     server = Server(bridge, settings, ready)
+    # The engine's thread takes up its work behind each pass, and must not wait 5 ms for one that renders a template.
+    sys.setswitchinterval(SWITCH)
     server.run([socket])
     return server.stopped
 

@@ -4,9 +4,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -20,6 +21,9 @@ from quant.errors import Refusal
 
 T = TypeVar("T")
 DEEP = "the body is nested too deeply"
+PATIENCE = 60  # seconds that a client may take for its body, or leave an answer unread
+PING = 15.0  # seconds without a word, after which a stream says that it is alive
+READ = 8  # times as much as is taken is read of a body that is too large
 
 
 class Gone(Exception):
@@ -28,14 +32,21 @@ class Gone(Exception):
 
 async def body(request: Request, most: int) -> dict[str, Any]:
     """The JSON object of a request; raises Problem where it is too large, no JSON, or something else."""
-    told = request.headers.get("content-length", "")
-    if told.isdigit() and len(told) < 20 and int(told) > most:
-        raise _large(most)
-    raw = bytearray()
-    async for part in request.stream():
-        raw += part
-        if len(raw) > most:
-            raise _large(most)
+    raw, count = bytearray(), 0
+    try:
+        async with asyncio.timeout(PATIENCE):
+            async for part in request.stream():
+                count += len(part)
+                if count <= most:
+                    raw += part
+                elif count > READ * most:
+                    break
+    except TimeoutError:
+        raise Problem(f"the body was not there within {PATIENCE} s", 408) from None
+    except ClientDisconnect:
+        raise Gone from None
+    if count > most:  # read to its end where that is near: many clients listen only then
+        raise Problem(f"the body is larger than {most:,} bytes, which is what this server takes", 413)
     return parsed(bytes(raw))
 
 
@@ -58,10 +69,6 @@ def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _large(most: int) -> Problem:
-    return Problem(f"the body is larger than {most:,} bytes, which is what this server takes", 413)
-
-
 async def asked(bridge: Bridge, path: str, document: Mapping[str, Any], settings: Settings) -> Form:
     """A request's document as the form of its path, ready to be asked; all of it is made beside the engine."""
     form: Form = await bridge.prepare(registry.forms()[path], document, bridge.runner, settings)
@@ -72,12 +79,21 @@ async def asked(bridge: Bridge, path: str, document: Mapping[str, Any], settings
 
 async def answered(service: Service, request: Request, form: Form) -> Response:
     """The form's answer: a document when it is there, or a stream from the first event on."""
-    answering = service.bridge.answer(*form.requests, samples=form.each)
+    client = _client(request, service.settings.keys)
+    requests = [replace(one, client=client) for one in form.requests]
+    answering = service.bridge.answer(*requests, samples=form.each)
     if form.stream:
         return Events(answering, form)
     async with aclosing(answering):
         await unless_gone(request.receive, _finished(answering))
     return json_response(form.whole(answering.answers))
+
+
+def _client(request: Request, keys: tuple[str, ...]) -> str:
+    """Whose a request is, for a fair share: its key's, else its address's."""
+    if keys:
+        return request.headers.get("authorization", "") or request.headers.get("x-api-key", "")
+    return request.client.host if request.client else ""
 
 
 async def _finished(answering: Answering) -> None:
@@ -118,6 +134,7 @@ class Events(Response):
     def __init__(self, answering: Answering, form: Form) -> None:
         self.answering, self.form = answering, form
         self.status_code, self.background = 200, None
+        self._begun, self._spoke = False, 0.0
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,13 +144,33 @@ class Events(Response):
                 await unless_gone(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
-        begun = False
-        async for raw in self._written():
-            if not begun:
-                begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": raw, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        pinging = asyncio.ensure_future(self._ping(send))
+        try:
+            async for raw in self._written():
+                await self._put(send, raw)
+            await self._put(send, b"", more=False)
+        except TimeoutError:  # it reads nothing: its answer is of no use to anybody
+            raise Gone from None
+        finally:
+            pinging.cancel()
+
+    async def _put(self, send: Send, raw: bytes, more: bool = True) -> None:
+        self._spoke = asyncio.get_running_loop().time()
+        if not self._begun:
+            self._begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async with asyncio.timeout(PATIENCE):
+            await send({"type": "http.response.body", "body": raw, "more_body": more})
+
+    async def _ping(self, send: Send) -> None:
+        """A comment now and then, so that nobody between here and there takes a long wait for an end."""
+        loop = asyncio.get_running_loop()
+        self._spoke = loop.time()
+        with suppress(TimeoutError):  # _send finds the same
+            while True:
+                await asyncio.sleep(max(0.0, self._spoke + PING - loop.time()))
+                if loop.time() >= self._spoke + PING:
+                    await self._put(send, b": still here\n\n")
 
     async def _written(self) -> AsyncIterator[bytes]:
         """The events as bytes: what has come together goes out together."""
@@ -142,12 +179,12 @@ class Events(Response):
             async for event in self.answering:
                 if not held and not form.begun:
                     held += form.written(form.begin())
-                held += form.written(form.show(event))
+                held += form.streamed(event)
                 if held and not self.answering.waiting:
                     yield bytes(held)
                     held.clear()
             yield bytes(held) + form.written(form.end(self.answering.answers)) + form.last
         except Refusal as error:
-            if not form.begun:
+            if not self._begun and not form.begun:
                 raise
             yield b"data: " + encoded(document(problem(error))) + b"\n\n"

@@ -87,6 +87,10 @@ class Form(ABC):
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """What a stream closes with."""
 
+    def streamed(self, event: Event) -> bytes:
+        """show(), as Server-Sent Events."""
+        return self.written(self.show(event))
+
     def written(self, chunks: Iterable[Document]) -> bytes:
         """Chunks as Server-Sent Events."""
         return b"".join(b"data: " + encoded(chunk) + b"\n\n" for chunk in chunks)

@@ -35,6 +35,7 @@ class Fields:
         """The field is not what it must be."""
         value = self.values.get(name)
         shown = repr(value)[:60] if isinstance(value, str | int | float) else kind(value)
+        shown = shown.lower() if isinstance(value, bool) else shown
         where = self.at(name)
         return Problem(f"{where} must be {must}, not {shown}", param=where)
 

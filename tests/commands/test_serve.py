@@ -1,0 +1,53 @@
+"""`llmcli serve` before anything is loaded: what it refuses, and the next thing to type."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.commands.conftest import Done
+
+KEY = "a-key-that-is-long"
+
+
+@pytest.mark.parametrize(("words", "told", "code"), [
+    ((), "no model given", 2),
+    (("x", "-m", "y"), "two models", 2),
+    (("x", "--host", "0.0.0.0"), "nobody would need a key", 1),
+    (("x", "--api-key", "short"), "too short", 1),
+    (("x", "--api-key", "with a space"), "too short, or has letters", 1),
+    (("x", "--ssl-key-file", "k.pem"), "TLS takes a key and a certificate", 2),
+    (("x", "-p", "hello"), "-p is for one answer", 2),
+    (("x", "--beams", "3"), "--beams is for one answer", 2),
+    (("x", "--on-full", "shift"), "--on-full shift is for a chat", 2),
+    (("x", "--logprobs"), "--logprobs is for one answer", 2),
+    (("x", "--host", "256.1.1.1", "--api-key", KEY), "cannot listen on 256.1.1.1:8080", 1),
+])  # fmt: skip
+def test_what_cannot_be_served_is_told(
+    llmcli: Callable[..., Done], words: tuple[str, ...], told: str, code: int
+) -> None:
+    done = llmcli("serve", *words)
+    assert (done.code, done.out) == (code, "")
+    assert told in done.err
+    assert "hint: " in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_port_that_is_taken_is_told_before_a_model_is_looked_for(llmcli: Callable[..., Done]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = llmcli("serve", "no-such-model", "--port", str(taken.getsockname()[1]))
+    assert done.code == 1
+    assert "in use" in done.err
+    assert "--port" in done.err
+
+
+def test_files_of_keys_and_of_tls_are_read_before_a_model_is_looked_for(
+    llmcli: Callable[..., Done], tmp_path: Path
+) -> None:
+    empty, pem = tmp_path / "keys", tmp_path / "pem"
+    empty.write_text("# none yet\n\n")
+    pem.write_text("no pem")
+    assert "there is no key in" in llmcli("serve", "x", "--api-key-file", str(empty)).err
+    assert "cannot read" in llmcli("serve", "x", "--api-key-file", str(tmp_path / "gone")).err
+    assert "make no TLS" in llmcli("serve", "x", "--ssl-key-file", str(pem), "--ssl-cert-file", str(pem)).err
