@@ -8,6 +8,11 @@ from.
 rows that enter count every token alike, attention does not: the first token, which most heads look at, is one of 512 in
 them. Where a file has no better ones the values are left to search, and so are attn_qkv and attn_kv_b, whose rows are
 not all values. Q8_0 is left to search, too: its error is 1/16 of Q4's.
+
+2026-11-22, no layer waits for those before it. Moments gathered behind the layers that are quantized already, one pass
+over the text a layer, gave nothing that can be told from noise: Llama of hidden 512 and 4 layers, 40 chunks of
+calibration, KL divergence on eight chunks of Wikipedia and of plays at Q4_K_M .000136 and .000186, .000129 and .000187
+with the unchanged model's moments; at Q2_K, 32 chunks and five, .00149 and .00267 against .00154 and .00263.
 """
 
 from typing import TYPE_CHECKING, Any
