@@ -67,7 +67,7 @@ def worker(
     try:
         while serving.is_alive():
             serving.join(SCAN)
-            cluster.keep_alive()
+            remote.keep_alive()
     except KeyboardInterrupt:
         os._exit(130)  # the thread is in C, and ends with the process alone
     raise UserError(f"the worker at {host}:{port} ended by itself", hint="what it said stands above")

@@ -9,7 +9,6 @@ import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding import devices, remote
@@ -20,8 +19,6 @@ PATIENCE = 5.0  # seconds until a worker counts as busy
 HELLO, DEVICE_COUNT, DEVICE_MEMORY = 14, 15, 11  # enum rpc_cmd
 CAPABILITIES = 24  # bytes; zeros: plain TCP
 MOST_DEVICES = 64  # of one worker; more is no count
-# How soon a dead link is noticed: after 10 quiet seconds one question every 5, three unanswered ones are the end.
-KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,6 @@ def join(addresses: Sequence[str], parts: Sequence[float] = ()) -> tuple[Worker,
             hint="one number for each worker's device, in their order, then one for each GPU here",
         )
     devices.share_out(parts)
-    keep_alive()
     return found
 
 
@@ -110,32 +106,6 @@ def loopback(host: str) -> bool:
         return ipaddress.IPv4Address("127.0.0.1" if host == "localhost" else host).is_loopback
     except ValueError:
         raise UserError(f"--host {host!r} is no IPv4 address", hint="--host 127.0.0.1, or 0.0.0.0 for all") from None
-
-
-def keep_alive() -> None:
-    """Let the connections of this process notice that the other end vanished without a word (Linux).
-
-    llama.cpp's sockets wait for ever; the kernel's own probing ends them, and what waits gets an error.
-    """
-    try:
-        numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
-    except OSError:
-        return
-    for number in numbers:
-        try:
-            link = socket.socket(fileno=number)
-        except OSError:  # no socket, or closed meanwhile
-            continue
-        try:
-            if link.family == socket.AF_INET and link.type == socket.SOCK_STREAM:
-                link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for name, value in KEEPALIVE.items():
-                    if hasattr(socket, name):
-                        link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        except OSError:
-            pass
-        finally:
-            link.detach()
 
 
 def _ask(link: socket.socket, endpoint: str) -> Worker:

@@ -9,6 +9,7 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.hardware import cluster
+from llmcli.runtime.binding import remote
 
 HELLO = struct.pack("<Q", 28) + bytes([7, 0, 3, 0]) + bytes(24)
 COUNT = struct.pack("<QI", 4, 2)
@@ -108,5 +109,5 @@ def test_what_is_this_machine_alone() -> None:
 def test_the_kernel_probes_a_link_that_was_made() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as link:
         assert not link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        cluster.keep_alive()
+        remote.keep_alive()
         assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.errors import UserError
+from llmcli.runtime.binding import remote
 from llmcli.runtime.binding.devices import tensor_split
 from llmcli.runtime.binding.library import last_words, lib, listen
 from llmcli.runtime.interrupt import on_interrupt
@@ -131,6 +132,8 @@ def open_model(
     if not pointer:
         reason = last_words() or "no reason given"
         raise UserError(f"llama.cpp cannot load {path.name}: {reason}", hint=_hint(reason, path))
+    if remote.joined():
+        remote.keep_alive()  # the connections that hold the weights are made while they are loaded
     try:
         yield Model(pointer, path)
     finally:

@@ -6,7 +6,9 @@ the process. `on_loss` is told of that last moment.
 
 import ctypes
 import functools
+import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from llmcli.errors import UserError
@@ -14,6 +16,8 @@ from llmcli.runtime.binding.devices import GPUS, HOST, devices
 from llmcli.runtime.binding.library import ggml
 
 MOST_WORKERS = 16  # GGML_RPC_MAX_SERVERS
+# How soon a dead link is noticed: after 10 quiet seconds one question every 5, three unanswered ones are the end.
+KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 SOURCE = "ggml-rpc"  # the file that llama.cpp's words about a lost worker begin with
 
 _joined: dict[str, tuple[str, ...]] = {}  # endpoint -> its devices' names; llama.cpp knows no way back
@@ -77,6 +81,32 @@ def on_loss(act: Callable[[], None]) -> None:
     callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(hear)
     _kept.append(callback)
     ggml().ggml_set_abort_callback(callback)
+
+
+def keep_alive() -> None:
+    """Let the connections of this process notice that the other end vanished without a word (Linux).
+
+    llama.cpp's sockets wait for ever; the kernel's own probing ends them, and what waits gets an error.
+    """
+    try:
+        numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    except OSError:
+        return
+    for number in numbers:
+        try:
+            link = socket.socket(fileno=number)
+        except OSError:  # no socket, or closed meanwhile
+            continue
+        try:
+            if link.family == socket.AF_INET and link.type == socket.SOCK_STREAM:
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for name, value in KEEPALIVE.items():
+                    if hasattr(socket, name):
+                        link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        except OSError:
+            pass
+        finally:
+            link.detach()
 
 
 def _procedure(name: str, result: Any, *arguments: Any) -> Any:
