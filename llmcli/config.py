@@ -93,9 +93,12 @@ def quiet_hub() -> None:
         os.environ.setdefault(name, "1")
 
 
-def quiet_ray() -> None:
-    """Keep Ray from telling anybody anything; call before it is started."""
+def quiet_ray(token: str | None) -> None:
+    """Keep Ray from telling anybody anything, and all but the bearer of `token` from using it (None: as the cluster
+    has it); call before it is imported."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if token:
+        os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", token
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a change that is to come
 
 

@@ -1,6 +1,7 @@
 """`serve` where the model is in other processes: one that is started again when llama.cpp ends it (--rpc), or several
 that Ray Serve looks after (--replicas)."""
 
+import secrets
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -41,10 +42,10 @@ def run_replicas(wish: "Wish", replicas: int, address: str | None, socket: Socke
     from llmcli.serve import server
     from llmcli.serve.front import Front
 
-    need_ray()
+    address = None if address == HERE else address
+    need_ray(local=address is None)
     from llmcli.serve.replicas import Crew, running
 
-    address = None if address == HERE else address
     if wish.given.rpc:
         raise UsageError("a worker serves one client, not several replicas", hint="leave out --replicas or --rpc")
     if address and "://" in address:
@@ -58,8 +59,15 @@ def run_replicas(wish: "Wish", replicas: int, address: str | None, socket: Socke
         return server.run(Front(crew, settings), settings, socket, ready)
 
 
-def need_ray() -> None:
-    """Raise UserError where Ray is not installed."""
+def need_ray(local: bool) -> None:
+    """Import Ray; raises UserError where it is not installed.
+
+    It listens on all of a machine's addresses and runs what it is sent. One of our own takes that from us alone: by a
+    token, which has to be there before the import.
+    """
+    from llmcli import config
+
+    config.quiet_ray(secrets.token_hex(32) if local else None)
     try:
         import llmcli.serve.replicas  # noqa: F401 (all that it stands on)
     except ImportError:

@@ -21,7 +21,6 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from starlette.types import Message, Receive, Send
 
-from llmcli import config
 from llmcli.errors import UserError
 from llmcli.serve.affinity import ranked
 from llmcli.serve.app import make_app
@@ -185,7 +184,6 @@ def running(open_model: Open, crew: Crew) -> Iterator[Replicas]:
 @contextmanager
 def cluster(address: str | None, cpus: float) -> Iterator[int]:
     """Ray: a cluster's, or our own on this machine with so many CPUs to give away; how many machines that are."""
-    config.quiet_ray()
     for name in ("ray", "ray.serve", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
@@ -193,8 +191,7 @@ def cluster(address: str | None, cpus: float) -> Iterator[int]:
         if address:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         else:
-            # Ray's ports have no password either: here they are this machine's own.
-            ray.init(num_cpus=-(-cpus // 1), object_store_memory=OBJECTS, _node_ip_address="127.0.0.1", **quiet)
+            ray.init(num_cpus=-(-cpus // 1), object_store_memory=OBJECTS, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         where = address or "this machine"
         raise UserError(f"Ray does not start at {where}: {error}", hint="ray status tells about a cluster") from None
