@@ -78,6 +78,28 @@ async def asked(app: Any, body: bytes = b"{}", *, leaves: bool = False) -> list[
     return sent
 
 
+async def talked(app: Any, body: Any) -> list[Any]:
+    """What comes over a WebSocket for one request, until it is done."""
+    sent: list[Any] = []
+    done = asyncio.Event()
+    message = json.dumps({"id": "a", "path": "/v1/chat/completions", "body": body})
+    parts = [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": message}]
+
+    async def receive() -> Any:
+        if parts:
+            return parts.pop(0)
+        await done.wait()
+        return {"type": "websocket.disconnect", "code": 1000}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if '"done"' in message.get("text", "") or message["type"] == "websocket.close":
+            done.set()
+
+    await app({"type": "websocket", "path": "/v1/ws", "headers": [], "query_string": b""}, receive, send)
+    return sent
+
+
 def run(upstream: Script, body: bytes = b"{}", **more: Any) -> list[Any]:
     settings = Settings(("tiny",), max_body=100)
     return asyncio.run(asked(Front(upstream, settings), body, **more))
@@ -133,6 +155,11 @@ def test_a_client_that_leaves_ends_the_work() -> None:
     assert upstream.closed == 1
 
 
+def test_a_socket_that_nobody_takes_is_closed() -> None:
+    sent = asyncio.run(talked(Front(Script(), Settings(("tiny",))), {}))
+    assert [one["type"] for one in sent] == ["websocket.close"]
+
+
 def test_nothing_is_begun_while_it_stops() -> None:
     async def stopping() -> list[Any]:
         made = Front(Script([START, END]), Settings(("tiny",)))
@@ -168,7 +195,7 @@ def test_a_model_that_is_killed_comes_back(child: Child) -> None:
     body = {"messages": [{"role": "user", "content": "Once"}], "max_tokens": 400, "stream": True, "ignore_eos": True}
     short = json.dumps({**body, "max_tokens": 5, "stream": False}).encode()
 
-    async def story() -> tuple[list[Any], list[Any]]:
+    async def story() -> tuple[list[Any], list[Any], list[Any]]:
         made = Front(child, Settings(("tiny",)))
         seen: list[Any] = []
         parts = [{"type": "http.request", "body": json.dumps(body).encode()}]
@@ -183,12 +210,14 @@ def test_a_model_that_is_killed_comes_back(child: Child) -> None:
 
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
         await made(scope, receive, send)
-        return seen, await asked(made, short)
+        return seen, await asked(made, short), await talked(made, json.loads(short))
 
-    broken, again = asyncio.run(story())
+    broken, again, talk = asyncio.run(story())
     assert json.loads(broken[-1]["body"].removeprefix(b"data: "))["error"]["code"] == "model_lost"
     assert again[0]["status"] == 200
     assert json.loads(again[1]["body"])["usage"]["completion_tokens"] == 5
+    assert talk[0]["type"] == "websocket.accept"
+    assert json.loads(talk[1]["text"])["data"]["usage"]["completion_tokens"] == 5
 
 
 def test_a_model_that_does_not_open_is_told_in_its_words() -> None:
