@@ -20,10 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
-import aiohttp
+from under_load import load, told
 
 
 def main() -> int:
@@ -47,13 +46,17 @@ def served(given: argparse.Namespace) -> int:
             assert server.stdout
             url = json.loads(server.stdout.readline())["url"]
             print(f"two replicas are there after {time.monotonic() - began:.1f} s")
-            counted = asyncio.run(load(url, given))
+            counted = asyncio.run(load(url, given.requests, given.clients, given.tokens, killed))
         finally:
             server.terminate()
-    print(json.dumps(counted))
-    good = counted["lost"] == 0 and counted["failed"] == 0
-    print("no request was lost" if good else "requests were LOST or failed")
+    good = told(counted) and not counted["failed"]
+    print("no request was lost or failed" if good else "requests were LOST or failed")
     return 0 if good else 1
+
+
+async def killed() -> None:
+    """What happens in the middle of the load."""
+    print(f"killed replica {kill_one()}")
 
 
 def batched(given: argparse.Namespace) -> int:
@@ -88,57 +91,6 @@ def batched(given: argparse.Namespace) -> int:
         same = spread.returncode == 0 and one.read_bytes() == two.read_bytes()
     print("the same bytes" if same else "the files DIFFER")
     return 0 if same else 1
-
-
-async def load(url: str, given: argparse.Namespace) -> Counter[str]:
-    """What became of the requests."""
-    counted: Counter[str] = Counter(whole=0, told=0, failed=0, lost=0)
-    numbers = iter(range(given.requests))
-    killed = asyncio.Event()
-
-    async def client(session: aiohttp.ClientSession) -> None:
-        for number in numbers:
-            if number == given.requests // 3 and not killed.is_set():
-                killed.set()
-                print(f"killed replica {kill_one()} at request {number}")
-            counted[await ask(session, url, number, given.tokens)] += 1
-
-    timeout = aiohttp.ClientTimeout(total=300)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        await asyncio.gather(*(client(session) for _ in range(given.clients)))
-        # The one that was killed comes back, and all is as before.
-        counted["after"] = sum(
-            [await ask(session, url, number, given.tokens) == "whole" for number in range(given.clients)]
-        )
-    return counted
-
-
-async def ask(session: aiohttp.ClientSession, url: str, number: int, tokens: int) -> str:
-    """One request: whole, told (an error event in its stream), failed (a status), or lost."""
-    stream = number % 2 == 0
-    said = [{"role": "system", "content": f"You are number {number % 5}."}, {"role": "user", "content": "Count."}]
-    body = {"messages": said, "max_tokens": tokens, "stream": stream}
-    try:
-        async with session.post(f"{url}/v1/chat/completions", json=body) as response:
-            text = await response.text()
-    except aiohttp.ClientError as error:
-        print(f"request {number}: {error!r}")
-        return "lost"
-    if response.status != 200:
-        print(f"request {number}: {response.status} {text[:200]}")
-        return "failed"
-    if not stream:
-        return _whole(text, json.loads(text)["choices"][0]["finish_reason"] in ("stop", "length"))
-    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    if events and events[-1] == "[DONE]":
-        return "whole"
-    return "told" if events and "error" in json.loads(events[-1]) else _whole(text, False)
-
-
-def _whole(text: str, whole: bool) -> str:
-    if not whole:
-        print(f"no whole answer: {text[-400:]!r}")
-    return "whole" if whole else "lost"
 
 
 def kill_one(name: bytes = b"ray::ServeReplica") -> int:

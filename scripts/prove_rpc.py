@@ -7,10 +7,12 @@ a veth pair. Greedy tokens after a fixed prompt, a q8_0 cache, one thread everyw
 "here" as `run` does it, where llama.cpp lays matrices out anew for this CPU; "plain", with the matrices as they stand
 in the file, as a worker has them; and over the workers. Tokens and the bits of all logits over the workers must be
 those of "plain": the same kernels ran, in another place. "here" may round otherwise, and is told. Ways take turns,
-and the median of the rounds counts.
+and the median of the rounds counts. Then a worker of `serve --rpc` is killed under load and started again: each request
+comes whole, or its stream ends in an error event ("told"), or its status is an error ("failed"); "lost" is none.
 """
 
 import argparse
+import asyncio
 import hashlib
 import json
 import os
@@ -23,6 +25,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+from under_load import load, told
 
 SUBNET = "10.213"
 NAMES = ("llmcli-rpc-a", "llmcli-rpc-b")
@@ -41,6 +45,7 @@ def main() -> int:
         print(json.dumps(inside(given)))
         return 0
     good = compare("loopback, two processes", loopback, given)
+    good &= lost(given)
     if os.geteuid() or not shutil.which("ip"):
         print("two network namespaces: left out, they take root and `ip`")
     else:
@@ -72,6 +77,30 @@ def compare(title: str, place: Any, given: argparse.Namespace) -> bool:
         ratios = [a / b for a, b in zip(first["workers"]["rates"], first[other]["rates"], strict=True)]
         print(f"{title}: speed against {other}: prompt {ratios[0]:.2f}, tokens {ratios[1]:.2f}")
     return same and bits
+
+
+def lost(given: argparse.Namespace) -> bool:
+    """`serve --rpc` under load, its worker killed and started again: whether no request went without a word."""
+    held = ExitStack()
+    with held, ExitStack() as server:
+        endpoint = held.enter_context(worker("127.0.0.1", 52903))
+        words = ("serve", str(given.model), "--port", "0", "-t", "1", "-c", "2048", "--rpc", endpoint, "--json")
+        process = server.enter_context(
+            subprocess.Popen((sys.executable, "-m", "llmcli.app", *words), stdout=subprocess.PIPE, text=True)
+        )
+        server.callback(process.terminate)
+        assert process.stdout
+        url = json.loads(process.stdout.readline())["url"]
+
+        async def kill() -> None:
+            print("killed the worker")
+            held.close()
+            held.enter_context(worker("127.0.0.1", 52903))
+
+        counted = asyncio.run(load(url, 40, 4, 16, kill))
+    good = told(counted)
+    print("the worker killed under load: no request was lost" if good else "requests were LOST")
+    return good
 
 
 def inside(given: argparse.Namespace) -> dict[str, Any]:
@@ -153,7 +182,7 @@ def worker(host: str, port: int, *where: str) -> Iterator[str]:
                 assert line, "the worker did not start"
             yield f"{host}:{port}"
         finally:
-            process.terminate()
+            process.kill()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,66 @@
+"""A server under load while something happens to it: what became of every request. Used by the prove_ scripts."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+
+
+async def load(
+    url: str, requests: int, clients: int, tokens: int, event: Callable[[], Awaitable[None]]
+) -> Counter[str]:
+    """What became of the requests; `event` happens at a third of them. "after": `clients` more that came whole."""
+    counted: Counter[str] = Counter(whole=0, told=0, failed=0, lost=0)
+    numbers = iter(range(requests))
+    happened = asyncio.Event()
+
+    async def client(session: aiohttp.ClientSession) -> None:
+        for number in numbers:
+            if number == requests // 3 and not happened.is_set():
+                happened.set()
+                events.append(asyncio.create_task(event()))
+            counted[await ask(session, url, number, tokens)] += 1
+
+    events: list[asyncio.Task[None]] = []
+    timeout = aiohttp.ClientTimeout(total=300)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        await asyncio.gather(*(client(session) for _ in range(clients)))
+        await asyncio.gather(*events)
+        counted["after"] = sum([await ask(session, url, number, tokens) == "whole" for number in range(clients)])
+    return counted
+
+
+async def ask(session: aiohttp.ClientSession, url: str, number: int, tokens: int) -> str:
+    """One request: whole, told (an error event in its stream), failed (a status), or lost."""
+    stream = number % 2 == 0
+    said = [{"role": "system", "content": f"You are number {number % 5}."}, {"role": "user", "content": "Count."}]
+    body = {"messages": said, "max_tokens": tokens, "stream": stream}
+    try:
+        async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+            text = await response.text()
+    except aiohttp.ClientError as error:
+        print(f"request {number}: {error!r}")
+        return "lost"
+    if response.status != 200:
+        print(f"request {number}: {response.status} {text[:200]}")
+        return "failed"
+    if not stream:
+        return _whole(text, json.loads(text)["choices"][0]["finish_reason"] in ("stop", "length"))
+    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    if events and events[-1] == "[DONE]":
+        return "whole"
+    return "told" if events and "error" in json.loads(events[-1]) else _whole(text, False)
+
+
+def _whole(text: str, whole: bool) -> str:
+    if not whole:
+        print(f"no whole answer: {text[-400:]!r}")
+    return "whole" if whole else "lost"
+
+
+def told(counted: Counter[str]) -> bool:
+    """Print it; whether no request was lost, and all is as before."""
+    print(json.dumps(counted))
+    return not counted["lost"] and counted["after"] > 0
