@@ -68,7 +68,9 @@ class Journal:
         assert not self.has(index) and b"\n" not in line, index
         body = b"%d %s" % (index, line)
         place = self._stream.tell()
-        self._stream.write(b"%08x %s\n" % (zlib.crc32(body), body))
+        rest = memoryview(b"%08x %s\n" % (zlib.crc32(body), body))
+        while rest:  # a full disk takes a part of it before it says so
+            rest = rest[self._stream.write(rest) :]
         self._places[index] = place
         self.finished += 1
         if time.monotonic() - self._synced > OFTEN:
@@ -130,9 +132,10 @@ class Journal:
         if there == self._head:
             return
         words = [name for name in sorted({*there, *self._head}) if there.get(name) != self._head.get(name)]
+        same = f"-c {there.get('context')} goes on" if words == ["context"] else "the same settings go on"
         raise UserError(
             f"{self.out} was begun otherwise: {'; '.join(self._difference(name, there) for name in words)}",
-            hint=f"--force begins anew, -o another name keeps both; {self.path.name} holds what is finished",
+            hint=f"{same}; --force begins anew, -o another name keeps both",
         )
 
     def _difference(self, name: str, there: Mapping[str, Any]) -> str:
