@@ -9,7 +9,7 @@ that one alone logits are computed beside it (llama.cpp computes them for every 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -23,7 +23,8 @@ from llmcli.runtime.request import RunOptions
 from llmcli.runtime.scoring import block_rows
 from quant.container import Header
 
-ROWS = 512  # tokens of a pass; what is generating waits as long
+ROWS = 512  # tokens of a pass
+GENTLE = 64  # of one while answers are made, whose next tokens wait as long; as many a second as of 512 on a CPU
 TEXTS = 16  # texts at once
 SMALLEST = 512  # cells of the first context
 
@@ -56,6 +57,7 @@ class Embedder:
         self._held = ExitStack()
         self._pooled: Pooled | None = None
         self._room = self._rows = 0
+        self.gentle = False  # set by whoever knows that answers are made
 
     def encode(self, text: str) -> list[int]:
         """A text as ids with what the file puts around it; control tokens are read out of it, as llama-server does."""
@@ -76,11 +78,26 @@ class Embedder:
         """The context, with room for texts of so many tokens."""
         if self._pooled is None or tokens > self._room:
             self.close()
-            room = min(self.most, max(SMALLEST, 1 << (tokens - 1).bit_length()))
+            room = self.wanted(tokens)
             made = self._made_with(room)
             self._pooled = self._held.enter_context(open_pooled(self._model, made))
             self._room, self._rows = room, made.rows
         return self._pooled
+
+    def wanted(self, tokens: int) -> int:
+        """Cells of the context that texts of so many tokens take; what there is, where that is enough."""
+        if self._pooled is not None and tokens <= self._room:
+            return self._room
+        return min(self.most, max(SMALLEST, 1 << (tokens - 1).bit_length()))
+
+    @property
+    def room(self) -> int:
+        """Cells of the context that there is."""
+        return self._room
+
+    def _now(self) -> int:
+        """Tokens of the next pass."""
+        return min(GENTLE, self._rows) if self.gentle else self._rows
 
     @property
     def nbytes(self) -> int | None:
@@ -112,7 +129,7 @@ class Embedder:
             return
         last = self.pooling == "last"
         ends = [len(text) - last for text in texts]
-        for pieces in pieced(ends, self._rows):
+        for pieces in pieced(ends, self._now):
             yield Pass(pieces, not last)
         if last:
             yield Pass(tuple((number, end, end + 1) for number, end in enumerate(ends)), True)
@@ -179,10 +196,10 @@ def unit(vector: Vector | np.ndarray) -> Vector:
     return (wide / length if length > 0 else wide).astype(np.float32)
 
 
-def pieced(lengths: Sequence[int], most: int) -> Iterator[tuple[tuple[int, int, int], ...]]:
-    """Cut texts, one behind the other, into passes of at most `most` tokens: (text, from, up to)."""
+def pieced(lengths: Sequence[int], most: Callable[[], int]) -> Iterator[tuple[tuple[int, int, int], ...]]:
+    """Cut texts, one behind the other, into passes of at most `most()` tokens, asked each time: (text, from, up to)."""
     pieces: list[tuple[int, int, int]] = []
-    left = most
+    left = most()
     for number, length in enumerate(lengths):
         start = 0
         while start < length:
@@ -192,6 +209,6 @@ def pieced(lengths: Sequence[int], most: int) -> Iterator[tuple[tuple[int, int, 
             start = end
             if not left:
                 yield tuple(pieces)
-                pieces, left = [], most
+                pieces, left = [], most()
     if pieces:
         yield tuple(pieces)

@@ -65,7 +65,7 @@ class Engine:
         scheduler, drawn = self.scheduler, self._drawn + sum(len(one.times) for one in self._live.values())
         return Load(
             len(scheduler.running), len(scheduler.waiting), scheduler.waiting.preempted, self.ledger.used,
-            self.ledger.size, self._prompted, drawn,
+            self.ledger.size, self._prompted, drawn, scheduler.preemptions,
         )  # fmt: skip
 
     @property

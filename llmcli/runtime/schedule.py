@@ -38,7 +38,8 @@ class Schedule:
 @dataclass(frozen=True, slots=True)
 class Load:
     """What an engine has to do. `preempted` requests had begun and wait for room; they are among the `waiting`.
-    `cells` of `size` hold tokens. `prompt_tokens` were computed and `tokens` drawn since it was made."""
+    `cells` of `size` hold tokens. `prompt_tokens` were computed and `tokens` drawn since it was made, and `preemptions`
+    made."""
 
     running: int
     waiting: int
@@ -47,3 +48,4 @@ class Load:
     size: int
     prompt_tokens: int
     tokens: int
+    preemptions: int

@@ -37,7 +37,7 @@ class Scheduler:
         self.running: dict[int, Sequence] = {}
         self.waiting = Waiting()
         self.swap = Swap(ledger, schedule.swap_bytes)
-        self.passes = 0
+        self.passes = self.preemptions = 0
         self.row_seconds = 0.0  # of a pass with many, lately
 
     def add(self, sequence: Sequence) -> None:
@@ -93,6 +93,7 @@ class Scheduler:
         ledger.release(slot, sequence.request.turn)
         sequence.slot, sequence.spare, sequence.draft, sequence.computed = -1, [], [], 0
         sequence.preempted += 1
+        self.preemptions += 1
         self.add(sequence)
         if not ledger.keeps:
             ledger.compact()

@@ -144,6 +144,7 @@ class Meter:
             ("prompt_tokens", "Prompt tokens computed.", load.prompt_tokens),
             ("prompt_tokens_cached", "Prompt tokens that the cache held.", self._cached),
             ("generation_tokens", "Tokens drawn.", load.tokens),
+            ("num_preemptions", "Answers that gave way in a full cache, to go on later.", load.preemptions),
             ("requests_cancelled", "Answers given up because their client went.", self._gone),
             ("embedding_tokens", "Tokens of texts that became vectors.", self._embedded),
             ("spec_decode_num_draft_tokens", "Tokens guessed.", self._drafted),

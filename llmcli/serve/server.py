@@ -9,6 +9,7 @@ import socket as sockets
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +82,7 @@ class Server(uvicorn.Server):
             server.close()
         draining = asyncio.ensure_future(self.bridge.drain(self.settings.drain))
         calls = asyncio.ensure_future(self._grpc.stop(self.settings.drain)) if self._grpc else None
+        await self._said()
         await super().shutdown(sockets)
         if self.force_exit:
             draining.cancel()
@@ -88,6 +90,13 @@ class Server(uvicorn.Server):
             await draining
         if calls:  # what the bridge has ended has an end here, too
             await (self._grpc.stop(0) if self.force_exit else calls)
+
+
+    async def _said(self) -> None:
+        """Until what is under way on WebSockets has been told, which uvicorn would close at once."""
+        until = time.monotonic() + self.settings.drain + 1
+        while self._service and self._service.talks and not self.force_exit and time.monotonic() < until:
+            await asyncio.wait(set(self._service.talks), timeout=0.1)
 
 
 def run(bridge: Bridge | Front, settings: Settings, socket: sockets.socket, ready: Callable[[], None]) -> str:

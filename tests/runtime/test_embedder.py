@@ -39,21 +39,21 @@ def pooled(hidden: np.ndarray, how: str) -> np.ndarray:
     return unit({"mean": hidden.mean(0), "cls": hidden[0], "last": hidden[-1]}[how])
 
 
-@pytest.mark.parametrize(("number", "name"), [(1, "mean"), (2, "cls"), (3, "last"), (None, "mean"), (0, "mean")])
-def test_an_encoder_gives_what_transformers_gives(tmp_path, number, name):
-    torch = pytest.importorskip("torch")
-    model = bert.oracle()
-    with opened(bert.bert(tmp_path / "bert.gguf", number, model)) as runner:
-        embedder = runner.embedder()
-        assert not runner.generates and not embedder.looks_back and embedder.pooling == name
-        ids = [embedder.encode(text) for text in TEXTS]
-        assert ids[1] == [2, 7, 8, 9, 11, 12, 13, 3]  # [CLS] … [SEP], words and pieces of words
-        found, steps = vectors(embedder, ids)
-    assert steps < len(ids)
-    for tokens, vector in zip(ids, found, strict=True):
+def test_an_encoder_gives_what_transformers_gives(tmp_path):
+    torch, model = pytest.importorskip("torch"), bert.oracle()
+    states: list[np.ndarray] = []
+    for number, name in ((1, "mean"), (2, "cls"), (3, "last"), (None, "mean"), (0, "mean")):
+        with opened(bert.bert(tmp_path / f"{number}.gguf", number, model)) as runner:
+            embedder = runner.embedder()
+            assert not runner.generates and not embedder.looks_back and embedder.pooling == name
+            ids = [embedder.encode(text) for text in TEXTS]
+            assert ids[1] == [2, 7, 8, 9, 11, 12, 13, 3]  # [CLS] … [SEP], words and pieces of words
+            found, steps = vectors(embedder, ids)
+        assert steps < len(ids)
         with torch.no_grad():
-            hidden = model(torch.tensor([tokens])).last_hidden_state[0].numpy()
-        np.testing.assert_allclose(vector, pooled(hidden, name), atol=1e-4)
+            states = states or [model(torch.tensor([one])).last_hidden_state[0].numpy() for one in ids]
+        for hidden, vector in zip(states, found, strict=True):
+            np.testing.assert_allclose(vector, pooled(hidden, name), atol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -156,4 +156,16 @@ def test_a_unit_is_as_long_as_one_and_nothing_stays_nothing():
 
 
 def test_texts_are_cut_into_passes_one_behind_the_other():
-    assert list(pieced([3, 0, 6], 4)) == [((0, 0, 3), (2, 0, 1)), ((2, 1, 5),), ((2, 5, 6),)]
+    assert list(pieced([3, 0, 6], lambda: 4)) == [((0, 0, 3), (2, 0, 1)), ((2, 1, 5),), ((2, 5, 6),)]
+    most = iter([2, 5, 9])
+    assert list(pieced([9], lambda: next(most))) == [((0, 0, 2),), ((0, 2, 7),), ((0, 7, 9),)]
+
+
+def test_passes_are_short_while_answers_are_made(stories_gguf):
+    with opened(stories_gguf) as runner:
+        embedder = runner.embedder()
+        quick, few = vectors(embedder, [[5, 6, 7] * 90])
+        embedder.gentle = True
+        slow, many = vectors(embedder, [[5, 6, 7] * 90])
+    assert few == 2 and many == 6  # 269 tokens and the last: 5 passes of 64 instead of one of 512
+    np.testing.assert_allclose(quick[0], slow[0], atol=1e-5)

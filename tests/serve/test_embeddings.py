@@ -107,3 +107,12 @@ def test_tokens_and_their_text(serve: Callable[..., Served]) -> None:
     assert ask("detokenize", tokens=list("hé".encode())).json() == {"content": "hé"}
     for wrong in (["a"], [-1], [10**9], [True]):
         assert ask("detokenize", tokens=wrong).status_code == 400
+
+
+def test_a_text_that_the_machine_has_no_memory_for_is_refused(tiny: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors.host, "available_memory", lambda: 1000)
+    tiny.bridge.runner.embedder().close()
+    answer = httpx.post(f"{tiny.v1}/embeddings", json={"input": "a cat"})
+    assert answer.status_code == 503 and "1000 B are free" in answer.json()["error"]["message"]
+    monkeypatch.undo()
+    assert httpx.post(f"{tiny.v1}/embeddings", json={"input": "a cat"}).status_code == 200

@@ -128,6 +128,19 @@ def test_a_socket_that_closes_ends_what_it_asked_for(serve: Callable[..., Served
     assert served.bridge.open == 0
 
 
+def test_what_is_under_way_is_told_before_the_server_ends(serve: Callable[..., Served]) -> None:
+    served = serve(b"x" * 300)
+    with opened(served) as socket:
+        ask(socket, "a", stream=True)
+        first = json.loads(socket.recv(timeout=60))
+        served.server.should_exit = True
+        found = until_over(socket, "a")["a"]
+        assert text([first, *found]) == "x" * 300 and found[-1] == {"done": True}
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=60)
+    assert closed.value.rcvd.code == 1012  # the service restarts
+
+
 def test_a_key_is_needed_and_a_strange_page_is_not_let_in(serve: Callable[..., Served]) -> None:
     served = serve(keys=("secret-key-1",), cors=("https://good.example",))
     good = {"additional_headers": {"Authorization": "Bearer secret-key-1"}}

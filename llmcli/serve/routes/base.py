@@ -1,7 +1,8 @@
 """What a route is: paths, and a function from a request to a response. Adding one is a new file in this folder."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
@@ -19,6 +20,7 @@ class Service:
     bridge: Bridge
     settings: Settings
     vectors: Vectors
+    talks: "set[asyncio.Task[None]]" = field(default_factory=set)  # answers on their way over WebSockets
 
 
 Handler = Callable[[Service, Request], Awaitable[Response]]

@@ -77,7 +77,9 @@ class Talk:
             raise Problem(f"path must be one of {known}", 404, param="path", code="not_found")
         if body is None:
             raise Problem("body is missing", param="body")
-        self._tasks[name] = self._group.create_task(self._answer(name, path, body.values))
+        task = self._tasks[name] = self._group.create_task(self._answer(name, path, body.values))
+        self._service.talks.add(task)
+        task.add_done_callback(self._service.talks.discard)
 
     async def _answer(self, name: str, path: str, body: Mapping[str, Any]) -> None:
         last: dict[str, Any] = {"done": True}
