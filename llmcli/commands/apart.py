@@ -42,14 +42,16 @@ def run_replicas(wish: "Wish", replicas: int, address: str | None, socket: Socke
     from llmcli.serve import server
     from llmcli.serve.front import Front
 
-    address = None if address == HERE else address
-    need_ray(local=address is None)
-    from llmcli.serve.replicas import Crew, running
-
     if wish.given.rpc:
         raise UsageError("a worker serves one client, not several replicas", hint="leave out --replicas or --rpc")
     if address and "://" in address:
         raise UsageError("a Ray client cannot serve", hint="start it on a machine of the cluster: --ray auto")
+    if wish.settings["grpc_port"] is not None:
+        raise UsageError("--grpc-port needs the model in this process", hint="leave out --replicas and --ray")
+    address = None if address == HERE else address
+    need_ray(local=address is None)
+    from llmcli.serve.replicas import Crew, running
+
     own = wish if address else replace(wish, given=shared(wish.given, replicas))
     own = replace(own, waiting=2 * wish.parallel)  # behind Ray's own queue
     with running(partial(opened, own), Crew(replicas, address, wish.parallel, wish.waiting)) as crew:

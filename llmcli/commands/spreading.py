@@ -59,13 +59,13 @@ def through(wish: Wish, where: Where, source: "Input", survey: "Survey", out: "P
     from llmcli.serve.batch.job import failed, id_of
     from llmcli.serve.batch.journal import Journal
 
+    if wish.given.rpc:
+        raise UsageError("a worker serves one client, not several models", hint="leave out --ray or --rpc")
     local = where.address == apart.HERE
     apart.need_ray(local)
     from llmcli.serve.batch import spread
     from llmcli.serve.replicas import cluster
 
-    if wish.given.rpc:
-        raise UsageError("a worker serves one client, not several models", hint="leave out --ray or --rpc")
     count = where.replicas or 1
     if local:
         wish = replace(wish, given=apart.shared(wish.given, count))

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Protocol
 
+from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from llmcli.serve.affinity import key_of
@@ -17,7 +18,7 @@ from llmcli.serve.problems import Problem, document
 from llmcli.serve.relay import portable
 from llmcli.serve.schema.base import encoded
 from llmcli.serve.settings import Settings
-from llmcli.serve.stream import Gone, json_response, unless_gone
+from llmcli.serve.stream import Gone, json_response, unless_gone, whole
 
 TRIES = 3
 PATIENCE = 30.0  # seconds that a request waits for a model that is being started again
@@ -90,12 +91,12 @@ class Front:
         try:
             if self.stopping:
                 raise Problem("the server is stopping", 503)
-            raw = await _body(receive, self.settings.max_body)
+            raw = await whole(Request(scope, receive), self.settings.max_body)
             await unless_gone(receive, self._asked(portable(scope), raw, send))
         except Gone:
             return
         except Problem as error:
-            headers = {"retry-after": str(RETRY_AFTER)} if error.status == 503 else None
+            headers = {"retry-after": str(RETRY_AFTER)} if error.status in (429, 503) else None
             await json_response(document(error), error.status, headers)(scope, receive, send)
 
     async def _asked(self, scope: dict[str, Any], raw: bytes, send: Send) -> None:
@@ -152,17 +153,3 @@ class _Sent:
         told = Problem("the model was lost in the middle of this answer; ask again", 503, code="model_lost")
         raw = b"data: " + encoded(document(told)) + b"\n\n"
         await self._send({"type": "http.response.body", "body": raw, "more_body": False})
-
-
-async def _body(receive: Receive, most: int) -> bytes:
-    """The whole body; raises Gone, and Problem where it is longer than `most` bytes."""
-    raw = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Gone
-        raw += message.get("body", b"")
-        if len(raw) > most:
-            raise Problem(f"the body is larger than {most:,} bytes, which is what this server takes", 413)
-        if not message.get("more_body"):
-            return bytes(raw)

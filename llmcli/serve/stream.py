@@ -32,6 +32,11 @@ class Gone(Exception):
 
 async def body(request: Request, most: int) -> dict[str, Any]:
     """The JSON object of a request; raises Problem where it is too large, no JSON, or something else."""
+    return parsed(await whole(request, most))
+
+
+async def whole(request: Request, most: int) -> bytes:
+    """All bytes of a request's body; raises Problem where they are too many or too slow, Gone where they end early."""
     raw, count = bytearray(), 0
     try:
         async with asyncio.timeout(PATIENCE):
@@ -47,7 +52,7 @@ async def body(request: Request, most: int) -> dict[str, Any]:
         raise Gone from None
     if count > most:  # read to its end where that is near: many clients listen only then
         raise Problem(f"the body is larger than {most:,} bytes, which is what this server takes", 413)
-    return parsed(bytes(raw))
+    return bytes(raw)
 
 
 def parsed(raw: bytes) -> dict[str, Any]:

@@ -29,6 +29,20 @@ def test_without_ray_the_extra_is_named(llmcli: Llmcli, tmp_path: Any) -> None:
         assert "Ray is not installed here\nhint: pip install 'llmcli[ray]'" in done.err
 
 
+def test_what_replicas_do_not_have(llmcli: Llmcli, tmp_path: Any) -> None:
+    lines = tmp_path / "in.jsonl"
+    lines.write_text('"hello"\n')
+    batch = ("batch", "x.gguf", str(lines), "-o", str(tmp_path / "out.jsonl"), "--ray", "local", "--rpc", "a")
+    for words, message in (
+        (("serve", "x.gguf", "--port", "0", "--replicas", "2", "--rpc", "a"), "a worker serves one client"),
+        (("serve", "x.gguf", "--port", "0", "--ray", "ray://a:1"), "a Ray client cannot serve"),
+        (batch, "a worker serves one client"),
+    ):
+        done = llmcli(*words)
+        assert done.code == 2
+        assert message in done.err
+
+
 def test_replicas_of_a_batch_need_a_cluster(llmcli: Llmcli) -> None:
     done = llmcli("batch", "x.gguf", "in.jsonl", "-o", "out.jsonl", "--replicas", "2")
     assert done.code == 2
