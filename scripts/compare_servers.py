@@ -3,7 +3,7 @@
 
 usage: PYTHONPATH=. .venv/bin/python scripts/compare_servers.py MODEL.gguf LLAMA_SERVER
        [--users 1,2,4,8,16] [--prompts 32,512] [--shared 0,0.9] [--gen 96] [--threads N] [--turns 6] [--rounds 2]
-       [--least 18] [--ours '…'] [--theirs '…'] [-o FILE.jsonl] [--skip-full] [--only-full]
+       [--least 18] [--completions] [--ours '…'] [--theirs '…'] [-o FILE.jsonl] [--skip-full] [--only-full]
 
 Both servers run all the time, and only one of them is asked. A turn of a cell (users, prompt, shared part) is a closed
 loop of `rounds` requests a user, `least` at least, with prompts that both get and that nobody had before; a fair coin
@@ -44,7 +44,7 @@ from llmcli.hardware import host
 from llmcli.hardware.served import stop
 
 TICKS = os.sysconf("SC_CLK_TCK")
-PATIENCE = 180.0  # seconds for a request of the full cache
+PATIENCE = 180.0  # seconds for a request
 GREEDY = {"temperature": 0, "ignore_eos": True, "cache_prompt": True}
 
 
@@ -114,6 +114,10 @@ def both(given: argparse.Namespace, slots: int, cells: int) -> Iterator[tuple[Si
         yield two[0], two[1]
 
 
+def _server(side: Side, given: argparse.Namespace) -> Server:
+    return Server(clients.base(side.url), extra=GREEDY, timeout=PATIENCE, chat=not given.completions)
+
+
 async def turns(
     sides: Sequence[Side], open_: Sequence[Session], load: Load, length: Length, count: int, number: int
 ) -> None:
@@ -133,7 +137,7 @@ async def cell(sides: tuple[Side, Side], shape: Shape, users: int, given: argpar
     asked = Asked("fixed", shape, number)
     async with AsyncExitStack() as stack:
         open_ = [
-            await stack.enter_async_context(session.opened(Server(clients.base(side.url), extra=GREEDY), asked))
+            await stack.enter_async_context(session.opened(_server(side, given), asked))
             for side in sides
         ]
         length = Length(max(given.least, given.rounds * users), warmup=users)
@@ -182,12 +186,11 @@ def line(row: dict[str, object]) -> str:
 
 async def full(sides: tuple[Side, Side], given: argparse.Namespace) -> list[str]:
     """Eight users where three fit: what each of them says."""
-    lines, shape = [], Shape(256, 192)
+    lines, shape = [], Shape(128, 96)
     for side in sides:
-        server = Server(clients.base(side.url), extra=GREEDY, timeout=PATIENCE)
-        async with session.opened(server, Asked("fixed", shape, 7)) as one:
+        async with session.opened(_server(side, given), Asked("fixed", shape, 7)) as one:
             try:
-                run = await one.run(Load("closed", 8), Length(48, warmup=0), 1)
+                run = await one.run(Load("closed", 8), Length(24, warmup=0), 1)
             except session.UserError as error:
                 lines.append(f"{side.name}: {error}")
                 continue
@@ -223,6 +226,7 @@ def main() -> int:
     parser.add_argument("--theirs", default="", help="more flags of llama-server")
     parser.add_argument("--logs", default="/tmp/compare_servers")
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--completions", action="store_true", help="/v1/completions: for models without a template")
     parser.add_argument("--skip-full", action="store_true")
     parser.add_argument("--only-full", action="store_true")
     given = parser.parse_args()
@@ -241,8 +245,8 @@ def main() -> int:
                             with given.output.open("a") as out:
                                 out.write(json.dumps(row) + "\n")
     if not given.skip_full:
-        with both(given, 8, 1536) as sides:
-            print("full cache, 8 users of 256 + 192 tokens in 1536 cells:")
+        with both(given, 8, 768) as sides:
+            print("full cache, 8 users of 128 + 96 tokens in 768 cells:")
             print("\n".join(asyncio.run(full(sides, given))), flush=True)
     return 0
 

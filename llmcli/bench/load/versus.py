@@ -18,7 +18,7 @@ from llmcli.bench.load.slo import Slo
 from llmcli.bench.paired import Comparison, Design
 from llmcli.runtime.request import percentile
 
-DRAWS = 2000  # of the bootstrap
+DRAWS = 1000  # of the bootstrap
 CONFIDENCE = 0.95
 TURNS = 8  # the least that can tell a difference with CONFIDENCE is 6
 
