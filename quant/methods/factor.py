@@ -16,12 +16,13 @@ it has not), every third layer of SmolLM2-135M at Q4_K_M's types, one role at a 
     attn_q, k, output                     .00136 .00109      .00143 .00122
 
 Half the text gave .00284 and .00279 at 0.1 for ffn_up: more of it would not do instead. A Llama of hidden 512, all of
-it, 10,240 tokens, eight chunks each: .000129 and .000187, .000116 and .000168, .000135 and .000191. More for ffn_down alone helps the
-one and hurts the other: 0.3 gave SmolLM2's .00325 and .00330, 0.5 the Llama .000119 and .000174. By the error of
-eight matrices under moments of other text 0.01 and 0.1 are the same, 1 is a sixth worse. Weighing what is beside the
-diagonal less did ffn_down as much good as damping: times 0.75 .00357 and .00329, 0.5 .00338 and .00311, 0.25 .00325 and
-.00298. Damping by a part of each column's own diagonal (0.003 to 0.1) made two of seven matrices worse than with 0.01;
-weighing rows by how little they are of the residual behind them, ffn_down (.00931 and .00833 for .00789 and .00812).
+it, 10,240 tokens, eight chunks each: .000129 and .000187, .000116 and .000168, .000135 and .000191. More for ffn_down
+alone helps the one and hurts the other: 0.3 gave SmolLM2's .00325 and .00330, 0.5 the Llama .000119 and .000174. By the
+error of eight matrices under moments of other text 0.01 and 0.1 are the same, 1 is a sixth worse. Weighing what is
+beside the diagonal less did ffn_down as much good as damping: times 0.75 .00357 and .00329, 0.5 .00338 and .00311, 0.25
+.00325 and .00298. Damping by a part of each column's own diagonal (0.003 to 0.1) made two of seven matrices worse than
+with 0.01; weighing rows by how little they are of the residual behind them, ffn_down (.00931 and .00833 for .00789 and
+.00812).
 """
 
 from dataclasses import dataclass
