@@ -2,8 +2,11 @@
 
 llama.cpp fills holes in the pool of cells, and attention adds up in the order of cells (runtime/reproducible.py). So in
 the reproducible mode nothing is freed while anything runs: a round begins in an empty pool, takes in as much as surely
-fits, and the next one waits until it is over. 2026-11: 16 at once without rounds gave other texts than 4 at once for a
-third of 35 prompts.
+fits, and the next one waits until it is over.
+
+2026-11-22: 16 at once without rounds gave other texts than 4 at once for a third of 35 prompts; with an engine that
+lays the cells out anew when room is short, still for one of 24 (two samples of one prompt, 12 at once against 3). With
+rounds for none.
 """
 
 from collections.abc import Callable

@@ -1,16 +1,14 @@
 """Many plans through one engine: as many answers at once as it runs, those that begin alike beside one another.
 
 Lines are read and made into plans in a thread beside the engine's, a window at a time, and a window is sorted by its
-tokens: what many prompts have in front is computed once, because the others wait until the first one's is in the
-cache. Nothing is lost where it stops: what is finished is with `put`.
+tokens: what many prompts have in front is still in the cache when the next of them comes. Nothing is lost where it
+stops: whoever is told of what is done keeps it.
 """
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
 
 from llmcli.runtime.interrupt import on_interrupt
 from llmcli.runtime.request import Answer
@@ -22,8 +20,6 @@ from llmcli.serve.schema.base import Document
 from quant.errors import Refusal
 
 WINDOW, MOST_TOKENS = 1024, 1 << 18  # lines that are made ready at once, and tokens of their prompts
-LOOKED_AT = 64  # of those that are ready, for one that need not wait
-SHARED = 32  # tokens in common for which waiting pays
 
 
 @dataclass(slots=True, eq=False)
@@ -79,10 +75,6 @@ class Part:
     def wanted(self) -> Wanted:
         return self.task.wanted[self.number]
 
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return self.wanted.request.tokens
-
 
 class Work:
     """Runs tasks; `done` is told the index of each and what it came to, in the order in which they end.
@@ -98,7 +90,6 @@ class Work:
         self._ready: deque[Part] = deque()
         self._asides: deque[Task] = deque()
         self._running: dict[int, tuple[Part, int]] = {}  # by the engine's id: whose, and which sample
-        self._prompting: dict[int, tuple[int, ...]] = {}  # prompts that are being computed
         self.tokens = self.prompted = self.cached = 0
         self.stopped = False
 
@@ -114,12 +105,7 @@ class Work:
             more = True
             try:
                 while not self.stopped:
-                    if (
-                        more
-                        and len(self._ready) < self.parallel
-                        and not self._asides
-                        and (window.done() or not self._running)
-                    ):
+                    if more and self._hungry and (window.done() or not self._running):
                         more = self._take(window)
                         window = reader.submit(_window, tasks)
                     self._start()
@@ -153,23 +139,13 @@ class Work:
     def _start(self) -> None:
         """Hand the engine as much as it runs at once."""
         while self._ready:
-            part = self._next()
+            part = self._ready[0]
             busy = len(self._running)
-            if part is None or (busy and busy + part.wanted.samples > self.parallel):
+            if (busy and busy + part.wanted.samples > self.parallel) or not self._admit(part.wanted, bool(busy)):
                 return
-            if not self._admit(part.wanted, bool(busy)):
-                return
-            self._ready.remove(part)
+            self._ready.popleft()
             ids = self.engine.sample(part.wanted.request, part.wanted.samples)
             self._running |= {one: (part, number) for number, one in enumerate(ids)}
-            self._prompting[ids[0]] = part.tokens
-
-    def _next(self) -> Part | None:
-        """The first that need not wait for somebody else's beginning of the same prompt."""
-        for part in islice(self._ready, LOOKED_AT):
-            if not any(_common(part.tokens, other) >= SHARED for other in self._prompting.values()):
-                return part
-        return None
 
     def _beside(self) -> None:
         """One of those that the engine has nothing to do with."""
@@ -185,7 +161,6 @@ class Work:
     def _step(self) -> None:
         for event in self.engine.step():
             self.tokens += event.token is not None
-            self._prompting.pop(event.sequence, None)
             if event.finish is not None and event.finish != "cancelled":
                 self._finished(event.sequence)
 
@@ -215,9 +190,3 @@ def _window(tasks: Iterator[Task]) -> list[Task]:
         if len(found) >= WINDOW or tokens >= MOST_TOKENS:
             break
     return sorted(found, key=lambda task: task.wanted[0].request.tokens if task.wanted else ())
-
-
-def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many tokens two prompts share at the beginning."""
-    most = min(len(one), len(other))
-    return bisect_left(range(1, most + 1), True, key=lambda count: one[:count] != other[:count])
