@@ -25,33 +25,52 @@ def doctor(
     network: Network = False,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     rpc: Annotated[str | None, typer.Option("--rpc", metavar="HOST:PORT,…", help="Ask these workers, too.")] = None,
+    ray: Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", help="Ask this Ray cluster, too.")] = None,
     json: Json = False,
 ) -> None:
     """Tell what this machine has, what llama.cpp was built for, and what lies where.
 
-    Nothing goes over the network without --network or --rpc. It ends with 1 where llama.cpp does not load, or a worker
-    does not answer.
+    Nothing goes over the network without --network, --rpc or --ray. It ends with 1 where llama.cpp does not load, or a
+    worker or cluster that was named does not answer.
     """
     from llmcli.catalog import reach
     from llmcli.hardware import checkup, cluster
 
     config, ui = start(json, offline)
     workers = [cluster.ask(one) for one in cluster.endpoints(rpc)] if rpc is not None else None
+    cluster_found = _cluster(ray) if ray is not None else None
     reached = reach.look(config) if network else None
     found = checkup.look(config)
     reading = _read(found)
     if json:
-        ui.result(document(found, reading, reached, workers))
+        ui.result({**document(found, reading, reached, workers), "ray": cluster_found})
     else:
         _tell(found, reading, reached, ui)
         for one in workers or ():
             room = ", ".join(f"{_known(free)} of {_known(total)} free" for free, total in one.memory)
             ui.text(f"worker {one.endpoint}: protocol {'.'.join(map(str, one.protocol))} · {room}")
+        if cluster_found:
+            told = "machines {machines} · CPUs {cpus:g} · Ray {version}".format(**cluster_found)
+            ui.text(f"Ray at {ray}: {told}")
     for what, hint in found.warnings:
         ui.warn(what)
         ui.note(f"hint: {hint}")
     if found.broken:
         raise typer.Exit(1)
+
+
+def _cluster(address: str) -> dict[str, Any]:
+    """What a Ray cluster has."""
+    from llmcli.commands import apart
+
+    apart.need_ray(local=False)
+    from llmcli.serve import replicas
+
+    found = replicas.look(address)
+    return {
+        "address": address, "machines": found.machines, "cpus": found.cpus, "memory_bytes": found.memory,
+        "version": found.version,
+    }  # fmt: skip
 
 
 def _read(found: "Checkup") -> "Reading | None":

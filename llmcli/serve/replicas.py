@@ -22,6 +22,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from starlette.types import Message, Receive, Send
 
 from llmcli.errors import UserError
+from llmcli.hardware.cluster import gone
 from llmcli.serve.affinity import ranked
 from llmcli.serve.app import make_app
 from llmcli.serve.front import Lost
@@ -181,9 +182,28 @@ def running(open_model: Open, crew: Crew) -> Iterator[Replicas]:
                 serve.delete(NAME)
 
 
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What a Ray cluster has: machines that are there, their CPUs, bytes of memory for tasks, and Ray's version."""
+
+    machines: int
+    cpus: float
+    memory: int
+    version: str
+
+
+def look(address: str) -> Cluster:
+    """Ask a cluster; raises UserError where there is none."""
+    with cluster(address, 0) as machines:
+        found = ray.cluster_resources()
+        return Cluster(machines, found.get("CPU", 0.0), int(found.get("memory", 0)), ray.__version__)
+
+
 @contextmanager
 def cluster(address: str | None, cpus: float) -> Iterator[int]:
     """Ray: a cluster's, or our own on this machine with so many CPUs to give away; how many machines that are."""
+    if address and ":" in address and gone([address]):  # Ray itself asks for minutes
+        raise UserError(f"no Ray at {address}: nobody listens there", hint="ray status on a machine of the cluster")
     for name in ("ray", "ray.serve", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}

@@ -38,7 +38,7 @@ def test_the_document(llmcli: Llmcli, home: Path) -> None:
     done = llmcli("doctor", "--json")
     assert done.code == 0
     told = document(done)
-    parts = ("versions", "cpu", "backends", "devices", "memory", "folders", "network", "workers", "warnings")
+    parts = ("versions", "cpu", "backends", "devices", "memory", "folders", "network", "workers", "warnings", "ray")
     assert tuple(told) == parts
     assert told["versions"]["llmcli"]
     assert told["versions"]["llama-cpp-python"]
@@ -47,6 +47,7 @@ def test_the_document(llmcli: Llmcli, home: Path) -> None:
     assert "cpu" in [one["kind"] for one in told["devices"]]
     assert told["network"] is None
     assert told["workers"] is None
+    assert told["ray"] is None
     assert told["memory"]["read_bandwidth_bytes_per_second"] in (3e10, None)
     folders = {one["what"]: one for one in told["folders"]}
     assert (folders["models"]["bytes"], folders["models"]["files"]) == (1000, 1)
