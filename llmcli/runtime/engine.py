@@ -76,7 +76,7 @@ class Engine:
     @schedule.setter
     def schedule(self, schedule: Schedule) -> None:
         self.scheduler.schedule = schedule
-        self.scheduler.swap.most = schedule.swap_bytes
+        self.scheduler.swap.most = self.scheduler.parking.most = schedule.swap_bytes
 
     def check(self) -> None:
         """Compare the books with llama.cpp's own; a difference is a bug and crashes."""

@@ -30,7 +30,7 @@ class Ledger:
         self._busy = [False] * count
         self._used_at = [0] * count
         self._turns = [0] * count
-        self._scopes = [""] * count  # who may share a slot's cells: whoever names the same
+        self.scopes = [""] * count  # who may share a slot's cells: whoever names the same
         self._prefixes = Prefixes(count)
         self._clock = 0
         self._next_cell = 0
@@ -75,10 +75,11 @@ class Ledger:
             return None
         if not self.keeps and (len(idle) == len(self._busy) or all(self.tokens[slot] for slot in idle)):
             self.compact()
-        if move and (moved := self._place_moved(tokens, path, idle, scope)):
+        own = [slot for slot in idle if self.scopes[slot] == scope]
+        if move and (moved := self._place_moved(tokens, path, own)):
             return moved
         target = self._oldest(idle)
-        best, reused = self._best(tokens, path, idle, scope)
+        best, reused = self._best(tokens, path, own, scope)
         if not reused:
             self._cut(target, 0)
             return self._taken(target, scope), 0
@@ -92,12 +93,11 @@ class Ledger:
         self._share(best, target, 0, reused)
         return self._taken(target, scope), reused
 
-    def _best(self, tokens: Sequence[int], path: frozenset[int], idle: list[int], scope: str) -> tuple[int, int]:
+    def _best(self, tokens: Sequence[int], path: frozenset[int], own: list[int], scope: str) -> tuple[int, int]:
         """The slot that holds most of the beginning of a prompt, and how much."""
         if self.forks:
             reused, holders = self._match(tokens[:-1], scope)
         else:  # what a slot holds cannot be shared
-            own = [slot for slot in idle if self._scopes[slot] == scope]
             alike = {slot: self._usable(slot, common(self.tokens[slot], tokens[:-1])) for slot in own}
             reused = max(alike.values(), default=0)
             holders = {slot for slot, length in alike.items() if length == reused}
@@ -110,7 +110,7 @@ class Ledger:
         return length if whole or (not self.memory.recurrent and self._window_holds(slot, length)) else 0
 
     def _taken(self, slot: int, scope: str) -> int:
-        self._busy[slot], self._scopes[slot] = True, scope
+        self._busy[slot], self.scopes[slot] = True, scope
         self._touch(slot)
         return slot
 
@@ -123,7 +123,7 @@ class Ledger:
         """As the tree has it, once it has heard of what has come since it was asked last."""
         for slot, held in enumerate(self.tokens):
             if len(held) > self._prefixes.lengths[slot]:
-                self._prefixes.grow(slot, held, self._scopes[slot])
+                self._prefixes.grow(slot, held, self.scopes[slot])
         return self._prefixes.match(tokens, scope)
 
     @property
@@ -181,9 +181,16 @@ class Ledger:
         """Cells of slots that are in use: what cannot be forgotten."""
         return self.held(self.in_use)
 
-    def put_away(self, slot: int) -> Away:
-        """Take out what no other slot in use holds as well, and empty the slot."""
-        start = max((self._shared(slot, other) for other in self.in_use if other != slot), default=0)
+    @property
+    def left(self) -> list[int]:
+        """The idle slots that hold something, longest unused first."""
+        idle = [slot for slot, busy in enumerate(self._busy) if not busy and self.tokens[slot]]
+        return sorted(idle, key=self._used_at.__getitem__)
+
+    def put_away(self, slot: int, whole: bool = False) -> Away:
+        """Take out what no other slot in use holds as well, or all, and empty the slot."""
+        others = [] if whole else [other for other in self.in_use if other != slot]
+        start = max((self._shared(slot, other) for other in others), default=0)
         held = tuple(self.tokens[slot])
         state = self.memory.state(slot, start) if start < len(held) else memoryview(b"")
         away = Away(held, start, state)
@@ -195,7 +202,7 @@ class Ledger:
         count, start = len(away.tokens), away.start
         if not self.make_room(count - start):
             return False
-        found, holders = self._match(away.tokens[:start], self._scopes[slot])
+        found, holders = self._match(away.tokens[:start], self.scopes[slot])
         if found < start:
             return False
         source = min(holders) if start else -1
@@ -281,11 +288,11 @@ class Ledger:
         """Forget idle slots, longest unused first and each from its end, until `cells` are free; False when that is not
         enough."""
         while (missing := cells - self.size + self.used) > 0:
-            idle = [slot for slot, busy in enumerate(self._busy) if not busy and self.tokens[slot]]
-            if not idle:
+            left = self.left
+            if not left:
                 return False
             if self.keeps:
-                slot = min(idle, key=self._used_at.__getitem__)
+                slot = left[0]
                 self._cut(slot, max(0, len(self.tokens[slot]) - max(missing, PIECE)))
             else:
                 self.compact()
@@ -293,10 +300,10 @@ class Ledger:
 
     def forget_idle(self) -> bool:
         """Drop every idle slot's cells; whether there were any."""
-        idle = [slot for slot, busy in enumerate(self._busy) if not busy and self.tokens[slot]]
-        for slot in idle:
+        left = self.left
+        for slot in left:
             self._cut(slot, 0)
-        return bool(idle)
+        return bool(left)
 
     def check(self) -> None:
         """Compare this map with llama.cpp's own positions; a difference is a bug and crashes."""
@@ -316,15 +323,13 @@ class Ledger:
 
         return min(idle, key=worth)
 
-    def _place_moved(
-        self, tokens: Sequence[int], path: frozenset[int], idle: list[int], scope: str
-    ) -> tuple[int, int] | None:
+    def _place_moved(self, tokens: Sequence[int], path: frozenset[int], idle: list[int]) -> tuple[int, int] | None:
         """An idle slot of the same conversation that holds more of a prompt with a gap closed than any as it is."""
-        own = [slot for slot in idle if self._scopes[slot] == scope and (not path or self._turns[slot] in path)]
+        own = [slot for slot in idle if not path or self._turns[slot] in path]
         slot = max(own, key=lambda slot: (reach(self.tokens[slot], tokens), self._used_at[slot]), default=-1)
         if slot < 0 or reach(self.tokens[slot], tokens) <= self.nearest(tokens)[1] or not self.memory.can_shift:
             return None
-        return self._taken(slot, scope), self.adapt(slot, tokens[:-1], move=True)
+        return self._taken(slot, self.scopes[slot]), self.adapt(slot, tokens[:-1], move=True)
 
     def _shift(self, slot: int, start: int, end: int) -> bool:
         """Give up the tokens from `start` to `end` and move those behind up; False where that cannot be, or others are
@@ -363,12 +368,8 @@ class Ledger:
     def _held_elsewhere(self, slot: int, keep: int) -> int:
         """How many of the first cells of a slot, at least `keep`, would still be held if it let go of the others."""
         cell = self._cells[slot][keep]
-        sharing = (
-            self._shared(slot, other)
-            for other, cells in enumerate(self._cells)
-            if other != slot and keep < len(cells) and cells[keep] == cell
-        )
-        return max(sharing, default=keep)
+        others = [at for at, cells in enumerate(self._cells) if at != slot and cells[keep : keep + 1] == [cell]]
+        return max((self._shared(slot, other) for other in others), default=keep)
 
     def _shared(self, one: int, other: int) -> int:
         """How many cells two slots share. Cells are only ever shared from the beginning."""
@@ -386,8 +387,7 @@ class Ledger:
             self._used -= len(held) - self._held_elsewhere(slot, keep)
             del held[keep:]
             del self._cells[slot][keep:]
-            if keep < self._prefixes.lengths[slot]:
-                self._prefixes.cut(slot, keep)
+            self._prefixes.cut(slot, keep)
         return len(held)
 
     def _window_holds(self, slot: int, keep: int) -> bool:

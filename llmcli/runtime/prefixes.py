@@ -65,6 +65,8 @@ class Prefixes:
     def cut(self, slot: int, keep: int) -> None:
         """A slot holds its first `keep` tokens alone."""
         node, length = self._ends[slot], self.lengths[slot]
+        if keep >= length:
+            return
         while node is not None and length > keep:
             start = length - len(node.run)
             if start < keep:

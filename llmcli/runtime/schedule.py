@@ -18,7 +18,8 @@ class Schedule:
     `waiting`: requests that may wait; one more is refused (Crowded). `gap`: seconds between two tokens of an answer
     that prompts of others should not exceed. `shared`: whether clients share what begins alike; how long an answer
     takes tells whether somebody asked the same before. `swap_bytes`: of answers that gave way in a full pool and wait
-    in the host's memory; beyond, they are computed anew.
+    in the host's memory; beyond, they are computed anew. `idle_cells`: that finished answers may hold; what they held
+    beyond lies in the host's memory, too, as many bytes again (parking.py says what for).
     """
 
     running: int | None = None
@@ -28,6 +29,7 @@ class Schedule:
     gap: float | None = None
     shared: bool = True
     swap_bytes: int = 256 << 20
+    idle_cells: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("running", "rows", "chunk"):

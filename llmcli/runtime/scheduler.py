@@ -13,6 +13,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.ledger import Ledger
 from llmcli.runtime.likeness import common
 from llmcli.runtime.overflow import Overflow
+from llmcli.runtime.parking import Parking
 from llmcli.runtime.passes import Pass
 from llmcli.runtime.pool import Pool
 from llmcli.runtime.schedule import Schedule
@@ -36,7 +37,7 @@ class Scheduler:
         self.context, self.ledger, self.schedule = context, ledger, schedule
         self.running: dict[int, Sequence] = {}
         self.waiting = Waiting()
-        self.swap = Swap(ledger, schedule.swap_bytes)
+        self.swap, self.parking = Swap(ledger, schedule.swap_bytes), Parking(ledger, schedule.swap_bytes)
         self.passes = self.preemptions = 0
         self.row_seconds = 0.0  # of a pass with many, lately
 
@@ -49,6 +50,8 @@ class Scheduler:
         if sequence.slot >= 0:
             self.ledger.release(sequence.slot, sequence.request.turn)
             del self.running[sequence.id]
+            if self.schedule.idle_cells is not None and self.ledger.keeps:
+                self.parking.tidy(self.schedule.idle_cells)
             return
         self.waiting.remove(sequence)
         if sequence.away:
@@ -159,7 +162,11 @@ class Scheduler:
     def _place(self, sequence: Sequence) -> bool:
         """Give a waiting sequence its slots, where there are as many, and cells enough."""
         ledger, slots, request = self.ledger, sequence.strategy.slots, sequence.request
-        if ledger.idle < slots or not self._fits(sequence):
+        if ledger.idle < slots:
+            return False
+        if not sequence.away:
+            self.parking.fetch(sequence.tokens, self.scope(sequence))
+        if not self._fits(sequence):
             return False
         away, sequence.away = sequence.away, None
         if away is not None:

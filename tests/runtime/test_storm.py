@@ -56,6 +56,7 @@ def alone(request: Request) -> tuple[list[int], str]:
         ({}, Schedule(shared=False, rows=16)),
         ({"recurrent": True}, Schedule()),
         ({"n_swa": 24}, Schedule(gap=0.05)),
+        ({}, Schedule(idle_cells=20)),
     ],
     ids=str,
 )
@@ -183,3 +184,25 @@ def test_a_finished_prompt_is_found_again_and_clients_share_only_where_they_may(
             machine.step()
         assert machine.answer(own).cached_tokens == len(stem)
         assert machine.answer(other).cached_tokens == found
+
+
+@pytest.mark.parametrize("memory", [{}, {"recurrent": True}], ids=str)
+def test_what_finished_answers_leave_lies_outside_the_pool_and_comes_back_for_who_goes_on(memory):
+    machine, context = engine(Schedule(idle_cells=10), **memory)
+    talks = [tuple(bytes([65 + number]) * 40) for number in range(3)]
+    for turn in range(3):
+        for number, talk in enumerate(talks):
+            one = machine.submit(Request(talk, WILD.with_values({"seed": number}), 8, ignore_eos=True))
+            while machine.busy:
+                machine.step()
+                machine.check()
+            answer = machine.answer(one)
+            assert answer.cached_tokens == (len(talk) - 4 if turn else 0)
+            assert said(answer) == alone(Request(talk, WILD.with_values({"seed": number}), 8, ignore_eos=True))
+            talks[number] = (*talk, *(token.id for token in answer.tokens), 1, 2, 3)
+            assert machine.load.cells == context.used <= 10
+    parking = machine.scheduler.parking
+    assert len(parking) == 3
+    machine.schedule = Schedule(idle_cells=10, swap_bytes=1)
+    parking.tidy(0)
+    assert len(parking) == parking.nbytes == 0
