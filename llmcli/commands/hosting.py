@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 PARALLEL = 4  # answers at once where nobody says how many, as llama-server has it
+GAP = 0.5  # seconds that somebody's prompt may keep others from their next token
+IDLE_CELLS = 512  # that finished answers may hold: a system text that all begin with stays, the rest lies apart
 # What a person at a terminal asks for, not a server: flag -> what to do instead.
 PERSONAL = {
     "prompt": ("-p", "each request brings its own"), "file": ("-f", "each request brings its own"),
@@ -53,7 +55,7 @@ def host(ref: str, given: "Flags", config: "Config", ui: "UI", parallel: int = P
     with closing(Models(given, config, ui, talks=True, parallel=parallel, answers=False)) as models:
         opened = models.first(ref)
         opened.runner.show(calls.marks())
-        opened.runner.engine.schedule = Schedule(running=parallel)
+        opened.runner.engine.schedule = Schedule(running=parallel, gap=GAP, idle_cells=IDLE_CELLS)
         sampling = defaults().with_values(opened.settings).with_values(given.settings)
         system = (opened.system if given.system is None else given.system) or None
         yield Hosted(opened.name, opened.runner, system, sampling, opened.settings)
