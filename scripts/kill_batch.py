@@ -4,9 +4,10 @@
 usage: PYTHONPATH=$PWD .venv/bin/python scripts/kill_batch.py REF IN.jsonl [--kills 20] [--seed 0] [--work FOLDER]
        [-- FLAGS of batch]
 
-The unbroken run comes first and tells how long one takes. Then the same command is started and killed with SIGKILL
-after a random time of a share of that, as often as asked, and given once more to end by itself; the next round begins
-anew if it ended before. The file's sha256 must be the unbroken run's. Prints a line a kill and exits with 1 if it
+The unbroken run comes first and tells how long one takes. Then the same command is started and killed with SIGKILL as
+often as asked, by turns after a random time (up to a fifth of the whole beside the start) and a random moment after so
+many more lines are in the journal; then it is given once more to end by itself. Where a run ends before it is killed,
+the next round begins. Each file's sha256 must be the unbroken run's. Prints a line a kill and exits with 1 if one
 differs. Without --reproducible among FLAGS near ties may fall otherwise (runtime/reproducible.py).
 """
 
@@ -64,17 +65,28 @@ def killed(words: list[str], out: Path, times: tuple[float, float], chance: rand
     start, span = times
     for number in range(most):
         child = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if number % 2:
+            more = there(out) + chance.randint(1, 12)
+            while child.poll() is None and there(out) < more:
+                time.sleep(0.01)
+            seconds = chance.uniform(0, 0.5)
+        else:
+            seconds = chance.uniform(0, start + span)
         try:
-            child.wait(chance.uniform(0, start + span) if number % 4 == 0 else start + chance.uniform(0, span))
+            child.wait(seconds)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-            journal = out.with_name(f".{out.name}.journal")
-            there = journal.read_bytes().count(b"\n") - 1 if journal.exists() else 0
-            print(f"  killed; {max(0, there)} lines are there", flush=True)
+            print(f"  killed; {there(out)} lines are there", flush=True)
         else:
             return number
     return most
+
+
+def there(out: Path) -> int:
+    """Lines that the journal holds."""
+    journal = out.with_name(f".{out.name}.journal")
+    return max(0, journal.read_bytes().count(b"\n") - 1) if journal.exists() else 0
 
 
 def finish(words: list[str], out: Path) -> tuple[str, dict[str, Any]]:
