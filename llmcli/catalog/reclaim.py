@@ -140,12 +140,18 @@ def _partials(config: Config) -> Iterator[Item]:
 
 
 def _scratch(config: Config) -> Iterator[Item]:
-    """What a killed verification, measurement or comparison left in the cache; figures that are finished stay."""
+    """What a killed verification, measurement or comparison left in the cache; figures that are finished stay, but
+    for second moments, which are large."""
     copies = {"bases": "a checkpoint's copy for a verification", "sensitivity": "a copy to measure with"}
     for lock in sorted(lock for folder in copies for lock in (config.cache / folder).glob("*.lock")):
         with store.locked(lock) as free:
             for path in sorted(lock.parent.glob(f"*{lock.stem}.gguf*")) if free else ():
                 yield Item(path, _bytes(path), copies[lock.parent.name])
+    for lock in sorted((config.cache / "calibrations").glob("*.lock")):
+        with store.locked(lock) as free:
+            for path in sorted(lock.parent.glob(f"*{lock.stem}.*")) if free else ():
+                if path != lock and path.name != f"{lock.stem}.imatrix.gguf":
+                    yield Item(path, _bytes(path), "second moments that can be gathered anew")
     for lock in sorted((config.cache / "pareto").glob("*/lock")):
         with store.locked(lock) as free:
             for path in sorted(lock.parent.iterdir()) if free else ():

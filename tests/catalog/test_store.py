@@ -128,6 +128,8 @@ def test_garbage_is_what_interrupted_runs_left_and_nothing_else(mine, hub, gguf,
         home.cache / "bases" / "abc-F32.gguf": "a checkpoint's copy for a verification",
         home.cache / "bases" / ".abc-F32.gguf.part": "a checkpoint's copy for a verification",
         home.cache / "sensitivity" / "abc.gguf": "a copy to measure with",
+        home.cache / "calibrations" / "abc.moments.gguf": "second moments that can be gathered anew",
+        home.cache / "calibrations" / ".abc.imatrix.gguf.state": "second moments that can be gathered anew",
         home.cache / "pareto" / "abc" / "base.logits": "unfinished comparison",
         home.hub_cache / "models--someone--Tiny-GGUF" / "blobs" / f"{'0' * 64}.llmcli.incomplete": "partial download",
     }
@@ -137,6 +139,7 @@ def test_garbage_is_what_interrupted_runs_left_and_nothing_else(mine, hub, gguf,
     stay = [
         kept.with_name(f"{kept.stem}.certificate.html"), home.cache / "bases" / "abc-F32.lock",
         home.cache / "sensitivity" / "abc.lock", home.cache / "sensitivity" / "abc.records",
+        home.cache / "calibrations" / "abc.lock", home.cache / "calibrations" / "abc.imatrix.gguf",
         home.cache / "pareto" / "abc" / "lock", home.cache / "pareto" / "abc" / "finished.json",
     ]  # fmt: skip
     for path in stay:
