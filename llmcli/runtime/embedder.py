@@ -51,7 +51,7 @@ class Embedder:
         """`context` is the one that generates. Raises UserError for a model that gives no embeddings."""
         self._model, self._options = model, options
         self.size, self.n_vocab = model.n_embd, model.n_vocab
-        self.looks_back = looks_back(context)
+        self.looks_back = looks_back(model, context)
         self.pooling = pooling(header, self.looks_back)
         self.most = context.n_ctx if self.looks_back else min(context.n_ctx, model.n_ctx_train)
         self._held = ExitStack()

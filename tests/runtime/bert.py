@@ -1,4 +1,4 @@
-"""A tiny random BERT for tests: as a GGUF, and the same weights in transformers, which is the oracle."""
+"""Tiny random encoders for tests, BERT and T5's: as a GGUF, and the same weights in transformers, the oracle."""
 
 from pathlib import Path
 from typing import Any
@@ -93,3 +93,61 @@ def _random() -> dict[str, np.ndarray]:
         if not role.endswith("embd") and role != "token_types":
             found[f"{name}.bias"] = random.normal(0.0, 0.1, shape[:1])
     return found
+
+
+PIECES = ["<pad>", "</s>", "<unk>", *(f"\u2581{word}" for word in ("hello", "world", "the", "cat")), *"abcdefghij"]
+BUCKETS = 32
+T5_NAMES = {
+    "layer.0.SelfAttention.q": "attn_q", "layer.0.SelfAttention.k": "attn_k", "layer.0.SelfAttention.v": "attn_v",
+    "layer.0.SelfAttention.o": "attn_o", "layer.0.layer_norm": "attn_norm", "layer.1.DenseReluDense.wi": "ffn_up",
+    "layer.1.DenseReluDense.wo": "ffn_down", "layer.1.layer_norm": "ffn_norm",
+}  # fmt: skip
+
+
+def t5_oracle() -> Any:
+    """transformers' T5EncoderModel with random weights."""
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=len(PIECES), d_model=HIDDEN, d_kv=HIDDEN // HEADS, d_ff=FF, num_layers=LAYERS, num_heads=HEADS,
+        relative_attention_num_buckets=BUCKETS, feed_forward_proj="relu",
+    )  # fmt: skip
+    return transformers.T5EncoderModel(config).eval()
+
+
+def t5(path: Path, model: Any) -> Path:
+    """The same as a GGUF."""
+    writer = gguf.GGUFWriter(path, "t5encoder")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(FF)
+    writer.add_head_count(HEADS)
+    writer.add_key_length(HIDDEN // HEADS)
+    writer.add_value_length(HIDDEN // HEADS)
+    writer.add_relative_attn_buckets_count(BUCKETS)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_layer_norm_eps(1e-6)
+    writer.add_file_type(0)
+    writer.add_tokenizer_model("t5")
+    writer.add_token_list(PIECES)
+    writer.add_token_scores([-float(i) for i in range(len(PIECES))])
+    writer.add_token_types([3, 3, 2, *[1] * (len(PIECES) - 3)])
+    writer.add_pad_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_unk_token_id(2)
+    writer.add_add_eos_token(True)
+    writer.add_add_space_prefix(True)
+    state = model.state_dict()
+    names = {"shared": "token_embd", "encoder.final_layer_norm": "enc.output_norm",
+             "encoder.block.0.layer.0.SelfAttention.relative_attention_bias": "enc.blk.0.attn_rel_b"}  # fmt: skip
+    names |= {f"encoder.block.{i}.{k}": f"enc.blk.{i}.{v}" for i in range(LAYERS) for k, v in T5_NAMES.items()}
+    for theirs, ours in names.items():
+        writer.add_tensor(f"{ours}.weight", np.ascontiguousarray(state[f"{theirs}.weight"].numpy(), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -56,6 +56,19 @@ def test_an_encoder_gives_what_transformers_gives(tmp_path):
             np.testing.assert_allclose(vector, pooled(hidden, name), atol=1e-4)
 
 
+def test_the_encoder_of_t5_sees_a_text_whole_too(tmp_path):
+    torch, model = pytest.importorskip("torch"), bert.t5_oracle()
+    with opened(bert.t5(tmp_path / "t5.gguf", model)) as runner:
+        embedder = runner.embedder()
+        assert not embedder.looks_back and embedder.pooling == "mean"
+        ids = [embedder.encode(text) for text in ("hello world", "the cat", "abc hello the cat")]
+        assert ids[0] == [3, 4, 1]
+        found, _ = vectors(embedder, ids)
+    for tokens, vector in zip(ids, found, strict=True):
+        with torch.no_grad():
+            np.testing.assert_allclose(vector, pooled(model(torch.tensor([tokens]))[0][0].numpy(), "mean"), atol=1e-4)
+
+
 @pytest.fixture(scope="module")
 def hidden(stories: Path) -> Callable[[list[int]], np.ndarray]:
     """The last hidden states of stories260K for some tokens, by transformers."""

@@ -45,9 +45,14 @@ class PooledOptions:
     flash_attn: str = "auto"
 
 
-def looks_back(context: Context) -> bool:
-    """Whether the model keeps a cache of what it has read and sees only that: else a text goes in whole."""
-    return bool(context.memory) and bool(lib().llama_get_causal_attn(context.pointer))
+def looks_back(model: Model, context: Context) -> bool:
+    """Whether the model keeps a cache of what it has read and sees only that: else a text goes in whole.
+
+    An encoder beside a decoder has a context with a cache, which is the decoder's.
+    """
+    library = lib()
+    encodes = library.llama_model_has_encoder(model.pointer)
+    return bool(context.memory) and not encodes and bool(library.llama_get_causal_attn(context.pointer))
 
 
 class Pooled:

@@ -48,6 +48,8 @@ class Form(ABC):
         for name, instead in self.refused.items():
             if self.fields.values.get(name) not in (None, [], {}, "", False):
                 raise Problem(f"{name} is not known here: {instead}", param=name)
+        if not runner.generates:
+            raise Problem("this model was made for embeddings and writes no text: /v1/embeddings answers with it")
         self.stream = self.fields.flag("stream")
 
     def ready(self) -> None:
