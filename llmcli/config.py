@@ -99,6 +99,8 @@ def quiet_ray(token: str | None) -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if token:
         os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", token
+    elif (Path.home() / ".ray" / "auth_token").exists():  # `ray start` made it, and asks for it
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a change that is to come
 
 

@@ -8,6 +8,7 @@ PrefixRouter's: the one whose cache has the beginning of the prompt, as long as 
 import asyncio
 import logging
 import re
+import warnings
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -206,6 +207,7 @@ def cluster(address: str | None, cpus: float) -> Iterator[int]:
         raise UserError(f"no Ray at {address}: nobody listens there", hint="ray status on a machine of the cluster")
     for name in ("ray", "ray.serve", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"ray\.")  # advice to whoever writes for Ray
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
     try:
         if address:

@@ -95,7 +95,7 @@ def spread(
         return
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    size = BLOCK * plan.parallel
+    size = min(BLOCK * plan.parallel, -(-len(items) // plan.actors))
     blocks = max(1, -(-len(items) // size))
     answered = ray.data.from_items(items, override_num_blocks=blocks).map_batches(
         Answerer, fn_constructor_args=(open_job, survey, plan.parallel, about), batch_size=size, num_cpus=plan.cpus,
