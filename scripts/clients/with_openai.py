@@ -1,0 +1,380 @@
+"""openai-python's own README and guides: chat, streams, async, tools, parsing, responses, embeddings, errors."""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import openai
+from calls import call, refuses, run
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel
+
+URL = sys.argv[1]
+M = "local"
+HI: Any = [{"role": "user", "content": "Say this is a test"}]
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"],
+          "additionalProperties": False}  # fmt: skip
+TOOLS: Any = [{"type": "function", "function": {"name": "get_weather", "description": "Of a city", "strict": True,
+                                                "parameters": SCHEMA}}]  # fmt: skip
+FLAT: Any = [
+    {"type": "function", "name": "get_weather", "description": "Of a city", "strict": True, "parameters": SCHEMA}
+]
+
+
+class Step(BaseModel):
+    """Of a solution."""
+
+    number: int
+    good: bool
+
+
+class Solution(BaseModel):
+    """What is parsed."""
+
+    steps: list[Step]
+    final: int
+
+
+@call
+def chat(c: OpenAI) -> None:
+    """chat.completions.create"""
+    found = c.chat.completions.create(model=M, messages=HI, max_tokens=16)
+    assert isinstance(found.choices[0].message.content, str)
+    assert found.usage.total_tokens == found.usage.prompt_tokens + found.usage.completion_tokens
+
+
+@call
+def chat_system(c: OpenAI) -> None:
+    """chat with developer and system messages, text parts"""
+    parts: Any = [{"type": "text", "text": "Say"}, {"type": "text", "text": " hello"}]
+    said: Any = [{"role": "developer", "content": "Be brief"}, {"role": "user", "content": parts}]
+    assert c.chat.completions.create(model=M, messages=said, max_completion_tokens=8).choices[0].finish_reason
+
+
+@call
+def chat_stream(c: OpenAI) -> None:
+    """chat.completions.create(stream=True)"""
+    text = [
+        one.choices[0].delta.content or ""
+        for one in c.chat.completions.create(model=M, messages=HI, max_tokens=16, stream=True)
+    ]
+    assert len(text) > 3
+    assert "".join(text)
+
+
+@call
+def chat_usage(c: OpenAI) -> None:
+    """stream_options include_usage"""
+    stream = c.chat.completions.create(
+        model=M, messages=HI, max_tokens=4, stream=True, stream_options={"include_usage": True}
+    )
+    last = list(stream)[-1]
+    assert last.choices == []
+    assert last.usage.completion_tokens <= 4
+
+
+@call
+def chat_stream_helper(c: OpenAI) -> None:
+    """chat.completions.stream (events)"""
+    with c.chat.completions.stream(model=M, messages=HI, max_tokens=400, stop=["t", "\n"]) as stream:
+        kinds = {event.type for event in stream}
+        assert {"chunk", "content.delta", "content.done"} <= kinds
+        assert stream.get_final_completion().choices[0].message.content
+
+
+@call
+async def chat_async(c: OpenAI) -> None:
+    """AsyncOpenAI chat, several at once"""
+    async with AsyncOpenAI(base_url=URL, api_key="x") as a:
+        found = await asyncio.gather(*(a.chat.completions.create(model=M, messages=HI, max_tokens=8) for _ in range(3)))
+        assert all(one.choices[0].message.content for one in found)
+
+
+@call
+async def chat_async_stream(c: OpenAI) -> None:
+    """AsyncOpenAI stream"""
+    async with AsyncOpenAI(base_url=URL, api_key="x") as a:
+        stream = await a.chat.completions.create(model=M, messages=HI, max_tokens=8, stream=True)
+        assert [one async for one in stream]
+
+
+@call
+def sampling(c: OpenAI) -> None:
+    """temperature, top_p, penalties, seed, stop, logit_bias, user, metadata, store"""
+    args: Any = {"model": M, "messages": HI, "temperature": 0.7, "top_p": 0.9, "presence_penalty": 0.1, "seed": 7,
+                 "frequency_penalty": 0.1, "stop": ["\n\n"], "logit_bias": {"5": -100}, "user": "me", "max_tokens": 12,
+                 "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "prompt_cache_key": "k"}  # fmt: skip
+    one, other = (c.chat.completions.create(**args).choices[0].message.content for _ in range(2))
+    assert one == other
+
+
+@call
+def several(c: OpenAI) -> None:
+    """n"""
+    assert [one.index for one in c.chat.completions.create(model=M, messages=HI, n=3, max_tokens=6).choices] == [
+        0,
+        1,
+        2,
+    ]
+
+
+@call
+def logprobs(c: OpenAI) -> None:
+    """logprobs and top_logprobs"""
+    found = c.chat.completions.create(model=M, messages=HI, logprobs=True, top_logprobs=3, max_tokens=4)
+    assert all(len(one.top_logprobs) == 3 and one.logprob <= 0 for one in found.choices[0].logprobs.content)
+
+
+@call
+def stop(c: OpenAI) -> None:
+    """stop is not part of the answer"""
+    found = c.chat.completions.create(model=M, messages=HI, stop=["e"], max_tokens=40).choices[0]
+    assert "e" not in found.message.content
+
+
+@call
+def tools_auto(c: OpenAI) -> None:
+    """tools, tool_choice auto and none"""
+    for choice in ("auto", "none"):
+        found = c.chat.completions.create(model=M, messages=HI, tools=TOOLS, tool_choice=choice, max_tokens=20)
+        assert found.choices[0].finish_reason in ("stop", "length", "tool_calls")
+
+
+@call
+def tools_required(c: OpenAI) -> None:
+    """tools, tool_choice required, result sent back"""
+    found = c.chat.completions.create(model=M, messages=HI, tools=TOOLS, tool_choice="required", max_tokens=200,
+                                      parallel_tool_calls=False)  # fmt: skip
+    assert found.choices[0].finish_reason == "tool_calls"
+    tool = found.choices[0].message.tool_calls[0]
+    assert set(json.loads(tool.function.arguments)) == {"city"}
+    back: Any = [*HI, found.choices[0].message, {"role": "tool", "tool_call_id": tool.id, "content": "sunny"}]
+    assert c.chat.completions.create(model=M, messages=back, tools=TOOLS, max_tokens=12).choices
+
+
+@call
+def tools_named_stream(c: OpenAI) -> None:
+    """tools, one function named, streamed"""
+    choice: Any = {"type": "function", "function": {"name": "get_weather"}}
+    stream = c.chat.completions.create(
+        model=M, messages=HI, tools=TOOLS, tool_choice=choice, max_tokens=200, stream=True
+    )
+    deltas = [tool for one in stream for tool in one.choices[0].delta.tool_calls or []]
+    assert deltas[0].function.name == "get_weather"
+    assert deltas[0].id
+    json.loads("".join(one.function.arguments or "" for one in deltas))
+
+
+@call
+def tools_parse(c: OpenAI) -> None:
+    """chat.completions.parse with openai.pydantic_function_tool"""
+    tool: Any = openai.pydantic_function_tool(Step)
+    found = c.chat.completions.parse(model=M, messages=HI, tools=[tool], tool_choice="required", max_tokens=300,
+                                     parallel_tool_calls=False)  # fmt: skip
+    assert isinstance(found.choices[0].message.tool_calls[0].function.parsed_arguments, Step)
+
+
+@call
+def parse(c: OpenAI) -> None:
+    """chat.completions.parse(response_format=Model)"""
+    form = type("Answer", (BaseModel,), {"__annotations__": {"good": bool, "number": int}})
+    found = c.chat.completions.parse(model=M, messages=HI, response_format=form, max_tokens=200)
+    assert isinstance(found.choices[0].message.parsed, form)
+
+
+@call
+def parse_stream(c: OpenAI) -> None:
+    """chat.completions.stream(response_format=Model)"""
+    with c.chat.completions.stream(model=M, messages=HI, response_format=Step, max_tokens=200) as stream:
+        for _ in stream:
+            pass
+        assert isinstance(stream.get_final_completion().choices[0].message.parsed, Step)
+
+
+@call
+def json_object(c: OpenAI) -> None:
+    """response_format json_object"""
+    found = c.chat.completions.create(model=M, messages=HI, response_format={"type": "json_object"}, max_tokens=60)
+    assert found.choices[0].message.content.startswith("{")
+
+
+@call
+def json_schema(c: OpenAI) -> None:
+    """response_format json_schema, strict, nested with $defs"""
+    schema: Any = {"name": "it", "strict": True, "schema": openai.lib._pydantic.to_strict_json_schema(Solution)}
+    found = c.chat.completions.create(
+        model=M, messages=HI, max_tokens=12, response_format={"type": "json_schema", "json_schema": schema}
+    )
+    assert found.choices[0].message.content.startswith('{"steps": [')
+
+
+@call
+def completion(c: OpenAI) -> None:
+    """completions.create, streamed, logprobs, echo, best_of, several prompts"""
+    assert c.completions.create(model=M, prompt="Once", max_tokens=8).choices[0].text
+    assert list(c.completions.create(model=M, prompt="Once", max_tokens=8, stream=True))
+    assert len(c.completions.create(model=M, prompt="Once", max_tokens=4, logprobs=2).choices[0].logprobs.tokens) == 4
+    assert c.completions.create(model=M, prompt="Once", max_tokens=4, echo=True).choices[0].text.startswith("Once")
+    assert len(c.completions.create(model=M, prompt=["a", "b"], max_tokens=4, n=2, best_of=3).choices) == 4
+
+
+@call
+def response(c: OpenAI) -> None:
+    """responses.create(instructions, input)"""
+    found = c.responses.create(model=M, instructions="You talk like a pirate.", input="Hello", max_output_tokens=16)
+    assert found.output_text
+    assert found.usage.output_tokens <= 16
+
+
+@call
+def response_items(c: OpenAI) -> None:
+    """responses.create with a conversation of items"""
+    first = c.responses.create(model=M, input=[{"role": "user", "content": "knock knock."}], max_output_tokens=16)
+    said: Any = [{"role": "user", "content": "knock knock."}, *first.output, {"role": "user", "content": "who?"}]
+    assert c.responses.create(model=M, input=said, max_output_tokens=16).output_text
+
+
+@call
+def response_stream(c: OpenAI) -> None:
+    """responses.create(stream=True)"""
+    events = list(c.responses.create(model=M, input="Hello", max_output_tokens=16, stream=True))
+    assert events[0].type == "response.created"
+    assert events[-1].type in ("response.completed", "response.incomplete")
+
+
+@call
+def response_stream_helper(c: OpenAI) -> None:
+    """responses.stream with a final response"""
+    with c.responses.stream(model=M, input="Hello", text_format=Step, max_output_tokens=300) as stream:
+        for _ in stream:
+            pass
+        assert isinstance(stream.get_final_response().output_parsed, Step)
+
+
+@call
+async def response_async(c: OpenAI) -> None:
+    """AsyncOpenAI responses, streamed"""
+    async with AsyncOpenAI(base_url=URL, api_key="x") as a:
+        stream = await a.responses.create(model=M, input="Hello", max_output_tokens=8, stream=True)
+        assert [event async for event in stream]
+
+
+@call
+def response_parse(c: OpenAI) -> None:
+    """responses.parse(text_format=Model)"""
+    assert isinstance(
+        c.responses.parse(model=M, input="Hello", text_format=Step, max_output_tokens=200).output_parsed, Step
+    )
+
+
+@call
+def response_tools(c: OpenAI) -> None:
+    """responses with function tools, result sent back"""
+    found = c.responses.create(model=M, input="Weather in Rome?", tools=FLAT, tool_choice="required",
+                               parallel_tool_calls=False, max_output_tokens=200)  # fmt: skip
+    tool: Any = found.output[0]
+    assert (tool.type, tool.name) == ("function_call", "get_weather")
+    back: Any = [{"role": "user", "content": "Weather?"}, *found.output,
+                 {"type": "function_call_output", "call_id": tool.call_id, "output": "sunny"}]  # fmt: skip
+    assert c.responses.create(model=M, input=back, tools=FLAT, max_output_tokens=12).output
+
+
+@call
+def embeddings(c: OpenAI) -> None:
+    """embeddings.create, float and base64, several"""
+    found = c.embeddings.create(model=M, input=["one", "two"])
+    assert len(found.data) == 2
+    assert abs(sum(value * value for value in found.data[0].embedding) - 1) < 1e-3
+    plain = c.embeddings.create(model=M, input="one", encoding_format="float")
+    assert max(abs(a - b) for a, b in zip(plain.data[0].embedding, found.data[0].embedding, strict=True)) < 1e-3
+
+
+@call
+def models(c: OpenAI) -> None:
+    """models.list, models.retrieve, paging"""
+    assert [one.id for one in c.models.list()] == [M]
+    assert c.models.retrieve(M).id == M
+
+
+@call
+def raw(c: OpenAI) -> None:
+    """with_raw_response, with_streaming_response"""
+    found = c.chat.completions.with_raw_response.create(model=M, messages=HI, max_tokens=4)
+    assert found.headers["content-type"].startswith("application/json")
+    assert found.parse().choices
+    with c.chat.completions.with_streaming_response.create(model=M, messages=HI, max_tokens=4) as streamed:
+        assert list(streamed.iter_lines())
+
+
+@call
+def options(c: OpenAI) -> None:
+    """with_options(timeout, max_retries), extra_headers, extra_query, extra_body"""
+    found = c.with_options(timeout=60, max_retries=1).chat.completions.create(
+        model=M, messages=HI, max_tokens=4, extra_headers={"x-a": "b"}, extra_query={"c": "d"}, extra_body={"top_k": 5}
+    )
+    assert found.choices
+
+
+@call
+def errors(c: OpenAI) -> None:
+    """BadRequestError and NotFoundError have message, code, param"""
+    for model, kind in (("other", openai.NotFoundError), (M, openai.BadRequestError)):
+        raised = None
+        try:
+            c.chat.completions.create(model=model, messages=HI, max_tokens=-1)
+        except openai.APIStatusError as error:
+            raised = error
+        assert isinstance(raised, kind)
+        assert raised.body["message"]
+
+
+@call
+def given_up(c: OpenAI) -> None:
+    """a stream that is closed early"""
+    stream = c.chat.completions.create(model=M, messages=HI, max_tokens=500, stream=True)
+    next(iter(stream))
+    stream.close()
+    assert c.models.list().data
+
+
+@refuses
+def image(c: OpenAI) -> None:
+    """images in a message"""
+    said: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]}]
+    c.chat.completions.create(model=M, messages=said)
+
+
+@refuses
+def audio(c: OpenAI) -> None:
+    """audio answers"""
+    c.chat.completions.create(
+        model=M, messages=HI, modalities=["text", "audio"], audio={"voice": "alloy", "format": "wav"}
+    )
+
+
+@refuses
+def stored(c: OpenAI) -> None:
+    """previous_response_id"""
+    c.responses.create(model=M, input="Hello", previous_response_id="resp_1")
+
+
+@refuses
+def web(c: OpenAI) -> None:
+    """web_search in responses"""
+    c.responses.create(model=M, input="Hello", tools=[{"type": "web_search"}])
+
+
+@refuses
+def files(c: OpenAI) -> None:
+    """files.create"""
+    c.files.create(file=b"x", purpose="batch")
+
+
+@refuses
+def batches(c: OpenAI) -> None:
+    """batches.create (llmcli batch reads the same lines)"""
+    c.batches.create(input_file_id="f", endpoint="/v1/chat/completions", completion_window="24h")
+
+
+run(OpenAI(base_url=URL, api_key="none", max_retries=0))
