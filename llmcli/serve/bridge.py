@@ -24,6 +24,7 @@ from llmcli.serve.meter import Meter
 from llmcli.types import Event
 
 T = TypeVar("T")
+KINDS = "prompts", "grammars"
 LONGEST_WAIT = 60  # seconds that anybody is asked to come back after
 
 
@@ -139,7 +140,8 @@ class Bridge:
         self._idle: list[Future[None]] = []
         # One thread for templates and tokens, one for grammars: neither may be used by two at once, and a schema
         # that takes a second to compile keeps nobody from a prompt.
-        self._writers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in ("prompts", "grammars")}
+        self._writers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in KINDS}
+        self._making = {kind: threading.Lock() for kind in KINDS}
         self._thread = threading.Thread(target=self._run, name="llmcli-engine", daemon=True)
         self._thread.start()
 
@@ -174,9 +176,24 @@ class Bridge:
         """What `function` returns, run on the engine's thread between two steps."""
         return await asyncio.wrap_future(self._ask(function))
 
-    async def prepare(self, function: Callable[..., T], *args: object, kind: str = "prompts") -> T:
-        """What `function` returns, run beside the engine: `kind` prompts for templates and tokens, or grammars."""
-        return await asyncio.get_running_loop().run_in_executor(self._writers[kind], partial(function, *args))
+    async def prepare(self, function: Callable[..., T], *args: object, kind: str = "prompts", short: bool = False) -> T:
+        """What `function` returns, run beside the engine: `kind` prompts for templates and tokens, or grammars.
+
+        What is `short` is made right here where nothing else is being made: handing it to a thread and back can take
+        longer than making it, on a machine whose cores are busy.
+        """
+        making = self._making[kind]
+        if short and making.acquire(blocking=False):
+            try:
+                return function(*args)
+            finally:
+                making.release()
+
+        def made() -> T:
+            with making:
+                return function(*args)
+
+        return await asyncio.get_running_loop().run_in_executor(self._writers[kind], made)
 
     async def drain(self, seconds: float) -> None:
         """Begin nothing new and wait for what there is; what is not over after `seconds` ends as cancelled."""

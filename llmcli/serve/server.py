@@ -37,7 +37,7 @@ class Server(uvicorn.Server):
         tls = {"ssl_keyfile": settings.ssl_key, "ssl_certfile": settings.ssl_cert} if settings.ssl_cert else {}
         app: Any = make_app(bridge, settings) if isinstance(bridge, Bridge) else bridge
         super().__init__(uvicorn.Config(
-            app, loop="asyncio", http="h11", ws="websockets-sansio", lifespan="off",
+            app, loop="asyncio", http="auto", ws="websockets-sansio", lifespan="off",
             ws_max_size=settings.max_body, log_config=None, log_level="error", access_log=False, proxy_headers=False,
             server_header=False, timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=int(settings.drain) + 5, **tls,  # type: ignore[arg-type]
@@ -90,7 +90,6 @@ class Server(uvicorn.Server):
             await draining
         if calls:  # what the bridge has ended has an end here, too
             await (self._grpc.stop(0) if self.force_exit else calls)
-
 
     async def _said(self) -> None:
         """Until what is under way on WebSockets has been told, which uvicorn would close at once."""

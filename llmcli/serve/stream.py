@@ -23,6 +23,7 @@ T = TypeVar("T")
 DEEP = "the body is nested too deeply"
 PATIENCE = 60  # seconds that a client may take for its body, or leave an answer unread
 PING = 15.0  # seconds without a word, after which a stream says that it is alive
+SHORT = 4096  # bytes of a body whose prompt is made at once
 READ = 8  # times as much as is taken is read of a body that is too large
 
 
@@ -74,9 +75,11 @@ def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-async def asked(bridge: Bridge, path: str, document: Mapping[str, Any], settings: Settings) -> Form:
+async def asked(
+    bridge: Bridge, path: str, document: Mapping[str, Any], settings: Settings, short: bool = False
+) -> Form:
     """A request's document as the form of its path, ready to be asked; all of it is made beside the engine."""
-    form: Form = await bridge.prepare(registry.forms()[path], document, bridge.runner, settings)
+    form: Form = await bridge.prepare(registry.forms()[path], document, bridge.runner, settings, short=short)
     if form.constraint:
         await bridge.prepare(form.ready, kind="grammars")
     return form
