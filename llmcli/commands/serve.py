@@ -82,7 +82,7 @@ def serve(
 ) -> None:
     """Answer many at once over HTTP, as OpenAI's API does."""
     from llmcli.commands import apart, hosting
-    from llmcli.serve import procedures, server
+    from llmcli.serve import server
 
     given = flags.read(ctx)
     if ref and given.model:
@@ -98,9 +98,7 @@ def serve(
         )
     server.check_tls(ssl_key_file, ssl_cert_file)
     if grpc_port is not None:
-        if given.rpc:
-            raise UserError("--grpc-port needs the model in this process", hint="leave out --rpc, or ask over HTTP")
-        procedures.check()
+        _check_grpc(apart=bool(given.rpc or replicas or ray))
     config, ui = _surroundings(given, json)
     with server.bound(host, port) as socket:
         wish = Wish(ref, given, config, ui, parallel, max_waiting, {
@@ -168,6 +166,17 @@ def _settings(hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: ob
         names or (hosted.name,), int(time.time()), hosted.sampling, hosted.system, given.stops, predict,
         most_context=most if given.options.ctx_size is None else runner.n_ctx, **more,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def _check_grpc(apart: bool) -> None:
+    from llmcli.serve import procedures
+
+    if apart:
+        raise UserError(
+            "--grpc-port needs the model in this process, and it would be in another",
+            hint="leave out --rpc, --replicas and --ray, or ask over HTTP",
+        )
+    procedures.check()
 
 
 def _keys(typed: list[str], files: list[Path]) -> tuple[str, ...]:

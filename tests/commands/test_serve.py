@@ -22,6 +22,8 @@ KEY = "a-key-that-is-long"
     (("x", "--beams", "3"), "--beams is for one answer", 2),
     (("x", "--on-full", "shift"), "--on-full shift is for a chat", 2),
     (("x", "--logprobs"), "--logprobs is for one answer", 2),
+    (("x", "--grpc-port", "50051", "--rpc", "127.0.0.1:9"), "--grpc-port needs the model in this process", 1),
+    (("x", "--grpc-port", "50051", "--replicas", "2"), "--grpc-port needs the model in this process", 1),
     (("x", "--host", "256.1.1.1", "--api-key", KEY), "cannot listen on 256.1.1.1:8080", 1),
 ])  # fmt: skip
 def test_what_cannot_be_served_is_told(

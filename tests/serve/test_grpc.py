@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from llmcli.serve.procedures import FILES, NAME
+from llmcli.errors import UserError
+from llmcli.serve.procedures import FILES, NAME, check
 from tests.serve.conftest import Served
 from tests.serve.test_chat import HELLO, client
 
@@ -57,6 +59,14 @@ def test_the_compiled_file_says_what_the_source_says(tmp_path: Path) -> None:
     words = ["protoc", f"-I{FILES}", f"-I{theirs}", f"--descriptor_set_out={made}", "llmcli.proto"]
     assert protoc.main(words) == 0
     assert made.read_bytes() == (FILES / "llmcli.binpb").read_bytes()
+
+
+def test_without_grpcio_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    check()
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(UserError, match="gRPC needs grpcio") as told:
+        check()
+    assert "llmcli[grpc]" in str(told.value.hint)
 
 
 def test_it_says_what_http_says(tiny_with_grpc: Served) -> None:

@@ -125,6 +125,24 @@ def test_what_the_server_refuses_is_told_and_nothing_typed_is_lost(serve: Callab
 
 
 @needs_browser
+def test_a_base_model_continues_what_is_there(serve: Callable[..., Served], tab: Tab) -> None:
+    tab.go(serve(b"upon a time", template=None).url)
+    tab.until("at('state').textContent === 'ready' && !chats")
+    ask(tab, "Once ")
+    assert tab.js("document.querySelector('.assistant .text').textContent") == "upon a time"
+    assert any(one.endswith("/v1/completions") for one in tab.asked)
+    assert tab.said == []
+
+
+@needs_browser
+def test_thinking_stands_apart(serve: Callable[..., Served], tab: Tab) -> None:
+    tab.go(serve(b"<think>let me see</think>It is <i>so</i>.").url)
+    ask(tab, "Why?")
+    assert tab.js("document.querySelector('.assistant .thinking').textContent.trim()") == "let me see"
+    assert tab.js("document.querySelector('.assistant .text:not(.thinking)').textContent") == "It is <i>so</i>."
+
+
+@needs_browser
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [800, 375])
 def test_it_fits_screens_of_every_kind(serve: Callable[..., Served], tab: Tab, width: int, dark: bool) -> None:
