@@ -38,7 +38,7 @@ class Watched:
     def __init__(self, context: Context, reference: Reference) -> None:
         self.context, self.reference = context, reference
         self.n_ctx, self.n_seq_max = context.n_ctx, context.n_seq_max
-        self.n_swa, self.recurrent = context.n_swa, context.recurrent
+        self.n_swa, self.recurrent, self.whole_states = context.n_swa, context.recurrent, context.whole_states
         self.first, self.last, self.can_shift = context.first, context.last, context.can_shift
 
     def trim(self, sequence: int, keep: int) -> bool:

@@ -69,6 +69,7 @@ class FakeContext:
     n_swa: int = 0
     recurrent: bool = False
     can_shift: bool = True
+    whole_states: bool = True
     word: bytes = b"state"
     n_outputs: int = 16
     abort_at: int = -1

@@ -10,47 +10,26 @@ from collections.abc import Callable, Sequence
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.positions import window_moves
-from llmcli.runtime.likeness import common, gap, reach, shared
+from llmcli.runtime.cells import Cells
+from llmcli.runtime.likeness import common, gap, reach
 from llmcli.runtime.pool import Away, Memory, Occupied
-from llmcli.runtime.prefixes import Prefixes
 
 PIECE = 64  # cells, the least that is forgotten at a time
 
 
-class Ledger:
-    """The map of cells: per slot the tokens held and the cell each one lies in."""
+class Ledger(Cells):
+    """The map of cells, and who uses the slots: what is found, shared, taken out of the pool, forgotten."""
 
     def __init__(self, memory: Memory, keeps: bool = True) -> None:
         """`keeps` False: an answer begins in an empty pool, and none is forgotten while others go on. llama.cpp fills
         holes, and attention adds up in the order of cells: sums round otherwise where that is not the tokens' own."""
-        self.memory, self.keeps = memory, keeps
-        count = memory.n_seq_max
-        self.tokens: list[list[int]] = [[] for _ in range(count)]
-        self._cells: list[list[int]] = [[] for _ in range(count)]
+        super().__init__(memory)
+        self.keeps, count = keeps, memory.n_seq_max
         self._busy = [False] * count
         self._used_at = [0] * count
         self._turns = [0] * count
         self.scopes = [""] * count  # who may share a slot's cells: whoever names the same
-        self._prefixes = Prefixes(count)
         self._clock = 0
-        self._next_cell = 0
-        self._used = 0
-
-    @property
-    def size(self) -> int:
-        """Cells in the pool."""
-        return self.memory.n_ctx
-
-    @property
-    def used(self) -> int:
-        """Cells that hold a token; one shared by several slots counts once."""
-        return self._used
-
-    @property
-    def forks(self) -> bool:
-        """Whether slots may share cells and part anywhere: a shared cell of a window never expires, and
-        recurrent state can only be copied at its end."""
-        return not self.memory.recurrent and (not self.memory.n_swa or self.size <= self.memory.n_swa)
 
     def occupied(self) -> Occupied:
         """The pool as the slot used last shares it with the others."""
@@ -74,6 +53,8 @@ class Ledger:
         if not idle:
             return None
         if not self.keeps and (len(idle) == len(self._busy) or all(self.tokens[slot] for slot in idle)):
+            if self.stuck:
+                return None
             self.compact()
         own = [slot for slot in idle if self.scopes[slot] == scope]
         if move and (moved := self._place_moved(tokens, path, own)):
@@ -153,13 +134,6 @@ class Ledger:
         self.release(slot, turn)
         return good
 
-    def held(self, slots: Sequence[int]) -> int:
-        """Cells that these slots hold; one that several of them share counts once."""
-        return sum(
-            len(self._cells[slot]) - max((self._shared(slot, other) for other in slots[:at]), default=0)
-            for at, slot in enumerate(slots)
-        )
-
     @property
     def idle(self) -> int:
         """How many slots nobody is using."""
@@ -220,6 +194,11 @@ class Ledger:
         self.append(slot, list(away.tokens[start:]))
         return True
 
+    @property
+    def stuck(self) -> bool:
+        """Whether there are idle cells that can only be forgotten once no slot is in use."""
+        return not self.keeps and not self.memory.whole_states and bool(self.left) and bool(self.in_use)
+
     def compact(self) -> None:
         """Forget what is idle, and lay out the others anew: each one's cells in the order of its tokens, no holes."""
         self.forget_idle()
@@ -228,24 +207,6 @@ class Ledger:
         for slot, away in reversed(out):
             back = self.bring_back(slot, away)
             assert back, "what was in the pool fits into it"
-
-    def append(self, slot: int, tokens: list[int]) -> None:
-        """Record tokens that a forward pass has just put into the cache."""
-        if len(tokens) == 1:  # of nearly every pass: 6 µs behind one instead of 16
-            self.tokens[slot].append(tokens[0])
-            self._cells[slot].append(self._next_cell)
-        else:
-            self.tokens[slot] += tokens
-            self._cells[slot] += range(self._next_cell, self._next_cell + len(tokens))
-        self._next_cell += len(tokens)
-        self._used += len(tokens)
-
-    def fork(self, source: int, target: int) -> None:
-        """Let `target` hold what `source` holds: cells that both have stay, the others' owners change."""
-        same = self._shared(source, target)
-        self._cut(target, same)
-        assert len(self.tokens[target]) == same, "a memory that cannot be forked"
-        self._share(source, target, same, len(self.tokens[source]))
 
     def adapt(self, slot: int, tokens: Sequence[int], move: bool) -> int:
         """Make a slot hold a beginning of `tokens`, as much as it can; returns how many of them it holds.
@@ -269,16 +230,6 @@ class Ledger:
                 self.release(slot)
         return kept
 
-    def trim(self, slot: int, keep: int) -> int:
-        """Cut a slot back to `keep` tokens; returns what is left (0 where the memory cannot be cut there)."""
-        return self._cut(slot, keep)
-
-    def restore(self, slot: int) -> None:
-        """After an interrupted pass: drop cells beyond what is recorded here."""
-        keep = len(self.tokens[slot])
-        if not self.memory.trim(slot, keep) or not self._window_holds(slot, keep):
-            self._cut(slot, 0)
-
     def release(self, slot: int, turn: int = 0) -> None:
         """The answer is over; its cells stay for whoever continues it, as those of that turn of a conversation."""
         self._busy[slot], self._turns[slot] = False, turn
@@ -290,6 +241,8 @@ class Ledger:
         while (missing := cells - self.size + self.used) > 0:
             left = self.left
             if not left:
+                return False
+            if self.stuck:
                 return False
             if self.keeps:
                 slot = left[0]
@@ -304,14 +257,6 @@ class Ledger:
         for slot in left:
             self._cut(slot, 0)
         return bool(left)
-
-    def check(self) -> None:
-        """Compare this map with llama.cpp's own positions; a difference is a bug and crashes."""
-        for slot, held in enumerate(self.tokens):
-            assert len(held) == len(self._cells[slot])
-            assert self.memory.last(slot) == len(held) - 1, (slot, self.memory.last(slot), len(held))
-        assert self.used == len({cell for cells in self._cells for cell in cells}), self.used
-        assert self.used <= self.size, (self.used, self.size)
 
     def _oldest(self, idle: list[int]) -> int:
         """The slot to fill next: one that holds nothing, else nothing of its own, else the longest unused."""
@@ -357,43 +302,6 @@ class Ledger:
         del held[start:end], cells[start:end]
         self._prefixes.cut(slot, start)
         return True
-
-    def _share(self, source: int, target: int, start: int, end: int) -> None:
-        """Give `target`, which ends at `start`, the cells of `source` from there to `end`."""
-        if start < end:
-            self.memory.copy(source, target, start, end)
-            self.tokens[target] += self.tokens[source][start:end]
-            self._cells[target] += self._cells[source][start:end]
-
-    def _held_elsewhere(self, slot: int, keep: int) -> int:
-        """How many of the first cells of a slot, at least `keep`, would still be held if it let go of the others."""
-        cell = self._cells[slot][keep]
-        others = [at for at, cells in enumerate(self._cells) if at != slot and cells[keep : keep + 1] == [cell]]
-        return max((self._shared(slot, other) for other in others), default=keep)
-
-    def _shared(self, one: int, other: int) -> int:
-        """How many cells two slots share. Cells are only ever shared from the beginning."""
-        return shared(self._cells[one], self._cells[other])
-
-    def _cut(self, slot: int, keep: int) -> int:
-        held = self.tokens[slot]
-        if keep < len(held) and not self._window_holds(slot, keep):
-            keep = 0
-        if keep < len(held) and not self.memory.trim(slot, keep):
-            keep = 0
-            emptied = self.memory.trim(slot, 0)
-            assert emptied, "a memory that cannot even be emptied"
-        if keep < len(held):
-            self._used -= len(held) - self._held_elsewhere(slot, keep)
-            del held[keep:]
-            del self._cells[slot][keep:]
-            self._prefixes.cut(slot, keep)
-        return len(held)
-
-    def _window_holds(self, slot: int, keep: int) -> bool:
-        """Whether the token at position `keep` would still see its whole window."""
-        first = self.memory.first(slot) if self.memory.n_swa and keep else 0
-        return 0 <= first <= max(0, keep - self.memory.n_swa)
 
     def _touch(self, slot: int) -> None:
         self._clock += 1

@@ -5,12 +5,14 @@ from typing import Protocol
 
 
 class Memory(Protocol):
-    """What the ledger asks of a context (llama_memory_* of llama.h)."""
+    """What the ledger asks of a context (llama_memory_* of llama.h). `whole_states`: a state has every cell; llama.cpp
+    leaves out of one what a window does not see any more, though all of it was kept."""
 
     n_ctx: int
     n_seq_max: int
     n_swa: int
     recurrent: bool
+    whole_states: bool
 
     @property
     def can_shift(self) -> bool: ...

@@ -77,8 +77,8 @@ class Scheduler:
                 return Pass(), short
 
     def yield_to(self) -> bool:
-        """Cells are short: the least important gives way; False where nobody else runs."""
-        if len(self.running) < 2:
+        """Cells are short: the least important gives way; False where nobody else runs, and nothing lies idle."""
+        if len(self.running) < 2 and not self.ledger.stuck:
             return False
         self._preempt(max(self.running.values(), key=lambda one: (-one.request.priority, one.id)))
         return True
@@ -98,7 +98,7 @@ class Scheduler:
         sequence.preempted += 1
         self.preemptions += 1
         self.add(sequence)
-        if not ledger.keeps:
+        if not ledger.keeps and not ledger.stuck:
             ledger.compact()
 
     # Letting in

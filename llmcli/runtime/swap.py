@@ -33,7 +33,8 @@ class Swap:
         count = len(self.ledger.tokens[slot])
         nbytes, anew = count * self._token_bytes, count * self._token_seconds
         cheaper = 0 < anew < 2 * nbytes * self._byte_seconds
-        if not count or not self.most or self.nbytes + nbytes > self.most or cheaper:
+        full = not self.most or self.nbytes + nbytes > self.most
+        if not count or full or cheaper or not self.ledger.memory.whole_states:
             return None
         begun = time.perf_counter()
         away = self.ledger.put_away(slot)

@@ -18,10 +18,10 @@ WILD = defaults().with_values({"temp": 6, "top_k": 0, "top_p": 1, "min_p": 0})
 STEMS = (b"the system says what is to be done and how; ", b"another one; ", b"")
 
 
-def engine(schedule: Schedule, **more) -> tuple[Engine, FakeContext]:
+def engine(schedule: Schedule, keeps: bool = True, **more) -> tuple[Engine, FakeContext]:
     model = FakeModel()
     context = FakeContext(**{"n_ctx": 128, "n_seq_max": 6, "n_batch": 24, "reply": lambda tokens: ord("a"), **more})
-    return Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None, schedule=schedule), context
+    return Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None, None, keeps, schedule), context
 
 
 def requests(count: int, rng: random.Random, beams: bool = True) -> list[Request]:
@@ -69,6 +69,16 @@ def test_in_a_full_pool_everybody_says_what_they_would_say_alone_and_nobody_fail
     assert [said(made.answers[number]) for number in range(50)] == [alone(request) for request in asked]
     machine.ledger.forget_idle()
     assert machine.load.cells == context.used == machine.scheduler.swap.nbytes == 0
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_where_nothing_is_forgotten_while_others_go_on_everybody_ends_too(whole):
+    rng = random.Random(2)
+    asked = requests(20, rng, beams=False)
+    machine, context = engine(Schedule(), keeps=False, whole_states=whole)
+    made = storm(machine, asked, rng, check=lambda: _agree(machine, context))
+    assert made.preempted
+    assert [said(made.answers[number]) for number in range(20)] == [alone(request) for request in asked]
 
 
 def _agree(machine: Engine, context: FakeContext) -> None:

@@ -87,6 +87,7 @@ class Context:
         self._most_outputs: int = self.n_seq_max
         self.memory = library.llama_get_memory(pointer)
         self.n_vocab, self.n_swa, self.recurrent = model.n_vocab, 0 if options.whole else model.n_swa, model.recurrent
+        self.whole_states = not (options.whole and model.n_swa)
         # Cells that moved up stay what they became behind what is gone: not what the text alone would give.
         self._ask_shift = None if options.whole else partial(can_shift, model, self.memory, options.type_k)
         # Laying out a batch of several micro-batches, llama.cpp drops old cells of a window for the last of them before
