@@ -13,7 +13,7 @@ import typer
 from llmcli.commands import flags
 from llmcli.commands.chat import REF, _surroundings
 from llmcli.commands.flags import Flags, RunCommand
-from llmcli.errors import UsageError
+from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from llmcli.commands.hosting import Hosted
@@ -70,7 +70,7 @@ def batch(
         raise UsageError("a batch takes a model, lines and a place", hint="llmcli batch REF IN.jsonl -o OUT.jsonl")
     hosting.check(opening(given))
     where = spreading.check(ray, replicas)
-    out = out.expanduser().absolute()
+    out = _place(out.expanduser().absolute(), lines)
     config, ui = _surroundings(given, json)
     with opened(lines, out.parent) as source:
         survey = source.survey()
@@ -83,6 +83,15 @@ def batch(
             return
         with hosting.host(ref, opening(given), config, ui, slots) as hosted:
             _through(hosted, rules(hosted, given, skeleton), source, survey, out, (parallel, force), ui)
+
+
+def _place(out: Path, lines: str) -> Path:
+    """Where the answers may go; raises UserError."""
+    if not out.parent.is_dir():
+        raise UserError(f"there is no folder {out.parent}", hint=f"mkdir -p '{out.parent}'")
+    if out.exists() and Path(lines).expanduser().exists() and out.samefile(Path(lines).expanduser()):
+        raise UsageError("the answers would take the place of the lines", hint="give -o another name")
+    return out
 
 
 def _through(

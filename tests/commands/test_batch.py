@@ -15,6 +15,7 @@ from llmcli.runtime.engine import Engine
 from quant import convert, quantize
 from tests.commands.conftest import Done
 from tests.quant import checkpoint
+from tests.serve.batch.test_skeleton import speak
 
 Llmcli = Callable[..., Done]
 Fake = Callable[..., list[Any]]
@@ -146,6 +147,16 @@ def test_what_is_there_of_another_input_is_refused(llmcli: Llmcli, fake: Fake, t
     assert "--force begins anew" in done.err
 
 
+def test_a_place_that_cannot_be_is_refused(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+    fake(b"hello")
+    given = lines(tmp_path, '"one"')
+    assert "there is no folder" in llmcli("batch", "fake", given, "-o", str(tmp_path / "none" / "out")).err
+    assert llmcli("batch", "fake", given, "-o", given).code == 2
+    (tmp_path / "folder").mkdir()
+    assert "no ordinary file" in llmcli("batch", "fake", given, "-o", str(tmp_path / "folder")).err
+    assert Path(given).read_text() == '"one"\n'
+
+
 def test_seeds_come_from_names_and_not_from_places(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
     fake(lambda tokens: len(tokens) % 2 + 60)  # what is drawn depends on the seed
     rows = [json.dumps({"custom_id": f"n{n}", "prompt": "same", "max_tokens": 8}) for n in range(6)]
@@ -156,6 +167,15 @@ def test_seeds_come_from_names_and_not_from_places(llmcli: Llmcli, fake: Fake, t
 
     assert texts(tmp_path / "one") == texts(tmp_path / "two") != texts(tmp_path / "three")
     assert len(set(texts(tmp_path / "one").values())) > 1
+
+
+def test_run_answers_by_a_skeleton(llmcli: Llmcli, fake: Fake) -> None:
+    fake(speak, n_ctx=8192)
+    done = llmcli("run", "fake", "How?", "--skeleton", "-n", "300", "--temp", "0")
+    assert (done.code, done.out) == (0, "1. Find out first: ttt\n\n2. Then: nnn\n\n3. Tell them: mmm\n")
+    assert "3 points at once" in done.err
+    document = json.loads(llmcli("run", "fake", "How?", "--skeleton", "-n", "300", "--temp", "0", "--json").out)
+    assert (document["finish"], len(document["skeleton"])) == ("stop", 3)
 
 
 @pytest.fixture(scope="module")
