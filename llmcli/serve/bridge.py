@@ -179,8 +179,8 @@ class Bridge:
     async def prepare(self, function: Callable[..., T], *args: object, kind: str = "prompts", short: bool = False) -> T:
         """What `function` returns, run beside the engine: `kind` prompts for templates and tokens, or grammars.
 
-        What is `short` is made right here where nothing else is being made: handing it to a thread and back can take
-        longer than making it, on a machine whose cores are busy.
+        What is `short` is made right here where nothing else is being made: an answer of one token took 3.7 ms instead
+        of 17.7 at the third quartile where other programs kept both cores busy, 2.9 instead of 3.1 in the middle.
         """
         making = self._making[kind]
         if short and making.acquire(blocking=False):

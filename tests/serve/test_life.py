@@ -44,6 +44,23 @@ def begun(served: Served, **more: object) -> socket.socket:
     return connection
 
 
+def test_small_pieces_go_out_at_once(serve: Callable[..., Served]) -> None:
+    served = serve()
+    taken: list[int] = []
+
+    async def look() -> None:
+        for connection in served.server.server_state.connections:
+            link = connection.transport.get_extra_info("socket")
+            taken.append(link.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    with client(served) as asked:
+        asked.models.list()
+        loop = served.server.servers[0].get_loop()
+        asyncio.run_coroutine_threadsafe(look(), loop).result(30)
+    assert taken
+    assert all(taken)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_vanishes_frees_the_engine(serve: Callable[..., Served], stream: bool) -> None:
     passed = threading.Event()
