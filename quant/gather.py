@@ -178,8 +178,8 @@ class _Mixing:
         heads, queries, keys = shares.shape
         if (more := keys - len(self.plain)) > 0:
             self.pairs, self.plain = np.pad(self.pairs, (0, more)), np.pad(self.plain, (0, more))
-        for head in shares:
-            self.pairs[:keys, :keys] += head.T @ head
+        rows = shares.reshape(-1, keys)
+        self.pairs[:keys, :keys] += rows.T @ rows
         self.plain[:keys] += shares.sum((0, 1), dtype=np.float64)
         self.count += heads * queries
 
