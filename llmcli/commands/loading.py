@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from llmcli import config as configuration
 from llmcli.bench import grid, history
 from llmcli.bench.load import client as clients
-from llmcli.bench.load import drive, edge, mixes, session, slo, told, versus
+from llmcli.bench.load import drive, edge, mixes, search, session, slo, told, versus
 from llmcli.bench.load.client import Server
 from llmcli.bench.load.drive import Length, Load
 from llmcli.bench.load.edge import Edge, Rules
@@ -207,7 +207,7 @@ def _check(b: str | None, rules: Rules | None, given: Given) -> None:
         return
     if b:
         raise UsageError("--find-max searches on one server", hint="leave out --against")
-    for flag, value in (("--concurrency", given.concurrency), ("--rate", given.rate), ("-r", given.repetitions)):
+    for flag, value in (("--concurrency", given.concurrency), ("--rate", given.rate)):
         if value:
             raise UsageError(f"--find-max chooses the loads itself, {flag} names some", hint=f"leave out {flag}")
 
@@ -244,7 +244,8 @@ def _rules(given: Given) -> Rules:
         raise UsageError("--find-max needs a promise", hint=slo.HINT)
     arrivals: drive.Arrivals = next(one for one in get_args(drive.Arrivals) if one == given.arrivals)
     return Rules(
-        given.promise, given.percent / 100, given.requests or edge.LEAST, arrivals=arrivals, burstiness=given.burstiness
+        given.promise, given.percent / 100, given.requests or edge.LEAST, given.repetitions or search.VOTES, arrivals,
+        given.burstiness,
     )  # fmt: skip
 
 

@@ -1,11 +1,14 @@
 """A server of our own in another process: `llmcli serve REF` on a free port of this machine, stopped at the end."""
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import IO
 
 from llmcli import config
@@ -20,7 +23,7 @@ def served(ref: str, flags: Sequence[str]) -> Iterator[str]:
     """Its address, as soon as it is ready and while the block runs. Raises UserError with its last words where it does
     not come up."""
     command = [sys.executable, "-m", "llmcli.app", "serve", ref, "--port", "0", "--json", *flags]
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as log, _leaving_at_sigterm():
         # A session of its own: Ctrl-C is for us, and we stop it.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=config.child_environ(),
@@ -35,6 +38,23 @@ def served(ref: str, flags: Sequence[str]) -> Iterator[str]:
         finally:
             stop(process)
             process.stdout.close()
+
+
+@contextmanager
+def _leaving_at_sigterm() -> Iterator[None]:
+    """Let SIGTERM end this process as an exception does, so that it takes the server along."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:

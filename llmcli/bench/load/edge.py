@@ -15,6 +15,7 @@ Kind = Literal["concurrency", "rate"]
 LEAST = 40  # requests of a level
 ROUNDS = 2  # requests of each user
 SECONDS = 20.0  # of an open loop
+FILLING = 10.0  # of them before a queue that grows is more than a server that fills
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ async def _measured(session: Session, kind: Kind, level: float, rules: Rules, nu
         """Whether the level cannot hold any more, whatever comes."""
         done = [one for one in run.measured if one.ended is not None and not one.cancelled]
         broken = sum(not rules.slo.keeps(one) for one in done)
-        return broken > allowed or (len(done) % 10 == 0 and run.saturated)
+        late = bool(done) and done[-1].scheduled - run.began > FILLING
+        return broken > allowed or (late and len(done) % 10 == 0 and run.saturated)
 
     run = await session.run(load, Length(count), number, enough=lost)
     told = figures([run], rules.slo)

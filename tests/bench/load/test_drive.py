@@ -99,7 +99,7 @@ def test_a_bug_in_the_client_is_no_silence(jumping: Jump) -> None:
 def test_gaps_have_the_mean_and_the_bursts_that_were_asked_for(arrivals: Any, variation: float) -> None:
     found = list(islice(drive.gaps(Load(arrivals, 5.0, burstiness=4.0), random.Random(1)), 20_000))
     assert fmean(found) == pytest.approx(0.2, rel=0.05)
-    assert pstdev(found) / fmean(found) == pytest.approx(variation, rel=0.05)
+    assert pstdev(found) / fmean(found) == pytest.approx(variation, rel=0.06)
 
 
 def test_the_clock_of_a_real_run_is_the_one_that_stamps() -> None:
