@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmcli.errors import UsageError
+from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from llmcli.commands.flags import Flags
@@ -55,10 +55,23 @@ def host(ref: str, given: "Flags", config: "Config", ui: "UI", parallel: int = P
     with closing(Models(given, config, ui, talks=True, parallel=parallel, answers=False)) as models:
         opened = models.first(ref)
         opened.runner.show(calls.marks())
+        _ask_to_think(opened.runner, given.reasoning)
         opened.runner.engine.schedule = Schedule(running=parallel, gap=GAP, idle_cells=IDLE_CELLS)
         sampling = defaults().with_values(opened.settings).with_values(given.settings)
         system = (opened.system if given.system is None else given.system) or None
         yield Hosted(opened.name, opened.runner, system, sampling, opened.settings)
+
+
+def _ask_to_think(runner: "Runner", wanted: str) -> None:
+    """`--reasoning on` or `off` for every request that does not say it itself."""
+    if wanted not in ("auto", "on", "off"):
+        raise UsageError(f"--reasoning is {wanted!r}", hint="--reasoning takes on, off or auto")
+    if wanted == "auto":
+        return
+    template = runner.template
+    if template is None or not template.switches:
+        raise UserError("this model's template has no switch for thinking", hint="leave out --reasoning")
+    template.reasoning = wanted == "on"
 
 
 def check(given: "Flags") -> None:

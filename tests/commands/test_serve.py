@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from llmcli.errors import UserError
+from llmcli.runtime.runner import Runner
 from tests.commands.conftest import Done
 
 KEY = "a-key-that-is-long"
@@ -53,3 +55,24 @@ def test_files_of_keys_and_of_tls_are_read_before_a_model_is_looked_for(
     assert "there is no key in" in llmcli("serve", "x", "--api-key-file", str(empty)).err
     assert "cannot read" in llmcli("serve", "x", "--api-key-file", str(tmp_path / "gone")).err
     assert "make no TLS" in llmcli("serve", "x", "--ssl-key-file", str(pem), "--ssl-cert-file", str(pem)).err
+
+
+def test_thinking_is_asked_for_where_the_template_can(fake: Callable[..., list[Runner]]) -> None:
+    from llmcli import config
+    from llmcli.commands import hosting
+    from llmcli.commands.flags import Flags
+    from llmcli.runtime.request import RunOptions
+    from llmcli.runtime.search import NO_SEARCH
+    from llmcli.ui import UI
+
+    def opened(wanted: str) -> bool | None:
+        given = Flags(RunOptions(ctx_size=256, threads=1), {}, NO_SEARCH, reasoning=wanted)
+        with hosting.host("fake", given, config.load(), UI(), 2) as hosted:
+            assert hosted.runner.template is not None
+            return hosted.runner.template.reasoning
+
+    fake(template="{{ messages[0].content }}{{ enable_thinking }}")
+    assert [opened(wanted) for wanted in ("auto", "on", "off")] == [None, True, False]
+    fake()
+    with pytest.raises(UserError, match="no switch for thinking"):
+        opened("on")

@@ -16,8 +16,8 @@ def test_a_mixed_load_is_answered_rightly_and_leaves_nothing(tiny: Served) -> No
     assert spec.loader is not None
     soak = sys.modules["soak"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(soak)
-    tally = asyncio.run(soak.storm(tiny.url, soak.kinds(True, 1), 60, 0.3, 0.1, 8, 1))
+    tally = asyncio.run(soak.storm(tiny.url, soak.kinds(True, 1), 30, 0.3, 0.1, 8, 1))
     assert tally.wrong == []
-    assert tally.right + tally.left + tally.refused + sum(tally.differing.values()) == 60
+    assert tally.right + tally.left + tally.refused + sum(tally.differing.values()) == 30
     report = asyncio.run(soak.settled(tiny.url))
     assert [one for one in report["sequences"] if one["state"] == "running"] == []
