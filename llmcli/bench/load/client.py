@@ -144,6 +144,9 @@ class Client:
                         says = await _complaint(response)
                         raise UserError(f"{url} answers {response.status}: {says}", hint=_hint(response.status))
                     return stream.parsed(await _bytes(response))
+        except aiohttp.ClientConnectorCertificateError as error:
+            hint = "--cacert FILE names who signed it, --insecure asks nobody"
+            raise UserError(f"{url}: {error.certificate_error}", hint=hint) from None
         except (aiohttp.ClientError, OSError, TimeoutError, stream.BadStream) as error:
             why = "timeout" if isinstance(error, TimeoutError) else error
             raise UserError(f"{url}: {why}", hint="is the server running? llmcli serve REF starts one") from None
