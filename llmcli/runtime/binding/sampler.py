@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcli.runtime.binding import look
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.look import Strands
 from llmcli.runtime.ranked import Shortlist, shortlist
@@ -14,11 +15,15 @@ from llmcli.runtime.sampling.chain import Greedy
 
 REMEMBERING = {"penalties", "dry"}  # they look back at the tokens before
 SELECTING = {"mirostat_v2"}  # they draw the token themselves
-MANY = 100_000  # tokens of a vocabulary, below which llama.cpp's own way takes no longer
 MOST_FEW = 256  # candidates beyond are left to llama.cpp (row.c knows it, too)
 MOST_COLUMNS = 2 * MOST_FEW  # of those that the likeliest stand in
 ROOM = 4096  # candidates at first
 ANY_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: another one each time
+
+
+def many() -> int:
+    """Tokens of a vocabulary, below which llama.cpp's own way takes no longer than our C, or numpy."""
+    return 4096 if look.own() else 100_000
 
 
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
@@ -121,7 +126,7 @@ class NativeChains:
         if not steps or steps[-1][0] not in SELECTING:
             made.append(lib().llama_sampler_init_dist(seed))
         first = steps[0] if steps else ("", ())
-        few = first[1][0] if first[0] == "top_k" and self.n_vocab >= MANY else 0
+        few = first[1][0] if first[0] == "top_k" and self.n_vocab >= many() else 0
         return NativeChain(made, any(name in REMEMBERING for name, _ in steps), self._candidates, few)
 
     def make(self, step: Native, seed: int) -> Any:

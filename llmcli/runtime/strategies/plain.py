@@ -56,7 +56,7 @@ class Plain:
         sample = time.perf_counter() - begun
         logprob = None
         if log_sum is not None:
-            self.near = float(row.logits[token])
+            self.near = row.logits.item(token)
             logprob = self.near - log_sum
             if request.top_logprobs:
                 sequence.rank(row.logits, log_sum)
