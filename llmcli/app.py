@@ -17,12 +17,21 @@ def main() -> None:
     """Run the command line; a user's mistake is one line and a hint, a bug of ours is a traceback."""
     _standard_streams()
     try:
-        from llmcli import config
-        from llmcli.commands.root import app
-        from llmcli.errors import ReaderGone, UsageError, UserError
-        from llmcli.ui import UI
-        from quant.errors import Refusal
+        _run()
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        raise SystemExit(130) from None
 
+
+def _run() -> None:
+    """The command, and words for what a user did. What an import raises is told as it is: it has no words yet."""
+    from llmcli import config
+    from llmcli.commands.root import app
+    from llmcli.errors import ReaderGone, UsageError, UserError
+    from llmcli.ui import UI
+    from quant.errors import Refusal
+
+    try:
         try:
             app()
         except OSError as error:
@@ -30,9 +39,6 @@ def main() -> None:
                 raise
             what = f"use {error.filename}" if error.filename else "write the output"
             raise UserError(f"cannot {what}: {error.strerror}", hint="make room or check the permissions") from error
-    except KeyboardInterrupt:  # first: the others may not be known yet
-        sys.stderr.write("\n")
-        raise SystemExit(130) from None
     except Refusal as error:
         UI().error(str(error), error.hint)
         _settle_output()

@@ -24,6 +24,7 @@ DOORS = {
     "huggingface_hub": ("llmcli/catalog/sources/hub.py", "llmcli/catalog/hub/"),
     "platformdirs": ("llmcli/config.py",),
     "starlette": ("llmcli/serve/",),
+    "threadpoolctl": ("llmcli/hardware/blas.py",),
     "uvicorn": ("llmcli/serve/server.py",),
     "websockets": ("llmcli/serve/",),
     "grpc": ("llmcli/serve/",),

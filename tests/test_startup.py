@@ -85,3 +85,19 @@ def test_ctrl_c_while_the_program_is_still_loading_is_no_traceback() -> None:
     command = [sys.executable, "-c", PRESSED, "list"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\n")
+
+
+BROKEN = """
+import sys
+sys.modules["llmcli.config"] = None
+from llmcli.app import main
+main()
+"""
+
+
+def test_an_import_that_fails_is_told_as_itself() -> None:
+    command = [sys.executable, "-c", BROKEN, "list"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 1
+    assert "llmcli.config" in done.stderr.splitlines()[-1]
+    assert "UnboundLocalError" not in done.stderr

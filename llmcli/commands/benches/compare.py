@@ -76,6 +76,8 @@ def compare(
     else:
         tests = comparing.tests(n_prompt, n_gen, n_depth)
         wanted = [comparing.settled(tests, both, flag, own) for flag, own in (("--a", settings_a), ("--b", settings_b))]
+        if b is None and wanted[0] == wanted[1]:
+            ui.note("both sides are the same (A/A): what is told is this machine's noise; name another model, or --b")
         one = comparing.named(a, settings_a, wanted[0], config, ui)
         other = comparing.named(b or a, settings_b, wanted[1], config, ui)
         told = comparing.measured(one, other, design, apart, ui)
