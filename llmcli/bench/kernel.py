@@ -17,10 +17,10 @@ from llmcli.bench.depth import Depths
 from llmcli.bench.grid import Test
 from llmcli.bench.passes import RandomPasses, run_passes
 from llmcli.hardware.reading import Pace, pace
-from llmcli.runtime.binding.context import Aborted, Context, ContextOptions, open_context
+from llmcli.runtime.binding.context import Context, ContextOptions, open_context
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.interrupt import on_interrupt
 from llmcli.runtime.request import percentile
+from llmcli.runtime.stopping import stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def options(test: Test) -> ContextOptions:
 @contextmanager
 def ready(model: Model, test: Test, depths: Depths | None = None) -> Iterator[Trial]:
     """A test in a context of its own; Ctrl-C ends a pass within milliseconds and raises KeyboardInterrupt."""
-    with open_context(model, options(test)) as context, _stopped(context):
+    with open_context(model, options(test)) as context, stopped(context):
         yield Trial(context, model, test, depths or Depths())
 
 
@@ -199,13 +199,3 @@ def moment() -> str:
 def gaps(stamps: list[int]) -> tuple[float, ...]:
     """Milliseconds between nanoseconds."""
     return tuple((after - before) / 1e6 for before, after in pairwise(stamps))
-
-
-@contextmanager
-def _stopped(context: Context) -> Iterator[None]:
-    """Let Ctrl-C end the running pass; raises KeyboardInterrupt then."""
-    with on_interrupt(context.interrupt):
-        try:
-            yield
-        except Aborted:
-            raise KeyboardInterrupt from None

@@ -13,9 +13,9 @@ from types import TracebackType
 from llmcli.bench.passes import Pass, RandomPasses, run_passes
 from llmcli.bench.tune import Setting
 from llmcli.hardware import host
-from llmcli.runtime.binding.context import Aborted, Context, ContextOptions, open_context
+from llmcli.runtime.binding.context import Context, ContextOptions, open_context
 from llmcli.runtime.binding.model import Model
-from llmcli.runtime.interrupt import on_interrupt
+from llmcli.runtime.stopping import stopped
 
 N_BATCH = 2048
 PACE = (64, 8)  # tokens of a first look
@@ -99,11 +99,8 @@ class OnModel:
         """Seconds of these passes in an empty context."""
         ready.context.clear()
         ready.context.use_threads(setting.threads, setting.threads_batch)
-        with on_interrupt(ready.context.interrupt):
-            try:
-                stamps = run_passes(passes)
-            except Aborted:
-                raise KeyboardInterrupt from None
+        with stopped(ready.context):
+            stamps = run_passes(passes)
         return (stamps[-1] - stamps[0]) / 1e9
 
     def _context(self, setting: Setting) -> Ready:

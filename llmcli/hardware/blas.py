@@ -10,4 +10,5 @@ def bounded(threads: int | None) -> AbstractContextManager[object]:
     import numpy as np  # noqa: F401 (what is not loaded yet cannot be bounded)
     from threadpoolctl import threadpool_limits
 
-    return threadpool_limits(threads, user_api="blas")
+    limits: AbstractContextManager[object] = threadpool_limits(threads, user_api="blas")
+    return limits

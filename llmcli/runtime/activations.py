@@ -6,11 +6,11 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.binding.context import Aborted, Context, ContextOptions, Rows, open_context
+from llmcli.runtime.binding.context import Context, ContextOptions, Rows, open_context
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.watch import Mixed, Seen, Watcher
-from llmcli.runtime.interrupt import on_interrupt
 from llmcli.runtime.scoring import TILE, block_rows
+from llmcli.runtime.stopping import stopped
 
 
 class Activations:
@@ -37,11 +37,8 @@ class Activations:
         for start in range(0, len(tokens), step):
             end = min(start + step, len(tokens))
             some = end - start
-            try:
-                with on_interrupt(self.context.interrupt):
-                    self.context.decode(Rows(tokens[start:end], range(start, end), [0] * some, [True] * some))
-            except Aborted:
-                raise KeyboardInterrupt from None
+            with stopped(self.context):
+                self.context.decode(Rows(tokens[start:end], range(start, end), [0] * some, [True] * some))
             self._watcher.check()
 
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.runtime.binding.context import MAX_SEQUENCES, Aborted, Context, ContextOptions, Rows
+from llmcli.runtime.binding.context import MAX_SEQUENCES, Context, ContextOptions, Rows
 from llmcli.runtime.binding.matrix import matrix
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.row import Row
-from llmcli.runtime.interrupt import on_interrupt
+from llmcli.runtime.stopping import stopped
 
 BLOCK = 128 << 20  # bytes of logits that are held at once
 # Rows of a sequence in a pass, a multiple of which is computed where the memory allows it: below 64 the CPU's flash
@@ -74,8 +74,5 @@ class ChunkScorer:
             [sequence for sequence in range(count) for _ in range(width)],
             ([wanted] * (width - 1) + [wanted and end < tokens.shape[1]]) * count,  # behind the last nothing is known
         )
-        try:
-            with on_interrupt(self.context.interrupt):
-                return self.context.decode(rows)
-        except Aborted:
-            raise KeyboardInterrupt from None
+        with stopped(self.context):
+            return self.context.decode(rows)
