@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Kills what measures a model (calibrate, --target-bpw with --sensitivity, --verify) at random moments, again and again
+until it finishes, and compares with an unbroken run.
+
+usage: PYTHONPATH=$PWD .venv/bin/python scripts/kill_measuring.py MODEL.gguf --text FILE [--rounds 10] [--threads N]
+       [--seed 0] [--work FOLDER] [--only calibrate,sensitivity,verify]
+
+MODEL is of floats. A round starts the command, kills it with SIGKILL after a random time up to what an unbroken run
+takes, and gives it again until one ends by itself; what it left must be the unbroken run's: calibrate's importance
+matrix and moments byte for byte, the others' file by its sha256, with the types and figures told, but no times.
+Every round has a home of its own. Prints a line a round, and exits with 1 if one differs.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+TIMES = {"elapsed_ms", "seconds", "speed", "resumed_bytes", "resumed_tensors", "resumed", "path", "files", "created"}
+
+
+def main() -> None:
+    """Run, kill, resume, compare, command by command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--work", type=Path, help="where the files go; a folder of the system's unless told")
+    parser.add_argument("--only", default="calibrate,sensitivity,verify")
+    asked = parser.parse_args()
+    model, text, threads = str(asked.model.absolute()), str(asked.text.absolute()), ["--threads", str(asked.threads)]
+    quantize = ["quantize", model, "-o", "out.gguf", *threads]
+    commands = {
+        "calibrate": ["calibrate", model, "-o", "sums.gguf", "--moments", "moments.gguf", "--text", text, *threads],
+        "sensitivity": [*quantize, "--target-bpw", "5", "--sensitivity", "--text", text],
+        "verify": [*quantize, "-t", "Q4_K_M", "--verify", "--verify-text", text],
+    }
+    chance, wrong = random.Random(asked.seed), 0
+    with tempfile.TemporaryDirectory(dir=asked.work) as place:
+        for name in asked.only.split(","):
+            began = time.monotonic()
+            expected = until_finished(commands[name], Path(place, name, "whole"), None, chance)[1]
+            longest = time.monotonic() - began
+            print(f"{name}: unbroken {longest:.1f} s", flush=True)
+            for number in range(1, asked.rounds + 1):
+                kills, found = until_finished(commands[name], Path(place, name, str(number)), longest, chance)
+                other = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
+                wrong += bool(other)
+                verdict = f"DIFFERS: {', '.join(other)}" if other else "same"
+                print(f"{number:3}  killed {kills} times  {verdict}", flush=True)
+    print(f"{wrong} differ" if wrong else "all the same")
+    raise SystemExit(bool(wrong))
+
+
+def until_finished(
+    words: list[str], place: Path, longest: float | None, chance: random.Random
+) -> tuple[int, dict[str, object]]:
+    """Start in a folder, and kill where `longest` is told, until a run ends by itself: how often, and what it left."""
+    place.mkdir(parents=True)
+    env = os.environ | {"LLMCLI_HOME": str(place / "home")}
+    command, kills = [sys.executable, "-m", "llmcli.app", *words, "--json"], 0
+    while True:
+        with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as complained:
+            child = subprocess.Popen(command, cwd=place, env=env, stdout=said, stderr=complained)
+            try:
+                child.wait(chance.uniform(0, longest) if longest and kills < 100 else None)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+                kills += 1
+                continue
+            said.seek(0)
+            complained.seek(0)
+            if child.returncode:
+                raise SystemExit(f"the run ended with {child.returncode}: {complained.read().decode()[-2000:]}")
+            return kills, left(place, json.loads(said.read()))
+
+
+def left(place: Path, document: dict[str, Any]) -> dict[str, object]:
+    """What a run left behind and told, but for times. A certificate holds some, and so does its file, whose tensors'
+    sha256 it tells."""
+    files = sorted(file for file in place.iterdir() if file.is_file())
+    found: dict[str, object] = {"files": [file.name for file in files]}
+    if "certificate" in document:
+        document = {key: value for key, value in document.items() if key not in ("sha256", "bytes")}
+    else:
+        found |= {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return found | timeless(document)
+
+
+def timeless(value: Any) -> Any:
+    """A document without what differs from run to run."""
+    if isinstance(value, dict):
+        return {key: timeless(inner) for key, inner in value.items() if key not in TIMES}
+    return [timeless(inner) for inner in value] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    main()
