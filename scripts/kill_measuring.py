@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-TIMES = {"elapsed_ms", "seconds", "speed", "resumed_bytes", "resumed_tensors", "resumed", "path", "files", "created"}
+TIMES = {"elapsed_ms", "seconds", "speed", "resumed_bytes", "resumed_tensors", "resumed", "path", "files", "date"}
 
 
 def main() -> None:
