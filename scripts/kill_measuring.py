@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-TIMES = {"elapsed_ms", "seconds", "speed", "resumed_bytes", "resumed_tensors", "resumed", "path", "files", "date"}
+TIMES = {"elapsed_ms", "seconds", "speed", "resumed_bytes", "resumed_tensors", "resumed", "resumed_chunks", "path", "files", "date"}
 
 
 def main() -> None:
