@@ -30,7 +30,12 @@ from typing import Any
 import httpx2
 
 ROOT = Path(__file__).resolve().parents[1]
-SCHEMA = {"type": "object", "properties": {"a": {"enum": ["yes", "no"]}}, "required": ["a"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["yes", "no"]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 SYSTEM = "You tell short stories to children, with simple words and a happy end. "
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
