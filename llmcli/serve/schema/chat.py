@@ -9,7 +9,7 @@ from llmcli.serve.calls.base import Call
 from llmcli.serve.problems import Problem
 from llmcli.serve.schema import logprobs
 from llmcli.serve.schema import settings as common
-from llmcli.serve.schema.base import Document, Form, encoded, reason, timings, usage
+from llmcli.serve.schema.base import Document, Form, reason, timings, usage
 from llmcli.serve.schema.listener import Heard
 from llmcli.serve.schema.messages import messages
 from llmcli.serve.schema.prompt import Wanted, answer_format, grammar, prompt, variables
@@ -18,7 +18,6 @@ from llmcli.serve.settings import Settings
 from llmcli.types import Event
 
 MOST_ALTERNATIVES = 20  # OpenAI's
-HOLE = "\x00text\x00"  # where a chunk's text stands
 CHUNK = "chat.completion.chunk"
 FIELD = {"thought": "reasoning_content", "said": "content"}
 
@@ -58,7 +57,6 @@ class Chat(Form):
         self.check()
         self._heard = [self.prompt.listener() for _ in range(self.samples)]
         self._calls = [0] * self.samples
-        self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     def _wanted(self) -> Wanted:
         fields = self.fields
@@ -108,17 +106,14 @@ class Chat(Form):
         return self._shown(event, self._heard[event.sequence].feed(event.text))
 
     def streamed(self, event: Event) -> bytes:
-        """The same: of a chunk that brings a piece of text only the text is written anew, in 5 µs instead of 17."""
+        """The same, quickly where it is a piece of text only."""
         if self.logprobs or self.requests[0].strategy == "beam":
             return super().streamed(event)
         heard = self._heard[event.sequence].feed(event.text)
         if len(heard) != 1 or heard[0].kind != "said":
             return self.written(self._shown(event, heard))
-        if event.sequence not in self._frames:
-            before, after = encoded(self._chunk(event.sequence, {"content": HOLE})).split(encoded(HOLE))
-            self._frames[event.sequence] = b"data: " + before, after + b"\n\n"
-        before, after = self._frames[event.sequence]
-        return before + encoded(heard[0].text) + after
+        index = event.sequence
+        return self.framed(index, heard[0].text, lambda text: self._chunk(index, {"content": text}))
 
     def _shown(self, event: Event, heard: list[Heard]) -> list[Document]:
         chunks = list(self._deltas(event.sequence, heard))
