@@ -144,6 +144,11 @@ class Ledger(Cells):
         """The slots of answers that are being made."""
         return [slot for slot, busy in enumerate(self._busy) if busy]
 
+    @property
+    def tight(self) -> bool:
+        """Whether a slot can only be claimed by cutting one, which leaves holes where nothing is to be forgotten."""
+        return not self.keeps and all(held or busy for held, busy in zip(self.tokens, self._busy, strict=True))
+
     def claim(self, scope: str = "") -> int:
         """Take an idle slot and empty it: one that holds nothing, else the longest unused."""
         slot = self._oldest([slot for slot, busy in enumerate(self._busy) if not busy])

@@ -146,7 +146,7 @@ class Scheduler:
 
     def place_fork(self, first: Sequence, sequence: Sequence) -> bool:
         """Let a sample in that begins where another's prompt ends, in cells shared with it; False: it waits."""
-        if not self.ledger.forks or not self.ledger.idle or not self.may_run():
+        if not self.ledger.forks or not self.ledger.idle or self.ledger.tight or not self.may_run():
             return False
         slot = self.ledger.claim(self.scope(sequence))
         self.ledger.fork(first.slot, slot)
@@ -170,6 +170,8 @@ class Scheduler:
             return False
         away, sequence.away = sequence.away, None
         if away is not None:
+            if ledger.tight:
+                ledger.compact()
             slot = ledger.claim(self.scope(sequence))
             if self.swap.back(slot, away):
                 sequence.slot, sequence.computed = slot, len(away.tokens)

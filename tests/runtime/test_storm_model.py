@@ -1,6 +1,7 @@
 """A full pool over llama.cpp itself: what gave way and came back has, bit for bit, the logits that it has alone."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,18 @@ def test_recurrent_state_gives_way_and_comes_back(tmp_path: Path) -> None:
         made = storm(runner.engine, requests(12, rng, runner.model.n_vocab), rng)
         assert made.preempted
         assert {answer.finish for answer in made.answers.values() if answer} == {"length"}
+
+
+def test_samples_that_share_their_prompt_are_what_each_is_alone(weights: Path) -> None:
+    options = reproducible.settled(RunOptions(ctx_size=1024, threads=1))
+    rng = random.Random(6)
+    with open_runner(weights, options) as runner:
+        asked = requests(12, rng, runner.model.n_vocab)
+        other = [replace(one, sampling=CHANCE.with_values({"seed": number + 1})) for number, one in enumerate(asked)]
+        expected = [alone(runner, request) for both in zip(asked, other, strict=True) for request in both]
+    with open_runner(weights, options, slots=5) as runner:
+        ids = [one for request in asked for one in runner.engine.sample(request, 2)]
+        while runner.engine.busy:
+            runner.engine.step()
+            runner.engine.check()
+        assert [said(runner.engine.answer(one)) for one in ids] == expected
