@@ -3,7 +3,7 @@
 until it finishes, and compares with an unbroken run.
 
 usage: PYTHONPATH=$PWD .venv/bin/python scripts/kill_measuring.py MODEL.gguf --text FILE [--rounds 10] [--threads N]
-       [--seed 0] [--work FOLDER] [--only calibrate,sensitivity,verify]
+       [--bpw 5] [--seed 0] [--work FOLDER] [--only calibrate,sensitivity,verify]
 
 MODEL is of floats. A round starts the command, kills it with SIGKILL after a random time up to what an unbroken run
 takes, and gives it again until one ends by itself; what it left must be the unbroken run's: calibrate's importance
@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--bpw", default="5", help="bits a weight of what --sensitivity goes with")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, help="where the files go; a folder of the system's unless told")
     parser.add_argument("--only", default="calibrate,sensitivity,verify")
@@ -45,7 +46,7 @@ def main() -> None:
     quantize = ["quantize", model, "-o", "out.gguf", *threads]
     commands = {
         "calibrate": ["calibrate", model, "-o", "sums.gguf", "--moments", "moments.gguf", "--text", text, *threads],
-        "sensitivity": [*quantize, "--target-bpw", "5", "--sensitivity", "--text", text],
+        "sensitivity": [*quantize, "--target-bpw", asked.bpw, "--sensitivity", "--text", text],
         "verify": [*quantize, "-t", "Q4_K_M", "--verify", "--verify-text", text],
     }
     chance, wrong = random.Random(asked.seed), 0
@@ -94,8 +95,8 @@ def left(place: Path, document: dict[str, Any]) -> dict[str, object]:
     sha256 it tells."""
     files = sorted(file for file in place.iterdir() if file.is_file())
     found: dict[str, object] = {"files": [file.name for file in files]}
-    if "certificate" in document:
-        document = {key: value for key, value in document.items() if key not in ("sha256", "bytes")}
+    if "certificate" in document:  # of the types nothing is told where the file was finished before
+        document = document["certificate"]
     else:
         found |= {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     return found | timeless(document)
