@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from llmcli.bench.probe import Place, Probe
 from llmcli.runtime.binding.context import Context
 from llmcli.runtime.binding.library import lib
-from llmcli.runtime.binding.sampler import NativeChain
+from llmcli.runtime.binding.sampler import Likeliest, NativeChain
 from llmcli.runtime.request import Request
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import Sampling
@@ -140,7 +140,7 @@ def _phases(part: Parts, compute: str) -> dict[str, float]:
 
 def _places() -> list[Place]:
     """The functions that are a phase; asking for a row waits where a GPU computes."""
-    draws = [(SAMPLE, owner, "draw") for owner in (NativeChain, Greedy, NumpyChain)]
+    draws = [(SAMPLE, owner, "draw") for owner in (NativeChain, Likeliest, Greedy, NumpyChain)]
     return [
         (COMPUTE, lib(), "llama_decode"), (COMPUTE, Context, "row"), *draws, (DETOKENIZE, Decoder, "feed"),
     ]  # fmt: skip

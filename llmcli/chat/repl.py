@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 try:
     import termios
@@ -87,30 +88,41 @@ def _converse(talk: Talk, session: PromptSession[str]) -> None:
 
 
 async def _typed(session: PromptSession[str], draft: str) -> str:
-    """One message or command. Ctrl-C as a signal ends it as the key does, whenever it comes.
+    """One message or command. Ctrl-C as a signal ends it as the key does, whenever it comes; one that comes when the
+    message is there already waits for the answer.
 
     (prompt_toolkit's own handler fails where the prompt has not quite begun, or has just ended.)
     """
     app, loop, waits = session.app, asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
+    came = False
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        loop.call_soon_threadsafe(stop)
 
     def stop() -> None:
-        if app.future and not app.future.done():
+        nonlocal came
+        if came and app.future and not app.future.done():
+            came = False
             app.exit(exception=KeyboardInterrupt, style="class:aborting")
 
     def begin() -> None:
+        nonlocal came
         app.layout.focus(DEFAULT_BUFFER)  # a search that a signal ended would keep the keys to itself
-        if interrupt_taken():
-            stop()
+        came = interrupt_taken() or came
+        stop()
 
-    loop.add_signal_handler(signal.SIGINT, stop)
+    signal.signal(signal.SIGINT, hear)
     try:
         return await session.prompt_async(
             PROMPT, prompt_continuation=lambda width, number, soft: CONTINUED, default=draft, pre_run=begin,
             handle_sigint=False,
         )  # fmt: skip
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, waits)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _bottom(told: list[status.Part], cost: Cost) -> str:

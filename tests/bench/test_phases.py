@@ -9,6 +9,7 @@ import pytest
 from llmcli.bench import phases
 from llmcli.bench.probe import Probe
 from llmcli.runtime.binding.library import lib
+from llmcli.runtime.binding.sampler import Likeliest
 from llmcli.runtime.request import RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import defaults
@@ -49,7 +50,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         monkeypatch.setattr(owner, name, slow)
 
     slower(library, "llama_decode", lambda context, batch: 10 if batch.n_tokens == 1 else 100)
-    slower(Greedy, "draw", 3)
+    for kind in (Greedy, Likeliest):
+        slower(kind, "draw", 3)
     slower(Decoder, "feed", 0.5)
     slower(Runner, "encode_text", 7)
     return clock

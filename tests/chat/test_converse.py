@@ -1,16 +1,19 @@
 """The REPL in this process, on prompt_toolkit's pipe input: Ctrl-C at moments that a terminal cannot choose."""
 
+import asyncio
 import signal
 from collections.abc import Callable
 
 import pytest
+from prompt_toolkit import PromptSession
 from prompt_toolkit.application import create_app_session
+from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from llmcli.chat import repl
 from llmcli.chat.talk import Opened, Talk
-from llmcli.runtime.interrupt import interrupts_raise
+from llmcli.runtime.interrupt import interrupt_taken, interrupts_raise, interrupts_wait
 from llmcli.runtime.template import Template
 from tests.fakes import TEMPLATE
 
@@ -64,3 +67,20 @@ def test_ctrl_c_before_the_first_pass_stops_the_answer_and_the_question_waits(
     one.leaving = False
     converse(one, "/retry\r")
     assert [message.content for message in one.session.messages] == ["a?", "yes"]
+
+
+def test_a_signal_behind_the_last_key_waits_for_the_answer() -> None:
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()), interrupts_wait():
+        session: PromptSession[str] = PromptSession()
+        done = session.default_buffer.accept_handler
+        assert done is not None
+
+        def sent(buffer: Buffer) -> bool:
+            kept = done(buffer)
+            signal.raise_signal(signal.SIGINT)
+            return kept
+
+        session.default_buffer.accept_handler = sent
+        keys.send_text("a question\r")
+        assert asyncio.run(repl._typed(session, "")) == "a question"
+        assert interrupt_taken()
