@@ -17,7 +17,14 @@ READY = r"\x1b\[\?2004h[^\n]*>>>"
 def chat(model: Path, *flags: str) -> pexpect.spawn:
     words = ["-m", "llmcli.app", "chat", str(model), "-t", "1", "-c", "512", "--temp", "0", *flags]
     environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "PYTHONPATH": str(ROOT)}
-    return pexpect.spawn(sys.executable, words, env=environment, dimensions=(24, 80), timeout=240, encoding="utf-8")
+    return pexpect.spawn(
+        sys.executable, words, env=environment, dimensions=(24, 80), timeout=240, encoding="utf-8", preexec_fn=as_usual
+    )
+
+
+def as_usual() -> None:
+    """A terminal's SIGHUP, whatever runs the tests: what nohup ignores a chat ignores."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def ended(child: pexpect.spawn) -> int:
