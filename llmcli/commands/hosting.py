@@ -41,8 +41,11 @@ class Hosted:
 
 
 @contextmanager
-def host(ref: str, given: "Flags", config: "Config", ui: "UI", parallel: int = PARALLEL) -> "Iterator[Hosted]":
-    """Open `ref` for `parallel` answers at once, with further sequences where prefixes can be kept.
+def host(
+    ref: str, given: "Flags", config: "Config", ui: "UI", parallel: int = PARALLEL, apart: bool = False
+) -> "Iterator[Hosted]":
+    """Open `ref` for `parallel` answers at once, with further sequences where prefixes can be kept; `apart` where
+    another thread than this one will compute.
 
     Plan and fit checks are chat's. Raises UserError as they do, UsageError for a flag that means nothing here.
     """
@@ -52,7 +55,7 @@ def host(ref: str, given: "Flags", config: "Config", ui: "UI", parallel: int = P
     from llmcli.serve import calls
 
     check(given)
-    with closing(Models(given, config, ui, talks=True, parallel=parallel, answers=False)) as models:
+    with closing(Models(given, config, ui, talks=True, parallel=parallel, answers=False, apart=apart)) as models:
         opened = models.first(ref)
         opened.runner.show(calls.marks())
         _ask_to_think(opened.runner, given.reasoning)

@@ -5,6 +5,7 @@ It joins the catalog, the machine and the runtime; what is said with the model i
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 from llmcli.catalog import catalog, store
 from llmcli.chat.talk import Opened
@@ -19,6 +20,7 @@ from llmcli.runtime import reproducible, runner
 from llmcli.runtime.binding.context import MAX_SEQUENCES
 from llmcli.runtime.drafting.wish import NO_DRAFTING, Drafting
 from llmcli.runtime.interrupt import interrupts_raise
+from llmcli.runtime.team import on_a_thread
 from llmcli.ui import UI
 from quant import container
 
@@ -30,16 +32,17 @@ class Models:
 
     What was typed on the command line holds for all of them, but `--quant` and `--chat-template`, which were meant
     for the first. `talks`: more than one answer is to come; `parallel`: so many at once. Without
-    `answers` a model made for embeddings is opened, too.
+    `answers` a model made for embeddings is opened, too. `apart`: another thread than this one will compute.
     """
 
     def __init__(
-        self, given: Flags, config: Config, ui: UI, talks: bool, parallel: int = 1, answers: bool = True
-    ) -> None:
+        self, given: Flags, config: Config, ui: UI, talks: bool, parallel: int = 1, answers: bool = True,
+        apart: bool = False,
+    ) -> None:  # fmt: skip
         fit.check(given.options)
         workers.join(given.rpc, given.tensor_split, ui)
         self.given, self.config, self.ui = given, config, ui
-        self.talks, self.parallel, self.answers = talks, parallel, answers
+        self.talks, self.parallel, self.answers, self.apart = talks, parallel, answers, apart
         self._template = flags.template_text(given.chat_template) if given.chat_template else None
         self._held = ExitStack()
 
@@ -94,10 +97,11 @@ class Models:
         wish = Wish(model.name, header, options, gpu_layers, drafting, slots, needed, sized)
         wish = admit(wish, given.fit, ui.note)
         options = wish.options
-        opened = stack.enter_context(runner.open_runner(
+        opening = runner.open_runner(
             model.path, options, template=template, raw=given.raw, slots=wish.slots, gpu_layers=gpu_layers,
             native_sampling=self.config.native_sampling, drafting=drafting, answers=self.answers,
-        ))  # fmt: skip
+        )  # fmt: skip
+        opened = on_a_thread(partial(stack.enter_context, opening)) if self.apart else stack.enter_context(opening)
         if options.reproducible:
             ui.note(reproducible.COVERS)
         if drafting.asked and opened.engine.means.speculation is None:

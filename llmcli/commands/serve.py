@@ -137,7 +137,7 @@ def opened(wish: Wish) -> "Iterator[tuple[Bridge, Settings]]":
     from llmcli.commands import hosting
     from llmcli.serve.bridge import Bridge
 
-    with hosting.host(wish.ref, wish.given, wish.config, wish.ui, wish.parallel) as hosted:
+    with hosting.host(wish.ref, wish.given, wish.config, wish.ui, wish.parallel, apart=True) as hosted:
         with closing(Bridge(hosted.runner, wish.parallel, wish.waiting)) as bridge:
             yield bridge, _settings(hosted, wish.given, **wish.settings)
 
