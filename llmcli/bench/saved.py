@@ -83,7 +83,8 @@ def checked(row: Any, where: str) -> Row:
         good = good and all(isinstance(one, str | int) for one in known) and isinstance(value(row, "n_depth"), int)
     if not good:
         raise UserError(f"{where} holds something that is no run of bench", hint="llmcli bench REF -o json > FILE")
-    return row  # type: ignore[no-any-return]
+    found: Row = row
+    return found
 
 
 def value(row: Row, field: str) -> Any:

@@ -100,7 +100,7 @@ def run(a: str, b: str | None, given: Given, form: str, how: tuple[Path | None, 
     """Measure and tell. Raises UserError, Refusal."""
     if form not in told.FORMATS:
         raise UsageError(f"-o does not know {form!r}", hint=f"-o takes: {' '.join(told.FORMATS)}")
-    loads = _loads(given)
+    loads, promise = _loads(given), given.promise  # a mistake in it is told before anything is measured
     rules = _rules(given) if given.find_max else None
     _check(b, rules, given)
     config = configuration.load()
@@ -114,7 +114,7 @@ def run(a: str, b: str | None, given: Given, form: str, how: tuple[Path | None, 
         result = asyncio.run(_measured(servers, loads, rules, given, ui))
     if not given.no_history:
         _keep(result, config, ui)
-    load_page.tell(result, form, given.promise, rules, how, ui)
+    load_page.tell(result, form, promise, rules, how, ui)
 
 
 async def _measured(

@@ -156,7 +156,7 @@ def tell(settings: "Settings", n_ctx: int, parallel: int, ui: "UI") -> None:
         ui.note(f"{settings.name} is served at {where}/v1{also} · {parallel} at once · Ctrl-C stops")
 
 
-def _settings(hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: object) -> "Settings":
+def _settings(hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: Any) -> "Settings":
     from llmcli.serve.settings import Settings
 
     runner = hosted.runner
@@ -164,7 +164,7 @@ def _settings(hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: ob
     most = min(runner.n_ctx, runner.header.context_length or runner.n_ctx)
     return Settings(
         names or (hosted.name,), int(time.time()), hosted.sampling, hosted.system, given.stops, predict,
-        most_context=most if given.options.ctx_size is None else runner.n_ctx, **more,  # type: ignore[arg-type]
+        most_context=most if given.options.ctx_size is None else runner.n_ctx, **more,
     )  # fmt: skip
 
 

@@ -31,10 +31,11 @@ def make_app(bridge: Bridge, settings: Settings) -> Starlette:
     middleware = [Middleware(
         CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"]
     )] if settings.cors else []  # fmt: skip
+    handlers: dict[Any, Any] = {Refusal: refused, HTTPException: not_here, Gone: gone, Exception: broken}
     app = Starlette(
         routes=[one for route in registry.routes().values() for one in _paths(route, service)],
         middleware=middleware,
-        exception_handlers={Refusal: refused, HTTPException: not_here, Gone: gone, Exception: broken},  # type: ignore[dict-item]
+        exception_handlers=handlers,
     )
     app.state.service = service
     return app

@@ -22,6 +22,7 @@ from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.runner import Runner
 from llmcli.serve.meter import Meter
 from llmcli.types import Event
+from quant.errors import Refusal
 
 T = TypeVar("T")
 KINDS = "prompts", "grammars"
@@ -331,7 +332,7 @@ class Bridge:
                 return
             try:
                 future.set_result(function())
-            except UserError as error:
+            except Refusal as error:
                 future.set_exception(error)
             except BaseException as error:
                 future.set_exception(error)

@@ -145,6 +145,7 @@ def test_a_server_that_does_not_start_says_why(llmcli: Llmcli, tmp_path: Path) -
         (("http://h", "--find-max", "all", "--slo", "ttft:1"), 2, "does not know 'all'"),
         (("http://h", "--find-max", "rate", "--slo", "ttft:1", "--rate", "2"), 2, "chooses the loads itself"),
         (("http://h", "--find-max", "rate", "--slo", "ttft:1", "--against", "http://g"), 2, "on one server"),
+        (("http://h", "--slo", "tt:3"), 1, "does not know 'tt:3'"),
         (("http://h", "--arrivals", "often"), 2, "does not know 'often'"),
         (("http://h", "--rate", "0"), 1, "does not know '0'"),
         (("http://h", "--endpoint", "talk"), 2, "does not know 'talk'"),

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing, closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from llmcli.errors import UserError
 from llmcli.runtime.request import Request
 from llmcli.runtime.sampling import defaults
 from llmcli.serve.bridge import Bridge, Busy, Stopping
+from llmcli.serve.problems import Problem
+from quant.errors import Refusal
 from tests.fakes import fake_runner
 
 GREEDY = defaults().with_values({"temp": 0})
@@ -104,14 +107,16 @@ def test_a_full_queue_is_told_at_once_with_a_time_to_come_back() -> None:
 
 
 def test_functions_run_on_the_engines_thread_and_their_mistakes_come_back() -> None:
-    def refuse() -> None:
-        raise UserError("no")
+    def refuse(error: Refusal) -> None:
+        raise error
 
     async def use(bridge: Bridge) -> None:
         name = await bridge.call(lambda: __import__("threading").current_thread().name)
         assert name == "llmcli-engine"
-        with pytest.raises(UserError, match="no"):
-            await bridge.call(refuse)
+        for error in (UserError("no"), Problem("no")):
+            with pytest.raises(type(error), match="no"):
+                await bridge.call(partial(refuse, error))
+        assert await bridge.call(lambda: "still there") == "still there"
         assert await bridge.prepare(len, "abc") == 3
 
     run(use)
