@@ -7,7 +7,9 @@ DIR holds llama-quantize and llama-imatrix; they and our methods read the same c
 are llama-quantize alone and with llama-imatrix; every method is a row of `METHODS` below, more come by --also. Finished
 rows stay in FOLDER and are not made again; the table is printed from it. A teacher's own logits are computed once.
 
-Beside each baseline our default method makes the same file: `equal` counts the tensors whose bytes are the same.
+Beside each baseline our default method makes the same file: `equal` counts the tensors whose bytes are the same. With
+--answers every file also answers in an unmodified llama-cli and llama-server (prove_stock.py); the exit code is 1 where
+one did not.
 """
 
 import argparse
@@ -17,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import prove_stock
 from compare_quantize import compare
 from quant_runs import ROOT, Cost, Failed, Judge, Setting, ours, sha, statistics, upstream
 from quant_table import BYTES, Key, Ledger, Row, table
@@ -24,6 +27,7 @@ from quant_table import BYTES, Key, Ledger, Row, table
 from quant import container
 
 PLAIN, BASELINE = "llama-quantize", "+ llama-imatrix"
+PREDICT, UNFIT = 8, "FAILED"  # tokens that a file answers with; begins what is kept of one that did not
 TYPES = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K")
 # Flags of `llmcli quantize`; {imatrix} and {moments} are made by `llmcli calibrate`, {bytes} is the size of the
 # baseline's whole file.
@@ -49,6 +53,12 @@ class Work:
     judge: Judge
     ledger: Ledger
     keep: bool
+    tools: Path | None = None  # llama-cli's and llama-server's folder, where files are to answer in them
+
+    def lacks(self, key: Key) -> bool:
+        """Whether a row has to be made: it is not there, or its file never answered and should."""
+        found = self.ledger.rows().get(key.digest)
+        return found is None or (self.tools is not None and not found.answers)
 
     def key(self, kind: str, method: str, flags: str, seed: int) -> Key:
         """Of a row."""
@@ -66,26 +76,38 @@ class Work:
 
     def finish(self, key: Key, file: Path, cost: Cost, before: Cost | None, equal: str = "") -> None:
         """Evaluate a file and keep its row."""
-        scores = self.judge.scores(file)
+        scores, answers = self.judge.scores(file), self.answers(file)
         row = Row(
             key, nbytes(file), file.stat().st_size, cost.seconds, cost.cpu, cost.rss, before.seconds if before else 0.0,
-            before.rss if before else 0, equal, commit(),
+            before.rss if before else 0, equal, commit(), answers,
         )  # fmt: skip
         self.ledger.add(row, scores)
         if not self.keep:
             file.unlink()
-        told = ", ".join(f"{name} {found.kld.mean():.6f}" for name, (found, _) in scores.items())
-        print(f"{key.teacher} {key.type} {key.method} {key.seed}: KLD {told} {equal}", file=sys.stderr, flush=True)
+        told = [", ".join(f"{name} {found.kld.mean():.6f}" for name, (found, _) in scores.items()), equal, answers]
+        print(
+            f"{key.teacher} {key.type} {key.method} {key.seed}: KLD", *filter(None, told), file=sys.stderr, flush=True
+        )
+
+    def answers(self, file: Path) -> str:
+        """What llama-cli and llama-server said with a file, or why they did not."""
+        if self.tools is None:
+            return ""
+        asked = argparse.Namespace(tools=self.tools, predict=PREDICT, threads=self.setting.threads)
+        try:
+            return prove_stock.answers(asked, file)
+        except prove_stock.Unfit as problem:
+            return f"{UNFIT}: {problem}"
 
 
-def main() -> None:
-    """Make what is missing, print the table."""
+def main() -> int:
+    """Make what is missing, print the table; 1 where a file was to answer and did not."""
     asked = arguments()
     asked.out.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(asked.out)
     if asked.show:
         print(table(ledger.rows().values(), ledger, BASELINE))
-        return
+        return 0
     texts = dict(pair.split("=", 1) for pair in asked.text)
     setting = Setting(
         asked.out, asked.tools, asked.ctx, {name: Path(file) for name, file in texts.items()}, asked.calibration,
@@ -96,12 +118,17 @@ def main() -> None:
     shown = []
     for teacher in asked.teachers:
         source = sha(teacher)
-        work = Work(teacher, source, setting, Judge(setting, teacher, source), ledger, asked.keep)
+        work = Work(teacher, source, setting, Judge(setting, teacher, source), ledger, asked.keep, asked.answers)
         for kind in asked.type:
             for key in rows(work, kind, methods, range(len(asked.calibration)), fresh=asked.fresh):
                 shown.append(key.digest)
     done = ledger.rows()
-    print(table([done[digest] for digest in dict.fromkeys(shown) if digest in done], ledger, BASELINE))
+    found = [done[digest] for digest in dict.fromkeys(shown) if digest in done]
+    print(table(found, ledger, BASELINE))
+    failed = [row for row in found if row.answers.startswith(UNFIT)]
+    if asked.answers:
+        print(f"{len(found) - len(failed)} of {len(found)} files load and answer")
+    return 1 if failed else 0
 
 
 def arguments() -> argparse.Namespace:
@@ -122,6 +149,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--embedding", metavar="TYPE", help="one type for token_embd.weight on every side")
     parser.add_argument("--show", action="store_true", help="print the table of all that is finished, make nothing")
+    parser.add_argument("--answers", type=Path, metavar="DIR", help="llama-cli and llama-server; each file answers")
     parser.add_argument("--keep", action="store_true", help="leave the files in FOLDER/files")
     asked = parser.parse_args()
     for pair in [*asked.text, *asked.also]:
@@ -136,7 +164,7 @@ def rows(work: Work, kind: str, methods: dict[str, str], seeds: range, fresh: li
     sizes = {}
     for seed in seeds:
         key = work.key(kind, BASELINE, "", seed)
-        if key.digest not in work.ledger.rows():
+        if work.lacks(key):
             imatrix, before = statistics(work.setting, work.teacher, work.source, seed, "theirs")
             file = work.out(key)
             cost = upstream(work.setting, work.teacher, file, kind, imatrix)
@@ -146,7 +174,7 @@ def rows(work: Work, kind: str, methods: dict[str, str], seeds: range, fresh: li
     for name, flags in methods.items():
         for seed in seeds:
             key = work.key(kind, name, flags, seed)
-            if key.digest not in work.ledger.rows() or name in fresh:
+            if work.lacks(key) or name in fresh:
                 try:
                     file, cost, before = made(work, key, sizes[seed].file_bytes)
                 except Failed as problem:
@@ -161,7 +189,7 @@ def rows(work: Work, kind: str, methods: dict[str, str], seeds: range, fresh: li
 def plain(work: Work, kind: str) -> Key:
     """llama-quantize without statistics."""
     key = work.key(kind, PLAIN, "", -1)
-    if key.digest not in work.ledger.rows():
+    if work.lacks(key):
         file = work.out(key)
         cost = upstream(work.setting, work.teacher, file, kind, None)
         work.finish(key, file, cost, None, alike(work, file, kind, []))
@@ -202,4 +230,4 @@ def commit() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

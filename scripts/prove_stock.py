@@ -44,14 +44,19 @@ def main() -> int:
     failed = 0
     for file in asked.files:
         try:
-            answer, completion = cli(asked, file), server(asked, file)
+            said = answers(asked, file)
         except Unfit as problem:
             failed += 1
             print(f"FAILED {file.name}: {problem}", flush=True)
         else:
-            print(f"ok     {file.name}: llama-cli {answer!r}, llama-server {completion!r}", flush=True)
+            print(f"ok     {file.name}: {said}", flush=True)
     print(f"{len(asked.files) - failed} of {len(asked.files)} files load and answer")
     return 1 if failed else 0
+
+
+def answers(asked: argparse.Namespace, file: Path) -> str:
+    """What both tools answered; raises Unfit. Of `asked` it takes the tools, how many tokens, and threads."""
+    return f"llama-cli {cli(asked, file)!r}, llama-server {server(asked, file)!r}"
 
 
 def common(asked: argparse.Namespace, tool: str, file: Path) -> list[str]:

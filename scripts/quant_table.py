@@ -44,7 +44,8 @@ class Key:
 class Row:
     """A finished file: tensors' bytes, seconds and peak memory of making it, and what its statistics took.
 
-    `equal` tells, of a baseline, how many tensors our own default method made alike, of how many.
+    `equal` tells, of a baseline, how many tensors our own default method made alike, of how many; `answers` what an
+    unmodified llama.cpp said with the file, "" where it was not asked.
     """
 
     key: Key
@@ -57,6 +58,7 @@ class Row:
     statistics_rss: int
     equal: str
     commit: str
+    answers: str = ""
 
 
 class Ledger:

@@ -75,3 +75,12 @@ def test_figures_are_those_of_quality():
     flat = np.array([[[2.0, 1.0]], [[1.5, 1.0]], [[0.5, 0.1]], [[0.0, 1.0]]])
     kld, top_rank, same, ppl = figures(flat)
     assert kld.startswith("0.300000 ± 0.2000") and top_rank == "0.4996" and same == "50.00%" and ppl == "1.2840"
+
+
+def test_row_from_before_files_were_asked_to_answer_is_one_that_was_not_asked(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.add(row("search"), scores([1.0, 2.0]))
+    ledger.file.write_text(ledger.file.read_text().replace(', "answers": ""', ""))
+    (found,) = ledger.rows().values()
+    assert '"answers"' not in ledger.file.read_text()
+    assert found.answers == ""
