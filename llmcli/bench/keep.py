@@ -8,7 +8,7 @@ from llmcli.bench.history import History, Run
 from llmcli.bench.kernel import Result
 from llmcli.bench.report import document
 from llmcli.errors import UserError
-from llmcli.hardware import host
+from llmcli.hardware import cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Keeper:
 
     def __init__(self, history: History, name: Name, warn: Callable[[str], None]) -> None:
         self.history, self.name, self.warn = history, name, warn
-        self.machine = host.identity()
+        self.machine = cluster.identity()
         self.numbers: list[int] = []
         self._failed = False
 

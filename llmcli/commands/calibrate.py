@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.commands.eval import CTX, Count, Fresh, side
+from llmcli.commands.grouped import grouped
 from llmcli.commands.plan import Flash, Layers, Threads, Ubatch
 from llmcli.commands.show import Json, start
+from llmcli.commands.workers import Workers
 
 if TYPE_CHECKING:
     from llmcli.commands.calibrating import Outcome, Wish
@@ -35,7 +37,7 @@ Merge = Annotated[bool, typer.Option("--merge", help="SRC are files of calibrati
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command("calibrate")(calibrate)
+    app.command("calibrate")(grouped(calibrate))
 
 
 def calibrate(
@@ -55,6 +57,8 @@ def calibrate(
     fresh: Fresh = False,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Json = False,
+    *,
+    workers: Workers,
 ) -> None:
     """Measure how much each input column of each weight matters, for `quantize --imatrix STATS` and `--moments FILE`.
 
@@ -71,9 +75,7 @@ def calibrate(
 
     config, ui = start(json, offline)
     if merge:
-        for flag, value in (("--moments", moments), ("--text", text), ("--chunks", chunks), ("--seed", seed)):
-            if value is not None:
-                raise UsageError(f"{flag} does not go with --merge: nothing is read", hint=f"leave out {flag}")
+        _refuse({"--moments": moments, "--text": text, "--chunks": chunks, "--seed": seed, "--rpc": workers.rpc})
         _merge([Path(ref).expanduser() for ref in refs], out.expanduser(), ui)
         return
     if len(refs) > 1:
@@ -85,6 +87,7 @@ def calibrate(
     options = RunOptions(ctx, threads, None, ubatch_size, ubatch_size, gpu_layers, flash_attn)
     fit.check(options)
     room = shard_size(memory, "--memory", "memory") if memory else None
+    workers.join(ui)
     texts.given(text or [])  # a mistake in them is told before a model is fetched
     path = ready(refs[0], None, config, ui).path
     subject = side(path, options, ui)
@@ -95,6 +98,15 @@ def calibrate(
     with blas.bounded(threads):
         outcome = calibrating.run(wish, config, ui)
     _tell(wish, outcome, ui)
+
+
+def _refuse(given: dict[str, object]) -> None:
+    """Raise UsageError for what says how a text is read."""
+    from llmcli.errors import UsageError
+
+    for flag, value in given.items():
+        if value is not None:
+            raise UsageError(f"{flag} does not go with --merge: nothing is read", hint=f"leave out {flag}")
 
 
 def _merge(paths: list[Path], out: Path, ui: "UI") -> None:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmcli.commands.grouped import grouped
 from llmcli.commands.plan import Batch, Flash, Layers, Threads, TypeK, TypeV, Ubatch
 from llmcli.commands.show import Json, start
-from llmcli.commands.workers import Rpc, Split, join
+from llmcli.commands.workers import Workers
 
 if TYPE_CHECKING:
     from llmcli.catalog.fetch import Model
@@ -41,7 +42,7 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Compute all anew, also wha
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command("eval")(evaluate)
+    app.command("eval")(grouped(evaluate))
 
 
 def evaluate(
@@ -60,11 +61,11 @@ def evaluate(
     flash_attn: Flash = "auto",
     type_k: TypeK = "f16",
     type_v: TypeV = "f16",
-    rpc: Rpc = None,
-    tensor_split: Split = None,
     fresh: Fresh = False,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Json = False,
+    *,
+    workers: Workers,
 ) -> None:
     """Measure a model on a text: perplexity, and its divergence from the model that it was made of.
 
@@ -78,7 +79,7 @@ def evaluate(
     from quant import baselogits
 
     config, ui = start(json, offline)
-    join(rpc, tensor_split, ui)
+    workers.join(ui)
     if base and baselogits.recognised(Path(base).expanduser()):
         base_logits, base = Path(base), None
     options = RunOptions(ctx or CTX, threads, None, batch_size, ubatch_size, gpu_layers, flash_attn, type_k, type_v)

@@ -23,7 +23,7 @@ from llmcli.catalog import store
 from llmcli.catalog.partial import make_folder, write_whole
 from llmcli.commands import bases, evaluating, scorers, verifying
 from llmcli.commands.eval import side
-from llmcli.hardware import host
+from llmcli.hardware import cluster, host
 from llmcli.runtime.binding.library import version
 from llmcli.runtime.request import RunOptions
 from llmcli.units import size
@@ -93,7 +93,7 @@ class Wish:
         """All that a finished setting's figures depend on, beside the setting."""
         said = [
             self.source.fingerprint, hashlib.sha256(self.text[0].encode()).hexdigest(), self.n_ctx, self.chunks,
-            self.threads or host.cores(), self.seconds, version(), __version__, host.identity(),
+            self.threads or host.cores(), self.seconds, version(), __version__, cluster.identity(),
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 

@@ -10,6 +10,7 @@ from llmcli.commands.grouped import grouped
 from llmcli.commands.pickles import offered
 from llmcli.commands.reporting import Charts, Report
 from llmcli.commands.show import Ref, start
+from llmcli.commands.workers import Workers
 from llmcli.commands.writing import Reading
 from quant.methods import METHODS
 
@@ -91,6 +92,7 @@ def pareto(
         Literal["md", "csv", "json"], typer.Option("-o", "--output", help="How the table is printed.")
     ] = "md",
     reading: Reading,
+    workers: Workers,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout, as -o json.")] = False,
 ) -> None:
@@ -106,6 +108,7 @@ def pareto(
 
     config, ui = start(json or output == "json", offline, reading.allow_pickle)
     reporting.check(report_file)
+    workers.join(ui)
     model = weights.find_model(ref, config, ui, keep_source=True)
     opened = weights.open_source(
         model.path if model else Path(ref), tokenizer=reading.tokenizer, pre=reading.pre,

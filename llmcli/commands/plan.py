@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmcli.commands.grouped import grouped
 from llmcli.commands.reporting import Charts, Report
 from llmcli.commands.show import Json, Ref, start
-from llmcli.commands.workers import Rpc, Split, join
+from llmcli.commands.workers import Workers
 from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ Measure = Annotated[bool, typer.Option("--measure", help="Load it, and tell the 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command("plan")(plan)
+    app.command("plan")(grouped(plan))
 
 
 def plan(
@@ -53,8 +54,6 @@ def plan(
     flash_attn: Flash = "auto",
     type_k: TypeK = "f16",
     type_v: TypeV = "f16",
-    rpc: Rpc = None,
-    tensor_split: Split = None,
     parallel: Parallel = 1,
     unified: Unified = True,
     quant: Quant = None,
@@ -64,6 +63,8 @@ def plan(
     chart: Charts = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Json = False,
+    *,
+    workers: Workers,
 ) -> None:
     """Tell every byte of a run before it is allocated, and whether it fits."""
     from llmcli.commands import others, plan_page, receipt, reporting
@@ -72,7 +73,7 @@ def plan(
     from quant import container
 
     config, ui = start(json, offline)
-    join(rpc, tensor_split, ui)
+    workers.join(ui)
     reporting.check(report_file)
     if measure and model_draft:
         raise UsageError("--measure weighs one model", hint="leave out --measure or -md")

@@ -13,6 +13,7 @@ from llmcli.commands.grouped import grouped
 from llmcli.commands.pickles import offered
 from llmcli.commands.show import start
 from llmcli.commands.sizing import Sizing
+from llmcli.commands.workers import Workers
 from llmcli.commands.writing import Reading, Writing
 from quant.methods import METHODS
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from quant.source import Source
 
 DEFAULT = "Q4_K_M"
+SplitMaxSize = Annotated[
+    str | None,
+    typer.Option(metavar="N(M|G)", help="Write shards NAME-00001-of-0000N.gguf with at most so much of tensors each."),
+]
 _METHODS = "; ".join(f"{name}: {method.help}" for name, method in METHODS.items())
 
 
@@ -124,16 +129,12 @@ def quantize(
     ] = None,
     steering: Steering,
     mixing: Mixing,
-    split_max_size: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N(M|G)", help="Write shards NAME-00001-of-0000N.gguf with at most so much of tensors each."
-        ),
-    ] = None,
+    split_max_size: SplitMaxSize = None,
     sizing: Sizing,
     verifying: Verifying,
     reading: Reading,
     writing: Writing,
+    workers: Workers,
 ) -> None:
     """Make a smaller GGUF from a checkpoint folder or a GGUF, in one pass, on all cores."""
     from llmcli.commands import certifying, closing, folding, gathering, mixes, weights
@@ -143,6 +144,7 @@ def quantize(
     config, ui = start(writing.json, writing.offline, reading.allow_pickle)
     how, wish = planning.named(steering.method), verifying.wish(writing.threads)
     missing = steering.missing(how)
+    workers.join(ui, runs=verifying.verify or bool(missing and not writing.dry_run))
     kept = reading.keep_source or verifying.verify or steering.folds or bool(missing)
     model = weights.find_model(source, config, ui, kept)
     kind = recipe.parse(quant or (model.quant if model else None) or DEFAULT)

@@ -19,8 +19,10 @@ from llmcli.commands import bases, evaluating, scorers
 from llmcli.commands.eval import CTX, side, words_of
 from llmcli.errors import UserError
 from llmcli.hardware import host
+from llmcli.runtime.binding import remote
 from llmcli.runtime.binding.library import version
 from llmcli.runtime.request import RunOptions
+from llmcli.units import several
 from quant import certificate, container
 from quant.certificate import FORMAT, Answers, Certificate, Figure, Origin, Speed, Steering, Tensor, World
 from quant.deviation import Original, deviations
@@ -129,7 +131,9 @@ def speeds(model: "Side", base: "Side", threads: int, ui: "UI", seconds: float |
 def world(threads: int) -> World:
     """This machine and these versions, now."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return World(__version__, version(), host.identity(), threads, now)
+    count = len(remote.joined())  # their addresses are nobody's business
+    machine = host.identity() + (f" and {several(count, 'worker')}" if count else "")
+    return World(__version__, version(), machine, threads, now)
 
 
 def _speed(name: str, found: Comparison) -> Speed:

@@ -1,4 +1,4 @@
-"""`--rpc` and `--tensor-split`, which every command with a model has: part of the model lies on other machines.
+"""`--rpc` and `--tensor-split`, which every command that runs a model has: part of it lies on other machines.
 
 A worker that is lost ends the process: llama.cpp aborts, and what it was computing cannot be had back. That is told as
 any other error of the world's; `serve` keeps its model in a process of its own for it.
@@ -8,22 +8,37 @@ import math
 import os
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.errors import UserError
+from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from llmcli.ui import UI
 
 HELP_RPC = "part of the model lies on these workers (llmcli worker --rpc)"
 HELP_SPLIT = "proportions of the layers: the workers' devices first, then the GPUs here [by free memory]"
-Rpc = Annotated[str | None, typer.Option("--rpc", metavar="HOST:PORT,…", help=HELP_RPC[0].upper() + HELP_RPC[1:] + ".")]
-Split = Annotated[
-    str | None,
-    typer.Option("-ts", "--tensor-split", metavar="N,N,…", help=HELP_SPLIT[0].upper() + HELP_SPLIT[1:] + "."),
-]
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The same as a group of options (grouped.py), for commands without the run options' table."""
+
+    rpc: Annotated[
+        str | None, typer.Option("--rpc", metavar="HOST:PORT,…", help=HELP_RPC[0].upper() + HELP_RPC[1:] + ".")
+    ] = None
+    tensor_split: Annotated[
+        str | None,
+        typer.Option("-ts", "--tensor-split", metavar="N,N,…", help=HELP_SPLIT[0].upper() + HELP_SPLIT[1:] + "."),
+    ] = None
+
+    def join(self, ui: "UI", runs: bool = True) -> None:
+        """As `join` does; raises UsageError where they are named and nothing `runs` on them."""
+        if not runs and (self.rpc is not None or self.tensor_split is not None):
+            raise UsageError("nothing of this runs on a worker", hint="leave out --rpc and -ts")
+        join(self.rpc, self.tensor_split, ui)
 
 
 def join(rpc: str | None, split: str | None, ui: "UI") -> None:

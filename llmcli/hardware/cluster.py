@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmcli.errors import UserError
+from llmcli.hardware.host import identity as host_identity
 from llmcli.runtime.binding import devices, remote
 
 PORT = 50052  # ggml-rpc-server's own
@@ -98,6 +99,12 @@ def gone(addresses: Sequence[str]) -> list[str]:
             return False
 
     return [one for one in addresses if not listens(one)]
+
+
+def identity() -> str:
+    """What a measurement of this process holds for: the machine, and the workers that its models lie on."""
+    found = remote.joined()
+    return host_identity() + (f", workers {' '.join(found)}" if found else "")
 
 
 def loopback(host: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from llmcli.catalog.partial import write_whole
 from llmcli.config import Config
 from llmcli.errors import UserError
-from llmcli.hardware import host
+from llmcli.hardware import cluster, host
 from llmcli.runtime.binding import devices, library
 from llmcli.runtime.binding.context import check_cache
 from llmcli.runtime.identity import content
@@ -53,7 +53,7 @@ class Profile:
     @property
     def here(self) -> bool:
         """Whether it is of this machine and this build."""
-        return (self.machine, self.build) == (host.identity(), build())
+        return (self.machine, self.build) == (cluster.identity(), build())
 
 
 def build() -> str:
@@ -108,7 +108,7 @@ def find(header: Header, config: Config, warn: Callable[[str], None]) -> Profile
         fingerprint = content(header)
     except OSError:  # the file is going; who loads it will say so
         return None
-    path = place(config, fingerprint, host.identity(), build())
+    path = place(config, fingerprint, cluster.identity(), build())
     try:
         found = read(path)
     except FileNotFoundError:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import create_server
 
+import numpy as np
 import pytest
 
+from quant import imatrix
 from tests.commands.conftest import Done
 
 Llmcli = Callable[..., Done]
@@ -67,6 +69,56 @@ def test_a_model_on_a_worker_says_what_it_says_here(
     assert process.wait(30) == 0
 
 
+# Runs commands one after the other, and says of each what it ended with and with how many layers elsewhere it loaded.
+COMMANDS = """
+import json, sys
+from llmcli.app import main
+from llmcli.bench import tune
+from llmcli.commands import verifying
+from llmcli.runtime.binding.library import lib
+verifying.SECONDS, tune.OBJECTIVES["chat"] = 0.1, (8, 4)
+loads, load = [], lib().llama_model_load_from_file
+def seen(path, params):
+    loads.extend([params.n_gpu_layers] * (not params.vocab_only))
+    return load(path, params)
+lib().llama_model_load_from_file = seen
+for words in json.loads(sys.argv.pop()):
+    sys.argv[1:], loads[:] = words, []
+    try:
+        main()
+    except SystemExit as left:
+        sys.stderr.write(f"DONE {json.dumps([left.code or 0, loads])}\\n")
+"""
+
+
+def test_what_measures_a_model_measures_it_on_a_worker(
+    worker: tuple[str, subprocess.Popen[str]], stories_gguf: Path, tmp_path: Path, llmcli: Llmcli
+) -> None:
+    endpoint, _ = worker
+    model, text = str(stories_gguf), tmp_path / "text"
+    text.write_text("One day a little girl named Lily found a needle in her room. " * 60)
+    read = ("--text", str(text), "--ctx", "64", "--chunks", "2", "-t", "1")
+    far = ("--rpc", endpoint)
+    asked = [
+        ("calibrate", model, "-o", str(tmp_path / "far"), *read, *far),
+        ("bench", "phases", model, "-p", "8", "-n", "2", "-r", "1", "-t", "1", *far),
+        ("bench", "compare", model, "-p", "8", "-n", "4", "--seconds", "0.1", "-t", "1", *far),
+        ("bench", "tune", model, "--budget", "0.1", *far),
+        ("pareto", model, "--types", "Q8_0", "--seconds", "0", *read, *far),
+        ("quantize", model, "--q8_0", "-o", str(tmp_path / "q8"), "--verify", "--verify-text", str(text), *far),
+    ]  # fmt: skip
+    done = subprocess.run((sys.executable, "-c", COMMANDS, json.dumps(asked)), capture_output=True, text=True)
+    told = [json.loads(line[5:]) for line in done.stderr.splitlines() if line.startswith("DONE ")]
+    assert len(told) == len(asked), done.stderr
+    for words, (code, layers) in zip(asked, told, strict=True):
+        assert code == 0 and layers and all(layers), (words, code, layers, done.stderr)
+    assert llmcli("calibrate", model, "-o", str(tmp_path / "here"), *read).code == 0
+    here, there = (imatrix.load(tmp_path / name).entries for name in ("here", "far"))
+    assert list(here) == list(there)
+    for name, one in here.items():
+        np.testing.assert_allclose(one.vectors(0, 1, one.count), there[name].vectors(0, 1, one.count), rtol=1e-3)
+
+
 def test_the_receipt_tells_what_the_worker_holds(worker: tuple[str, subprocess.Popen[str]], stories_gguf: Path) -> None:
     endpoint, _ = worker
     done = subprocess.run((sys.executable, "-c", SHARES, endpoint, str(stories_gguf)), capture_output=True, text=True)
@@ -109,6 +161,18 @@ def test_what_is_refused(llmcli: Llmcli) -> None:
         (("run", "x.gguf", "hello", "-ts", "1,x"), 1, "--tensor-split is '1,x'"),
         (("run", "x.gguf", "hello", "-ts", "1,1,1,1,1,1,1,1,1"), 1, "9 parts for"),
         (("run", "x.gguf", "hello", "--reproducible", "--rpc", "a"), 2, "--reproducible"),
+        (("calibrate", "x.gguf", "-o", "y", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
+        (("calibrate", "x", "-o", "y", "--merge", "--rpc", "a"), 2, "--rpc does not go with --merge"),
+        (("bench", "phases", "x.gguf", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
+        (("bench", "tune", "x.gguf", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
+        (("bench", "compare", "x.gguf", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
+        (("bench", "roofline", "x.gguf", "--rpc", "a"), 2, "of this machine's processor and memory"),
+        (("bench", "load", "http://127.0.0.1:1", "--rpc", "a"), 2, "http://127.0.0.1:1 runs already"),
+        (("bench", "load", "x.gguf", "--against", "y.gguf", "--rpc", "a"), 2, "a worker serves one model at a time"),
+        (("pareto", "x.gguf", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
+        (("quantize", "x.gguf", "--q8_0", "--verify", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
+        (("quantize", "x.gguf", "--q8_0", "--rpc", "a"), 2, "nothing of this runs on a worker"),
+        (("quantize", "x.gguf", "--target-size", "1M", "-ts", "1"), 2, "nothing of this runs on a worker"),
     ):
         done = llmcli(*words)
         assert done.code == code, (words, done)

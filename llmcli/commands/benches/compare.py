@@ -4,8 +4,10 @@ from typing import Annotated
 
 import typer
 
+from llmcli.commands.grouped import grouped
 from llmcli.commands.reporting import Charts, Report
 from llmcli.commands.show import Json, start
+from llmcli.commands.workers import Workers
 
 Values = list[str] | None
 A = Annotated[str, typer.Argument(metavar="A", help="A model; or a run: its number in the history, or its JSON file.")]
@@ -53,6 +55,8 @@ def compare(
     chart: Charts = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Json = False,
+    *,
+    workers: Workers,
 ) -> None:
     """Compare the speed of two models, of two settings (--a '-t 1' --b '-t 2'), or of two saved runs.
 
@@ -71,9 +75,10 @@ def compare(
     }  # fmt: skip
     before = comparing.saved(a, b, config, ui)
     if before:
-        comparing.nothing_measured([settings_a, settings_b, n_prompt, n_gen, n_depth, *both.values()])
+        comparing.nothing_measured([settings_a, settings_b, n_prompt, n_gen, n_depth, workers.rpc, *both.values()])
         told = comparing.runs(*before, confidence / 100, anyway, ui)
     else:
+        workers.join(ui)
         tests = comparing.tests(n_prompt, n_gen, n_depth)
         wanted = [comparing.settled(tests, both, flag, own) for flag, own in (("--a", settings_a), ("--b", settings_b))]
         if b is None and wanted[0] == wanted[1]:
@@ -84,4 +89,4 @@ def compare(
     compare_page.tell(told, (report_file, chart), ui)
 
 
-BENCHES = (compare,)
+BENCHES = (grouped(compare),)

@@ -1,5 +1,8 @@
 """`llmcli bench load`: parse, put a load on a server, print what its users waited."""
 
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +45,9 @@ Prompt = Annotated[int, typer.Option("-p", "--n-prompt", min=1, help="Tokens of 
 Gen = Annotated[int, typer.Option("-n", "--n-gen", min=1, help="Tokens of an answer.")]
 Shared = Annotated[float, typer.Option("--shared", min=0, max=1, help="Part of each prompt that all have in common.")]
 Cancel = Annotated[float, typer.Option("--cancel", min=0, max=1, help="Part of the clients that go away early.")]
+Rpc = Annotated[
+    str | None, typer.Option("--rpc", metavar="HOST:PORT,…", help="Of the model that is served: part of it lies there.")
+]
 Endpoint = Annotated[str, typer.Option("--endpoint", help="chat or completions.")]
 Model = Annotated[str, typer.Option("-m", "--model", help="Name to send; default: the server's first.")]
 Key = Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="A key that the server wants.")]
@@ -61,6 +67,7 @@ def load(
     words: Words,
     against: Against = None,
     serve: Serve = "",
+    rpc: Rpc = None,
     concurrency: Concurrency = None,
     rate: Rate = None,
     arrivals: Arrivals = "poisson",
@@ -103,7 +110,18 @@ def load(
     server, other = _sides(words, against)
     reporting.check(report_file)
     given = loading.Given(**{name: value for name, value in ctx.params.items() if name in loading.FIELDS})
+    if rpc is not None:
+        given = replace(given, serve=_over(rpc, serve, [name for name in (server, other) if name]))
     loading.run(server, other, given, "json" if json else output, (report_file, chart))
+
+
+def _over(rpc: str, flags: str, names: Sequence[str]) -> str:
+    """The flags of a server whose model lies on workers; raises UsageError where none, or several, would be started."""
+    started = [name for name in names if "://" not in name]
+    if len(started) != 1:
+        why = "a worker serves one model at a time" if started else f"{names[0]} runs already, with its own workers"
+        raise UsageError(f"--rpc is for one model that is served here: {why}", hint="leave out --rpc")
+    return f"{flags} --rpc {shlex.quote(rpc)}"
 
 
 def _sides(words: list[str], against: str | None) -> tuple[str, str | None]:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmcli.commands.grouped import grouped
 from llmcli.commands.reporting import Charts, Report
 from llmcli.commands.show import Json, start
+from llmcli.commands.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +52,8 @@ def phases(
     chart: Charts = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Json = False,
+    *,
+    workers: Workers,
 ) -> None:
     """Tell where the time of an answer goes: tokenizing, prefill, decode, sampling, detokenizing, Python.
 
@@ -67,6 +71,7 @@ def phases(
     reporting.check(report_file)
     options = RunOptions(n_prompt + n_gen + ROOM, threads, flash_attn=flash, cache_type_k=type_k, cache_type_v=type_v)
     fit.check(options)
+    workers.join(ui)
     sampling = defaults().with_values({"seed": 1, **({} if temp is None else {"temp": temp})})
     with _opened(ref, options, config, ui) as (name, runner):
         prompt = measuring.text(runner, n_prompt)
@@ -159,4 +164,4 @@ def _tell(name: str, runner: "Runner", found: "Breakdown", n_gen: int, ui: "UI")
     ui.text(f"the clocks themselves: {found.clocks * 1e6:.0f} µs a token, most of it in the rest of Python")
 
 
-BENCHES = (phases,)
+BENCHES = (grouped(phases),)

@@ -6,6 +6,7 @@ import typer
 
 from llmcli.commands.reporting import Charts, Report
 from llmcli.commands.show import Json, start
+from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +34,7 @@ def roofline(
     chart: Charts = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Json = False,
+    rpc: Annotated[str | None, typer.Option("--rpc", hidden=True)] = None,
 ) -> None:
     """Measure how fast memory is read, and what part of that a model's tokens reach, on the CPU."""
     from llmcli.bench import roofline as measuring
@@ -40,6 +42,10 @@ def roofline(
     from llmcli.hardware import fit, host
     from llmcli.runtime.request import RunOptions
 
+    if rpc is not None:
+        raise UsageError(
+            "a roofline is of this machine's processor and memory, not of workers", hint="llmcli bench REF --rpc …"
+        )
     config, ui = start(json, offline)
     fit.check(RunOptions(threads=threads, cache_type_k=type_k, cache_type_v=type_v))
     reporting.check(report_file)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.commands import completion
+from llmcli.commands.grouped import grouped
 from llmcli.commands.reporting import Charts, Report
-from llmcli.commands.workers import Rpc, Split, join
+from llmcli.commands.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,8 +75,6 @@ def speed(
     type_v: TypesV = None,
     threads: Threads = None,
     gpu_layers: Layers = None,
-    rpc: Rpc = None,
-    tensor_split: Split = None,
     flash: Flash = None,
     parallel: Parallel = None,
     repetitions: Repetitions = None,
@@ -93,6 +92,8 @@ def speed(
     quant: Quant = None,
     offline: Offline = False,
     json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    *,
+    workers: Workers,
 ) -> None:
     """Measure prompt and generation speed, in llama-bench's words.
 
@@ -115,7 +116,7 @@ def speed(
     tests = list(_grid(_swept(swept, ctx.params)).tests())
     how = How(repetitions or (sweep.ROUNDS if swept else 5), not no_warmup, bool(swept), sampling)
     reporting.check(report_file)
-    config, ui = _start(offline, form, rpc, tensor_split)
+    config, ui = _start(offline, form, workers)
     found = ready(name, quant, config, ui)
     results = _measured(found, name, tests, how, ctx.params, config, ui)
     _tell(results, form, swept, ui)
@@ -232,7 +233,7 @@ def _grid(given: "Mapping[str, Any]") -> "Grid":
     )
 
 
-def _start(offline: bool, form: str, rpc: str | None, split: str | None) -> "tuple[Config, UI]":
+def _start(offline: bool, form: str, workers: Workers) -> "tuple[Config, UI]":
     from dataclasses import replace
 
     from llmcli import config
@@ -242,7 +243,7 @@ def _start(offline: bool, form: str, rpc: str | None, split: str | None) -> "tup
     settings = replace(settings, offline=settings.offline or offline)
     # Under -o json stdout carries the document alone: what a pull has to say goes to stderr.
     ui = UI(json=form != "md", color=settings.color)
-    join(rpc, split, ui)
+    workers.join(ui)
     return settings, ui
 
 
@@ -255,4 +256,4 @@ def _layers(texts: list[str]) -> list[int]:
     ]
 
 
-BENCHES = (speed,)
+BENCHES = (grouped(speed),)

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmcli.commands.grouped import grouped
 from llmcli.commands.reporting import Charts, Report
 from llmcli.commands.show import Json, start
+from llmcli.commands.workers import Workers
 from llmcli.errors import UsageError, UserError
 from llmcli.units import several
 
@@ -49,6 +51,8 @@ def tune(
     chart: Charts = None,
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False,
     json: Json = False,
+    *,
+    workers: Workers,
 ) -> None:
     """Find the settings that are fastest for a model on this machine; chat and run use them from then on.
 
@@ -71,6 +75,7 @@ def tune(
         _forget(forget, config, ui)
     elif ref is not None:
         reporting.check(report_file)
+        workers.join(ui)
         _tune(ref, budget, objective, kv, (report_file, chart), config, ui)
 
 
@@ -80,7 +85,7 @@ def _tune(
 ) -> None:  # fmt: skip
     from llmcli.commands import reporting, tune_page
     from llmcli.commands.ready import ready
-    from llmcli.hardware import fit, host, profile
+    from llmcli.hardware import cluster, fit, profile
     from llmcli.runtime import identity
     from llmcli.runtime.request import RunOptions
     from quant import container
@@ -97,7 +102,7 @@ def _tune(
     except KeyboardInterrupt:
         ui.note("stopped: no profile was written, and one from before stays")
         raise
-    world = identity.content(header), host.identity(), profile.build()
+    world = identity.content(header), cluster.identity(), profile.build()
     made = _profile(model, world, objective, found)
     path = profile.save(made, config)
     if ui.json:
@@ -281,4 +286,4 @@ def _forget(ref: str, config: "Config", ui: "UI") -> None:
         ui.text(f"{several(len(gone), 'profile')} of {wanted.ref.full} forgotten")
 
 
-BENCHES = (tune,)
+BENCHES = (grouped(tune),)
