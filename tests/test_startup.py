@@ -69,6 +69,17 @@ def test_what_runs_a_model_loads_no_grammar_engine() -> None:
     assert "llguidance" not in names
 
 
+def test_a_file_is_quantized_without_what_runs_models(stories_gguf: Path, tmp_path: Path) -> None:
+    program = "import sys; from llmcli.app import main; sys.argv[0] = 'llmcli'; main()"
+    words = ["quantize", str(stories_gguf), "-t", "Q8_0", "-o", str(tmp_path / "out.gguf"), "--json"]
+    command = [sys.executable, "-X", "importtime", "-c", program, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    names = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "|" in line}
+    assert "quant.pipeline" in names
+    unwanted = "llama_cpp", "torch", "llmcli.runtime", "llmcli.bench"
+    assert [name for name in names if name.startswith(unwanted)] == []
+
+
 PRESSED = """
 import sys
 class Pressed:

@@ -33,10 +33,11 @@ class Verifying:
 
     def wish(self, threads: int) -> "Wish | None":
         """The same as it is carried out, None where nothing is to be verified. Raises UsageError."""
-        from llmcli.commands.verifying import CHUNKS, Wish
         from llmcli.errors import UsageError
 
         if self.verify:
+            from llmcli.commands.verifying import CHUNKS, Wish  # opens the runtime
+
             return Wish(self.verify_text, self.verify_chunks or CHUNKS, threads)
         for flag, given in (("--verify-text", self.verify_text), ("--verify-chunks", self.verify_chunks)):
             if given is not None:
@@ -54,9 +55,9 @@ class Certified:
 
 def check(plan: "Plan", out: Path, wish: "Wish | None", config: "Config") -> None:
     """Raise Refusal for what could not be verified, before anything is made."""
-    from llmcli.commands import verifying
-
     if wish is not None:
+        from llmcli.commands import verifying
+
         verifying.check(plan, out, wish, config)
 
 
@@ -66,12 +67,14 @@ def certify(
 ) -> "tuple[Report | None, Certified | None]":  # fmt: skip
     """Verify what was made; the report speaks of the file as it is then. Nothing without a `wish`. `told` is what was
     said of its mix: a text that types were chosen by is named, too."""
-    from llmcli.commands import certified, verifying
+    from llmcli.commands import certified
 
     if wish is None or report is None:
         if report is not None and not report.present and certified.stale(out):
             ui.note(f"{certified.beside(out, 'json').name} is of an earlier file: --verify makes another")
         return report, None
+    from llmcli.commands import verifying
+
     mixed: Mapping[str, Any] = told.get("allocation", {})
     if (text := mixed.get("text")) and not mixed["quick"]:
         wish = replace(wish, mixed=(str(text), int(mixed["chunks"]) + int(mixed["held_out_chunks"])))

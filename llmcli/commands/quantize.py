@@ -18,7 +18,8 @@ from llmcli.commands.writing import Reading, Writing
 from quant.methods import METHODS
 
 if TYPE_CHECKING:
-    from llmcli.commands import gathering
+    from llmcli.config import Config
+    from llmcli.ui import UI
     from quant.imatrix import Imatrix
     from quant.methods.base import Method
     from quant.moments import Moments
@@ -101,11 +102,16 @@ class Steering:
             return f"--method {method.name}"
         return f"--fold {self.fold}" if self.folds and not (self.moments or self.imatrix) else ""
 
-    def wish(self, method: "Method", source: "Source", writing: Writing) -> "gathering.Wish":
-        """The measurement that is missing."""
-        from llmcli.commands.gathering import Wish
+    def gathered(
+        self, method: "Method", source: "Source", writing: Writing, sums: "Imatrix | None", config: "Config", ui: "UI"
+    ) -> "tuple[Imatrix | None, Moments | None]":  # fmt: skip
+        """`sums` or what was gathered instead, and second moments: the measurement that is missing."""
+        from llmcli.commands import gathering  # it opens the runtime
 
-        return Wish(source, self.missing(method), method.needs == "moments", writing.threads, writing.dry_run)
+        why, moments = self.missing(method), method.needs == "moments"
+        return gathering.gathered(
+            gathering.Wish(source, why, moments, writing.threads, writing.dry_run), sums, config, ui
+        )
 
     @property
     def folds(self) -> bool:
@@ -137,7 +143,7 @@ def quantize(
     workers: Workers,
 ) -> None:
     """Make a smaller GGUF from a checkpoint folder or a GGUF, in one pass, on all cores."""
-    from llmcli.commands import certifying, closing, folding, gathering, mixes, weights
+    from llmcli.commands import certifying, closing, folding, mixes, weights
     from quant import planning, recipe
     from quant import quantize as road
 
@@ -159,7 +165,7 @@ def quantize(
         place, tokenizer=reading.tokenizer, pre=reading.pre, allow_pickle=reading.allow_pickle, blobs=blobs
     )
     if missing:
-        sums, moments = gathering.gathered(steering.wish(how, opened, writing), sums, config, ui)
+        sums, moments = steering.gathered(how, opened, writing, sums, config, ui)
     steered = {"method": how.name, "imatrix": sums.digest if sums else "", "fold": steering.fold * steering.folds}
     steered |= {"moments": moments.digest} if moments else {}
     making = mixes.Making(

@@ -49,14 +49,15 @@ def open_source(
     A folder's tokenizer is proven here, before a weight is read. `blobs` are its safetensors where they are
     not in it; they are read ahead.
     """
-    from llmcli.commands.proving import proven
     from llmcli.errors import UsageError
-    from quant import convert
     from quant import quantize as road
-    from quant.ahead import ahead
 
     path = path.expanduser()
     if path.is_dir():
+        from llmcli.commands.proving import proven
+        from quant import convert
+        from quant.ahead import ahead
+
         words = tokenizer.expanduser() if tokenizer else path
         opened = convert.open_folder(path, tokenizer=words, pre=pre, allow_pickle=allow_pickle, blobs=blobs)
         opened = proven(opened, words, pre)
