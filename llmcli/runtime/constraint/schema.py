@@ -78,7 +78,7 @@ def _read(text: str) -> Any:
     if len(text) > LARGEST:
         raise UserError(f"the schema has {len(text)} characters", hint=f"at most {LARGEST}")
     try:
-        root = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        root = json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_whole)
         json.dumps(root, ensure_ascii=False).encode()
     except RecursionError:
         raise _too_deep() from None
@@ -115,6 +115,11 @@ def _finite(word: str) -> float:
     if math.isinf(number):
         raise ValueError(f"{word[:40]} is too large a number")
     return number
+
+
+def _whole(word: str) -> int:
+    _finite(word)  # the library reads whole numbers beyond 64 bits as floats
+    return int(word)
 
 
 class _Walk:
