@@ -20,6 +20,9 @@ def keep(talk: Talk, path: Path) -> str:
     if kept is None or here is None:
         path.unlink(missing_ok=True)
         return "" if kept is None else "without its KV state: the model's file has changed since it was loaded"
+    if not state.whole(talk.runner, len(kept.tokens)):
+        path.unlink(missing_ok=True)
+        return "without its KV state: the model's windows no longer see all of it, which --reproducible needs"
     write_whole(path, *state.parts(kept, here), mode=0o600)  # what people say can be read from it
     return f"with the KV state of {len(kept.tokens)} tokens"
 

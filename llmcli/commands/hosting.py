@@ -50,6 +50,8 @@ def host(
     Plan and fit checks are chat's. Raises UserError as they do, UsageError for a flag that means nothing here.
     """
     from llmcli.commands.opening import Models
+    from llmcli.hardware import fit
+    from llmcli.hardware.host import available_memory
     from llmcli.runtime.sampling import defaults
     from llmcli.runtime.schedule import Schedule
     from llmcli.serve import calls
@@ -59,7 +61,8 @@ def host(
         opened = models.first(ref)
         opened.runner.show(calls.marks())
         _ask_to_think(opened.runner, given.reasoning)
-        opened.runner.engine.schedule = Schedule(running=parallel, gap=GAP, idle_cells=IDLE_CELLS)
+        swap = fit.outside(available_memory())
+        opened.runner.engine.schedule = Schedule(parallel, gap=GAP, idle_cells=IDLE_CELLS, swap_bytes=swap)
         sampling = defaults().with_values(opened.settings).with_values(given.settings)
         system = (opened.system if given.system is None else given.system) or None
         yield Hosted(opened.name, opened.runner, system, sampling, opened.settings)

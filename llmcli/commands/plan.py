@@ -89,12 +89,13 @@ def plan(
             other = others.look(header, wanted, layers, told, not subject.sketched, draft)
     title = receipt.title(subject.name, header, wanted, told)
     if json:
-        more = others.document(other, subject.quantized)
+        more = {**others.document(other, subject.quantized), "outside_bytes": receipt.outside(told, parallel)}
         actual = {"actual": {**document(found), **dict.fromkeys(more)}} if found else {}
         ui.result({**document(told, other.types), **more, **actual})
     else:
         ui.text(title + (f" · {subject.lacks}" if subject.lacks else ""))
         receipt.table(told, found, ui)
+        receipt.beside(told, parallel, ui)
         receipt.weights(other.types, ui)
         receipt.layers(told.cache, ui)
         others.tell(other, told, wanted, header.context_length, ui, quantized=subject.quantized)

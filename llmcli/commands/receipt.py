@@ -62,6 +62,20 @@ def _verdict(share: Any, on: str, ui: "UI") -> None:
     ui.text(f"{on}{room} available: {answer}")
 
 
+def outside(told: "Receipt", slots: int) -> int:
+    """The most bytes that serve and batch take beside the pool for so many answers at once, out of what stays free."""
+    from llmcli.hardware import fit
+
+    return 2 * fit.outside(told.shares[0].left) if slots > 1 else 0
+
+
+def beside(told: "Receipt", slots: int, ui: "UI") -> None:
+    """The same in words; nothing for one answer."""
+    if slots > 1:
+        most = _size(outside(told, slots))
+        ui.text(f"serve and batch keep up to {most} more of what is free: answers that gave way, and finished ones")
+
+
 def weights(types: dict[str, dict[str, int]], ui: "UI") -> None:
     """What the weights are stored as, on each device."""
     for device, found in types.items():

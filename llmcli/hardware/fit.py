@@ -10,6 +10,7 @@ from llmcli.runtime import kv
 from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.context import check_cache
 from llmcli.runtime.request import RunOptions
+from llmcli.runtime.schedule import Schedule
 from quant.container import Header
 
 ROOMY = 8192  # a context nobody asked for stays below this
@@ -17,6 +18,7 @@ ROOMY = 8192  # a context nobody asked for stays below this
 # Each takes a row of logits (four bytes a word), and their cells cost the others: with 1,000 cells of another branch in
 # the pool a token of SmolLM2 took 4 to 8 % longer, with 3,000 18 % (200 tokens of its own, one AVX2 thread, 2026-11).
 BRANCHES = 4
+SWAP = Schedule().swap_bytes
 SPARE = 256 << 20  # bytes left for compute buffers and everybody else
 
 
@@ -52,6 +54,12 @@ def branches(header: Header, options: RunOptions) -> int:
     if options.reproducible or form is None or (form.window and kv.round_up(options.ctx_size or 0) > form.window):
         return 1
     return BRANCHES
+
+
+def outside(free: int | None) -> int:
+    """Bytes that answers which gave way in a full pool may take beside it, and as many again those that are over:
+    together at most half of what is `free` then (Schedule.swap_bytes)."""
+    return SWAP if free is None else min(SWAP, max(0, free) // 4)
 
 
 def check(options: RunOptions) -> None:

@@ -227,7 +227,7 @@ class Runner:
     def check(self, request: Request, samples: int = 1) -> None:
         """Raise UserError for a request that this model and its context cannot answer."""
         if not self.generates:
-            raise no_cache()
+            raise no_cache(self.model.diffuses)
         logit_bias.check(request.sampling["logit_bias"], self.model.n_vocab)
         count = len(request.tokens)
         if count == 0:
@@ -339,8 +339,8 @@ def open_runner(
     """Check and load a GGUF. `options` must have ctx_size and threads decided (hardware/fit.py).
 
     `template` replaces the file's chat template, `raw` leaves it out, `drafting` says what guesses tokens. Raises
-    Refusal for a file that is damaged or that llama.cpp does not run, and, where `answers` are wanted, for a model that
-    was made for embeddings alone.
+    Refusal for a file that is damaged or that llama.cpp does not run, for a model that writes by diffusion, and, where
+    `answers` are wanted, for one that was made for embeddings alone.
     """
     begun = time.perf_counter()
     header = container.read(path)
@@ -355,8 +355,8 @@ def open_runner(
     opened = reproducible.open_alike(header, wanted) if alike else _open(header, wanted, gpu_layers)
     with opened as (model, context):
         if not context.memory:
-            if answers:
-                raise no_cache()
+            if answers or model.diffuses:
+                raise no_cache(model.diffuses)
             drafting = NO_DRAFTING  # measuring what guesses are worth takes a cache
         with speculation(drafting, header, model, context, options, gpu_layers) as guesses:
             source = None if raw else template or header.metadata.get("tokenizer.chat_template")

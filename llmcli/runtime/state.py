@@ -48,8 +48,16 @@ def resume(runner: Runner, kept: Kept, turn: int = 0) -> None:
         raise Unusable(f"it has {count} tokens, the context holds {ledger.size}")
     if ledger.nearest(kept.tokens)[1] == count:  # it is here still
         return
+    if not whole(runner, count):
+        raise Unusable("it lacks what the model's windows no longer see, and --reproducible may go back there")
     if not ledger.adopt(kept.tokens, lambda slot: runner.context.put_state(slot, kept.state), turn):
         raise Unusable("llama.cpp does not take it")
+
+
+def whole(runner: Runner, count: int) -> bool:
+    """Whether the state of a slot with so many tokens has all of them. Where windows keep every cell llama.cpp leaves
+    out what is out of sight (state_write_meta of llama-kv-cache.cpp), and going back there would find nothing."""
+    return runner.context.whole_states or count <= runner.model.n_swa
 
 
 def parts(kept: Kept, here: World) -> list[Bytes]:

@@ -7,6 +7,7 @@ import pytest
 
 from llmcli.commands import quants, standing
 from llmcli.hardware import host
+from llmcli.runtime.schedule import Schedule
 from quant import container, convert, quantize
 from tests.commands.conftest import Done
 from tests.hub import Hub
@@ -27,7 +28,7 @@ SHAPE = {
     "compute_bytes": int, "output_bytes": int, "repacked_bytes": int, "droppable_bytes": int, "overhead_bytes": int,
     "process_bytes": int, "total_bytes": int, "available_bytes": int, "fits": bool,
     "max_ctx": {"f16": int, "q8_0": int, "q4_0": int}, "devices": [DEVICE], "runs": bool, "max_parallel": int,
-    "draft_bytes": object,
+    "draft_bytes": object, "outside_bytes": int,
     "gpu_layers": {"most": int, "layers": int}, "quants": [QUANT],
 }  # fmt: skip
 
@@ -84,12 +85,15 @@ def test_people_get_a_receipt(llmcli: Llmcli, model: Path) -> None:
     for words in ("KV cache", "difference", "it fits", "0-2", "q4_0"):
         assert words in done.out
     assert "longer than the 64 tokens" in done.err
-    assert "the whole process" in llmcli("plan", str(model)).out
+    assert "serve and batch keep up to 512.0 MiB more of what is free" in done.out
+    plain = llmcli("plan", str(model)).out
+    assert "the whole process" in plain and "serve and batch" not in plain
 
 
 def test_sequences_with_a_part_each_take_what_llama_cpp_rounds_up(llmcli: Llmcli, model: Path) -> None:
     words = ("plan", str(model), "-c", "600", "-np", "3", "--json")
-    assert json.loads(llmcli(*words).out)["kv"]["cells"] == 768
+    told = json.loads(llmcli(*words).out)
+    assert (told["kv"]["cells"], told["outside_bytes"]) == (768, 2 * Schedule().swap_bytes)
     assert json.loads(llmcli(*words, "--no-kv-unified").out)["kv"]["cells"] == 3 * 256
 
 
@@ -102,8 +106,8 @@ def test_what_does_not_fit_is_told_with_what_would(
     assert "it does not fit" in done.out
     assert "would fit: -c " in done.out
     assert "-ctk q8_0 -ctv q8_0" in done.out
-    told = json.loads(llmcli("plan", str(model), "-c", "65536", "--json").out)
-    assert told["fits"] is False
+    told = json.loads(llmcli("plan", str(model), "-c", "65536", "-np", "2", "--json").out)
+    assert (told["fits"], told["outside_bytes"]) == (False, 0)
     assert json.loads(llmcli("plan", str(model), "-c", str(told["max_ctx"]["f16"]), "--json").out)["fits"] is True
     refused = llmcli("plan", str(model), "-c", "65536", "--measure")
     assert (refused.code, refused.out) == (1, "")

@@ -7,6 +7,7 @@ import pytest
 from llmcli.errors import UserError
 from llmcli.hardware import fit, host
 from llmcli.runtime.request import RunOptions
+from llmcli.runtime.schedule import Schedule
 from tests.fakes import fake_header
 
 
@@ -86,3 +87,9 @@ def test_a_chat_holds_several_branches_where_they_share_cells(monkeypatch, windo
     assert fit.branches(fake_header(), RunOptions(ctx_size=ctx_size)) == count
     monkeypatch.setattr(fit.kv, "shape", lambda metadata: None)  # recurrent, or a cache of other rules
     assert fit.branches(fake_header(), RunOptions(ctx_size=ctx_size)) == 1
+
+
+def test_what_lies_outside_the_pool_leaves_half_of_what_is_free():
+    assert fit.outside(None) == fit.outside(1 << 40) == Schedule().swap_bytes
+    assert fit.outside(100 << 20) == 25 << 20  # for answers that gave way, and as much for finished ones
+    assert fit.outside(-1) == 0

@@ -10,6 +10,8 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.runtime import embedder as subject
+from llmcli.runtime.binding.context import ContextOptions, Rows, open_context
+from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.embedder import Embedder, pieced, unit
 from llmcli.runtime.request import Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
@@ -161,6 +163,17 @@ def test_what_ranks_is_refused_and_what_embeds_writes_no_text(tmp_path):
         runner.engine.submit(Request((2, 5, 3), defaults()))
         with pytest.raises(UserError, match="made for embeddings"):
             runner.engine.step()
+
+
+def test_what_writes_by_diffusion_is_told_as_that(tmp_path):
+    path = tiny.llama(tmp_path / "llada.gguf", arch="llada", layers=1)
+    for answers in (True, False):
+        with pytest.raises(UserError, match="writes by diffusion"), open_runner(path, OPTIONS, answers=answers):
+            pass
+    options = ContextOptions(64, 64, 64)
+    with open_model(path) as model, open_context(model, options) as context:
+        with pytest.raises(UserError, match="writes by diffusion"):
+            context.decode(Rows([5], [0], [0], [True]))
 
 
 def test_a_unit_is_as_long_as_one_and_nothing_stays_nothing():

@@ -13,12 +13,12 @@ from llmcli.chat.states import keep, take_up
 from llmcli.chat.talk import Talk
 from llmcli.commands.weights import quantize_to
 from llmcli.config import load
-from llmcli.runtime import identity, state
+from llmcli.runtime import identity, reproducible, state
 from llmcli.runtime.request import Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import defaults
 from llmcli.ui import UI
-from tests.quant.tiny import llama
+from tests.quant.tiny import gemma3, llama
 
 # The reproducible mode: quantized weights, q8_0 K and V, flash attention.
 EXACT = RunOptions(
@@ -163,6 +163,30 @@ def test_a_state_that_llama_cpp_refuses_leaves_an_empty_slot(model: Path) -> Non
             runner.engine.ledger.check()
             assert runner.engine.ledger.used == 0
         assert said(runner, PROMPT)[0] == fresh
+
+
+def test_what_a_window_lost_sight_of_is_missing_in_a_state(tmp_path: Path) -> None:
+    """In the reproducible mode windows keep every cell, and going back to any is sound; their states do not."""
+    model = tmp_path / "q8_0.gguf"
+    quantize_to(gemma3(tmp_path / "f32.gguf", hidden=128), "Q8_0", model, UI())
+    exact = reproducible.settled(RunOptions(ctx_size=512, threads=1, batch_size=64))
+    edited = (*PROMPT[:40], 200, 201, 202)
+    with opened(model, exact, slots=1) as runner:
+        said(runner, PROMPT)
+        kept = state.keep(runner, PROMPT)
+        assert kept and not state.whole(runner, len(kept.tokens))
+    with opened(model, exact, slots=1) as runner:
+        fresh, _ = said(runner, edited)
+        short, _ = said(runner, edited[-3:], 4)
+        small = state.keep(runner, edited[-3:])
+        assert small and state.whole(runner, len(small.tokens))
+    with opened(model, exact, slots=1) as runner:
+        with pytest.raises(state.Unusable, match="no longer see"):
+            state.resume(runner, kept)  # taken, it gave log-probabilities that were 0.2 off
+        assert said(runner, edited) == (fresh, 0)
+    with opened(model, exact, slots=1) as runner:
+        state.resume(runner, small)
+        assert said(runner, (*edited[-3:], *(token for token, _ in short)), 4)[1] == len(small.tokens)
 
 
 def test_a_file_that_changed_since_it_was_loaded_is_told(model: Path, tmp_path: Path) -> None:

@@ -91,6 +91,8 @@ def test_the_cache_is_told_cell_by_cell(serve: Callable[..., Served]) -> None:
         asked.chat.completions.create(model="tiny", messages=HELLO)
         asked.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Another"}])
     found = httpx.get(f"{served.v1}/kv?check=true").json()
+    outside = found["outside"]
+    assert 0 <= outside["swapped_bytes"] + outside["finished_bytes"] <= outside["most_bytes"] <= 512 << 20
     assert found["checked"] and found["cells"] == 512
     assert sum(one["own_cells"] for one in found["sequences"]) == found["used_cells"] > 0
     assert {one["state"] for one in found["sequences"]} == {"cached"}

@@ -68,8 +68,11 @@ def reserved(outputs: int) -> int:
     return outputs if pieces % 2 == 0 else 8 * pieces + 1
 
 
-def no_cache() -> UserError:
+def no_cache(diffuses: bool) -> UserError:
     """For a pass over a model that keeps no cache: llama.cpp would take it for an encoder's, and abort."""
+    if diffuses:
+        what = "this model writes by diffusion, all places of an answer at once: llmcli runs those that write in order"
+        return UserError(what, hint="llama.cpp's own llama-diffusion-cli runs it")
     what = "this model was made for embeddings: it writes no text"
     return UserError(what, hint="llmcli serve answers /v1/embeddings with it")
 

@@ -87,6 +87,7 @@ class Context:
         self._most_outputs: int = self.n_seq_max
         self.memory = library.llama_get_memory(pointer)
         self.n_vocab, self.n_swa, self.recurrent = model.n_vocab, 0 if options.whole else model.n_swa, model.recurrent
+        self._diffuses = model.diffuses
         self.whole_states = not (options.whole and model.n_swa)
         # Cells that moved up stay what they became behind what is gone: not what the text alone would give.
         self._ask_shift = None if options.whole else partial(can_shift, model, self.memory, options.type_k)
@@ -172,7 +173,7 @@ class Context:
 
     def _check(self, rows: Rows) -> None:
         if not self.memory:
-            raise no_cache()
+            raise no_cache(self._diffuses)
         count = len(rows)
         assert 0 < count <= self.n_batch, (count, self.n_batch)
         assert len(rows.positions) == len(rows.sequences) == len(rows.wants) == count

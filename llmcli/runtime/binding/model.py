@@ -36,6 +36,7 @@ class Model:
         self.nbytes: int = library.llama_model_size(pointer)
         # Recurrent state cannot be cut or shared at a token; see notes in ledger.py.
         self.recurrent: bool = library.llama_model_is_recurrent(pointer) or library.llama_model_is_hybrid(pointer)
+        self.diffuses: bool = library.llama_model_is_diffusion(pointer)
         self.turns: bool | None = None  # whether its keys can be turned: turning.py's answer
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}

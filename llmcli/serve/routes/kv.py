@@ -23,10 +23,14 @@ def report(runner: Runner, check: bool = False) -> dict[str, Any]:
     engine = runner.engine
     if check:
         engine.check()
-    load, count = engine.load, census(engine.ledger)
+    load, count, scheduler = engine.load, census(engine.ledger), engine.scheduler
     return {
         **asdict(runner.kv_report()), "embedding_bytes": runner.embedding_bytes,
         "saved_cells": sum(map(len, engine.ledger.tokens)) - engine.ledger.used,
+        "outside": {
+            "swapped_bytes": scheduler.swap.nbytes, "finished_bytes": scheduler.parking.nbytes,
+            "most_bytes": 2 * engine.schedule.swap_bytes,
+        },
         "running": load.running, "waiting": load.waiting, "preempted": load.preempted,
         "sequences": [
             {"slot": one.slot, "state": "running" if one.running else "cached", "tokens": one.tokens,
