@@ -18,8 +18,9 @@ class Schedule:
     `waiting`: requests that may wait; one more is refused (Crowded). `gap`: seconds between two tokens of an answer
     that prompts of others should not exceed. `shared`: whether clients share what begins alike; how long an answer
     takes tells whether somebody asked the same before. `swap_bytes`: of answers that gave way in a full pool and wait
-    in the host's memory; beyond, they are computed anew. `idle_cells`: that finished answers may hold; what they held
-    beyond lies in the host's memory, too, as many bytes again (parking.py says what for).
+    in the host's memory; beyond, they are computed anew. `idle_cells`: that finished answers may hold once
+    another begins; what they held beyond lies in the host's memory, too, as many bytes again (parking.py says what
+    for).
     """
 
     running: int | None = None

@@ -50,8 +50,6 @@ class Scheduler:
         if sequence.slot >= 0:
             self.ledger.release(sequence.slot, sequence.request.turn)
             del self.running[sequence.id]
-            if self.schedule.idle_cells is not None and self.ledger.keeps:
-                self.parking.tidy(self.schedule.idle_cells)
             return
         self.waiting.remove(sequence)
         if sequence.away:
@@ -116,6 +114,8 @@ class Scheduler:
             if first is None:
                 return
             if self._place(first):
+                if self.schedule.idle_cells is not None and self.ledger.keeps:
+                    self.parking.tidy(self.schedule.idle_cells)
                 continue
             tried.add(first.id)
             if len(tried) == PASSING or self.passes - first.since > PATIENCE:

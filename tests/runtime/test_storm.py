@@ -196,23 +196,45 @@ def test_a_finished_prompt_is_found_again_and_clients_share_only_where_they_may(
         assert machine.answer(other).cached_tokens == found
 
 
+def talk(machine: Engine, tokens: tuple[int, ...], seed: int = 0, count: int = 8) -> tuple[Answer, tuple[int, ...]]:
+    """An answer, and what its conversation goes on with."""
+    one = machine.submit(Request(tokens, WILD.with_values({"seed": seed}), count, ignore_eos=True))
+    while machine.busy:
+        machine.step()
+        machine.check()
+    answer = machine.answer(one)
+    return answer, (*tokens, *(token.id for token in answer.tokens), 1, 2, 3)
+
+
 @pytest.mark.parametrize("memory", [{}, {"recurrent": True}], ids=str)
 def test_what_finished_answers_leave_lies_outside_the_pool_and_comes_back_for_who_goes_on(memory):
     machine, context = engine(Schedule(idle_cells=10), **memory)
     talks = [tuple(bytes([65 + number]) * 40) for number in range(3)]
     for turn in range(3):
-        for number, talk in enumerate(talks):
-            one = machine.submit(Request(talk, WILD.with_values({"seed": number}), 8, ignore_eos=True))
-            while machine.busy:
-                machine.step()
-                machine.check()
-            answer = machine.answer(one)
-            assert answer.cached_tokens == (len(talk) - 4 if turn else 0)
-            assert said(answer) == alone(Request(talk, WILD.with_values({"seed": number}), 8, ignore_eos=True))
-            talks[number] = (*talk, *(token.id for token in answer.tokens), 1, 2, 3)
-            assert machine.load.cells == context.used <= 10
+        for number, tokens in enumerate(talks):
+            answer, talks[number] = talk(machine, tokens, number)
+            assert answer.cached_tokens == (len(tokens) - 4 if turn else 0)
+            assert said(answer) == alone(Request(tokens, WILD.with_values({"seed": number}), 8, ignore_eos=True))
+            assert machine.load.cells == context.used == len(tokens) + 7  # its own, for whoever goes on
     parking = machine.scheduler.parking
-    assert len(parking) == 3
+    assert len(parking) == 2
     machine.schedule = Schedule(idle_cells=10, swap_bytes=1)
     parking.tidy(0)
     assert len(parking) == parking.nbytes == 0
+    assert machine.load.cells == context.used > 0  # what is too long to be kept stays
+
+
+def test_what_all_begin_with_stays_and_only_ends_are_taken_out():
+    machine, context = engine(Schedule(idle_cells=0), n_ctx=256)
+    stem = tuple(b"what is said first of all")
+    talks = [(*stem, *bytes([65 + number]) * 30) for number in range(3)]
+    for turn in range(3):
+        for number, tokens in enumerate(talks):
+            answer, talks[number] = talk(machine, tokens, number)
+            assert answer.cached_tokens == (len(tokens) - 4 if turn else len(stem) if number else 0)
+            assert context.used == len(tokens) + 7
+    other, _ = talk(machine, tuple(b"something else, which begins otherwise"))
+    assert other.cached_tokens == 0  # all three are out, and the stem with the last
+    for number, tokens in enumerate(talks):
+        answer, talks[number] = talk(machine, tokens, number)
+        assert answer.cached_tokens == len(tokens) - 4
