@@ -46,6 +46,10 @@ TlsCert = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the cer
 Cors = Annotated[
     list[str] | None, typer.Option(metavar="ORIGIN", help="Pages of this origin may ask, * any; may be repeated.")
 ]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A name that the server goes by (Host), beside localhost; * any."),
+]
 Body = Annotated[int, typer.Option(min=1024, metavar="BYTES", help="Of a request's body, at most.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="The most tokens of any answer.")]
 Drain = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For answers to end in when it stops.")]
@@ -73,6 +77,7 @@ def serve(
     ssl_key_file: TlsKey = None,
     ssl_cert_file: TlsCert = None,
     cors: Cors = None,
+    allow_host: AllowHost = None,
     max_body: Body = MOST_BODY,
     max_tokens: MaxTokens = None,
     drain: Drain = 30,
@@ -103,8 +108,8 @@ def serve(
     with server.bound(host, port) as socket:
         wish = Wish(ref, given, config, ui, parallel, max_waiting, {
             "names": tuple(alias or ()), "most_tokens": max_tokens, "keys": keys, "cors": tuple(cors or ()),
-            "max_body": max_body, "drain": drain, "host": host, "port": socket.getsockname()[1],
-            "grpc_port": grpc_port, "ssl_key": ssl_key_file, "ssl_cert": ssl_cert_file,
+            "allow_hosts": tuple(allow_host or ()), "max_body": max_body, "drain": drain, "host": host,
+            "port": socket.getsockname()[1], "grpc_port": grpc_port, "ssl_key": ssl_key_file, "ssl_cert": ssl_cert_file,
         })  # fmt: skip
         if replicas or ray:
             stopped = apart.run_replicas(wish, replicas or 1, ray, socket)

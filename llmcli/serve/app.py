@@ -1,4 +1,4 @@
-"""The ASGI application: every route of routes/, keys, origins, and one place where a mistake becomes its status."""
+"""The ASGI application: all of routes/ behind the guard, keys, and one place where a mistake becomes its status."""
 
 import hmac
 from collections.abc import Awaitable, Mapping
@@ -15,6 +15,7 @@ from starlette.routing import Route as Path
 
 from llmcli.serve import registry
 from llmcli.serve.bridge import Bridge, Busy
+from llmcli.serve.guard import Guard
 from llmcli.serve.problems import Problem, document, problem
 from llmcli.serve.routes.base import Route, Service
 from llmcli.serve.settings import Settings
@@ -28,9 +29,12 @@ NOBODY = 499  # nginx's status for a client that has gone; it is not sent to any
 def make_app(bridge: Bridge, settings: Settings) -> Starlette:
     """The application over a bridge, which whoever made it closes."""
     service = Service(bridge, settings, Vectors(bridge))
-    middleware = [Middleware(
-        CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"]
-    )] if settings.cors else []  # fmt: skip
+    middleware = [Middleware(Guard, settings=settings)]
+    if settings.cors:
+        middleware.append(Middleware(
+            CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"],
+            allow_private_network=True,
+        ))  # fmt: skip
     handlers: dict[Any, Any] = {Refusal: refused, HTTPException: not_here, Gone: gone, Exception: broken}
     app = Starlette(
         routes=[one for route in registry.routes().values() for one in _paths(route, service)],

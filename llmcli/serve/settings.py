@@ -11,7 +11,7 @@ class Settings:
     """`names` are what a request may call the model, the first is what it is called. `sampling`, `system`,
     `stops` and `max_tokens` hold where a request says nothing; `most_tokens` limits every answer, `most_context`
     prompt and answer together (None: the cache). `keys` empty: nobody needs one. `cors` are the origins whose pages
-    may ask. Sizes in bytes, `drain` and `ping` in seconds."""
+    may ask, `allow_hosts` names of the server beside its own. Sizes in bytes, `drain` and `ping` in seconds."""
 
     names: tuple[str, ...]
     created: int = 0
@@ -23,6 +23,7 @@ class Settings:
     most_context: int | None = None
     keys: tuple[str, ...] = ()
     cors: tuple[str, ...] = ()
+    allow_hosts: tuple[str, ...] = ()
     max_body: int = 8 << 20
     drain: float = 30.0
     host: str = "127.0.0.1"

@@ -39,7 +39,7 @@ def begun(served: Served, **more: object) -> socket.socket:
     """A connection on which a request was sent."""
     connection = socket.create_connection(("127.0.0.1", served.settings.port))
     body = json.dumps({**LONG, **more}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection
 

@@ -1,0 +1,83 @@
+"""Who may ask at all. A server without keys trusts its machine, and so every page that a browser there has open.
+
+Two ways lead from a page of somebody else's to such a server. It asks for 127.0.0.1 and cannot read the answer, but
+the work is done: browsers send an Origin with all but plain reading, and one that is neither ours nor allowed is
+refused. Or its own name is made to mean 127.0.0.1 once it is loaded (DNS rebinding), and it reads the answers, too:
+then Host is its name. A number cannot be made to mean another, so numbers pass as Host.
+
+2026-11-22: llama-server looks at neither and answers every page (its CORS default is *); ollama looks at both, and its
+threads are full of 403 without a word. A wrong content type alone is no reason: `curl -d` says that it sends a form.
+Programs send no Origin; what has one comes from a page, and must say JSON, which no form can.
+"""
+
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from llmcli.serve.problems import Problem, document
+from llmcli.serve.settings import Settings
+from llmcli.serve.stream import json_response
+
+# What no name server of the world gives out; the last two are how a container calls the machine that runs it.
+OURS = frozenset({"localhost", "host.docker.internal", "host.containers.internal"})
+READING = ("GET", "HEAD", "OPTIONS")
+
+
+class Guard:
+    """Around the application, before anything else."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app, self._settings = app, settings
+        self._hosts = OURS | {settings.host.lower(), *map(str.lower, settings.allow_hosts)}
+        # A page has no key, and none that it could be made to send.
+        self._any_host = bool(settings.keys) or "*" in settings.allow_hosts or "*" in settings.cors
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or say why not."""
+        if scope["type"] in ("http", "websocket"):
+            try:
+                self.check(scope["type"], scope.get("method", "GET"), Headers(scope=scope))
+            except Problem as error:
+                if scope["type"] == "websocket":
+                    await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:120]})
+                else:
+                    await json_response(document(error), error.status)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    def check(self, kind: str, method: str, headers: Mapping[str, str]) -> None:
+        """Raise Problem for a request that somebody else's page sent, or may have sent."""
+        host, origin = headers.get("host"), headers.get("origin")
+        if host is not None and not self._any_host and not self._ours(host):
+            name = _name(host)
+            raise Problem(f"this server does not go by the name {name!r}; --allow-host {name} lets it in", 403)
+        if origin is None or (self._settings.keys and kind == "http"):
+            return
+        own = urlsplit(origin).netloc.lower() == (host or "").lower() != ""
+        if not own and origin not in self._settings.cors and "*" not in self._settings.cors:
+            raise Problem(f"pages of {origin[:100]!r} may not ask this server; --cors {origin[:100]} lets them", 403)
+        sort = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "http" and method not in READING and not (sort.endswith("json") or sort == ""):
+            raise Problem(f"a page must send application/json, not {sort[:60]}", 415)
+
+    def _ours(self, host: str) -> bool:
+        name = _name(host)
+        return name in self._hosts or name.endswith(".localhost") or _number(name)
+
+
+def _name(host: str) -> str:
+    """A Host without its port, small, without the dot that ends a full name."""
+    name, _, port = host.rpartition(":")
+    found = name if name and port.isdigit() else host
+    return found.strip("[]").rstrip(".").lower()[:255]
+
+
+def _number(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
