@@ -82,7 +82,7 @@ async def refused(request: Request, error: Refusal) -> Response:
     headers = {"retry-after": str(error.retry_after)} if isinstance(error, Busy) else None
     if told.status == 401:
         headers = {"www-authenticate": "Bearer"}
-    return json_response(document(told), told.status, headers)
+    return json_response(document(told, request.url.path), told.status, headers)
 
 
 async def not_here(request: Request, error: HTTPException) -> Response:
@@ -95,12 +95,13 @@ async def not_here(request: Request, error: HTTPException) -> Response:
         told = Problem(f"{where}: there is nothing here", 404, code="not_found")
     else:
         told = Problem(error.detail, error.status_code, type="invalid_request_error")
-    return json_response(document(told), told.status, dict(error.headers or {}))
+    return json_response(document(told, request.url.path), told.status, dict(error.headers or {}))
 
 
 async def broken(request: Request, error: Exception) -> Response:
     """A bug of ours: its traceback goes to stderr, the client is told that it is not to blame."""
-    return json_response(document(Problem("the server made a mistake; its log says which", 500)), 500)
+    told = Problem("the server made a mistake; its log says which", 500)
+    return json_response(document(told, request.url.path), told.status)
 
 
 async def gone(request: Request, error: Gone) -> Response:

@@ -97,7 +97,7 @@ class Front:
             return
         except Problem as error:
             headers = {"retry-after": str(RETRY_AFTER)} if error.status in (429, 503) else None
-            await json_response(document(error), error.status, headers)(scope, receive, send)
+            await json_response(document(error, scope["path"]), error.status, headers)(scope, receive, send)
 
     async def _asked(self, scope: dict[str, Any], raw: bytes, send: Send) -> None:
         """Ask until somebody has answered; raises Problem where nobody does."""

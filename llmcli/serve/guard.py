@@ -44,7 +44,7 @@ class Guard:
                 if scope["type"] == "websocket":
                     await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:120]})
                 else:
-                    await json_response(document(error), error.status)(scope, receive, send)
+                    await json_response(document(error, scope["path"]), error.status)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 

@@ -16,6 +16,9 @@ TYPES = {
 }  # fmt: skip
 
 
+ANTHROPIC = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
+
+
 class Problem(Refusal):
     """A request that cannot be answered: `param` is the field that is to blame, `more` goes into the error object."""
 
@@ -48,7 +51,11 @@ def problem(error: Refusal) -> Problem:
     return Problem(str(error))
 
 
-def document(error: Problem) -> dict[str, Any]:
-    """The error object."""
-    about = {"message": str(error), "type": error.type, "param": error.param, "code": error.code}
-    return {"error": {**about, **error.more}}
+def document(error: Problem, path: str = "") -> dict[str, Any]:
+    """The error object as the clients of a path know it: ollama's is words alone, Anthropic's says that it is one."""
+    if path.startswith("/api/"):
+        return {"error": str(error)}
+    about = {"message": str(error), "type": error.type, "param": error.param, "code": error.code, **error.more}
+    if path.startswith("/v1/messages"):
+        return {"type": "error", "error": {**about, "type": ANTHROPIC.get(error.status, error.type)}}
+    return {"error": about}

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from llmcli.serve import registry
 from llmcli.serve.bridge import Answering, Bridge
-from llmcli.serve.problems import Problem, document, problem
+from llmcli.serve.problems import Problem, problem
 from llmcli.serve.routes.base import Service
 from llmcli.serve.schema.base import Form, encoded
 from llmcli.serve.settings import Settings
@@ -137,10 +137,9 @@ def json_response(found: Any, status: int = 200, headers: dict[str, str] | None 
 class Events(Response):
     """Server-Sent Events: the head goes out with the first of them, so that what fails before has its status."""
 
-    media_type = "text/event-stream"
-
     def __init__(self, answering: Answering, form: Form) -> None:
         self.answering, self.form = answering, form
+        self.media_type = form.media_type
         self.status_code, self.background = 200, None
         self._begun, self._spoke = False, 0.0
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
@@ -175,10 +174,10 @@ class Events(Response):
         loop = asyncio.get_running_loop()
         self._spoke = loop.time()
         with suppress(TimeoutError):  # _send finds the same
-            while True:
+            while self.form.ping:
                 await asyncio.sleep(max(0.0, self._spoke + PING - loop.time()))
                 if loop.time() >= self._spoke + PING:
-                    await self._put(send, b": still here\n\n")
+                    await self._put(send, self.form.ping)
 
     async def _written(self) -> AsyncIterator[bytes]:
         """The events as bytes: what has come together goes out together."""
@@ -195,4 +194,4 @@ class Events(Response):
         except Refusal as error:
             if not self._begun and not form.begun:
                 raise
-            yield b"data: " + encoded(document(problem(error))) + b"\n\n"
+            yield form.failed(problem(error))

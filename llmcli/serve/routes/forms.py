@@ -10,11 +10,15 @@ from llmcli.serve.stream import SHORT, answered, asked, body
 
 async def ask(service: Service, request: Request) -> Response:
     """Read the body as the path's form, ask the engine, write as the form says."""
-    path = request.url.path if request.url.path.startswith("/v1") else f"/v1{request.url.path}"
+    path = request.url.path if request.url.path in registry.forms() else f"/v1{request.url.path}"
     document = await body(request, service.settings.max_body)
     short = int(request.headers.get("content-length", SHORT + 1)) <= SHORT  # its form was checked by the server
     form = await asked(service.bridge, path, document, service.settings, short)
     return await answered(service, request, form)
 
 
-ROUTES = tuple(Route(path, ask, ("POST",), (path.removeprefix("/v1"),)) for path in registry.forms())
+def _names(path: str) -> tuple[str, ...]:
+    return (path.removeprefix("/v1"),) if path.startswith("/v1") else ()
+
+
+ROUTES = tuple(Route(path, ask, ("POST",), _names(path)) for path in registry.forms())

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from llmcli.runtime.constraint.base import Constraint, Grammar
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.runner import Runner
-from llmcli.serve.problems import Problem, unknown_model
+from llmcli.serve.problems import Problem, document, unknown_model
 from llmcli.serve.schema.fields import Fields
 from llmcli.serve.settings import Settings
 from llmcli.types import Event
@@ -33,7 +33,9 @@ class Form(ABC):
 
     path: ClassVar[str]
     prefix: ClassVar[str]  # of ids
+    media_type: ClassVar[str] = "text/event-stream"
     last: ClassVar[bytes] = b"data: [DONE]\n\n"
+    ping: ClassVar[bytes] = b": still here\n\n"  # of a stream that has had nothing to say for a while
     refused: ClassVar[dict[str, str]] = {}  # fields that would change the answer and are not known -> what there is
     requests: tuple[Request, ...]
     samples: int = 1
@@ -106,6 +108,15 @@ class Form(ABC):
     def written(self, chunks: Iterable[Document]) -> bytes:
         """Chunks as Server-Sent Events."""
         return b"".join(b"data: " + encoded(chunk) + b"\n\n" for chunk in chunks)
+
+    def failed(self, error: Problem) -> bytes:
+        """What a stream ends with that cannot go on."""
+        return b"data: " + encoded(document(error)) + b"\n\n"
+
+
+def named(chunks: Iterable[Document]) -> bytes:
+    """Server-Sent Events that carry their `type` as a name."""
+    return b"".join(b"event: " + one["type"].encode() + b"\ndata: " + encoded(one) + b"\n\n" for one in chunks)
 
 
 def encoded(found: Any) -> bytes:

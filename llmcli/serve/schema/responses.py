@@ -9,7 +9,7 @@ from llmcli.runtime.runner import Runner
 from llmcli.serve.problems import Problem
 from llmcli.serve.schema import logprobs
 from llmcli.serve.schema import settings as common
-from llmcli.serve.schema.base import Document, Form, encoded, reason, usage
+from llmcli.serve.schema.base import Document, Form, named, reason, usage
 from llmcli.serve.schema.fields import Fields
 from llmcli.serve.schema.items import conversation
 from llmcli.serve.schema.output import Output
@@ -100,9 +100,7 @@ class Responses(Form):
 
     def written(self, chunks: Iterable[Document]) -> bytes:
         """Events with their names."""
-        return b"".join(
-            b"event: " + chunk["type"].encode() + b"\ndata: " + encoded(chunk) + b"\n\n" for chunk in chunks
-        )
+        return named(chunks)
 
     def _numbered(self, events: Iterable[Document]) -> Iterator[Document]:
         for event in events:

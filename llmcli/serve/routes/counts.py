@@ -1,0 +1,28 @@
+"""How many tokens a request would be: Anthropic's `/v1/messages/count_tokens`, OpenAI's `…/input_tokens`."""
+
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmcli.serve import registry
+from llmcli.serve.routes.base import Route, Service
+from llmcli.serve.stream import asked, body, json_response
+
+MESSAGES = "/v1/messages"
+
+
+async def count(path: str, service: Service, request: Request) -> Response:
+    """Read it as its form, template and all, and ask nobody."""
+    document = await body(request, service.settings.max_body)
+    form = await asked(service.bridge, path, document, service.settings)
+    found = sum(len(one.tokens) for one in form.requests)
+    more = {} if path == MESSAGES else {"object": "response.input_tokens"}
+    return json_response({**more, "input_tokens": found})
+
+
+ROUTES = tuple(
+    Route(f"{path}/{'count_tokens' if path == MESSAGES else 'input_tokens'}", partial(count, path), ("POST",))
+    for path in registry.forms()
+    if path.startswith("/v1/")
+)

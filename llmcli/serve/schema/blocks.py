@@ -1,0 +1,138 @@
+"""Anthropic's messages, made of blocks: read into OpenAI's, and written as an answer comes."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from llmcli.serve.problems import Problem
+from llmcli.serve.schema.base import Document
+from llmcli.serve.schema.fields import Fields, kind
+from llmcli.serve.schema.listener import Heard
+from llmcli.serve.schema.messages import MOST
+
+EMPTY: dict[str, Document] = {
+    "thought": {"type": "thinking", "thinking": "", "signature": ""}, "said": {"type": "text", "text": ""},
+}  # fmt: skip
+FIELD = {"thought": "thinking", "said": "text"}
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def conversation(fields: Fields) -> list[Document] | None:
+    """`system` and `messages` as OpenAI's messages; None where there are none. Raises Problem for an unknown block."""
+    if not fields.has("messages"):
+        return None
+    system = fields.values.get("system")
+    if system is not None and not isinstance(system, str):
+        system = "\n\n".join(_text(block) for block in fields.tables("system"))
+    said: list[Document] = [{"role": "system", "content": system}] if system else []
+    for message in fields.tables("messages", MOST):
+        said += _message(message)
+    return said
+
+
+def _message(fields: Fields) -> list[Document]:
+    role, value = fields.choice("role", ("user", "assistant", "system"), ""), fields.values.get("content")
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if not isinstance(value, list):
+        raise Problem(f"{fields.at('content')} must be text or a list of blocks, not {kind(value)}",
+                      param=fields.at("content"))  # fmt: skip
+    texts, calls, thoughts, results = [], [], [], []
+    for block in fields.tables("content"):
+        match block.text("type", "text"):
+            case "thinking":
+                thoughts.append(block.text("thinking") or "")
+            case "redacted_thinking":  # nobody but who wrote it can read it
+                pass
+            case "tool_use":
+                given = json.dumps(block.values.get("input") or {})
+                about = {"name": block.needed("name"), "arguments": given}
+                calls.append({"id": block.needed("id"), "type": "function", "function": about})
+            case "tool_result":
+                results.append({"role": "tool", "tool_call_id": block.needed("tool_use_id"), "content": _result(block)})
+            case _:
+                texts.append(_text(block))
+    message: Document = {"role": role, "content": "".join(texts)}
+    message |= {"tool_calls": calls} if calls else {}
+    message |= {"reasoning_content": "".join(thoughts)} if any(thoughts) else {}
+    return results if results and not texts else [*results, message]
+
+
+def _text(block: Fields) -> str:
+    sort = block.text("type", "text")
+    if sort != "text":
+        raise Problem(f"{block.path}: this server reads text, not {str(sort)[:40]}", param=block.path)
+    return block.needed("text")
+
+
+def _result(block: Fields) -> str:
+    value = block.values.get("content")
+    if value is None or isinstance(value, str):
+        return value or ""
+    return "".join(_text(one) for one in block.tables("content"))
+
+
+def tools(fields: Fields) -> dict[str, Any]:
+    """`tools` and `tool_choice` as OpenAI's fields; raises Problem for a tool that is no function of the client's."""
+    found: dict[str, Any] = {}
+    if fields.has("tools"):
+        found["tools"] = [_tool(one) for one in fields.tables("tools")]
+    if choice := fields.table("tool_choice"):
+        sort = choice.choice("type", (*CHOICES, "tool"), "auto")
+        named = {"type": "function", "function": {"name": choice.needed("name")}} if sort == "tool" else None
+        found["tool_choice"] = named or CHOICES[sort]
+        found["parallel_tool_calls"] = not choice.flag("disable_parallel_tool_use")
+    return found
+
+
+def _tool(fields: Fields) -> Document:
+    sort = fields.text("type", "custom")
+    if sort not in ("custom", "function"):
+        raise Problem(f"{fields.path}: this server has no tool of the type {str(sort)[:40]}; it takes functions",
+                      param=fields.path)  # fmt: skip
+    schema = fields.values.get("input_schema")
+    about = {"name": fields.needed("name"), "description": fields.text("description", ""), "parameters": schema}
+    return {"type": "function", "function": {**about, "strict": fields.flag("strict")}}
+
+
+class Blocks:
+    """The blocks of one answer. hear() and close() give the events of each change."""
+
+    def __init__(self) -> None:
+        self.done: list[Document] = []
+        self._open = ""  # the kind of the last block, while it grows
+
+    @property
+    def called(self) -> bool:
+        """Whether there is a call among them."""
+        return any(block["type"] == "tool_use" for block in self.done)
+
+    def hear(self, heard: Heard) -> Iterator[Document]:
+        """A piece of the answer."""
+        if heard.call:
+            yield from self.close()
+            call = heard.call
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+            yield self._begin("call", block, {**block, "input": {}})
+            yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+            return
+        if heard.kind != self._open:
+            yield from self.close()
+            yield self._begin(heard.kind, dict(EMPTY[heard.kind]), EMPTY[heard.kind])
+        name = FIELD[heard.kind]
+        self.done[-1][name] += heard.text
+        yield self._delta({"type": f"{name}_delta", name: heard.text})
+
+    def close(self) -> Iterator[Document]:
+        """The block that grows is over."""
+        if self._open:
+            self._open = ""
+            yield {"type": "content_block_stop", "index": len(self.done) - 1}
+
+    def _begin(self, sort: str, block: Document, shown: Document) -> Document:
+        self.done.append(block)
+        self._open = sort
+        return {"type": "content_block_start", "index": len(self.done) - 1, "content_block": dict(shown)}
+
+    def _delta(self, delta: Document) -> Document:
+        return {"type": "content_block_delta", "index": len(self.done) - 1, "delta": delta}
