@@ -128,23 +128,15 @@ class Sensing:
         threads: int,
     ) -> None:  # fmt: skip
         self.types, self.shows, self.errors, self.threads = types, shows, errors, threads
-        self._steps: dict[tuple[str, str], Step] = {}
-        for number in range(max(map(len, types.values()))):
-            mix = {name: kinds[min(number, len(kinds) - 1)] for name, kinds in types.items()}
-            for step in planned(mix).steps:
-                self._steps[step.weight.name, step.type] = step
+        self._steps = choices(planned, types)
         self.open = [name for name, kinds in types.items() if len(kinds) > 1]
-        weights = {weight.name: weight for weight in planned(mix).source.weights}
+        weights = {step.weight.name: step.weight for step in self._steps.values()}
         shown = {name: probed(weights[name]) if name in self.open else kinds[0] for name, kinds in types.items()}
         self.probed = {step.weight.name: step for step in plain(shown).steps if step.weight.name in types}
 
     def step(self, name: str, kind: str) -> Step:
         """What makes a tensor's codes in a type."""
         return self._steps[name, kind]
-
-    def rooms(self, name: str, alignment: int) -> dict[str, int]:
-        """Bytes that a tensor takes in a file in each of its types, with the padding behind it."""
-        return {kind: -(-self.step(name, kind).nbytes // alignment) * alignment for kind in self.types[name]}
 
     def known(self, parts: Sequence[Probe]) -> int:
         """Probes that were measured before."""
@@ -255,17 +247,23 @@ def restore(steps: Sequence[Step], stage: Stage) -> None:
             stage.put(weight.name, first, native.decode(rows, weight.type, weight.columns, label=weight.name))
 
 
-def sizes(sensing: Sensing, alignment: int) -> Menu:
-    """Every open tensor's options by size alone, the larger the better: what can be reached."""
-    return {
-        name: [Option(kind, room, -room) for kind, room in sensing.rooms(name, alignment).items()]
-        for name in sensing.open
-    }
+def choices(planned: Planned, types: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], Step]:
+    """What makes each tensor's codes in each of its types."""
+    found = {}
+    for number in range(max(map(len, types.values()))):
+        mix = {name: kinds[min(number, len(kinds) - 1)] for name, kinds in types.items()}
+        found |= {(step.weight.name, step.type): step for step in planned(mix).steps}
+    return found
+
+
+def room(step: Step, alignment: int) -> int:
+    """Bytes that a tensor takes in a file, with the padding behind it."""
+    return -(-step.nbytes // alignment) * alignment
 
 
 def menu(sensing: Sensing, sensed: Mapping[str, Sensed], alignment: int) -> Menu:
     """Every open tensor's options."""
     return {
-        name: [Option(kind, room, one.loss(kind)) for kind, room in sensing.rooms(name, alignment).items()]
+        name: [Option(kind, room(sensing.step(name, kind), alignment), one.loss(kind)) for kind in sensing.types[name]]
         for name, one in sensed.items()
     }

@@ -8,7 +8,8 @@ usage: PYTHONPATH=$PWD .venv/bin/python scripts/kill_measuring.py MODEL.gguf --t
 MODEL is of floats. A round starts the command, kills it with SIGKILL after a random time up to what an unbroken run
 takes, and gives it again until one ends by itself; what it left must be the unbroken run's: calibrate's importance
 matrix and moments byte for byte, the others' file by its sha256, with the types and figures told, but no times.
-Every round has a home of its own. Prints a line a round, and exits with 1 if one differs.
+Every round has a home of its own. A round that was through before it was killed begins anew. Prints a line a round,
+and exits with 1 if one differs.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -69,7 +71,8 @@ def main() -> None:
 def until_finished(
     words: list[str], place: Path, longest: float | None, chance: random.Random
 ) -> tuple[int, dict[str, object]]:
-    """Start in a folder, and kill where `longest` is told, until a run ends by itself: how often, and what it left."""
+    """Start in a folder, and kill where `longest` is told, until a run that was killed before ends by itself: how
+    often, and what it left."""
     place.mkdir(parents=True)
     env = os.environ | {"LLMCLI_HOME": str(place / "home")}
     command, kills = [sys.executable, "-m", "llmcli.app", *words, "--json"], 0
@@ -87,7 +90,10 @@ def until_finished(
             complained.seek(0)
             if child.returncode:
                 raise SystemExit(f"the run ended with {child.returncode}: {complained.read().decode()[-2000:]}")
-            return kills, left(place, json.loads(said.read()))
+            if kills or longest is None:
+                return kills, left(place, json.loads(said.read()))
+        shutil.rmtree(place)  # it was through before its time had come: once more, from nothing
+        place.mkdir()
 
 
 def left(place: Path, document: dict[str, Any]) -> dict[str, object]:

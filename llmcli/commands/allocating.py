@@ -21,7 +21,7 @@ from llmcli.commands import fitting
 from llmcli.commands.stage import N_CTX, Reading, Stage, staged
 from llmcli.runtime.binding.library import version
 from quant import sensitivity
-from quant.allocate import Allocation, Budget, Menu, few, in_reach, reach, refusal
+from quant.allocate import Allocation, Budget, Menu, Option, few, in_reach, reach, refusal
 from quant.records import Records
 from quant.sensitivity import F64, Planned, Probe, Sensed, Sensing
 from quant.trading import Trades, Trial
@@ -80,7 +80,7 @@ def run(wish: Wish, config: "Config", ui: "UI") -> Outcome:
             stack.callback(one.close)
         sensing = Sensing(wish.planned, wish.plain, types, both[0], both[1], wish.reading.threads)
         work = _Work(wish, sensing, path.with_suffix(".gguf"), stack, ui)
-        budget = work.budget()
+        budget = reachable(wish.source, wish.planned, sizing, folds=bool(wish.steered.get("fold")))
         work.weigh()
         parts = [] if sizing.quick else sensitivity.probes(sensing.open, sizing.probe == "group")
         work.measure(parts)
@@ -108,25 +108,11 @@ class _Work:
         self._pass = 0.0  # seconds of one measurement
         self._closed = {name: kinds[0] for name, kinds in sensing.types.items() if len(kinds) == 1}
         self.positions = 0
-        alignment = wish.source.alignment
-        some = wish.planned({name: kinds[0] for name, kinds in sensing.types.items()})
-        held = sum(-(-one.nbytes // alignment) * alignment for one in some.steps if one.weight.name in sensing.open)
-        self.fixed = some.nbytes - held + (FOLD if wish.steered.get("fold") else 0)
+        self.fixed = _fixed(wish.source, wish.planned, sensing.types, folds=bool(wish.steered.get("fold")))
 
     def whole(self, mix: Mapping[str, str]) -> dict[str, str]:
         """A mix with the tensors that have no choice."""
         return self._closed | dict(mix)
-
-    def budget(self) -> Budget | None:
-        """The target as bytes, refused where no mix has it; None where memory decides."""
-        most = self.wish.sizing.most(sum(weight.elements for weight in self.wish.source.weights))
-        if most is None:
-            return None
-        budget = Budget(most, self.fixed)
-        menu = sensitivity.sizes(self.sensing, self.wish.source.alignment)
-        if not in_reach(menu, budget):
-            raise refusal(menu, budget)
-        return budget
 
     def fitting(self, menu: Menu) -> Budget:
         """The largest file that the free memory runs."""
@@ -197,6 +183,30 @@ class _Work:
             self._stage.apart()
             self._pass = time.perf_counter() - begun
         return self._stage
+
+
+def reachable(source: "Source", planned: Planned, sizing: "Sizing", *, folds: bool = False) -> Budget | None:
+    """The target as bytes; None where memory decides. Raises Refusal for a size that no mix has: nothing is measured."""
+    most = sizing.most(sum(weight.elements for weight in source.weights))
+    if most is None:
+        return None
+    types = sensitivity.options(source, sizing.kinds)
+    budget = Budget(most, _fixed(source, planned, types, folds=folds))
+    rooms: dict[str, list[Option]] = {}  # by size alone, the larger the better
+    for (name, kind), step in sensitivity.choices(planned, types).items():
+        if len(types.get(name, ())) > 1:
+            room = sensitivity.room(step, source.alignment)
+            rooms.setdefault(name, []).append(Option(kind, room, -room))
+    if not in_reach(rooms, budget):
+        raise refusal(rooms, budget)
+    return budget
+
+
+def _fixed(source: "Source", planned: Planned, types: Mapping[str, Sequence[str]], *, folds: bool) -> int:
+    """Bytes of the file that are the same whatever the types of the tensors that have a choice."""
+    some = planned({name: kinds[0] for name, kinds in types.items()})
+    held = sum(sensitivity.room(step, source.alignment) for step in some.steps if len(types.get(step.weight.name, ())) > 1)
+    return some.nbytes - held + (FOLD if folds else 0)
 
 
 def _shown(wish: Wish) -> dict[str, Any]:

@@ -7,7 +7,7 @@ anything is made. It knows plans, and nothing of what becomes of them.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llmcli.commands import bases, folding, gathering, mixes
+from llmcli.commands import allocating, bases, folding, gathering, mixes
 from llmcli.commands.pareto import TYPES, Settings
 from llmcli.commands.sizing import Sizing
 from llmcli.errors import UsageError
@@ -41,6 +41,9 @@ def plans_of(
         Sizing(target_size=size).check(split=False, typed=False)
     if not (types or sizes) or not methods:
         raise UsageError("there is no setting", hint=f"--types {TYPES} --methods ggml")
+    plain = _making(source, "ggml", "none", (None, None), threads)
+    for size in sizes:  # all of them before minutes of measuring for the first
+        allocating.reachable(source, plain.of, Sizing(target_size=size))
     measured = _measured(source, settings, (methods, folds), threads, config, ui)
     made = {}
     for fold in folds:

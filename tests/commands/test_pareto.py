@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from llmcli.commands import frontier, stage, texts, verifying
+from llmcli.commands import frontier, gathering, stage, texts, verifying
 from llmcli.commands.frontier import Point, dominated
 from llmcli.commands.texts import SHIPPED, Text
 from quant import container
@@ -165,6 +165,19 @@ def test_mistakes_are_one_line(pareto: Callable[..., Done], stories_gguf: Path, 
         done = pareto(stories_gguf, *words)
         assert (done.code, done.out) == (code, ""), words
         assert why in done.err, words
+
+
+def test_every_size_is_held_against_what_there_is_before_the_first_is_measured(
+    pareto: Callable[..., Done], stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("something was measured")
+
+    monkeypatch.setattr(stage, "staged", never)
+    monkeypatch.setattr(gathering, "_file", never)
+    done = pareto(stories_gguf, "--target-size", "330K,10K", "--methods", "gptq")
+    assert (done.code, done.out) == (1, "")
+    assert "no mix of these types makes a file of 10,000 bytes" in done.err
 
 
 def point(
