@@ -15,7 +15,6 @@ feedback by the moments of x .01446 and .00901, by these .00077 and .00132; by a
 """
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -24,15 +23,9 @@ import numpy as np
 from quant.calibrate import F32, F64, Mixture, Product
 from quant.errors import Refusal
 from quant.momentfile import Gathered, Input
+from quant.pending import mixture
 
 BAND = 256  # rows of a triangle that are made at a time
-VALUES = re.compile(r"blk\.(\d+)\.attn_v\.weight")
-
-
-def mixture(weight: str) -> str:
-    """The product that mixes what comes out of a weight, "" where none does."""
-    found = VALUES.fullmatch(weight)
-    return f"kqv-{found[1]}" if found else ""
 
 
 def shown(one: Input) -> tuple[str, ...]:

@@ -48,7 +48,10 @@ class Mix:
         if fingerprint != self.fingerprint:
             named = f" ({self.name})" if self.name else ""
             raise Refusal(f"the plan is for another source{named}", hint="name the source that it was made from")
-        for key in sorted({*self.steered, *steered}):
+        keys = {*self.steered, *steered}
+        if "sequential" in steered and "sequential" not in self.steered:  # what chose the types does not make the codes
+            keys = {"method", "fold"}
+        for key in sorted(keys):
             mine, given = self.steered.get(key, ""), steered.get(key, "")
             if mine != given:
                 raise Refusal(

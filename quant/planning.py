@@ -5,7 +5,7 @@ It knows sources, recipes and layouts; writing is quantize.py's.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from quant.imatrix import Entry, Imatrix
 from quant.methods import METHODS
 from quant.methods.base import Evidence, Method, Second, Solver
 from quant.moments import Moments
+from quant.pending import Pending
 from quant.recipe import STOCK, FileType, Wishes
 from quant.source import Source, Weight
 from quant.writer import Layout, entry, layout
@@ -89,6 +90,7 @@ class Plan:
     moments: Moments | None = None
     method: Method = METHODS["ggml"]
     most: int = 0  # bytes of tensors in a file, where it is to be split
+    pending: Pending | None = None  # moments that the method needs and that are not gathered yet
     shard: Shard | None = None
 
     @property
@@ -209,23 +211,25 @@ class Plan:
 
 def plan(
     source: Source, file_type: str, wishes: Wishes = STOCK, imatrix: Imatrix | None = None, most: int = 0, *,
-    method: str = "ggml", moments: Moments | None = None,
+    method: str = "ggml", moments: Moments | None = None, pending: Pending | None = None,
 ) -> Plan:  # fmt: skip
     """Decide every tensor's type and what steers its rounding; refuses what cannot be made, before any byte.
 
-    `moments` serve a method that needs them, and as the imatrix where there is none. `most` splits the file: so many
-    bytes of tensors in each shard.
+    `moments` serve a method that needs them, and as the imatrix where there is none; `pending` stands for those that
+    are not there yet. `most` splits the file: so many bytes of tensors in each shard.
     """
     kind, how = recipe.parse(file_type), named(method)
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
     shapes = [(name, shape) for name, shape, _ in present]
-    seconds: Mapping[str, Second] = moments.fitting(shapes, source.fold) if moments else {}
+    seconds: Mapping[str, Second] = pending.of(shapes) if pending else {}
+    if moments:
+        seconds = moments.fitting(shapes, source.fold)
     imatrix = imatrix or (moments.imatrix if moments else None)
     entries = imatrix.fitting(shapes) if imatrix else {}
     chosen = recipe.choose(present, kind, source.facts, wishes, weighed=entries.keys() if imatrix else None)
     steps = _steps(source, chosen, entries, how, seconds if how.needs == "moments" else {})
-    settings = _settings(source, kind, wishes, imatrix, most, how, moments)
-    made = Plan(source, kind, settings, steps, imatrix, moments, how, most)
+    settings = _settings(source, kind, wishes, imatrix, most, how, moments, pending)
+    made = Plan(source, kind, settings, steps, imatrix, moments, how, most, pending)
     assert made.parts  # a tensor too large for a shard is refused here
     return made
 
@@ -263,21 +267,29 @@ def _step(weight: Weight, choice: recipe.Choice, sums: Entry | None, second: Sec
     evidence = Evidence(weight.name, weight.columns, rows, weight.rows // rows, sums, second)
     nbytes = weight.rows * native.row_bytes(choice.type, weight.columns)
     coded = native.quantized(choice.type) and choice.type != weight.type
-    return Step(weight, choice.type, choice.wanted, nbytes, evidence, _able(method, choice.type, evidence, coded))
+    step = Step(weight, choice.type, choice.wanted, nbytes, evidence)
+    return replace(step, method=able(method, step)) if coded else step
 
 
-def _able(method: Method, type: str, evidence: Evidence, coded: bool) -> Method | None:
-    """The method, or what stands in for it where it cannot make such blocks; None where there are no codes."""
-    if not coded:
-        return None
-    while not method.handles(FORMATS[type], evidence):
+def known(plan: Plan, seconds: Mapping[str, Second], steps: Sequence[Step] | None = None) -> tuple[Step, ...]:
+    """A plan's steps, or some of them, by the second moments that there are now, in place of those that are pending."""
+    found = []
+    for step in plan.steps if steps is None else steps:
+        step = replace(step, evidence=replace(step.evidence, second=seconds.get(step.weight.name)))
+        found.append(replace(step, method=able(plan.method, step)) if step.method else step)
+    return tuple(found)
+
+
+def able(method: Method, step: Step) -> Method:
+    """The method, or what stands in for it where it cannot make such blocks."""
+    while not method.handles(FORMATS[step.type], step.evidence):
         method = METHODS[method.instead]
     return method
 
 
 def _settings(
     source: Source, kind: FileType, wishes: Wishes, imatrix: Imatrix | None, most: int, method: Method,
-    moments: Moments | None = None,
+    moments: Moments | None = None, pending: Pending | None = None,
 ) -> str:  # fmt: skip
     """All that decides the file's content beside the source, as it is written into it.
 
@@ -294,6 +306,7 @@ def _settings(
     said |= {"fold": source.fold} if source.fold else {}
     said |= {"method": method.name} if method.name != "ggml" else {}
     said |= {"moments": moments.digest} if moments and method.needs == "moments" else {}
+    said |= {"sequential": pending.digest} if pending and pending.digest else {}
     return json.dumps(said, sort_keys=True)
 
 

@@ -31,6 +31,8 @@ __all__ = [
     "Report",
     "Step",
     "Tally",
+    "Work",
+    "check",
     "finished",
     "open_gguf",
     "plan",
@@ -131,11 +133,10 @@ def run(
     file there stays until the new one is complete.
     """
     began, files = time.monotonic(), plan.files(out)
-    for file in files:
-        _writable(plan.source, file)
+    check(plan, out)
     if not force and finished(plan, out):
         return Report(plan, files[0], time.monotonic() - began, 0, True, tally(plan))
-    work = _Work(plan, threads or os.cpu_count() or 1, watch)
+    work = Work(plan, threads or os.cpu_count() or 1, watch)
     open_parts = [force or not _finished(part, file) for part, file in zip(plan.parts, files, strict=True)]
     if plan.most:
         _room([part.layout.nbytes for part, left in zip(plan.parts, open_parts, strict=True) if left], files)
@@ -148,10 +149,12 @@ def run(
     )  # fmt: skip
 
 
-class _Work:
+class Work:
     """A run under way: what it made of each file, and what earlier runs had made."""
 
-    def __init__(self, plan: Plan, threads: int, watch: Callable[[Progress], None]) -> None:
+    def __init__(
+        self, plan: Plan, threads: int, watch: Callable[[Progress], None] = lambda progress: None
+    ) -> None:  # fmt: skip
         self.plan, self.threads, self.watch = plan, threads, watch
         self.sums: dict[str, _Sums] = {}
         self.remarks: dict[str, Remark] = {}
@@ -241,6 +244,12 @@ def _finished(plan: Plan, out: Path) -> bool:
         and told.get(SETTINGS_KEY) == plan.settings
         and table == [(s.weight.name, s.weight.shape, s.type) for s in plan.steps]
     )
+
+
+def check(plan: Plan, out: Path) -> None:
+    """Raise Refusal where what `plan` writes cannot go."""
+    for file in plan.files(out):
+        _writable(plan.source, file)
 
 
 def _writable(source: Source, out: Path) -> None:

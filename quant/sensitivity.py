@@ -249,7 +249,7 @@ def restore(steps: Sequence[Step], stage: Stage) -> None:
 
 def choices(planned: Planned, types: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], Step]:
     """What makes each tensor's codes in each of its types."""
-    found = {}
+    found: dict[tuple[str, str], Step] = {}
     for number in range(max(map(len, types.values()))):
         mix = {name: kinds[min(number, len(kinds) - 1)] for name, kinds in types.items()}
         found |= {(step.weight.name, step.type): step for step in planned(mix).steps}

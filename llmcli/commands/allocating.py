@@ -186,7 +186,7 @@ class _Work:
 
 
 def reachable(source: "Source", planned: Planned, sizing: "Sizing", *, folds: bool = False) -> Budget | None:
-    """The target as bytes; None where memory decides. Raises Refusal for a size that no mix has: nothing is measured."""
+    """The target as bytes; None where memory decides. Refuses a size that no mix has before anything is measured."""
     most = sizing.most(sum(weight.elements for weight in source.weights))
     if most is None:
         return None
@@ -205,7 +205,8 @@ def reachable(source: "Source", planned: Planned, sizing: "Sizing", *, folds: bo
 def _fixed(source: "Source", planned: Planned, types: Mapping[str, Sequence[str]], *, folds: bool) -> int:
     """Bytes of the file that are the same whatever the types of the tensors that have a choice."""
     some = planned({name: kinds[0] for name, kinds in types.items()})
-    held = sum(sensitivity.room(step, source.alignment) for step in some.steps if len(types.get(step.weight.name, ())) > 1)
+    chosen = (step for step in some.steps if len(types.get(step.weight.name, ())) > 1)
+    held = sum(sensitivity.room(step, source.alignment) for step in chosen)
     return some.nbytes - held + (FOLD if folds else 0)
 
 

@@ -29,9 +29,11 @@ from quant.gather import Seconds, Survey
 from quant.interim import Interim, Progress
 from quant.momentfile import MomentFile
 from quant.moments import About
+from quant.pending import mixture
 
 if TYPE_CHECKING:
     from llmcli.config import Config
+    from llmcli.types import Bar
     from llmcli.ui import UI
 
 USABLE = 0.8  # of the memory that is free once the model is open
@@ -41,7 +43,7 @@ UNKNOWN = 4 << 30  # bytes taken where a system does not tell what is free
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What is to be gathered: `text` is read by `model`, sums of squares go to `out`, second moments to `moments` where
-    they are wanted, in `memory` bytes at most."""
+    they are wanted, in `memory` bytes at most; of these `weights` alone where they are named."""
 
     model: Side
     fingerprint: str
@@ -51,6 +53,7 @@ class Wish:
     moments: Path | None = None
     memory: int | None = None
     fresh: bool = False
+    weights: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,9 @@ class Outcome:
     resumed: int
 
 
-def run(wish: Wish, config: "Config", ui: "UI") -> Outcome:
-    """Gather and write. A killed run goes on where its last savings stand. Raises Refusal."""
+def run(wish: Wish, config: "Config", ui: "UI", bar: "Bar | None" = None) -> Outcome:
+    """Gather and write. A killed run goes on where its last savings stand. Who has a `bar` of chunks is told nothing
+    else; where the text enters none of the named `weights` nothing is written. Raises Refusal."""
     for path in (wish.out, wish.moments):
         if path:
             check_place(path)
@@ -71,7 +75,7 @@ def run(wish: Wish, config: "Config", ui: "UI") -> Outcome:
     with store.locked(config.cache / "calibrations" / f"{place}.lock", ui, str(wish.out)):
         with _opened(wish) as work:
             try:
-                return work.run(ui)
+                return work.run(ui, bar)
             except OSError as error:
                 raise cannot_write(wish.out, error) from None
 
@@ -81,7 +85,8 @@ def _opened(wish: Wish) -> Iterator["_Work"]:
     """The model open, and what its passes show handed on."""
     side, header = wish.model, wish.model.header
     named = frozenset(tensor.name for tensor in header.tensors if len(tensor.shape) > 1)
-    wanted = named | {gather.mixture(name) for name in named if wish.moments} - {""}
+    named = named if wish.weights is None else named & wish.weights
+    wanted = named | {mixture(name) for name in named if wish.moments} - {""}
     with open_model(header.path, gpu_layers=side.gpu_layers, latent=header.latent) as model:
         sink = _Sink()
         # moments look at attention's keys: every layer then has all of a chunk's, in order
@@ -122,8 +127,10 @@ class _Work:
         self.memory = wish.memory or (UNKNOWN if free is None else int(free * USABLE))
         self.interim = Interim(wish.out.with_name(f".{wish.out.name}.state"), self._head(), self.inputs)
 
-    def run(self, ui: "UI") -> Outcome:
+    def run(self, ui: "UI", own: "Bar | None") -> Outcome:
         """All passes over the text, then the files."""
+        if self.wish.moments and self.wish.weights is not None and not self.inputs:
+            return Outcome(Sums(), 0, 0)
         if self.wish.fresh:
             self.interim.discard()
         found = self.interim.load()
@@ -133,11 +140,12 @@ class _Work:
             groups = self._groups(progress)
             total = self.wish.text.count
             resumed = progress.chunks + (total if progress.finished else 0)
-            if resumed:
+            if resumed and own is None:
                 ui.note("goes on where an earlier run was stopped (--fresh begins anew)")
-            if file:
+            if file and own is None:
                 self._forecast(groups, file, ui)
-            with ui.bar(f"calibrate {self.wish.model.header.path.name}", total * len(groups), "chunks") as bar:
+            label = f"calibrate {self.wish.model.header.path.name}"
+            with nullcontext(own) if own else ui.bar(label, total * len(groups), "chunks") as bar:
                 bar.advance(progress.chunks)
                 for group in groups:
                     self._pass(group, progress, file, bar)
@@ -156,6 +164,7 @@ class _Work:
             "text": _digest(text), "datasets": list(self.wish.datasets),
             "moments": str(self.wish.moments.absolute()) if self.wish.moments else "", "n_ubatch": options.ubatch_size,
             "flash_attn": options.flash_attn, "gpu_layers": self.wish.model.gpu_layers, "build": version(),
+            **({"weights": _names(self.wish.weights)} if self.wish.weights is not None else {}),
         }  # fmt: skip
 
     def _file(self) -> MomentFile:
@@ -223,6 +232,10 @@ class _Work:
         self.saves = shutil.disk_usage(self.wish.out.parent).free - file.layout.nbytes > saved
         if not self.saves:
             ui.note(f"the disk has no {size(saved)} left to save a pass under way: a killed one is read again")
+
+
+def _names(weights: frozenset[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(weights)).encode()).hexdigest()
 
 
 def _digest(text: Chunks) -> str:

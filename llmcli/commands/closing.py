@@ -136,6 +136,7 @@ def _document(plan: "Plan", out: Path, report: "Report | None") -> dict[str, Any
         "imatrix": str(plan.imatrix.path) if plan.imatrix else None,
         "without_importance": len(plan.unweighed),
         "method": plan.method.name,
+        "sequential": plan.pending.digest or None if plan.pending else None,
         "methods": {name: len(steps) for name, steps in plan.methods.items()},
         "rows_left": sum(one.others for one in report.remarks.values()) if report else 0,
         "damped": {name: one.damping for name, one in report.remarks.items() if one.damping} if report else {},

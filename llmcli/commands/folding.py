@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,6 +29,7 @@ def folded(plan: "Plan", text: str, threads: int, ui: UI) -> "Plan":
     """The plan under the folds that `text` asks for; the plan itself where it asks for none."""
     from quant.folds import choose, wiring
     from quant.folds.replan import folded as under
+    from quant.planning import known
 
     if not (kinds := choose.parse(text)):
         return plan
@@ -38,7 +40,8 @@ def folded(plan: "Plan", text: str, threads: int, ui: UI) -> "Plan":
             bar.advance(1)
             bar.describe(f"fold {name}")
 
-        found = choose.choose(plan, kinds, threads or os.cpu_count() or 1, watch)
+        now = replace(plan, steps=known(plan, {})) if plan.pending else plan  # what comes later tells nothing
+        found = choose.choose(now, kinds, threads or os.cpu_count() or 1, watch)
     taken = [site for site in found if site.fold is not None]
     hows = Counter(site.how for site in taken)
     told = ", ".join(f"{how} {count}" for how, count in hows.most_common())

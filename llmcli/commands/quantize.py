@@ -1,8 +1,10 @@
 """`llmcli quantize`: parse, plan, write, tell. What a tensor becomes is quant's affair."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,11 +20,14 @@ from llmcli.commands.writing import Reading, Writing
 from quant.methods import METHODS
 
 if TYPE_CHECKING:
+    from llmcli.commands import gathering
     from llmcli.config import Config
     from llmcli.ui import UI
     from quant.imatrix import Imatrix
     from quant.methods.base import Method
     from quant.moments import Moments
+    from quant.pending import Pending
+    from quant.quantize import Report
     from quant.recipe import Wishes
     from quant.source import Source
 
@@ -65,6 +70,26 @@ class Mixing:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What was measured for the rounding, and moments that are gathered later."""
+
+    imatrix: "Imatrix | None"
+    moments: "Moments | None"
+    pending: "Pending | None"
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """As a plan takes them."""
+        return {"imatrix": self.imatrix, "moments": self.moments, "pending": self.pending}
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Those that there are, by what they are."""
+        said = {"imatrix": self.imatrix, "moments": self.moments, "sequential": self.pending}
+        return {key: one.digest for key, one in said.items() if one and one.digest}
+
+
+@dataclass(frozen=True, slots=True)
 class Steering:
     """How codes are chosen, and what was measured for it."""
 
@@ -83,15 +108,49 @@ class Steering:
             "needs what was not given it is gathered with the text that ships, and kept.",
         ),
     ] = None
+    sequential: Annotated[
+        bool,
+        typer.Option(
+            "--sequential",
+            help="With --method gptq: block by block, each by the second moments behind those that are quantized. "
+            "Reads the text once for every block.",
+        ),
+    ] = False
+    calibration: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="UTF-8 text to gather by, instead of the text that ships; repeatable."),
+    ] = None
+    calibration_chunks: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Gather by no more than N chunks of it.")
+    ] = None
     fold: Fold = "none"
 
-    @property
-    def given(self) -> "tuple[Imatrix | None, Moments | None]":
-        """The files of --imatrix and --moments."""
+    def known(self, method: "Method", source: "Source", writing: Writing, config: "Config", ui: "UI") -> Known:
+        """The files of --imatrix and --moments, and what is missing gathered."""
         from quant import imatrix, moments
+        from quant.pending import Pending
 
         sums = imatrix.load(self.imatrix.expanduser()) if self.imatrix else None
-        return sums, moments.load(self.moments.expanduser()) if self.moments else None
+        second = moments.load(self.moments.expanduser()) if self.moments else None
+        if self.runs(method):
+            from llmcli.commands import gathering  # it opens the runtime
+
+            wish = self.wish(method, source, writing)
+            if self.missing(method):
+                sums, second = gathering.gathered(wish, sums, config, ui)
+            if self.sequential:
+                return Known(sums, None, gathering.pending(wish, sums))
+        return Known(sums, second, Pending() if method.needs == "moments" and second is None else None)
+
+    def behind(self, method: "Method", source: "Source", writing: Writing, config: "Config") -> "Callable[..., Report]":
+        """What writes a plan with --sequential, as weights.write does."""
+        from llmcli.commands import sequential
+
+        return partial(sequential.write, self.wish(method, source, writing), config)
+
+    def runs(self, method: "Method") -> bool:
+        """Whether the source itself has to be run."""
+        return self.sequential or bool(self.missing(method))
 
     def missing(self, method: "Method") -> str:
         """What wants a measurement that was not given, as a flag; "" where nothing does."""
@@ -99,19 +158,41 @@ class Steering:
 
         if method.needs == "moments" and not self.moments:
             accelerate.torch(f"--method {method.name}")  # said before minutes of measuring
-            return f"--method {method.name}"
+            if not self.sequential:
+                return f"--method {method.name}"
+            return "" if self.imatrix else "--sequential"
         return f"--fold {self.fold}" if self.folds and not (self.moments or self.imatrix) else ""
 
-    def gathered(
-        self, method: "Method", source: "Source", writing: Writing, sums: "Imatrix | None", config: "Config", ui: "UI"
-    ) -> "tuple[Imatrix | None, Moments | None]":  # fmt: skip
-        """`sums` or what was gathered instead, and second moments: the measurement that is missing."""
-        from llmcli.commands import gathering  # it opens the runtime
+    def check(self, method: "Method", sizing: Sizing) -> None:
+        """Refuse what means nothing together."""
+        from llmcli.errors import UsageError
 
-        why, moments = self.missing(method), method.needs == "moments"
-        return gathering.gathered(
-            gathering.Wish(source, why, moments, writing.threads, writing.dry_run), sums, config, ui
-        )
+        if self.sequential and method.needs != "moments":
+            raise UsageError(
+                f"--sequential is for a method that goes by second moments, {method.name} does not",
+                hint="add --method gptq, or leave --sequential out",
+            )
+        if self.sequential and self.moments:
+            raise UsageError(
+                f"--sequential gathers moments behind what is quantized already, {self.moments} are of the whole model",
+                hint="leave --moments out; --calibration FILE takes the text that they were gathered from",
+            )
+        if self.sequential and sizing.wanted:
+            raise UsageError(
+                "--sequential does not go with a size: what a tensor costs shows when those ahead of it are made",
+                hint="make a plan without it, with --plan-out FILE, then --plan FILE --sequential",
+            )
+        if (self.calibration or self.calibration_chunks) and not (self.sequential or self.missing(method)):
+            raise UsageError("--calibration is for what is gathered, and nothing is", hint="leave it out")
+
+    def wish(self, method: "Method", source: "Source", writing: Writing) -> "gathering.Wish":
+        """The measurement that is missing; with --sequential that of the whole model, which comes before the others."""
+        from llmcli.commands.gathering import Wish
+
+        moments = method.needs == "moments" and not self.sequential
+        text = tuple(path.expanduser() for path in self.calibration or ())
+        why = self.missing(method) or "--sequential"
+        return Wish(source, why, moments, writing.threads, writing.dry_run, text, self.calibration_chunks)
 
     @property
     def folds(self) -> bool:
@@ -149,38 +230,34 @@ def quantize(
 
     config, ui = start(writing.json, writing.offline, reading.allow_pickle)
     how, wish = planning.named(steering.method), verifying.wish(writing.threads)
-    missing = steering.missing(how)
-    workers.join(ui, runs=verifying.verify or bool(missing and not writing.dry_run))
-    kept = reading.keep_source or verifying.verify or steering.folds or bool(missing)
+    steering.check(how, sizing)
+    workers.join(ui, runs=verifying.verify or (steering.runs(how) and not writing.dry_run))
+    kept = reading.keep_source or verifying.verify or steering.folds or steering.runs(how)
     model = weights.find_model(source, config, ui, kept)
     kind = recipe.parse(quant or (model.quant if model else None) or DEFAULT)
     if quant and quant.upper() in recipe.ALIASES:
         ui.note(f"{quant.upper()} means {kind.name}")
     wishes = mixing.wishes
     sizing.check(split=bool(split_max_size), typed=bool(quant) or wishes.any)
-    sums, moments = steering.given
     most = planning.shard_size(split_max_size) if split_max_size else 0
     place, blobs = (model.path, model.blobs) if model else (Path(source), None)
     opened = weights.open_source(
         place, tokenizer=reading.tokenizer, pre=reading.pre, allow_pickle=reading.allow_pickle, blobs=blobs
     )
-    if missing:
-        sums, moments = steering.gathered(how, opened, writing, sums, config, ui)
-    steered = {"method": how.name, "imatrix": sums.digest if sums else "", "fold": steering.fold * steering.folds}
-    steered |= {"moments": moments.digest} if moments else {}
+    known = steering.known(how, opened, writing, config, ui)
     making = mixes.Making(
-        opened, lambda name, wishes: road.plan(opened, name, wishes, sums, most, method=how.name, moments=moments),
-        steered, writing.threads,
+        opened, lambda name, wishes: road.plan(opened, name, wishes, most=most, method=how.name, **known.given),
+        {"method": how.name, "fold": steering.fold * steering.folds, **known.digests}, writing.threads,
     )  # fmt: skip
     plan, told = mixes.planned(sizing, making, kind.name, wishes, config, ui)
-    plan = folding.folded(plan, steering.fold, writing.threads, ui)
+    if known.imatrix or known.moments or not writing.dry_run:
+        plan = folding.folded(plan, steering.fold, writing.threads, ui)
     closing.tell(plan, ui)
-    mixed = wishes.any or sizing.any or bool(sums or moments or most) or how.name != "ggml" or steering.folds
+    mixed = wishes.any or sizing.any or bool(known.digests or most) or how.name != "ggml" or steering.folds
     out = writing.out or (mixes.beside(plan) if sizing.any and model is None else None)
     with weights.placed(plan, model, out, config, ui, mixed=mixed, dry_run=writing.dry_run) as target:
         certifying.check(plan, target, wish, config)
-        report = (
-            None if writing.dry_run else weights.write(plan, target, ui, threads=writing.threads, force=writing.force)
-        )
+        make = weights.write if not steering.sequential else steering.behind(how, opened, writing, config)
+        report = None if writing.dry_run else make(plan, target, ui, threads=writing.threads, force=writing.force)
         report, found = certifying.certify(plan, target, report, wish, told, config, ui)
     closing.close(plan, target, report, ui, found, told)

@@ -168,13 +168,22 @@ def steering(plan: "Plan") -> tuple[Steering, ...]:
     files = {} if plan.imatrix is None or diagonal else {"imatrix": plan.imatrix}
     if plan.moments is not None and (diagonal or plan.method.needs == "moments"):
         files["moments"] = plan.moments.imatrix
-    return tuple(
+    return (*_behind(plan), *(
         Steering(
             kind, one.digest, tuple(map(_name, one.datasets)), tuple(map(_hash_now, one.datasets)), one.chunks or None,
             one.chunks * one.chunk_size or None,
         )
         for kind, one in files.items()
-    )  # fmt: skip
+    ))  # fmt: skip
+
+
+def _behind(plan: "Plan") -> tuple[Steering, ...]:
+    """The moments that were gathered behind tensors already quantized."""
+    one = plan.pending
+    if one is None or not one.digest:
+        return ()
+    names, hashes = tuple(map(_name, one.texts)), tuple(map(_hash_now, one.texts))
+    return (Steering("sequential", one.digest, names, hashes, one.chunks or None, one.chunks * one.chunk_size or None),)
 
 
 def _mixing(plan: "Plan", wish: Wish) -> tuple[Steering, ...]:
