@@ -25,7 +25,7 @@ from llmcli.types import Event
 from quant.errors import Refusal
 
 T = TypeVar("T")
-KINDS = "prompts", "grammars"
+KINDS = "prompts", "grammars", "texts"
 LONGEST_WAIT = 60  # seconds that anybody is asked to come back after
 
 
@@ -139,8 +139,8 @@ class Bridge:
         self._stopping = self._ended = False
         self._error: BaseException | None = None
         self._idle: list[Future[None]] = []
-        # One thread for templates and tokens, one for grammars: neither may be used by two at once, and a schema
-        # that takes a second to compile keeps nobody from a prompt.
+        # One thread for templates and their tokens, one for grammars: neither may be used by two at once; one for
+        # texts that nobody answers. A schema or a book that takes a second keeps nobody from a prompt.
         self._writers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in KINDS}
         self._making = {kind: threading.Lock() for kind in KINDS}
         self._thread = threading.Thread(target=self._run, name="llmcli-engine", daemon=True)
@@ -178,7 +178,8 @@ class Bridge:
         return await asyncio.wrap_future(self._ask(function))
 
     async def prepare(self, function: Callable[..., T], *args: object, kind: str = "prompts", short: bool = False) -> T:
-        """What `function` returns, run beside the engine: `kind` prompts for templates and tokens, or grammars.
+        """What `function` returns, run beside the engine: `kind` prompts for templates and their tokens, grammars,
+        or texts, of which only tokens are wanted.
 
         What is `short` is made right here where nothing else is being made: an answer of one token took 3.7 ms instead
         of 17.7 at the third quartile where other programs kept both cores busy, 2.9 instead of 3.1 in the middle.

@@ -168,7 +168,13 @@ class Procedures:
     async def _tokenize(self, request: Any) -> Any:
         bridge = self._service.bridge
         ids = await bridge.prepare(
-            tokens_of, bridge.runner.model, request.text, request.add_special, request.parse_special, False
+            tokens_of,
+            bridge.runner.model,
+            request.text,
+            request.add_special,
+            request.parse_special,
+            False,
+            kind="texts",
         )
         return self._kinds["TokenizeResponse"](tokens=ids)
 

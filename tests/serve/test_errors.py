@@ -104,6 +104,27 @@ def test_ten_megabytes_are_refused_whole_and_in_pieces(serve: Callable[..., Serv
     connection.close()
 
 
+def test_a_text_that_cannot_fit_is_told_without_making_its_tokens(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+    monkeypatch.setattr(served.bridge.runner.model, "tokenize", None)
+    said = [{"role": "user", "content": "x" * 6_000_000}]
+    for path, body in (("/v1/completions", {"prompt": ["x" * 6_000_000]}), ("/v1/chat/completions", {"messages": said}),
+                       ("/v1/responses", {"input": said})):  # fmt: skip
+        status, _, found = post(served, json.dumps(body).encode(), path)
+        assert (status, found["error"]["code"], found["error"]["n_ctx"]) == (400, "context_length_exceeded", 512)
+        assert found["error"]["n_prompt_tokens"] >= 1_500_000
+
+
+def test_what_is_only_tokenized_has_an_end(serve: Callable[..., Served]) -> None:
+    served = serve()
+    for body in ({"content": "x" * 2_100_000}, {"content": "x" * 200_000, "with_pieces": True}):
+        status, _, found = post(served, json.dumps(body).encode(), "/tokenize")
+        assert (status, "at most" in found["error"]["message"]) == (400, True)
+    assert len(post(served, json.dumps({"content": "x" * 200_000}).encode(), "/tokenize")[2]["tokens"]) == 200_000
+
+
 def test_paths_methods_and_other_models_are_told(serve: Callable[..., Served]) -> None:
     served = serve()
     assert [post(served, b"", path, "GET")[0] for path in ("/nothing", "/v1/models", "/v1/models/other")] == [

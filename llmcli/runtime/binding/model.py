@@ -1,6 +1,7 @@
 """One model file held by llama.cpp: its vocabulary, and nothing that changes while it generates."""
 
 import ctypes
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding import remote
 from llmcli.runtime.binding.devices import tensor_split
 from llmcli.runtime.binding.library import last_words, lib, listen
+from llmcli.runtime.binding.seams import BPE, SENTENCEPIECE, SLICE, Seams
 from llmcli.runtime.interrupt import on_interrupt
 from quant import container
 
@@ -51,6 +53,14 @@ class Model:
     def tokenize(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:
         """Text to ids; `special` reads control tokens out of the text, `add_special` adds BOS/EOS as the file says."""
         raw = text.encode("utf-8", "surrogatepass")
+        if len(raw) <= SLICE or not self._cuttable or (add_special and lib().llama_vocab_get_add_eos(self.vocab)):
+            return self._tokens(raw, special, add_special)
+        found: list[int] = []
+        for number, part in enumerate(self._seams.parts(raw, special)):
+            found += self._tokens(part, special, add_special and not number)
+        return found
+
+    def _tokens(self, raw: bytes, special: bool, add_special: bool) -> list[int]:
         room = len(raw) + 8
         ids = (ctypes.c_int32 * room)()
         count = lib().llama_tokenize(self.vocab, raw, len(raw), ids, room, add_special, special)
@@ -59,6 +69,27 @@ class Model:
             count = lib().llama_tokenize(self.vocab, raw, len(raw), ids, -count, add_special, special)
         assert count >= 0, (count, len(raw))
         return ids[:count]
+
+    def least(self, text: str) -> int:
+        """So many tokens `text` has at least, found without making them; 0 where the vocabulary may leave some out."""
+        if not self._cuttable:
+            return 0
+        raw = text.encode("utf-8", "surrogatepass")
+        size = sum(map(len, raw.split())) if self._seams.strips else len(raw)
+        return -(-size // self._longest)
+
+    @functools.cached_property
+    def _cuttable(self) -> bool:
+        return lib().llama_vocab_type(self.vocab) in (SENTENCEPIECE, BPE)
+
+    @functools.cached_property
+    def _seams(self) -> Seams:
+        return Seams(self.vocab, self.n_vocab)
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(len(self.piece(token, special=True)) for token in range(self.n_vocab))
 
     def control(self, token: int) -> bool:
         """Whether a token is read out of text only where `special` is set."""

@@ -32,7 +32,7 @@ async def embedded(service: Service, found: Mapping[str, Any]) -> dict[str, Any]
     asked = Asked(found, service.settings)
     embedder = await service.vectors.embedder()
     cut = asked.length(embedder)
-    ids = await service.bridge.prepare(encoded, asked.texts, embedder)
+    ids = await service.bridge.prepare(encoded, asked.texts, embedder, kind="texts")
     return asked.answer(ids, await service.vectors.embed(ids), cut)
 
 

@@ -37,7 +37,7 @@ class Chat(Form):
         fields = self.fields
         if set(fields.words("modalities", 8)) - {"text"}:
             raise Problem("modalities: this server writes text", param="modalities")
-        self.prompt = prompt(self._wanted(), runner, settings.system)
+        self.prompt = prompt(self._wanted(), runner, settings)
         options = fields.table("stream_options")
         self.counted = bool(options and options.flag("include_usage"))
         self.logprobs = fields.flag("logprobs")

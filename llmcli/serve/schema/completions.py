@@ -76,7 +76,8 @@ class Completions(Form):
     def _tokens(self, where: str, value: Any) -> tuple[int, ...]:
         model = self.runner.model
         if isinstance(value, str):
-            return self.runner.encode_prompt(value) or ((model.bos,) if model.bos is not None else ())
+            found = common.encoded(self.runner, self.settings, value)
+            return found or ((model.bos,) if model.bos is not None else ())
         if not _ids(value):
             raise Problem(f"{where} must be text or ids of tokens", param="prompt")
         if wrong := [one for one in value if not 0 <= one < model.n_vocab]:

@@ -15,9 +15,11 @@ from llmcli.runtime.thinking import Tags
 from llmcli.serve.calls import family
 from llmcli.serve.calls.base import Family
 from llmcli.serve.problems import Problem
+from llmcli.serve.schema import settings as common
 from llmcli.serve.schema.fields import Fields
 from llmcli.serve.schema.listener import Listener
 from llmcli.serve.schema.tools import NO_TOOLS, Tools, spelled
+from llmcli.serve.settings import Settings
 from llmcli.types import Message
 
 OBJECT = {"type": "object"}
@@ -66,9 +68,9 @@ class Prompt:
         return thinking
 
 
-def prompt(wanted: Wanted, runner: Runner, system: str | None) -> Prompt:
+def prompt(wanted: Wanted, runner: Runner, settings: Settings) -> Prompt:
     """Through the model's template; raises Problem where it has none, UserError where it refuses."""
-    template, offered = runner.template, wanted.tools
+    template, offered, system = runner.template, wanted.tools, settings.system
     if template is None:
         raise Problem("this is a base model without a chat template; /v1/completions continues a text")
     said = list(wanted.messages)
@@ -83,7 +85,7 @@ def prompt(wanted: Wanted, runner: Runner, system: str | None) -> Prompt:
         said = spelled(said, offered)
     said = folded(said, template)
     text = _text(said, wanted, template, variables)
-    tokens = runner.encode_prompt(text)
+    tokens = common.encoded(runner, settings, text)
     kin = family(template.source) if offered.tools and known else family("") if offered.tools else None
     opened = None if wanted.continued else runner.opened(tokens)
     return Prompt(tokens, _constraint(wanted, kin), opened, kin, offered.names)

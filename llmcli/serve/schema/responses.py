@@ -42,7 +42,7 @@ class Responses(Form):
         text = fields.table("text") or Fields({})
         self.offered = tools(fields, nested=False)
         wanted = Wanted(conversation(fields), self.offered, answer_format(text, "format"), variables=self._thinking())
-        self.prompt = prompt(wanted, runner, settings.system)
+        self.prompt = prompt(wanted, runner, settings)
         self.constraint = self.prompt.constraint
         asked = common.common(fields, settings, LIMITS)
         if asked["search"].beams > 1:
