@@ -239,7 +239,8 @@ class Engine:
 
     def _fork(self, first: Sequence) -> list[Sequence]:
         """The samples that begin where this prompt ends, in cells shared with it; those left over wait for a slot."""
-        same = [one for one in self.scheduler.waiting if one.after is first and one.request is first.request]
+        waiting = [one for one in self.scheduler.waiting if not one.preempted]  # else it is further on than its prompt
+        same = [one for one in waiting if one.after is first and one.request is first.request]
         return [one for one in same if one.strategy.slots == 1 and self.scheduler.place_fork(first, one)]
 
     def _accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> list[Event]:

@@ -162,7 +162,7 @@ class Scheduler:
     def _place(self, sequence: Sequence) -> bool:
         """Give a waiting sequence its slots, where there are as many, and cells enough."""
         ledger, slots, request = self.ledger, sequence.strategy.slots, sequence.request
-        if ledger.idle < slots:
+        if ledger.idle < slots or self._disturbs(sequence):
             return False
         if not sequence.away:
             self.parking.fetch(sequence.tokens, self.scope(sequence))
@@ -187,6 +187,12 @@ class Scheduler:
         sequence.spare = [ledger.claim() for _ in range(slots - 1)]
         self._run(sequence)
         return True
+
+    def _disturbs(self, sequence: Sequence) -> bool:
+        """Whether it must not run beside the others: branches that a search gives up leave holes, and where nothing is
+        forgotten while anything runs none may be filled."""
+        searches = sequence.strategy.slots > 1 or any(one.strategy.slots > 1 for one in self.running.values())
+        return bool(self.running) and not self.ledger.keeps and searches
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether its tokens fit beside what is in use, and what that is about to become."""

@@ -1,6 +1,7 @@
 """A pool that is too small for all who want it: everybody gets what they would get alone."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -79,6 +80,29 @@ def test_where_nothing_is_forgotten_while_others_go_on_everybody_ends_too(whole)
     made = storm(machine, asked, rng, check=lambda: _agree(machine, context))
     assert made.preempted
     assert [said(made.answers[number]) for number in range(20)] == [alone(request) for request in asked]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_samples_of_one_prompt_say_each_what_its_seed_says_alone(seed, keeps):
+    """Some give way before the first of them has read the prompt, begin on their own, and give way again."""
+    rng = random.Random(seed)
+    machine, context = engine(Schedule(chunk=8), keeps)
+    left, ids, expected, answers = requests(24, rng, beams=False), [], [], {}
+    while left or machine.busy:
+        for request in [left.pop() for _ in range(min(len(left), rng.randrange(3)))]:
+            count = rng.randint(1, 4)
+            ids += machine.sample(request, count)
+            seeds = range(request.sampling["seed"], request.sampling["seed"] + count)
+            expected += [alone(replace(request, sampling=WILD.with_values({"seed": one}))) for one in seeds]
+        for event in machine.step():
+            if event.finish:
+                answers[event.sequence] = said(machine.answer(event.sequence))
+        machine.check()
+        _agree(machine, context)
+    assert machine.load.preemptions
+    assert [answers[one] for one in ids] == expected
+    assert machine.scheduler.swap.nbytes == 0
 
 
 def _agree(machine: Engine, context: FakeContext) -> None:

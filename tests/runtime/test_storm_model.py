@@ -98,3 +98,17 @@ def test_samples_that_share_their_prompt_are_what_each_is_alone(weights: Path) -
             runner.engine.step()
             runner.engine.check()
         assert [said(runner.engine.answer(one)) for one in ids] == expected
+
+
+def test_a_search_of_beams_leaves_no_holes_for_others(weights: Path) -> None:
+    options, rng = reproducible.settled(RunOptions(ctx_size=1024, threads=1)), random.Random(1)
+    with open_runner(weights, options, slots=2) as runner:
+        asked = requests(12, rng, runner.model.n_vocab)
+        asked = [
+            replace(one, strategy="beam", search=Search(beams=2)) if number % 4 == 1 else one
+            for number, one in enumerate(asked)
+        ]
+        expected = [alone(runner, request) for request in asked]
+    with open_runner(weights, options, slots=8) as runner:
+        made = storm(runner.engine, asked, rng)
+        assert [said(made.answers[number]) for number in range(12)] == expected
