@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Kills what measures a model (calibrate, --target-bpw with --sensitivity, --verify) at random moments, again and again
-until it finishes, and compares with an unbroken run.
+"""Kills what measures a model (calibrate, --target-bpw with --sensitivity, gptq --sequential, --verify) at random
+moments, again and again until it finishes, and compares with an unbroken run.
 
 usage: PYTHONPATH=$PWD .venv/bin/python scripts/kill_measuring.py MODEL.gguf --text FILE [--rounds 10] [--threads N]
-       [--bpw 5] [--seed 0] [--work FOLDER] [--only calibrate,sensitivity,verify]
+       [--bpw 5] [--seed 0] [--work FOLDER] [--only calibrate,sensitivity,sequential,verify]
 
 MODEL is of floats. A round starts the command, kills it with SIGKILL after a random time up to what an unbroken run
 takes, and gives it again until one ends by itself; what it left must be the unbroken run's: calibrate's importance
@@ -25,10 +25,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-# What differs from run to run.
+# What differs from run to run: times, places, and what is told of those tensors only that a run made itself.
 TIMES = {
     "elapsed_ms", "seconds", "speed", "date", "resumed", "resumed_bytes", "resumed_tensors", "resumed_chunks", "path",
-    "files",
+    "files", "relative_rmse", "rows_left", "damped",
 }  # fmt: skip
 
 
@@ -42,17 +42,21 @@ def main() -> None:
     parser.add_argument("--bpw", default="5", help="bits a weight of what --sensitivity goes with")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, help="where the files go; a folder of the system's unless told")
-    parser.add_argument("--only", default="calibrate,sensitivity,verify")
+    parser.add_argument("--only", default="calibrate,sensitivity,sequential,verify")
     asked = parser.parse_args()
     model, text, threads = str(asked.model.absolute()), str(asked.text.absolute()), ["--threads", str(asked.threads)]
     quantize = ["quantize", model, "-o", "out.gguf", *threads]
+    gptq = ["-t", "Q4_K_M", "--method", "gptq", "--sequential", "--calibration", text]
     commands = {
         "calibrate": ["calibrate", model, "-o", "sums.gguf", "--moments", "moments.gguf", "--text", text, *threads],
         "sensitivity": [*quantize, "--target-bpw", asked.bpw, "--sensitivity", "--text", text],
+        "sequential": [*quantize, *gptq, "--imatrix", "../../sums.gguf"],
         "verify": [*quantize, "-t", "Q4_K_M", "--verify", "--verify-text", text],
     }
     chance, wrong = random.Random(asked.seed), 0
     with tempfile.TemporaryDirectory(dir=asked.work) as place:
+        made = Path(place, "made")  # one importance matrix for all rounds: files tell its place
+        until_finished(["calibrate", model, "-o", "../sums.gguf", "--text", text, *threads], made, None, chance)
         for name in asked.only.split(","):
             began = time.monotonic()
             expected = until_finished(commands[name], Path(place, name, "whole"), None, chance)[1]

@@ -58,11 +58,13 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it: `resumed` chunks (over all passes) had been read by an earlier run."""
+    """What came of it: `resumed` chunks (over all passes) had been read by an earlier run, `held` bytes at most were
+    taken by second moments."""
 
     sums: Sums
     passes: int
     resumed: int
+    held: int = 0
 
 
 def run(wish: Wish, config: "Config", ui: "UI", bar: "Bar | None" = None) -> Outcome:
@@ -154,7 +156,7 @@ class _Work:
             if file:
                 file.finish()
         self.interim.discard()
-        return Outcome(progress.sums, len(groups), resumed)
+        return Outcome(progress.sums, len(groups), resumed, self._held(groups))
 
     def _head(self) -> dict[str, Any]:
         """All that the sums depend on."""
@@ -218,9 +220,12 @@ class _Work:
             progress.seconds, progress.chunks, self.sink.listeners = None, 0, []
             self.interim.save(progress)
 
+    def _held(self, groups: list[tuple[int, ...]]) -> int:
+        return max((gather.needs(self.survey, group) for group in groups), default=0)
+
     def _forecast(self, groups: list[tuple[int, ...]], file: MomentFile, ui: "UI") -> None:
         """Say what it will take before it begins. A pass is not saved where the disk is too small for that."""
-        most = max((gather.needs(self.survey, group) for group in groups), default=0)
+        most = self._held(groups)
         peak = most + (host.resident_memory() or 0)
         weights = sum(len(one.names) for one in self.inputs)
         passes = "one pass" if len(groups) == 1 else f"{len(groups)} passes"

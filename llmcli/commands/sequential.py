@@ -67,7 +67,7 @@ class _Making:
         self.key = hashlib.sha256(f"{plan.source.fingerprint} {plan.settings}".encode()).hexdigest()[:16]
         self.threads = wish.threads or host.cores()
         self.work = road.Work(plan, self.threads)
-        self.others = 0
+        self.others = self.held = 0
 
     def run(self) -> None:
         """All groups in their turn."""
@@ -83,8 +83,10 @@ class _Making:
             self.ui.note(f"goes on where an earlier run was stopped: {len(left)} groups of tensors are left")
         passes = sum(bool(group.wanted) for group in left)
         self._forecast(text, names, passes)
+        took: list[float] = []  # seconds of the groups that the text was read for
         with self.ui.bar(f"quantize {self.prefix.plan.source.name}", passes * text.count, "chunks") as bar:
             for group in left:
+                began = time.monotonic()
                 bar.describe(f"read {text.count} chunks up to {group.name}")
                 seconds = self._gathered(group, subject, text, names, bar) if group.wanted else {}
                 bar.describe(f"quantize {group.name}")
@@ -93,6 +95,10 @@ class _Making:
                 self.others += sum(mine.method != theirs.method for mine, theirs in pairs)
                 self._file(group, "moments").unlink(missing_ok=True)
                 self._file(group, "sums").unlink(missing_ok=True)
+                if group.wanted:
+                    took.append(time.monotonic() - began)
+                    if len(took) == 2 < passes:
+                        self._left(took, passes)
         if self.others:
             self.ui.note(f"{self.others} tensors went through another method than was planned: no moments came of them")
 
@@ -118,7 +124,7 @@ class _Making:
             wish = calibrating.Wish(
                 model, source.fingerprint, text, names, self._file(group, "sums"), file, weights=group.wanted
             )
-            calibrating.run(wish, self.config, self.ui, bar)
+            self.held = max(self.held, calibrating.run(wish, self.config, self.ui, bar).held)
         if not file.exists():
             return {}
         shapes = [(step.weight.name, step.weight.shape) for step in group.plan.steps]
@@ -132,4 +138,15 @@ class _Making:
         self.ui.note(
             f"--sequential: {text.ids.size:,} tokens of {names[0]} are read {passes} times, each time one group of "
             f"tensors further; killed at any time, the same command goes on"
+        )
+
+    def _left(self, took: list[float], passes: int) -> None:
+        """Tell how long the rest will take, by the first two groups: each reads further than the one before it."""
+        first, second = took
+        left = passes - 2
+        seconds = left * second + max(0.0, second - first) * left * (left + 1) / 2
+        told = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+        self.ui.note(
+            f"the first two took {first + second:.0f} s, {size(self.held)} for second moments and "
+            f"{size(host.resident_memory() or 0)} of memory in all; about {told} are left"
         )

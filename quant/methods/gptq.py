@@ -7,7 +7,8 @@ from.
 2026-11-22, attention's values want the moments of what attention mixes (quant/gather.py has the numbers). Those of the
 rows that enter count every token alike, attention does not: the first token, which most heads look at, is one of 512 in
 them. Where a file has no better ones the values are left to search, and so are attn_qkv and attn_kv_b, whose rows are
-not all values. Q8_0 is left to search, too: its error is 1/16 of Q4's.
+not all values: an input would have to be gathered twice for one weight. What enters MLA's attn_v_b is mixed already.
+Q8_0 is left to search, too: its error is 1/16 of Q4's.
 
 2026-11-22, no layer waits for those before it. Moments gathered behind the layers that are quantized already, one pass
 over the text a layer, gave nothing that can be told from noise: Llama of hidden 512 and 4 layers, 40 chunks of
@@ -34,7 +35,7 @@ SWEEPS = 2  # of coordinate descent
 PANEL = 1024  # rows of a panel at most
 LANES = 64  # its width is a multiple of it
 FINE = ("Q8_0",)  # eight bits leave too little error to be worth the time
-VALUES = ("attn_v", "attn_qkv", "attn_kv_b")  # attention mixes what comes out of these: see above
+VALUES = (".attn_v.", ".attn_qkv.", ".attn_kv_b.")  # attention mixes what comes out of these: see above
 
 
 class Gptq(Method):

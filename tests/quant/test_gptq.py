@@ -1,6 +1,6 @@
 """Error feedback: less error in what a layer puts out, from moments of every kind, in exactly the stock formats."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -128,6 +128,9 @@ def test_values_want_the_moments_of_what_attention_mixes() -> None:
     for mixed in (True, False):
         known = Evidence("blk.0.attn_v.weight", 256, ROWS, 1, None, Known(correlated(256)[None], mixed))
         assert METHODS["gptq"].handles(FORMATS["Q4_K"], known) is mixed
+        for name, wanted in (("attn_qkv", mixed), ("attn_kv_b", mixed), ("attn_v_b", True)):  # MLA mixes first
+            known = replace(known, name=f"blk.0.{name}.weight")
+            assert METHODS["gptq"].handles(FORMATS["Q4_K"], known) is wanted, name
 
 
 def test_eight_bits_are_left_to_search(tmp_path: Path) -> None:
