@@ -28,7 +28,7 @@ from typing import Any
 # What differs from run to run: times, places, and what is told of those tensors only that a run made itself.
 TIMES = {
     "elapsed_ms", "seconds", "speed", "date", "resumed", "resumed_bytes", "resumed_tensors", "resumed_chunks", "path",
-    "files", "relative_rmse", "rows_left", "damped",
+    "files", "present", "relative_rmse", "rows_left", "damped",
 }  # fmt: skip
 
 
