@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from quant.errors import Damaged, Refusal
 
@@ -100,6 +100,23 @@ class _Grid(ctypes.Structure):
             "size", "groups", "low", "high", "least", "below", "above", "rounds", "starts", "looks")),
         ("most", ctypes.c_float), ("spread", ctypes.c_float), ("start", ctypes.c_void_p), ("around", ctypes.c_void_p),
     ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What search() found: levels around 0 [blocks, values], d and m [blocks], whole scales and minimums
+    [blocks, groups]. What the format has not is undefined."""
+
+    levels: "I16"
+    d: "F32"
+    m: "F32"
+    scales: "I16"
+    mins: "I16"
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where they begin in memory."""
+        return tuple(part.ctypes.data for part in (self.levels, self.d, self.m, self.scales, self.mins))
 
 
 class _Traits(ctypes.Structure):
@@ -258,21 +275,21 @@ def decodable(name: str) -> bool:
 
 
 @cache
-def searches() -> Callable[..., None] | None:
-    """Our own search in C, where the build of llama.cpp has it."""
-    function = getattr(library(), "llmcli_search", None)
+def _own(name: str, *arguments: Any) -> Callable[..., None] | None:
+    """A function of our own C, where the build of llama.cpp has it."""
+    function = getattr(library(), f"llmcli_{name}", None)
     if function is not None:
-        pointer, count = ctypes.c_void_p, ctypes.c_int64
-        function.argtypes = [pointer, pointer, pointer, count, count, *[pointer] * 5]
-        function.restype = None
+        function.argtypes, function.restype = arguments, None
     return cast("Callable[..., None] | None", function)
 
 
-def search(rows: "F32", weights: "F32", how: Searching) -> "tuple[I16, F32, F32, I16, I16]":
-    """Levels [blocks, values], d and m [blocks], whole scales and minimums [blocks, groups] for rows of floats.
+def searches() -> Callable[..., None] | None:
+    """Our own search in C, where the build of llama.cpp has it."""
+    return _own("search", *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 5)
 
-    `weights` [blocks of a row, values] are the same for every row. What the format has not is left undefined.
-    """
+
+def search(rows: "F32", weights: "F32", how: Searching) -> Found:
+    """Scales and levels for rows of floats; `weights` [blocks of a row, values] are the same for every row."""
     import numpy as np
 
     run, rows = searches(), np.ascontiguousarray(rows, np.float32)
@@ -287,22 +304,36 @@ def search(rows: "F32", weights: "F32", how: Searching) -> "tuple[I16, F32, F32,
         len(how.around), how.most or 0.0, how.spread, starts.ctypes.data, around.ctypes.data,
     )  # fmt: skip
     levels, scales, mins = (np.empty((count, width), np.int16) for width in (values, how.groups, how.groups))
-    d, m = np.empty(count, np.float32), np.empty(count, np.float32)
-    out = (part.ctypes.data for part in (levels, d, m, scales, mins))
+    found = Found(levels, np.empty(count, np.float32), np.empty(count, np.float32), scales, mins)
     inputs = rows.ctypes.data, weights.ctypes.data, count, weights.size // how.size
-    run(ctypes.addressof(grid), *inputs, *out)
-    return levels, d, m, scales, mins
+    run(ctypes.addressof(grid), *inputs, *found.places)
+    return found
 
 
-@cache
-def _encoder(name: str) -> Callable[[int, int, int], None] | None:
-    """Our own encoder for a type, where the build has it: (values, blocks, count)."""
-    if not name.endswith("_K"):
+def packed(found: Found, name: str) -> "U8 | None":
+    """The same as blocks [blocks, bytes] of a type; None where the build has not our C for it."""
+    import numpy as np
+
+    run = _own(f"pack_{_spelled(name)}", *_THREE)
+    if run is None:
         return None
-    function = getattr(library(), f"llmcli_encode_{name.lower().replace('_k', '_K')}", None)
-    if function is not None:
-        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
-    return cast("Callable[[int, int, int], None] | None", function)
+    out = np.empty((len(found.d), block(name).nbytes), np.uint8)
+    places = (ctypes.c_void_p * 5)(*found.places)
+    run(ctypes.addressof(places), out.ctypes.data, len(out))
+    return out
+
+
+_THREE = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64  # (values, blocks, how many)
+
+
+def _spelled(name: str) -> str:
+    """A type as ggml's functions have it in their names: Q4_K is q4_K."""
+    return name.lower().replace("_k", "_K")
+
+
+def _encoder(name: str) -> Callable[..., None] | None:
+    """Our own encoder for a type, where the build has it."""
+    return _own(f"encode_{_spelled(name)}", *_THREE)
 
 
 def _check_sums(largest: float, importance: Importance | None, name: str, label: str) -> None:
@@ -323,10 +354,12 @@ def _not_finite(label: str) -> Damaged:
     return Damaged(f"tensor {label} holds NaN or infinite values", hint="the source is damaged: fetch it again")
 
 
-def _to_float(name: str, label: str) -> Callable[[int, int, int], None]:
+def _to_float(name: str, label: str) -> Callable[..., None]:
     lib = library()
-    if name in ("F16", "BF16"):
-        return {"F16": lib.ggml_fp16_to_fp32_row, "BF16": lib.ggml_bf16_to_fp32_row}[name]
+    if name == "F16":
+        return _own("widen", *_THREE) or cast("Callable[..., None]", lib.ggml_fp16_to_fp32_row)
+    if name == "BF16":
+        return cast("Callable[..., None]", lib.ggml_bf16_to_fp32_row)
     pointer = lib.ggml_get_type_traits(TYPE_NUMBERS[name])[0].to_float
     if not pointer:
         raise Refusal(

@@ -12,6 +12,7 @@
 #define NOTHING 1e-36f  // lanes.py
 #define SINGULAR 1e-5f
 #define LARGE 3e38f
+#define UPPER ((I){0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1})  // the second of two blocks of eight groups
 
 typedef int16_t H __attribute__((vector_size(2 * LANES)));
 
@@ -24,8 +25,9 @@ struct grid {
     const int32_t * around;  // for each look how many neighbours, then these
 };
 
+// `bottom` is the minimum of values that all have level 0.
 struct tile {
-    F x[MOST], w[MOST], wx[MOST], weight, along;
+    F x[MOST], w[MOST], wx[MOST], weight, along, bottom;
 };
 
 struct sums {
@@ -33,33 +35,39 @@ struct sums {
 };
 
 static inline F inverted(F x) { return x / (x * x + NOTHING); }
+static inline F root(F x) {
 #if defined(__AVX512F__)
-static inline F gathered(const float * x, I at) { return (F)_mm512_i32gather_ps((__m512i)at, x, 4); }
+    return (F)_mm512_sqrt_ps((__m512)x);
 #else
-static inline F gathered(const float * x, I at) {
-    F out;
-    for (int lane = 0; lane < LANES; ++lane) out[lane] = x[at[lane]];
-    return out;
-}
+    for (int lane = 0; lane < LANES; ++lane) x[lane] = sqrtf(x[lane]);
+    return x;
 #endif
+}
 static inline F clip(F x, float low, float high) { return smaller(larger(x, all(low)), all(high)); }
 // Whole numbers within 2^22: a float that is large enough has no fraction. Not for a compiler told to reorder floats.
 static inline F whole(F x) { return (x + 12582912.f) - 12582912.f; }
 static inline F rounded(F x, float low, float high) { return whole(clip(x, low, high)); }
 
-// The sum over the groups of each block, in all of its lanes.
-static F over_block(F x, int groups) {
-    for (int first = 0; first < LANES; first += groups) {
-        float sum = 0;
-        for (int lane = first; lane < first + groups; ++lane) sum += x[lane];
-        for (int lane = first; lane < first + groups; ++lane) x[lane] = sum;
+// The sum over the groups of each block, in all of its lanes, added up in their order.
+static inline F over_block(F x, int groups) {
+    if (groups == 1) return x;
+    float sum = 0, next = 0;
+    for (int lane = 0; lane < LANES / 2; ++lane) sum += x[lane];
+    if (groups == LANES) {
+        for (int lane = LANES / 2; lane < LANES; ++lane) sum += x[lane];
+        return all(sum);
     }
-    return x;
+    for (int lane = LANES / 2; lane < LANES; ++lane) next += x[lane];
+    return either(UPPER, all(next), all(sum));
 }
 
-static F halves(F x) {
+static inline F halves(F x) {
+#if defined(__AVX512F__)
+    return (F)_mm512_cvtph_ps(_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
     for (int lane = 0; lane < LANES; ++lane) x[lane] = ggml_fp16_to_fp32(ggml_fp32_to_fp16(x[lane]));
     return x;
+#endif
 }
 
 static inline F level(const struct grid * g, F x, F inverse, F offset) {
@@ -84,16 +92,18 @@ static struct sums sums(const struct grid * g, const struct tile * t, F scale, F
     return g->size == 32 ? sums_of(g, t, scale, least, 32, 0) : sums_of(g, t, scale, least, 16, 0);
 }
 
-static F best(const struct grid * g, const struct tile * t, struct sums s, F * least) {
-    const F alone = s.along * inverted(s.square);
-    if (!g->least) return alone;
+static inline F best(const struct grid * g, const struct tile * t, struct sums s, F * least) {
+    if (!g->least) return s.along * inverted(s.square);
     const F both = t->weight * s.square, apart = both - s.plain * s.plain, inverse = inverted(apart);
-    const F scale = (t->weight * s.along - t->along * s.plain) * inverse;
-    const F own = (s.square * t->along - s.plain * s.along) * inverse;
-    const I usable = (apart > SINGULAR * both) & (own <= g->most);
-    const F level = either(s.square == 0, clip(t->along / t->weight, -LARGE, g->most), all(0));
-    *least = either(usable, own, level);
-    return either(usable, scale, alone);
+    F scale = (t->weight * s.along - t->along * s.plain) * inverse;
+    F own = (s.square * t->along - s.plain * s.along) * inverse;
+    const I alone = ~((apart > SINGULAR * both) & (own <= g->most));
+    if (any(alone)) {
+        scale = either(alone, s.along * inverted(s.square), scale);
+        own = either(alone, either(s.square == 0, t->bottom, all(0)), own);
+    }
+    *least = own;
+    return scale;
 }
 
 static F error(const struct grid * g, const struct tile * t, F scale, F least, struct sums s) {
@@ -225,31 +235,47 @@ static struct steps improved(const struct grid * g, const struct tile * t, struc
     return refitted(g, t, p, s);
 }
 
+// Sixteen rows of sixteen turned over: lane i of row j becomes lane j of row i.
+static inline void turn(F rows[LANES]) {
+    const I lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int step = LANES / 2; step; step /= 2) {
+        const I upper = (lane & step) != 0, first = lane + (upper & (LANES - step)), second = first + step;
+        for (int row = 0; row < LANES; ++row) {
+            if (row & step) continue;
+            const F a = rows[row], b = rows[row + step];
+            rows[row] = __builtin_shuffle(a, b, first);
+            rows[row + step] = __builtin_shuffle(a, b, second);
+        }
+    }
+}
+
+// The tile that begins with `group`: past the last group its lanes hold that one again.
 static void gather(const struct grid * g, struct tile * t, const float * x, const float * w, int64_t group,
                    int64_t groups, int64_t period) {
     const int size = g->size;
-    I here, beside;  // where the group of a lane begins: among the values from this group on, and among the weights
+    int64_t own[LANES], beside[LANES], column = group % period;  // of each lane, among the values and the weights
     for (int lane = 0; lane < LANES; ++lane) {
-        const int64_t own = group + lane < groups ? group + lane : groups - 1;
-        here[lane] = (int32_t)(own - group) * size;
-        beside[lane] = (int32_t)(own % period) * size;
+        if (lane && group + lane < groups) column = column + 1 == period ? 0 : column + 1;
+        own[lane] = (group + lane < groups ? group + lane : groups - 1) * size;
+        beside[lane] = column * size;
     }
-    x += group * size;
-    for (int i = 0; i < size; ++i) {
-        t->x[i] = gathered(x + i, here);
-        t->w[i] = gathered(w + i, beside);
+    for (int i = 0; i < size; i += LANES) {
+        for (int lane = 0; lane < LANES; ++lane) {
+            t->x[i + lane] = load(x + own[lane] + i);
+            t->w[i + lane] = load(w + beside[lane] + i);
+        }
+        turn(t->x + i);
+        turn(t->w + i);
     }
     if (g->spread > 0) {
         F mean = all(0);
         for (int i = 0; i < size; ++i) mean += t->x[i] * t->x[i];
         mean = over_block(mean, g->groups) / (float)(size * g->groups);
-        for (int lane = 0; lane < LANES; ++lane) mean[lane] = sqrtf(mean[lane]);
-        mean = inverted(mean);
+        mean = inverted(root(mean));
         for (int i = 0; i < size; ++i) {
             F ratio = t->x[i] * mean;
             ratio = ratio * ratio + g->spread;
-            for (int lane = 0; lane < LANES; ++lane) ratio[lane] = sqrtf(ratio[lane]);
-            t->w[i] *= ratio;
+            t->w[i] *= root(ratio);
         }
     }
     t->weight = t->along = all(0);
@@ -258,6 +284,7 @@ static void gather(const struct grid * g, struct tile * t, const float * x, cons
         t->weight += t->w[i];
         t->along += t->wx[i];
     }
+    t->bottom = clip(t->along / t->weight, -LARGE, g->most);
 }
 
 // Values x [blocks, groups of a block, size] with weights w, whose rows begin anew after `period` groups. Written: levels
@@ -283,14 +310,17 @@ EXPORT void llmcli_search(const struct grid * g, const float * x, const float * 
         }
         const F inverse = inverted(p.d * p.scales), offset = p.m * p.mins * inverse;
         const int here = groups - group < LANES ? groups - group : LANES;
-        int16_t codes[MOST][LANES];
-        for (int i = 0; i < g->size; ++i) {
-            const H l = __builtin_convertvector(level(g, t.x[i], inverse, offset), H);
-            memcpy(codes[i], &l, sizeof(l));
+        for (int i = 0; i < g->size; i += LANES) {
+            F turned[LANES];
+            for (int j = 0; j < LANES; ++j) turned[j] = level(g, t.x[i + j], inverse, offset);
+            turn(turned);
+            for (int lane = 0; lane < here; ++lane) {
+                const H codes = __builtin_convertvector(turned[lane], H);
+                memcpy(levels + (group + lane) * g->size + i, &codes, sizeof(codes));
+            }
         }
         for (int lane = 0; lane < here; ++lane) {
             const int64_t own = group + lane;
-            for (int i = 0; i < g->size; ++i) levels[own * g->size + i] = codes[i][lane];
             d[own / g->groups] = p.d[lane];
             if (g->least) m[own / g->groups] = g->groups == 1 ? -p.m[lane] : p.m[lane];
             if (g->groups > 1) scales[own] = (int16_t)p.scales[lane];

@@ -51,19 +51,20 @@ class Search(Method):
         def solve(rows: "F32", first: int) -> "U8":
             importance = weigh(first, first + len(rows))
             native.check_rows(rows, format.name, label=evidence.name, importance=importance)
-            made = format.pack(search(rows, importance, format, grid)).reshape(len(rows), -1)
+            made = search(rows, importance, format, grid).reshape(len(rows), -1)
             native.check_made(made, format.name, label=evidence.name)
             return made
 
         return solve
 
 
-def _in_arrays(rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid) -> Fields:
+def _in_arrays(rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid) -> "U8":
     """On a GPU, or in numpy with less effort."""
-    return searched(rows, importance, format, grid, operations(device()), grid.long if device() else grid.brief)
+    effort = grid.long if device() else grid.brief
+    return format.pack(searched(rows, importance, format, grid, operations(device()), effort))
 
 
-def _in_c(rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid) -> Fields:
+def _in_c(rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid) -> "U8":
     """In C, with the importance of each matrix in its turn."""
     import numpy as np
 
@@ -74,18 +75,27 @@ def _in_c(rows: "F32", importance: native.Importance | None, format: Linear, gri
     )  # fmt: skip
     even = np.ones(rows.shape[1], np.float32)
     spans = importance.spans(0, len(rows)) if importance else ((0, len(rows), even),)
-    found = [native.search(rows[first:last], grid.even(vector), asked) for first, last, vector in spans]
-    levels, d, m, scales, mins = (
-        parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in zip(*found, strict=True)
-    )
+    made = [
+        _packed(native.search(rows[first:last], grid.even(vector), asked), format, grid)
+        for first, last, vector in spans
+    ]
+    return made[0] if len(made) == 1 else np.concatenate(made)
+
+
+def _packed(found: native.Found, format: Linear, grid: Grid) -> "U8":
+    """What was found as blocks, by our C too where the build has it."""
+    import numpy as np
+
+    if (made := native.packed(found, format.name)) is not None:
+        return made
     with np.errstate(over="ignore", invalid="ignore"):  # what gets infinite is refused by check_made
-        d, m = d.astype(np.float16), m.astype(np.float16)
-    if format.zero:
-        levels += format.zero
+        d, m = found.d.astype(np.float16), found.m.astype(np.float16)
     whole = grid.whole is not None
-    return Fields(
-        levels, d, m if grid.most is not None else None, scales if whole else None,
-        mins if whole and grid.most is not None else None,
+    return format.pack(
+        Fields(
+            found.levels + np.int16(format.zero), d, m if grid.most is not None else None,
+            found.scales if whole else None, found.mins if whole and grid.most is not None else None,
+        )
     )  # fmt: skip
 
 

@@ -31,6 +31,16 @@ def test_decoding_gives_what_the_gguf_package_reads(name: str) -> None:
     assert np.array_equal(ours, theirs)
 
 
+def test_every_half_is_widened_to_its_own_number() -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    for row in (halves, halves[5:-2]):
+        wide = native.decode(row.view(np.uint8), "F16", row.size, label="all")[0]
+        known = row.view(np.float16).astype(np.float32)
+        number = ~np.isnan(known)
+        assert np.isnan(wide[~number]).all()
+        assert (wide[number].view(np.uint32) == known[number].view(np.uint32)).all()
+
+
 @pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
 def test_encoding_gives_what_the_gguf_package_writes(name: str) -> None:
     ours = native.encode(rows(), name, label="t")

@@ -41,9 +41,31 @@ def test_c_finds_what_numpy_finds_and_more_with_more_effort(type: str, spread: f
         pytest.skip("this build of llama.cpp has no search of ours: it is for x86-64 and GCC")
     grid = replace(GRIDS[type], spread=spread)
     slow = lost(by_arrays(rows, importance, type, grid, operations()), type, rows, importance)
-    same = search._in_c(rows, importance, FORMATS[type], replace(grid, long=grid.brief))
+    same, more = (
+        FORMATS[type].unpack(search._in_c(rows, importance, FORMATS[type], each))
+        for each in (replace(grid, long=grid.brief), grid)
+    )
     assert lost(same, type, rows, importance) == pytest.approx(slow, rel=3e-3)
-    assert lost(search._in_c(rows, importance, FORMATS[type], grid), type, rows, importance) < 1.003 * slow
+    assert lost(more, type, rows, importance) < 1.003 * slow
+
+
+@pytest.mark.parametrize("type", GRIDS)
+def test_c_puts_into_blocks_what_the_format_puts_there(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, grid, format = np.random.default_rng(3), GRIDS[type], FORMATS[type]
+    low, high = grid.whole or (0, 0)
+    levels = rng.integers(format.low - format.zero, format.high - format.zero + 1, (9, grid.values))
+    d, m = rng.normal(0, 0.1, (2, 9)).astype(np.float16).astype(np.float32)
+    scales, mins = rng.integers(low, high + 1, (2, 9, grid.groups))
+    found = native.Found(levels.astype(np.int16), d, m, scales.astype(np.int16), mins.astype(np.int16))
+    made = search._packed(found, format, grid)
+    fields = format.unpack(made)
+    assert (fields.codes - format.zero == levels).all()
+    assert (fields.d == d).all()
+    assert grid.most is None or (fields.m == m).all()
+    assert grid.whole is None or (fields.scales == scales).all()
+    assert grid.whole is None or grid.most is None or (fields.mins == mins).all()
+    monkeypatch.setattr(native, "packed", lambda found, name: None)
+    assert search._packed(found, format, grid).tobytes() == made.tobytes()
 
 
 @pytest.mark.parametrize("type", ["Q2_K", "Q3_K", "Q4_K", "Q5_1", "Q8_0"])

@@ -1,0 +1,165 @@
+// Rows on their way in and out: halves widened to floats, and what a search found put into blocks. What stands where in
+// a block is told in quant/formats/legacy.py and kquants.py, whose pack() is the truth; quant/native.py calls this.
+#include "ggml.h"
+
+#include "lanes.h"
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+// What was found: levels [blocks, values] around 0, d and m [blocks], whole scales and minimums [blocks, groups].
+struct found {
+    const int16_t * levels;
+    const float *d, *m;
+    const int16_t *scales, *mins;
+};
+
+static inline void half(uint8_t * out, float x) {
+    const ggml_fp16_t stored = ggml_fp32_to_fp16(x);
+    memcpy(out, &stored, sizeof(stored));
+}
+
+// Of values l, l + step, … of each `2 * step` the lower four bits, two to a byte.
+static inline void nibbles(const uint8_t * codes, uint8_t * out, int count, int step) {
+    for (int first = 0; first < count; first += 2 * step, out += step) {
+        for (int l = 0; l < step; ++l) out[l] = (codes[first + l] & 15) | codes[first + step + l] << 4;
+    }
+}
+
+// Two bits of each code, from bit `shift` on: byte l of each 32 holds those of values l, l + 32, l + 64 and l + 96.
+static inline void twos(const uint8_t * codes, uint8_t * out, int shift) {
+    for (int first = 0; first < 256; first += 128, out += 32) {
+        for (int l = 0; l < 32; ++l) {
+            const uint8_t * c = codes + first + l;
+            out[l] = (c[0] >> shift & 3) | (c[32] >> shift & 3) << 2 | (c[64] >> shift & 3) << 4 | (c[96] >> shift) << 6;
+        }
+    }
+}
+
+// One bit of each code: bit j of byte l is that of value 32 j + l.
+static inline void ones(const uint8_t * codes, uint8_t * out, int shift) {
+    for (int l = 0; l < 32; ++l) {
+        uint8_t bits = 0;
+        for (int j = 0; j < 8; ++j) bits |= (codes[32 * j + l] >> shift & 1) << j;
+        out[l] = bits;
+    }
+}
+
+static inline void from_zero(const int16_t * levels, uint8_t * codes, int count, int zero) {
+    for (int i = 0; i < count; ++i) codes[i] = (uint8_t)(levels[i] + zero);
+}
+
+// Q4_0, Q4_1, Q5_0, Q5_1
+__attribute__((always_inline)) static inline void pack_nibbles(const struct found * f, uint8_t * out, int64_t blocks,
+                                                               const int least, const int fifth) {
+    for (int64_t b = 0; b < blocks; ++b) {
+        uint8_t codes[32];
+        from_zero(f->levels + 32 * b, codes, 32, least ? 0 : fifth ? 16 : 8);
+        half(out, f->d[b]);
+        out += 2;
+        if (least) {
+            half(out, f->m[b]);
+            out += 2;
+        }
+        if (fifth) {
+            uint32_t bits = 0;
+            for (int i = 0; i < 32; ++i) bits |= (uint32_t)(codes[i] >> 4) << i;
+            memcpy(out, &bits, sizeof(bits));
+            out += 4;
+        }
+        nibbles(codes, out, 32, 16);
+        out += 16;
+    }
+}
+
+EXPORT void llmcli_pack_q4_0(const struct found * f, uint8_t * out, int64_t blocks) {
+    pack_nibbles(f, out, blocks, 0, 0);
+}
+EXPORT void llmcli_pack_q4_1(const struct found * f, uint8_t * out, int64_t blocks) {
+    pack_nibbles(f, out, blocks, 1, 0);
+}
+EXPORT void llmcli_pack_q5_0(const struct found * f, uint8_t * out, int64_t blocks) {
+    pack_nibbles(f, out, blocks, 0, 1);
+}
+EXPORT void llmcli_pack_q5_1(const struct found * f, uint8_t * out, int64_t blocks) {
+    pack_nibbles(f, out, blocks, 1, 1);
+}
+
+EXPORT void llmcli_pack_q8_0(const struct found * f, uint8_t * out, int64_t blocks) {
+    for (int64_t b = 0; b < blocks; ++b, out += 34) {
+        half(out, f->d[b]);
+        from_zero(f->levels + 32 * b, out + 2, 32, 0);
+    }
+}
+
+EXPORT void llmcli_pack_q2_K(const struct found * f, uint8_t * out, int64_t blocks) {
+    for (int64_t b = 0; b < blocks; ++b, out += 84) {
+        uint8_t codes[256];
+        from_zero(f->levels + 256 * b, codes, 256, 0);
+        for (int j = 0; j < 16; ++j) out[j] = (uint8_t)(f->scales[16 * b + j] | f->mins[16 * b + j] << 4);
+        twos(codes, out + 16, 0);
+        half(out + 80, f->d[b]);
+        half(out + 82, f->m[b]);
+    }
+}
+
+EXPORT void llmcli_pack_q3_K(const struct found * f, uint8_t * out, int64_t blocks) {
+    for (int64_t b = 0; b < blocks; ++b, out += 110) {
+        uint8_t codes[256], scales[16];
+        from_zero(f->levels + 256 * b, codes, 256, 4);
+        from_zero(f->scales + 16 * b, scales, 16, 32);
+        ones(codes, out, 2);
+        twos(codes, out + 32, 0);
+        nibbles(scales, out + 96, 16, 8);
+        for (int j = 0; j < 4; ++j) {
+            out[104 + j] = scales[j] >> 4 | scales[4 + j] >> 4 << 2 | scales[8 + j] >> 4 << 4 | scales[12 + j] >> 4 << 6;
+        }
+        half(out + 108, f->d[b]);
+    }
+}
+
+__attribute__((always_inline)) static inline void pack_sixes(const struct found * f, uint8_t * out, int64_t blocks,
+                                                             const int fifth) {
+    for (int64_t b = 0; b < blocks; ++b, out += fifth ? 176 : 144) {
+        uint8_t codes[256];
+        from_zero(f->levels + 256 * b, codes, 256, 0);
+        half(out, f->d[b]);
+        half(out + 2, f->m[b]);
+        const int16_t *scales = f->scales + 8 * b, *mins = f->mins + 8 * b;
+        for (int j = 0; j < 4; ++j) {
+            out[4 + j] = (uint8_t)(scales[j] | scales[4 + j] >> 4 << 6);
+            out[8 + j] = (uint8_t)(mins[j] | mins[4 + j] >> 4 << 6);
+            out[12 + j] = (uint8_t)((scales[4 + j] & 15) | (mins[4 + j] & 15) << 4);
+        }
+        if (fifth) ones(codes, out + 16, 4);
+        nibbles(codes, out + (fifth ? 48 : 16), 256, 32);
+    }
+}
+
+EXPORT void llmcli_pack_q4_K(const struct found * f, uint8_t * out, int64_t blocks) { pack_sixes(f, out, blocks, 0); }
+EXPORT void llmcli_pack_q5_K(const struct found * f, uint8_t * out, int64_t blocks) { pack_sixes(f, out, blocks, 1); }
+
+EXPORT void llmcli_pack_q6_K(const struct found * f, uint8_t * out, int64_t blocks) {
+    for (int64_t b = 0; b < blocks; ++b, out += 210) {
+        uint8_t codes[256];
+        from_zero(f->levels + 256 * b, codes, 256, 32);
+        nibbles(codes, out, 256, 64);
+        twos(codes, out + 128, 4);
+        from_zero(f->scales + 16 * b, out + 192, 16, 0);
+        half(out + 208, f->d[b]);
+    }
+}
+
+EXPORT void llmcli_widen(const ggml_fp16_t * x, float * out, int64_t count) {
+    int64_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= count; i += 16) {
+        _mm512_storeu_ps(out + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(x + i))));
+    }
+#elif defined(__F16C__)
+    for (; i + 8 <= count; i += 8) {
+        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
+    }
+#endif
+    for (; i < count; ++i) out[i] = ggml_fp16_to_fp32(x[i]);
+}
