@@ -194,7 +194,7 @@ class FakeContext:
 class FakeModel:
     """Bytes as tokens; 256 begins, 257 ends. "\\x00EOS" in a text is read as the end token where special."""
 
-    n_vocab, n_params, n_swa, recurrent = N_VOCAB, 42, 0, False
+    n_vocab, n_params, n_embd, n_swa, recurrent = N_VOCAB, 42, 64, 0, False
     add_bos, bos, eos, vocab = True, BOS, EOS, None
     description = "fake 42 F32"
 

@@ -12,7 +12,7 @@ from llmcli.serve.schema import settings as common
 from llmcli.serve.schema.base import Document, Form, reason, timings, usage
 from llmcli.serve.schema.listener import Heard
 from llmcli.serve.schema.messages import messages
-from llmcli.serve.schema.prompt import Wanted, answer_format, grammar, prompt, variables
+from llmcli.serve.schema.prompt import Prompt, Wanted, answer_format, grammar, prompt, variables
 from llmcli.serve.schema.tools import tools
 from llmcli.serve.settings import Settings
 from llmcli.types import Event
@@ -37,7 +37,7 @@ class Chat(Form):
         fields = self.fields
         if set(fields.words("modalities", 8)) - {"text"}:
             raise Problem("modalities: this server writes text", param="modalities")
-        self.prompt = prompt(self._wanted(), runner, settings)
+        self.prompt = self._prompt(self._wanted(), runner, settings)
         options = fields.table("stream_options")
         self.counted = bool(options and options.flag("include_usage"))
         self.logprobs = fields.flag("logprobs")
@@ -57,6 +57,9 @@ class Chat(Form):
         self.check()
         self._heard = [self.prompt.listener() for _ in range(self.samples)]
         self._calls = [0] * self.samples
+
+    def _prompt(self, wanted: Wanted, runner: Runner, settings: Settings) -> Prompt:
+        return prompt(wanted, runner, settings)
 
     def _wanted(self) -> Wanted:
         fields = self.fields

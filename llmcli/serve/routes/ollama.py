@@ -1,0 +1,108 @@
+"""What ollama's clients ask beside answers: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`, `/api/embed`.
+
+The answers themselves are schema/ollama.py's. Pulling, creating and removing are this program's own commands.
+"""
+
+import hashlib
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmcli.serve.problems import Problem, unknown_model
+from llmcli.serve.routes.base import Route, Service
+from llmcli.serve.routes.embeddings import embedded
+from llmcli.serve.schema.fields import Fields
+from llmcli.serve.schema.ollama import known
+from llmcli.serve.stream import body, json_response, unless_gone
+
+# The version of ollama whose API this is: some clients (VS Code's) ask none that says less.
+SPEAKS = "0.12.6"
+TEXTS = "input", "prompt"
+
+
+def _details(service: Service) -> dict[str, Any]:
+    header, count = service.bridge.runner.header, service.bridge.runner.model.n_params
+    size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
+    return {"parent_model": "", "format": "gguf", "family": header.architecture, "families": [header.architecture],
+            "parameter_size": size, "quantization_level": header.file_type}  # fmt: skip
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    size = sum(tensor.nbytes for tensor in service.bridge.runner.header.tensors)
+    changed = datetime.fromtimestamp(service.settings.created, UTC).isoformat()
+    # Of the name and the size: theirs is of a manifest, which a file has not.
+    digest = hashlib.sha256(f"{name} {size}".encode()).hexdigest()
+    return {"name": name, "model": name, "modified_at": changed, "size": size, "digest": digest,
+            "details": _details(service)}  # fmt: skip
+
+
+async def tags(service: Service, request: Request) -> Response:
+    """Every name of the model."""
+    return json_response({"models": [_model(service, name) for name in service.settings.names]})
+
+
+async def running(service: Service, request: Request) -> Response:
+    """The same: it is loaded as long as it is served."""
+    size = service.settings.most_context or service.bridge.runner.n_ctx
+    found = [
+        {**_model(service, name), "expires_at": "9999-12-31T00:00:00Z", "size_vram": 0, "context_length": size}
+        for name in service.settings.names
+    ]
+    return json_response({"models": found})
+
+
+async def version(service: Service, request: Request) -> Response:
+    """Of the API."""
+    return json_response({"version": SPEAKS})
+
+
+async def show(service: Service, request: Request) -> Response:
+    """One model: what it can, how it is made, its template."""
+    fields = Fields(await body(request, service.settings.max_body))
+    asked = fields.text("model") or fields.needed("name")
+    name, runner, settings = known(asked, service.settings), service.bridge.runner, service.settings
+    if name not in settings.names:
+        raise unknown_model(asked, settings.names)
+    can = ["completion"] if runner.generates else ["embedding"]
+    if runner.generates and runner.template is not None:
+        can += ["tools", *(["thinking"] if runner.template.switches else [])]
+    architecture = runner.header.architecture
+    info = {
+        "general.architecture": architecture, "general.parameter_count": runner.model.n_params,
+        f"{architecture}.context_length": runner.header.context_length or runner.n_ctx,
+        f"{architecture}.embedding_length": runner.model.n_embd,
+    }  # fmt: skip
+    return json_response({
+        "modelfile": f"FROM {name}", "parameters": f"num_ctx {settings.most_context or runner.n_ctx}", "license": "",
+        "template": runner.template.source if runner.template else "{{ .Prompt }}", "details": _details(service),
+        "model_info": info, "capabilities": can, "modified_at": _model(service, name)["modified_at"],
+    })  # fmt: skip
+
+
+async def embed(service: Service, request: Request) -> Response:
+    """Vectors of one text or several; the older path takes one, as `prompt`, and answers with one."""
+    began, fields = time.perf_counter_ns(), Fields(await body(request, service.settings.max_body))
+    old = request.url.path.endswith("/embeddings")
+    given = fields.values.get(TEXTS[old])
+    if given is None:
+        raise Problem(f"{TEXTS[old]} is missing", param=TEXTS[old])
+    asked = {"input": given, "model": known(fields.text("model"), service.settings)}
+    asked |= {} if old else {"dimensions": fields.values.get("dimensions")}
+    found = await unless_gone(request.receive, embedded(service, asked))
+    vectors = [one["embedding"] for one in found["data"]]
+    if old:
+        return json_response({"embedding": vectors[0]})
+    return json_response({
+        "model": fields.text("model") or service.settings.name, "embeddings": vectors,
+        "total_duration": time.perf_counter_ns() - began, "load_duration": 0,
+        "prompt_eval_count": found["usage"]["prompt_tokens"],
+    })  # fmt: skip
+
+
+ROUTES = (
+    Route("/api/tags", tags), Route("/api/ps", running), Route("/api/version", version),
+    Route("/api/show", show, ("POST",)), Route("/api/embed", embed, ("POST",), ("/api/embeddings",)),
+)  # fmt: skip
