@@ -6,16 +6,22 @@ a word. Keys, models and limits are the application's, which runs where the mode
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from llmcli.serve.affinity import key_of
+from llmcli.serve.app import allowed
+from llmcli.serve.documents import Documents
+from llmcli.serve.guard import Guard
 from llmcli.serve.problems import Problem, document
 from llmcli.serve.relay import portable
+from llmcli.serve.routes.socket import SOCKET, Talk
 from llmcli.serve.schema.base import encoded
 from llmcli.serve.settings import Settings
 from llmcli.serve.stream import Gone, json_response, unless_gone, whole
@@ -24,6 +30,7 @@ TRIES = 3
 PATIENCE = 30.0  # seconds that a request waits for a model that is being started again
 RETRY_AFTER = 5
 NO_SOCKETS = 1011
+KEPT = (b"host", b"authorization", b"x-api-key")  # of a socket's headers, what its requests have
 
 
 class Lost(Exception):
@@ -38,7 +45,7 @@ class Upstream(Protocol):
         ...
 
     async def talk(self, scope: dict[str, Any], receive: Receive, send: Send) -> bool:
-        """Pass a WebSocket through until it ends; False where this kind has none. Raises Lost."""
+        """Pass a WebSocket through until it ends; False where its requests must go one by one. Raises Lost."""
         ...
 
     async def wait(self, seconds: float) -> str:
@@ -55,6 +62,8 @@ class Front:
 
     def __init__(self, upstream: Upstream, settings: Settings) -> None:
         self.upstream, self.settings = upstream, settings
+        self.talks: set[asyncio.Task[None]] = set()  # answers on their way over WebSockets
+        self._guard = Guard(self, settings)
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -123,11 +132,46 @@ class Front:
 
     async def _talk(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if not self.stopping and await self.upstream.talk(portable(scope), receive, send):
+            if not self.stopping:
+                if not await self.upstream.talk(portable(scope), receive, send):
+                    await self._talk_here(scope, receive, send)
                 return
         except Lost:
             pass
         await send({"type": "websocket.close", "code": NO_SOCKETS, "reason": "the model is not available here"})
+
+    async def _talk_here(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A WebSocket whose requests go on one by one, as over HTTP: what answers them may be several."""
+        socket = WebSocket(scope, receive, send)
+        try:
+            self._guard.check("websocket", "GET", socket.headers)
+        except Problem as error:
+            await socket.close(1008, str(error)[:120])
+            return
+        if scope["path"] != SOCKET or not allowed(socket.headers, self.settings.keys):
+            await socket.close(1008, "a key is needed" if scope["path"] == SOCKET else "there is nothing here")
+            return
+        await socket.accept()
+        await Talk(socket, partial(self._answers, portable(scope)), self.talks).run()
+
+    async def _answers(
+        self, scope: dict[str, Any], path: str, body: Mapping[str, Any]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        headers = [(name, value) for name, value in scope["headers"] if name.lower() in KEPT]
+        http = {
+            **scope, "type": "http", "method": "POST", "scheme": "http", "path": path, "raw_path": path.encode(),
+            "query_string": b"", "headers": [*headers, (b"content-type", b"application/json")],
+        }  # fmt: skip
+        read = Documents()
+        task = asyncio.ensure_future(self._asked(http, encoded(body), read.send))
+        task.add_done_callback(read.over)
+        try:
+            while (found := await read.queue.get()) is not None:
+                yield found
+            await task
+            read.check()
+        finally:
+            task.cancel()
 
 
 class _Sent:

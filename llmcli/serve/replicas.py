@@ -29,6 +29,7 @@ from llmcli.serve.app import make_app
 from llmcli.serve.front import Lost
 from llmcli.serve.problems import Problem
 from llmcli.serve.relay import Open
+from llmcli.serve.sums import SUMMED, together
 
 NAME = "llmcli"
 STUCK = 120.0  # seconds in which the engine's thread must come from one step to the next
@@ -105,6 +106,11 @@ class Replica:
             with suppress(asyncio.CancelledError):
                 await work
 
+    async def tell(self, scope: dict[str, Any], body: bytes) -> tuple[str, list[Message]]:
+        """This replica's name and its whole answer to what is asked of all of them."""
+        messages = [message async for message in self.ask(scope, body)]
+        return serve.get_replica_context().replica_id.unique_id, messages
+
     async def check_health(self) -> None:
         """Raises where the engine's thread no longer gets from step to step; Ray starts another replica then."""
         await asyncio.wait_for(self._bridge.call(lambda: None), STUCK)
@@ -128,7 +134,11 @@ class Replicas:
         return found
 
     async def ask(self, scope: dict[str, Any], body: bytes, key: bytes) -> AsyncGenerator[Message, None]:
-        """Upstream's."""
+        """Upstream's; what is told of all together is asked of all."""
+        if scope["path"] in SUMMED and scope["method"] == "GET":
+            for message in await self._of_all(scope, body):
+                yield message
+            return
         response = self._asking.remote(scope, body, key=key)
         self._under_way.add(response)
         try:
@@ -142,8 +152,30 @@ class Replicas:
             self._under_way.discard(response)
             response.cancel()
 
+    async def _of_all(self, scope: dict[str, Any], body: bytes) -> list[Message]:
+        """One answer of all; the first that is none (a key is missing) as it is."""
+
+        def told() -> list[tuple[str, list[Message]]]:
+            response: Any = self._handle.broadcast("tell", scope, body)
+            return list(response.results(timeout_s=STUCK))
+
+        try:
+            answers = dict(await asyncio.to_thread(told))
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise Lost(str(error)) from None
+        if not answers:
+            raise Lost
+        for messages in answers.values():
+            if messages[0]["status"] != 200:
+                return messages
+        bodies = {name: b"".join(one.get("body", b"") for one in messages) for name, messages in answers.items()}
+        raw, start = together(scope["path"], bodies), next(iter(answers.values()))[0]
+        headers = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
+        headers.append((b"content-length", str(len(raw)).encode()))
+        return [{**start, "headers": headers}, {"type": "http.response.body", "body": raw, "more_body": False}]
+
     async def talk(self, scope: dict[str, Any], receive: Receive, send: Send) -> bool:
-        """Upstream's: a WebSocket is a call both ways, which replicas do not have."""
+        """Upstream's: a WebSocket's requests go to whom each fits."""
         return False
 
     async def wait(self, seconds: float) -> str:

@@ -45,6 +45,7 @@ class Server(uvicorn.Server):
         self.bridge, self.settings, self.ready, self.stopped = bridge, settings, ready, ""
         self.grpc_port = settings.grpc_port
         self._service = app.state.service if isinstance(bridge, Bridge) else None
+        self._talks = app.state.service.talks if isinstance(bridge, Bridge) else bridge.talks
         self._grpc: Any = None
 
     @contextmanager
@@ -94,8 +95,8 @@ class Server(uvicorn.Server):
     async def _said(self) -> None:
         """Until what is under way on WebSockets has been told, which uvicorn would close at once."""
         until = time.monotonic() + self.settings.drain + 1
-        while self._service and self._service.talks and not self.force_exit and time.monotonic() < until:
-            await asyncio.wait(set(self._service.talks), timeout=0.1)
+        while self._talks and not self.force_exit and time.monotonic() < until:
+            await asyncio.wait(set(self._talks), timeout=0.1)
 
 
 def run(bridge: Bridge | Front, settings: Settings, socket: sockets.socket, ready: Callable[[], None]) -> str:

@@ -21,6 +21,8 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {
           "required": ["city", "days"], "additionalProperties": False}  # fmt: skip
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 CODER = '<function=weather>\n<parameter=city>\nParis "x"\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>'
+INVOKE = '<invoke name="weather">\n<parameter name="city">Paris "x"</parameter>\n' \
+         '<parameter name="days">3</parameter>\n</invoke>'  # fmt: skip
 WRITTEN = {
     "hermes": ['<tool_call>\n{"name": "weather", "arguments": ' + JSON + "}\n</tool_call>"],
     "coder": [f"<tool_call>\n{CODER}\n</tool_call>"],
@@ -39,6 +41,21 @@ WRITTEN = {
     "granite": ['<|tool_call|>[{"name": "weather", "arguments": ' + JSON + "}]"],
     "command": ['<|START_ACTION|>[\n{"tool_call_id": "0", "tool_name": "weather", "parameters": ' + JSON
                 + "}\n]<|END_ACTION|>"],
+    "kimi": ["<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>" + JSON
+             + "<|tool_call_end|><|tool_calls_section_end|>"],
+    "gemma": ['<|tool_call>call:weather{city:<|"|>Paris "x"<|"|>,days:3}<tool_call|>'],
+    "functiongemma": ['<start_function_call>call:weather{city:<escape>Paris "x"<escape>,days:3}<end_function_call>'],
+    "lfm": ["<|tool_call_start|>[weather(city='Paris \"x\"', days=3)]<|tool_call_end|>",
+            '<|tool_call_start|>[{"name": "weather", "arguments": ' + JSON + "}]<|tool_call_end|>"],
+    "minimax": [f"<minimax:tool_call>\n{INVOKE}\n</minimax:tool_call>"],
+    "dsml": ['<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">'
+             'Paris "x"</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+             "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+             '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">'
+             'Paris "x"</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+             "</｜DSML｜invoke>\n</｜DSML｜tool_calls>"],
+    "seed": [f"<seed:tool_call>\n{CODER}\n</seed:tool_call>"],
+    "apertus": ['<|tools_prefix|>[{"weather": ' + JSON + "}]<|tools_suffix|>"],
     "harmony": ["<|channel|>commentary to=functions.weather <|constrain|>json<|message|>" + JSON],
 }  # fmt: skip
 CASES = [(one, text) for one in families() for text in WRITTEN[one.name]]
@@ -140,3 +157,32 @@ def test_every_mark_is_known_once() -> None:
 def test_calls_are_separated_by_a_constraint_only_where_there_may_be_several() -> None:
     alone = tools(Fields({"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}))
     assert constraint.read(alone.constraint(family("")).text).between is None
+
+
+@pytest.mark.parametrize(("name", "text", "given"), [
+    ("gemma", '<|tool_call>call:f{a:{b:[1,<|"|>x, {y}<|"|>,true],c:null},d:-2.5,<|"|>e<|"|>:<|"|><|"|>}<tool_call|>',
+     {"a": {"b": [1, "x, {y}", True], "c": None}, "d": -2.5, "e": ""}),
+    ("gemma", "<|tool_call>call:f{}<tool_call|>", {}),
+    ("lfm", "<|tool_call_start|>[f(a={'b': [1, 'x']}, c=true, d=None, e=-2.5)]<|tool_call_end|>",
+     {"a": {"b": [1, "x"]}, "c": True, "d": None, "e": -2.5}),
+    ("lfm", "<|tool_call_start|>f()<|tool_call_end|>", {}),
+    ("dsml", '<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">3'
+     '</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>', {"a": "3"}),
+])  # fmt: skip
+def test_values_of_every_kind_are_read(name: str, text: str, given: dict) -> None:
+    kin = next(one for one in families() if one.name == name)
+    assert heard(Listener(None, kin, NAMES), text) == {"thought": "", "said": "", "calls": [("f", given)]}
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("lfm", "<|tool_call_start|>[__import__('os').system('x')]<|tool_call_end|>"),
+    ("lfm", "<|tool_call_start|>[f(a=open('x'))]<|tool_call_end|>"), ("lfm", "<|tool_call_start|>[f(**x)]"),
+    ("lfm", "<|tool_call_start|>" + "(" * 5000), ("gemma", "<|tool_call>call:f{a:{<tool_call|>"),
+    ("gemma", "<|tool_call>call:f" + "{a:" * 5000 + "<tool_call|>"),
+    ("apertus", "<|tools_prefix|>[{}]<|tools_suffix|>"),
+    ("kimi", "<|tool_calls_section_begin|><|tool_calls_section_end|>"),
+    ("minimax", "<minimax:tool_call>x</minimax:tool_call>"),
+])  # fmt: skip
+def test_what_is_no_call_is_said_and_nothing_of_it_is_run(name: str, text: str) -> None:
+    kin = next(one for one in families() if one.name == name)
+    assert heard(Listener(None, kin, NAMES), text)["said"] == text

@@ -78,7 +78,7 @@ async def asked(app: Any, body: bytes = b"{}", *, leaves: bool = False) -> list[
     return sent
 
 
-async def talked(app: Any, body: Any) -> list[Any]:
+async def talked(app: Any, body: Any, *, path: str = "/v1/ws", headers: Any = ()) -> list[Any]:
     """What comes over a WebSocket for one request, until it is done."""
     sent: list[Any] = []
     done = asyncio.Event()
@@ -93,10 +93,11 @@ async def talked(app: Any, body: Any) -> list[Any]:
 
     async def send(message: Any) -> None:
         sent.append(message)
-        if '"done"' in message.get("text", "") or message["type"] == "websocket.close":
+        text = message.get("text", "")
+        if '"done"' in text or '"error":{' in text or message["type"] == "websocket.close":
             done.set()
 
-    await app({"type": "websocket", "path": "/v1/ws", "headers": [], "query_string": b""}, receive, send)
+    await app({"type": "websocket", "path": path, "headers": list(headers), "query_string": b""}, receive, send)
     return sent
 
 
@@ -155,9 +156,50 @@ def test_a_client_that_leaves_ends_the_work() -> None:
     assert upstream.closed == 1
 
 
-def test_a_socket_that_nobody_takes_is_closed() -> None:
-    sent = asyncio.run(talked(Front(Script(), Settings(("tiny",))), {}))
-    assert [one["type"] for one in sent] == ["websocket.close"]
+def over_socket(upstream: Script, body: Any, **more: Any) -> list[Any]:
+    """What a WebSocket is told whose upstream has none; each message without the id of its request."""
+    settings, headers = Settings(("tiny",), keys=more.pop("keys", ())), more.pop("headers", [])
+    sent = asyncio.run(talked(Front(upstream, settings), body, headers=headers, **more))
+    texts = [json.loads(one["text"]) for one in sent if one["type"] == "websocket.send"]
+    assert all(one.pop("id") == "a" for one in texts)
+    return [one["type"] for one in sent if one["type"] != "websocket.send"] + texts
+
+
+def test_a_socket_without_one_upstream_goes_on_request_by_request() -> None:
+    said = {**START, "headers": [(b"content-type", b"text/event-stream; charset=utf-8")]}
+    half = {"type": "http.response.body", "body": b': still here\n\ndata: {"n": 1}\n\nda', "more_body": True}
+    rest = {"type": "http.response.body", "body": b'ta: {"n": 2}\n\ndata: [DONE]\n\n', "more_body": False}
+    upstream = Script([Lost], [said, half, rest])
+    told = over_socket(upstream, {"stream": True})
+    assert told == ["websocket.accept", {"data": {"n": 1}}, {"data": {"n": 2}}, {"done": True}]
+    assert json.loads(upstream.bodies[0]) == {"stream": True}
+    start = {**START, "headers": [(b"content-type", b"application/json")]}
+    whole = {"type": "http.response.body", "body": b'{"n": 3, "error": null}', "more_body": False}
+    assert over_socket(Script([start, whole]), {})[1:] == [{"data": {"n": 3, "error": None}}, {"done": True}]
+
+
+def test_a_socket_is_told_what_went_wrong() -> None:
+    start = {**START, "status": 400, "headers": [(b"content-type", b"application/json")]}
+    raw = b'{"error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": null, "n_ctx": 5}}'
+    (_, told) = over_socket(Script([start, {"type": "http.response.body", "body": raw, "more_body": False}]), {})
+    assert told["error"] == json.loads(raw)["error"]
+    for play in ([START, Lost], [{**START, "headers": [(b"content-type", b"application/json")]}, Lost]):
+        (_, told) = over_socket(Script(play), {})
+        assert told["error"]["code"] == "model_lost"
+    (_, told) = over_socket(Script(*[[Lost]] * 9), {})
+    assert told["error"]["code"] == "model_unavailable"
+
+
+def test_a_socket_needs_its_path_its_key_and_a_page_of_ours() -> None:
+    for more in (
+        {"path": "/elsewhere"}, {"keys": ("secret-key-1",)}, {"headers": [(b"origin", b"https://evil.example")]},
+        {"headers": [(b"host", b"evil.example")]},
+    ):  # fmt: skip
+        upstream = Script([START, END])
+        assert over_socket(upstream, {}, **more) == ["websocket.close"]
+        assert not upstream.asked
+    key = [(b"authorization", b"Bearer secret-key-1")]
+    assert over_socket(Script([START, END]), {}, keys=("secret-key-1",), headers=key)[0] == "websocket.accept"
 
 
 def test_nothing_is_begun_while_it_stops() -> None:

@@ -105,3 +105,18 @@ def test_the_cache_is_told_cell_by_cell(serve: Callable[..., Served]) -> None:
 @pytest.mark.parametrize("path", ["metrics", "v1/kv", "health"])
 def test_they_are_read_and_not_written(serve: Callable[..., Served], path: str) -> None:
     assert httpx.post(f"{serve().url}/{path}").status_code == 405
+
+
+def test_what_llama_servers_programs_ask(serve: Callable[..., Served]) -> None:
+    served = serve(b"hi", parallel=3)
+    with client(served) as asked:
+        asked.chat.completions.create(model="tiny", messages=HELLO)
+    props = httpx.get(f"{served.url}/props").json()
+    assert (props["total_slots"], props["model_alias"]) == (3, "tiny")
+    assert props["default_generation_settings"]["n_ctx"] == 512
+    assert props["default_generation_settings"]["params"]["temperature"] == 0
+    assert props["chat_template"].startswith("{% for m in messages %}")
+    (slot,) = httpx.get(f"{served.url}/slots").json()
+    assert not slot["is_processing"] and slot["n_ctx"] == 512 and slot["n_prompt_tokens"] > 0
+    shown = httpx.post(f"{served.url}/apply-template", json={"messages": HELLO}).json()["prompt"]
+    assert shown.endswith("<user>Once upon a time\n<assistant>")

@@ -7,8 +7,9 @@ stream, else the whole document; at the end {"id": "a", "done": true}, or {"id":
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -25,14 +26,18 @@ from quant.errors import Refusal
 
 AT_ONCE = 64  # requests of one socket
 LONGEST_ID = 100  # characters
-EMBEDDINGS = "/v1/embeddings"
+SOCKET, EMBEDDINGS = "/v1/ws", "/v1/embeddings"
+
+
+# The documents that answer a path's body; raises Refusal. Closing it ends the answer.
+Ask = Callable[[str, Mapping[str, Any]], AsyncGenerator[dict[str, Any], None]]
 
 
 class Talk:
-    """One socket and the requests that are under way on it."""
+    """One socket and the requests that are under way on it, which stand in `talks`, too."""
 
-    def __init__(self, service: Service, socket: WebSocket) -> None:
-        self._service, self._socket = service, socket
+    def __init__(self, socket: WebSocket, ask: Ask, talks: "set[asyncio.Task[None]]") -> None:
+        self._socket, self._ask, self._talks = socket, ask, talks
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
         self._sending = asyncio.Lock()
@@ -77,16 +82,15 @@ class Talk:
         if body is None:
             raise Problem("body is missing", param="body")
         task = self._tasks[name] = self._group.create_task(self._answer(name, path, body.values))
-        self._service.talks.add(task)
-        task.add_done_callback(self._service.talks.discard)
+        self._talks.add(task)
+        task.add_done_callback(self._talks.discard)
 
     async def _answer(self, name: str, path: str, body: Mapping[str, Any]) -> None:
         last: dict[str, Any] = {"done": True}
         try:
-            if path == EMBEDDINGS:
-                await self._say({"id": name, "data": await embedded(self._service, body)})
-            else:
-                await self._generate(name, path, body)
+            async with aclosing(self._ask(path, body)) as told:
+                async for data in told:
+                    await self._say({"id": name, "data": data})
         except asyncio.CancelledError:
             if self.closed:
                 raise
@@ -96,13 +100,6 @@ class Talk:
         finally:
             del self._tasks[name]
         await self._say({"id": name, **last})
-
-    async def _generate(self, name: str, path: str, body: Mapping[str, Any]) -> None:
-        bridge = self._service.bridge
-        form = await asked(bridge, path, body, self._service.settings)
-        async with aclosing(chunks(bridge, form)) as told:
-            async for chunk in told:
-                await self._say({"id": name, "data": chunk})
 
     async def _say(self, message: dict[str, Any]) -> None:
         # Whoever reads slowly holds up its own answers, and the engine never.
@@ -114,7 +111,18 @@ class Talk:
 async def talk(service: Service, socket: WebSocket) -> None:
     """Take a socket and serve it until it closes."""
     await socket.accept()
-    await Talk(service, socket).run()
+    await Talk(socket, partial(answers, service), service.talks).run()
 
 
-ROUTES = (Route("/v1/ws", talk, socket=True),)
+async def answers(service: Service, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    """Ask the model of this process."""
+    if path == EMBEDDINGS:
+        yield await embedded(service, body)
+        return
+    form = await asked(service.bridge, path, body, service.settings)
+    async with aclosing(chunks(service.bridge, form)) as told:
+        async for chunk in told:
+            yield chunk
+
+
+ROUTES = (Route(SOCKET, talk, socket=True),)

@@ -16,6 +16,7 @@ from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.runner import Runner
 from llmcli.serve.problems import Problem, document, unknown_model
 from llmcli.serve.schema.fields import Fields
+from llmcli.serve.schema.unknown import UNKNOWN
 from llmcli.serve.settings import Settings
 from llmcli.types import Event
 
@@ -49,8 +50,8 @@ class Form(ABC):
         self.model = self.fields.text("model") or settings.name
         if self.model not in settings.names:
             raise unknown_model(self.model, settings.names)
-        for name, instead in self.refused.items():
-            if self.fields.values.get(name) not in (None, [], {}, "", False):
+        for name, instead in {**UNKNOWN, **self.refused}.items():
+            if self.fields.values.get(name) not in (None, [], {}, "", False, -1):
                 raise Problem(f"{name} is not known here: {instead}", param=name)
         if not runner.generates:
             raise Problem("this model was made for embeddings and writes no text: /v1/embeddings answers with it")

@@ -37,6 +37,8 @@ class Chat(Form):
         fields = self.fields
         if set(fields.words("modalities", 8)) - {"text"}:
             raise Problem("modalities: this server writes text", param="modalities")
+        if fields.choice("verbosity", ("low", "medium", "high"), "medium") != "medium":
+            raise Problem("verbosity is not known here: say it in the system text", param="verbosity")
         self.prompt = self._prompt(self._wanted(), runner, settings)
         options = fields.table("stream_options")
         self.counted = bool(options and options.flag("include_usage"))

@@ -1,0 +1,46 @@
+"""`<|tools_prefix|>[{"name": {…}}, …]<|tools_suffix|>`: Apertus."""
+
+import json
+from typing import ClassVar
+
+from llmcli.serve.calls.base import Call, Family, Taken, within
+
+OPENS, CLOSES = "<|tools_prefix|>", "<|tools_suffix|>"
+
+
+class Apertus(Family):
+    """A list of objects, each of one name and its arguments."""
+
+    name: ClassVar[str] = "apertus"
+    order: ClassVar[int] = 1
+    marks: ClassVar[tuple[str, ...]] = (OPENS,)
+    opens: ClassVar[tuple[str, ...]] = (OPENS,)
+    closes: ClassVar[tuple[str, ...]] = (CLOSES,)
+
+    def take(self, text: str, over: bool) -> Taken | None:
+        inner = within(text, OPENS, CLOSES, over)
+        if inner is None:
+            return None
+        found = json.loads(inner[0])
+        if not isinstance(found, list) or not found:
+            raise ValueError(found)
+        return Taken(tuple(_call(one) for one in found), inner[1])
+
+    def frame(self, name: str) -> tuple[str, str]:
+        return f"{{{json.dumps(name)}: ", "}"
+
+    @property
+    def around(self) -> tuple[str, str | None, str]:
+        return OPENS + "[", ", ", "]" + CLOSES
+
+
+def _call(found: object) -> Call:
+    if not isinstance(found, dict) or len(found) != 1:
+        raise ValueError(found)
+    ((name, given),) = found.items()
+    if not isinstance(given, dict):
+        raise ValueError(given)
+    return Call(name, json.dumps(given, ensure_ascii=False))
+
+
+FAMILIES = (Apertus(),)

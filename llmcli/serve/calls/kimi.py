@@ -1,0 +1,54 @@
+"""`<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`: Kimi K2.
+
+All calls stand in one section (`<|tool_calls_section_begin|>`); the id is the model's own, and its template shows it
+again with the result.
+"""
+
+import json
+import re
+from typing import ClassVar
+
+from llmcli.serve.calls.base import Call, Family, Taken, within
+
+BEGIN, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+ONE, ARGUMENTS, OVER = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+ID = re.compile(r"\s*(?:functions\.)?([\w.-]+):\d+\s*")
+
+
+class Kimi(Family):
+    """Name and number, then the arguments."""
+
+    name: ClassVar[str] = "kimi"
+    order: ClassVar[int] = 1
+    marks: ClassVar[tuple[str, ...]] = (BEGIN,)
+    opens: ClassVar[tuple[str, ...]] = (BEGIN,)
+    closes: ClassVar[tuple[str, ...]] = (END, ONE, ARGUMENTS, OVER)
+
+    def take(self, text: str, over: bool) -> Taken | None:
+        inner = within(text, BEGIN, END, over)
+        if inner is None:
+            return None
+        calls = tuple(_call(part, number) for number, part in enumerate(inner[0].split(ONE)[1:]))
+        if not calls:
+            raise ValueError(text)
+        return Taken(calls, inner[1])
+
+    def frame(self, name: str) -> tuple[str, str]:
+        return f"{ONE}functions.{name}:0{ARGUMENTS}", OVER
+
+    @property
+    def around(self) -> tuple[str, str | None, str]:
+        return BEGIN, "", END
+
+
+def _call(part: str, number: int) -> Call:
+    head, _, rest = part.partition(ARGUMENTS)
+    found, arguments = ID.fullmatch(head), json.loads(rest.partition(OVER)[0])
+    if not found or not isinstance(arguments, dict):
+        raise ValueError(part)
+    # Two with one number could not be told apart by their results.
+    told = f"functions.{found[1]}:{number}" if number else head.strip()
+    return Call(found[1], json.dumps(arguments, ensure_ascii=False), told)
+
+
+FAMILIES = (Kimi(),)

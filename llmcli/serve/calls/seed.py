@@ -1,0 +1,34 @@
+"""`<seed:tool_call><function=name><parameter=key>value</parameter></function></seed:tool_call>`: Seed-OSS.
+
+A forced call is written as hermes has it.
+"""
+
+from typing import ClassVar
+
+from llmcli.serve.calls import hermes
+from llmcli.serve.calls.base import Taken
+from llmcli.serve.calls.coder import Coder
+
+OPENS, CLOSES = "<seed:tool_call>", "</seed:tool_call>"
+
+
+class Seed(Coder):
+    """Coder's tags between others."""
+
+    name: ClassVar[str] = "seed"
+    order: ClassVar[int] = 0  # coder's mark is in its template, too
+    marks: ClassVar[tuple[str, ...]] = (OPENS,)
+    opens: ClassVar[tuple[str, ...]] = (OPENS, hermes.OPENS)
+    closes: ClassVar[tuple[str, ...]] = (CLOSES, hermes.CLOSES)
+
+    def take(self, text: str, over: bool) -> Taken | None:
+        if text.startswith(hermes.OPENS):
+            return super().take(text, over)
+        taken = super().take(text.replace(OPENS, hermes.OPENS, 1).replace(CLOSES, hermes.CLOSES, 1), over)
+        if taken is None:
+            return None
+        end = text.find(CLOSES)
+        return Taken(taken.calls, end + len(CLOSES) if end >= 0 else len(text))
+
+
+FAMILIES = (Seed(),)
