@@ -63,8 +63,11 @@ def document(result: "Result", rules: "Rules | None") -> Any:
         sides = dict(zip("ab", named, strict=True))
         return {**sides, "tests": tests, "rows": rows(result), "definitions": DEFINITIONS}
     if rules:
-        found = [{"find_max": one.kind, "level": one.level, "next": one.above, "measured": len(one.points)}
-                 for one in result.edges]  # fmt: skip
+        found = [
+            {"find_max": one.kind, "level": one.level, "next": one.above, "low": one.low, "high": one.high,
+             "confidence": 0.9, "steps": one.steps, "measured": len(one.points), "drift": one.drift}
+            for one in result.edges
+        ]  # fmt: skip
         return {
             "slo": str(rules.slo), "share": rules.share, "found": found, "rows": rows(result),
             "definitions": DEFINITIONS,
@@ -91,7 +94,8 @@ def made(result: "Result", promise: Slo | None, rules: "Rules | None") -> "Page"
         f"{world.mix} prompts of about {world.shape.prompt} tokens, answers of {world.shape.output}, "
         f"{world.shape.shared:.0%} of each prompt shared · {world.endpoint} · {world.began}"
     )
-    lead = [*(verdict(one, rules) for one in result.edges), *(line for pair in result.beside for line in _pair(pair))]
+    lead = [line for one in result.edges for line in (verdict(one, rules), *doubts(one, rules))]
+    lead += [line for pair in result.beside for line in _pair(pair)]
     lead += [f"{one.load.name}: {_line(one)}" for one in result.found]
     lead += [f"{one.load.name}: {doubt}" for one in _figures(result) for doubt in one.doubts]
     tables = [(f"Times at {one.load.name}", _table(told.times(one))) for one in _figures(result) if one.times]
@@ -108,8 +112,31 @@ def verdict(edge: "Edge", rules: "Rules | None") -> str:
     promise = f"{rules.slo} for {rules.share:.0%} of the requests"
     if edge.level is None:
         return f"no load keeps {promise}: not even {edge.above:g} {unit}"
-    above = "the grid ends there" if edge.above is None else f"{edge.above:g} does not"
-    return f"{edge.level:g} {unit} keep {promise}; {above} ({len(edge.points)} measurements)"
+    above = "the grid ends there" if edge.above is None else f"{edge.above:g} do not"
+    span = f"the edge is between {edge.low:.3g} and {edge.high:.3g} (90 %), " if edge.low and edge.high else ""
+    return f"{edge.level:g} {unit} keep {promise}; {above} ({span}{len(edge.points)} measurements)"
+
+
+def doubts(edge: "Edge", rules: "Rules | None") -> list[str]:
+    """What a reader should know before believing a search."""
+    assert rules is not None
+    told, best = [], edge.best
+    if edge.steps > 1:
+        told.append(
+            f"the noise allows steps of {edge.steps} levels, not of one: another search may differ by as much; "
+            "more --requests, or a quieter machine, tell more"
+        )
+    if edge.level is not None and best and best.share is not None and best.share < rules.share:
+        told.append(
+            f"of all its {best.requests} requests at {best.load.name} {best.share:.0%} kept the promise: "
+            "most measurements did, some were disturbed"
+        )
+    if edge.drift:
+        told.append(
+            f"one user alone waited {edge.drift:.2f} times as long at one time of the search as at another: "
+            "the machine changed meanwhile, and with it the edge"
+        )
+    return told
 
 
 def _words(result: "Result", rules: "Rules | None", ui: "UI") -> None:
@@ -134,6 +161,8 @@ def _words(result: "Result", rules: "Rules | None", ui: "UI") -> None:
         names = ("load", "answered", "kept", "TTFT p50", "TPOT p50", "")
         ui.table(names, tried, right=names[1:5])
         ui.text(verdict(edge, rules))
+        for doubt in doubts(edge, rules):
+            ui.warn(doubt)
         ui.text()
     if len(result.found) > 1:
         ui.table(*told.table(result.found))

@@ -165,18 +165,10 @@ async def _edges(one: Session, rules: Rules, given: Given, ui: UI) -> list[Edge]
             bar.advance(1)
 
         for kind in wanted:
-            first = await _first(one, kind, found)
+            before = found[0].best if found else None  # what so many users got is near the largest rate
+            first = before.request_rate if before else None
             found.append(await edge.find(one, kind, rules, first, 1 + 1000 * len(found), tick))
     return found
-
-
-async def _first(one: Session, kind: edge.Kind, before: Sequence[Edge]) -> float:
-    """Where a search begins: one user; a rate as what one user alone got."""
-    if kind == "concurrency":
-        return 1.0
-    best = before[0].best if before else None
-    alone = best or figures([await one.run(Load("closed", 1), Length(5, warmup=1), 0)])
-    return alone.request_rate
 
 
 @contextmanager
@@ -244,8 +236,8 @@ def _rules(given: Given) -> Rules:
         raise UsageError("--find-max needs a promise", hint=slo.HINT)
     arrivals: drive.Arrivals = next(one for one in get_args(drive.Arrivals) if one == given.arrivals)
     return Rules(
-        given.promise, given.percent / 100, given.requests or edge.LEAST, given.repetitions or search.VOTES, arrivals,
-        given.burstiness,
+        given.promise, given.percent / 100, given.requests or edge.LEAST, given.seconds, given.warmup,
+        given.repetitions or search.MOST, arrivals, given.burstiness,
     )  # fmt: skip
 
 

@@ -55,6 +55,7 @@ MaxTokens = Annotated[int | None, typer.Option(min=1, help="The most tokens of a
 Drain = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For answers to end in when it stops.")]
 Replicas = Annotated[int, typer.Option(min=0, max=256, metavar="N", help="So many models side by side (Ray Serve).")]
 Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help="The replicas' cluster: auto, or HOST:PORT.")]
+WhileStdin = Annotated[bool, typer.Option("--while-stdin", help="Stop when standard input ends, as with its starter.")]
 Json = Annotated[bool, typer.Option("--json", help="When ready, one JSON document with the address.")]
 
 
@@ -83,11 +84,12 @@ def serve(
     drain: Drain = 30,
     replicas: Replicas = 0,
     ray: Ray = None,
+    while_stdin: WhileStdin = False,
     json: Json = False,
 ) -> None:
     """Answer many at once over HTTP, as OpenAI's API does."""
     from llmcli.commands import apart, hosting
-    from llmcli.serve import server
+    from llmcli.serve import server, tether
 
     given = flags.read(ctx)
     if ref and given.model:
@@ -95,16 +97,13 @@ def serve(
     if (ref := ref or given.model) is None:
         raise UsageError("no model given", hint=f"llmcli serve {DEFAULT}")
     hosting.check(given)
-    keys = _keys(api_key or [], api_key_file or [])
-    if host not in LOOPBACK and not keys:
-        raise UserError(
-            f"{host} can be reached from other machines, and nobody would need a key",
-            hint="add --api-key KEY (or --api-key-file FILE), or leave out --host",
-        )
+    keys = _keys(api_key or [], api_key_file or [], host)
     server.check_tls(ssl_key_file, ssl_cert_file)
     if grpc_port is not None:
         _check_grpc(apart=bool(given.rpc or replicas or ray))
     config, ui = _surroundings(given, json)
+    if while_stdin:
+        tether.tie(0)
     with server.bound(host, port) as socket:
         wish = Wish(ref, given, config, ui, parallel, max_waiting, {
             "names": tuple(alias or ()), "most_tokens": max_tokens, "keys": keys, "cors": tuple(cors or ()),
@@ -184,8 +183,9 @@ def _check_grpc(apart: bool) -> None:
     procedures.check()
 
 
-def _keys(typed: list[str], files: list[Path]) -> tuple[str, ...]:
-    """The keys of the command line and of files, where empty lines and those that begin with # are none."""
+def _keys(typed: list[str], files: list[Path], host: str) -> tuple[str, ...]:
+    """The keys of the command line and of files, where empty lines and those that begin with # are none. Raises
+    UserError where there is none and others than this machine would not need one."""
     lines = [line.strip() for file in files for line in flags.text_file(file.expanduser()).splitlines()]
     found = [*typed, *(line for line in lines if line and not line.startswith("#"))]
     if files and not found:
@@ -196,4 +196,9 @@ def _keys(typed: list[str], files: list[Path]) -> tuple[str, ...]:
                 "an API key is too short, or has letters that no header takes",
                 hint=f"take {SHORTEST} or more of ASCII without spaces: openssl rand -hex 16 makes one",
             )
+    if host not in LOOPBACK and not found:
+        raise UserError(
+            f"{host} can be reached from other machines, and nobody would need a key",
+            hint="add --api-key KEY (or --api-key-file FILE), or leave out --host",
+        )
     return tuple(found)

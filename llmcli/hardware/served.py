@@ -22,14 +22,14 @@ MOST_LOG = 1 << 20  # bytes of its words that are read
 def served(ref: str, flags: Sequence[str]) -> Iterator[str]:
     """Its address, as soon as it is ready and while the block runs. Raises UserError with its last words where it does
     not come up."""
-    command = [sys.executable, "-m", "llmcli.app", "serve", ref, "--port", "0", "--json", *flags]
+    command = [sys.executable, "-m", "llmcli.app", "serve", ref, "--port", "0", "--json", "--while-stdin", *flags]
     with tempfile.TemporaryFile() as log, _leaving_at_sigterm():
-        # A session of its own: Ctrl-C is for us, and we stop it.
+        # A session of its own: Ctrl-C is for us, and we stop it. Its stdin is ours: it ends also where we are killed.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=config.child_environ(),
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=config.child_environ(),
             start_new_session=True,
         )  # fmt: skip
-        assert process.stdout is not None
+        assert process.stdin is not None and process.stdout is not None
         try:
             line = process.stdout.readline()
             if not line:
@@ -37,6 +37,7 @@ def served(ref: str, flags: Sequence[str]) -> Iterator[str]:
             yield str(json.loads(line)["url"])
         finally:
             stop(process)
+            process.stdin.close()
             process.stdout.close()
 
 

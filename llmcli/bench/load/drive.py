@@ -95,14 +95,17 @@ class Run:
         )
 
 
+Enough = Callable[[Run, Answer], bool]
+
+
 class Driver:
     """One load on one server: sends, counts who is open, and knows when it is enough.
 
-    `enough` is asked after each measured answer, and ends the run early; `tick` is told of each.
+    `enough` is shown each measured answer, and ends the run early where it says so; `tick` is told of each.
     """
 
     def __init__(
-        self, ask: Ask, jobs: Iterator[Job], load: Load, length: Length, enough: Callable[[Run], bool],
+        self, ask: Ask, jobs: Iterator[Job], load: Load, length: Length, enough: Enough,
         tick: Callable[[], None],
     ) -> None:  # fmt: skip
         self.ask, self.jobs, self.load, self.length = ask, jobs, load, length
@@ -164,7 +167,7 @@ class Driver:
         if answer.measured:
             self.left -= 1
             self.tick()
-            if self.enough(self.run):
+            if self.enough(self.run, answer):
                 self.run.stopped = True
                 self.over.set()
             elif not self.left and self._complete(time.perf_counter()):
@@ -225,7 +228,7 @@ def _gap(load: Load, rng: random.Random) -> float:
 
 
 async def drive(
-    ask: Ask, jobs: Iterator[Job], load: Load, length: Length, *, enough: Callable[[Run], bool] = lambda run: False,
+    ask: Ask, jobs: Iterator[Job], load: Load, length: Length, *, enough: Enough = lambda run, answer: False,
     tick: Callable[[], None] = lambda: None,
 ) -> Run:  # fmt: skip
     """Put a load on a server and measure it."""

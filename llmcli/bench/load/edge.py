@@ -1,13 +1,20 @@
-"""The largest load on a server within a promise: search.py's levels, measured one after the other."""
+"""The largest load on a server within a promise: search.py's levels, measured one after the other.
+
+A level is measured for all its requests, unless it is clear that it is beyond twice the promise, or (users that each
+wait for their answer) below half of it: what crossing.py makes of either is the same. One user alone is measured at the
+beginning, every AGAIN measurements and at the end: a machine that changes meanwhile is told.
+"""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from llmcli.bench.load import search
+from llmcli.bench.load.crossing import CLIP, Seen
 from llmcli.bench.load.drive import Arrivals, Length, Load, Run
 from llmcli.bench.load.figures import Figures, figures
+from llmcli.bench.load.record import Answer
 from llmcli.bench.load.session import Session
 from llmcli.bench.load.slo import Slo
 
@@ -16,85 +23,187 @@ LEAST = 40  # requests of a level
 ROUNDS = 2  # requests of each user
 SECONDS = 20.0  # of an open loop
 FILLING = 10.0  # of them before a queue that grows is more than a server that fills
+CLEAR = 10  # answers, and a round of ROUNDS, that are all below half of the promise
+ALONE = Length(6, warmup=1)
+AGAIN = 10
+DRIFTED = 1.1  # times as long, or as short, that one user alone waits
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When a level holds: `share` of its requests keep the promise, and no queue grows. `requests`: of a level, at
-    least. `arrivals` are those of the open loop."""
+    """When a level holds: `share` of its requests keep the promise, and no queue grows. `requests` and `seconds`: of a
+    level, at least; `warmup` of its requests do not count (None: see Length). `most` measurements are made.
+    `arrivals` are those of the open loop."""
 
     slo: Slo
     share: float = 0.95
     requests: int = LEAST
-    votes: int = search.VOTES
+    seconds: float | None = None
+    warmup: int | None = None
+    most: int = search.MOST
     arrivals: Arrivals = "poisson"
     burstiness: float = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement of one level."""
+    """One measurement of one level; `excess` as Seen has it."""
 
     level: float
-    held: bool
+    excess: float
     figures: Figures
+
+    @property
+    def held(self) -> bool:
+        """Whether this one kept the promise."""
+        return self.excess <= 0
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The largest level that holds (None: not even the least), the next one of the grid, and all that was measured."""
+    """The largest level that holds (None: not even the least), the next one of the grid, and all that was measured.
+
+    The edge lies between `low` and `high` (90 %; None: not within the grid), and two searches agree where their levels
+    are no more than `steps` of the grid apart. `best`: the level's figures, all its measurements pooled. `alone`: the
+    seconds that one user alone waited for a whole answer, in the order of time.
+    """
 
     kind: Kind
     level: float | None
     above: float | None
+    low: float | None
+    high: float | None
+    steps: int
     points: tuple[Point, ...]
+    best: Figures | None
+    alone: tuple[float, ...]
 
     @property
-    def best(self) -> Figures | None:
-        """The figures of the level, those of its last measurement that held."""
-        found = [one.figures for one in self.points if one.level == self.level and one.held]
-        return found[-1] if found else None
+    def drift(self) -> float | None:
+        """How many times as long as at its fastest one user alone waited at the slowest; None: within noise."""
+        if len(self.alone) < 2 or min(self.alone) <= 0:
+            return None
+        ratio = max(self.alone) / min(self.alone)
+        return ratio if ratio > DRIFTED else None
+
+
+@dataclass(slots=True)
+class _Search:
+    """One search on one server; `runs` are those of each place."""
+
+    session: Session
+    kind: Kind
+    rules: Rules
+    levels: Sequence[float]
+    number: int
+    tick: Callable[[str], None]
+    seen: list[Seen] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+    runs: dict[int, list[Run]] = field(default_factory=dict)
+    alone: list[float] = field(default_factory=list)
+
+    async def edge(self, first: float | None) -> Edge:
+        one = await self.user()
+        wanted = first or (1.0 if self.kind == "concurrency" else one.request_rate)
+        start = search.nearest(self.levels, wanted)
+        while (at := search.following(self.levels, start, self.seen, self.rules.most)) is not None:
+            await self.measure(at)
+            if len(self.seen) % AGAIN == 0:
+                await self.user()
+        await self.user()
+        return self.told(search.found(self.levels, self.seen))
+
+    async def user(self) -> Figures:
+        """One user alone."""
+        self.tick("one alone")
+        run = await self.session.run(Load("closed", 1), ALONE, self.number + 500 + len(self.alone))
+        one = figures([run])
+        if "e2el" in one.times:
+            self.alone.append((one.times["e2el"].ranks["p50"] or 0.0) / 1e3)
+        return one
+
+    async def measure(self, at: int) -> None:
+        level, rules = self.levels[at], self.rules
+        load = Load("closed", level) if self.kind == "concurrency" else Load(rules.arrivals, level, rules.burstiness)
+        self.tick(load.name)
+        seconds = rules.seconds if load.closed else rules.seconds or SECONDS
+        count = max(rules.requests, math.ceil(level * ROUNDS if load.closed else level * (seconds or 0.0)))
+        watch = _Watch(rules, load, count)
+        length = Length(count, seconds if load.closed else None, self.warmup(level, load.closed))
+        run = await self.session.run(load, length, self.number + len(self.points), enough=watch)
+        excess = watch.excess(run)
+        self.seen.append(Seen(at, excess))
+        self.points.append(Point(level, excess, figures([run], rules.slo)))
+        self.runs.setdefault(at, []).append(run)
+
+    def warmup(self, level: float, closed: bool) -> int | None:
+        """Requests until an open loop has filled the server: those of three answers' time, at least two seconds."""
+        if self.rules.warmup is not None or closed:
+            return self.rules.warmup
+        return math.ceil(level * min(SECONDS, max(2.0, 3 * max(self.alone, default=0.0))))
+
+    def told(self, found: search.Found) -> Edge:
+        levels, at = self.levels, found.at
+        runs = self.runs.get(at, [])
+        within = 0 <= at < len(levels) - 1
+        return Edge(
+            self.kind, levels[at] if at >= 0 else None, levels[at + 1] if at + 1 < len(levels) else None,
+            search.between(levels, found.low) if within else None,
+            search.between(levels, found.high) if within else None,
+            found.steps, tuple(self.points), figures(runs, self.rules.slo) if runs else None, tuple(self.alone),
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Says of a run, answer by answer, whether it is clear what it will come to; `clear` is that."""
+
+    rules: Rules
+    load: Load
+    count: int
+    clear: float | None = None
+    done: int = 0
+    half: int = 0  # of them below half of the promise
+    lost: int = 0  # beyond twice the promise
+    look: int = 10  # answers after which is looked whether a queue grows
+
+    @property
+    def allowed(self) -> int:
+        return math.floor((1 - self.rules.share) * self.count + 1e-9)
+
+    def __call__(self, run: Run, answer: Answer) -> bool:
+        if answer.cancelled:
+            return False
+        ratio = self.rules.slo.ratio(answer)
+        self.done += 1
+        self.half += ratio <= 0.5
+        self.lost += ratio >= 2
+        if self.lost > self.allowed:
+            self.clear = CLIP
+        elif self.load.closed and self.half == self.done >= max(CLEAR, ROUNDS * self.load.level):
+            self.clear = -CLIP
+        elif self.done >= self.look and answer.scheduled - run.began > FILLING:
+            self.look = math.ceil(1.2 * self.done)  # looking takes time, too
+            if run.saturated:
+                self.clear = CLIP
+        return self.clear is not None
+
+    def excess(self, run: Run) -> float:
+        """The logarithm of what `share` of the requests did not exceed, in units of the promise."""
+        if self.clear is not None:
+            return self.clear
+        if run.stopped or run.saturated:
+            return CLIP
+        met = sorted(self.rules.slo.ratio(one) for one in run.measured if one.ended is not None and not one.cancelled)
+        if not met:
+            return CLIP  # nobody stayed to be answered
+        return math.log(max(1e-9, met[max(0, math.ceil(self.rules.share * len(met) - 1e-9) - 1)]))
 
 
 async def find(
-    session: Session, kind: Kind, rules: Rules, first: float, number: int, tick: Callable[[str], None]
+    session: Session, kind: Kind, rules: Rules, first: float | None, number: int, tick: Callable[[str], None]
 ) -> Edge:
-    """Search from a level near `first`; prompts have numbers from `number` on. `tick` is told what is measured."""
+    """Search from a level near `first` (None: one user, or the rate of one user alone); prompts have numbers from
+    `number` on. `tick` is told what is measured."""
     levels = search.users() if kind == "concurrency" else search.rates()
-    points: list[Point] = []
-    looking = search.largest(levels, search.nearest(levels, first), rules.votes)
-    level = next(looking)
-    while True:
-        tick(_load(kind, level, rules).name)
-        points.append(await _measured(session, kind, level, rules, number + len(points)))
-        try:
-            level = looking.send(points[-1].held)
-        except StopIteration as found:
-            return Edge(kind, found.value, _above(levels, found.value), tuple(points))
-
-
-async def _measured(session: Session, kind: Kind, level: float, rules: Rules, number: int) -> Point:
-    load = _load(kind, level, rules)
-    count = max(rules.requests, math.ceil(level * (ROUNDS if load.closed else SECONDS)))
-    allowed = math.floor((1 - rules.share) * count + 1e-9)
-
-    def lost(run: Run) -> bool:
-        """Whether the level cannot hold any more, whatever comes."""
-        done = [one for one in run.measured if one.ended is not None and not one.cancelled]
-        broken = sum(not rules.slo.keeps(one) for one in done)
-        late = bool(done) and done[-1].scheduled - run.began > FILLING
-        return broken > allowed or (late and len(done) % 10 == 0 and run.saturated)
-
-    run = await session.run(load, Length(count), number, enough=lost)
-    told = figures([run], rules.slo)
-    held = not (told.stopped or told.saturated) and (told.share or 0.0) >= rules.share - 1e-9
-    return Point(level, held, told)
-
-
-def _load(kind: Kind, level: float, rules: Rules) -> Load:
-    return Load("closed", level) if kind == "concurrency" else Load(rules.arrivals, level, rules.burstiness)
-
-
-def _above(levels: Sequence[float], level: float | None) -> float | None:
-    at = -1 if level is None else levels.index(level)
-    return levels[at + 1] if at + 1 < len(levels) else None
+    return await _Search(session, kind, rules, levels, number, tick).edge(first)

@@ -1,22 +1,40 @@
-"""The largest load that keeps a promise: doubling, then bisection, then repeats at the edge. It measures nothing.
+"""The largest load that keeps a promise: which level to measure next, and what all measurements say.
 
-Loads are levels of a fixed grid, so that two searches can be compared: they agree within one step where their levels
-are neighbours. A search is a generator: it yields the level that it wants to know, and is sent whether that held.
+It measures nothing. Loads are levels of a fixed grid, so that two searches can be compared: they agree within one step
+where their levels are neighbours. Doubling finds a level that holds and one that does not, bisection neighbours, and
+then the levels around the edge are measured again and again until its interval is one step, or MOST measurements are
+made. Every measurement stays in the account (crossing.py): none of them decides alone.
 
-2026-11-22: the edge is a place where half the measurements hold; a search that believes each of them once ends up to
-four steps away from the next one. So the last level that holds and the first that does not are measured until one
-verdict has a majority of VOTES, and where that turns one of them around the search goes on from there. Where the edge
-of a measurement is off by 6 % (one sigma), three searches end within one step of each other 98 times of 100, by 10 % 75
-times, with 7 votes 95 times (simulated).
+2026-11-22: a majority of three measurements at the edge, each taken for yes or no, let three searches agree within one
+step 53 to 81 times of 100 where a measurement is off by 6 to 10 % (one sigma): how far off the promise a measurement
+was is worth many times what its yes or no is.
 """
 
-from collections.abc import Generator, Sequence
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-VOTES = 3
+from llmcli.bench.load.crossing import CLIP, Seen, bracket, certain, crossing, monotone
+
 STEP = 1.1  # between rates; between numbers of users one, or an eighth where that is more
-MOST = 60  # measurements: an edge that wanders on and on has no place
+MOST = 30  # measurements of a search
+LEAST = 8  # of them before it may end
+NONE = 3  # of the least level before nothing is said to hold
+WIDE = 1.2  # steps of an interval that is taken for one
 
-Search = Generator[float, bool, float | None]
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The place of the largest level that holds, -1: none; the interval of the edge in places (90 %).
+
+    `steps` is what the noise allowed: two searches agree where they are no more than that apart.
+    """
+
+    at: int
+    low: float
+    high: float
+    steps: int
 
 
 def users(most: int = 4096) -> list[float]:
@@ -40,74 +58,81 @@ def nearest(levels: Sequence[float], wanted: float) -> int:
     return max((at for at, level in enumerate(levels) if level <= wanted), default=0)
 
 
-class _Known:
-    """What was measured of each level."""
-
-    def __init__(self, levels: Sequence[float]) -> None:
-        self.levels = levels
-        self.votes: dict[int, list[bool]] = {}
-
-    def ask(self, at: int) -> Generator[float, bool, bool]:
-        """Measure a level once more; what it is taken for now."""
-        held = yield self.levels[at]
-        self.votes.setdefault(at, []).append(held)
-        return self.holds(at)
-
-    def holds(self, at: int) -> bool:
-        """By majority; a tie does not hold."""
-        votes = self.votes[at]
-        return 2 * sum(votes) > len(votes)
-
-    def settled(self, at: int, need: int) -> bool:
-        """Whether more votes would not change it."""
-        votes = self.votes.get(at, [])
-        return max(sum(votes), len(votes) - sum(votes)) > need // 2
-
-    @property
-    def count(self) -> int:
-        """Measurements so far."""
-        return sum(map(len, self.votes.values()))
+def between(levels: Sequence[float], place: float) -> float:
+    """The level at a place that may lie between two of the grid."""
+    inside = min(max(place, 0.0), len(levels) - 1.0)
+    at = min(int(inside), len(levels) - 2)
+    return float(levels[at] * (levels[at + 1] / levels[at]) ** (inside - at))
 
 
-def largest(levels: Sequence[float], start: int, votes: int = VOTES) -> Search:
-    """Search from a place in the grid; gives the largest level that holds, None where none does.
-
-    `votes` is how many measurements an edge may take; 1 believes the first.
-    """
-    known = _Known(levels)
-    low, high = yield from _bracket(known, start)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if (yield from known.ask(middle)):
-            low = middle
-        else:
-            high = middle
-    while known.count < MOST:
-        if low >= 0 and not known.settled(low, votes):
-            yield from known.ask(low)
-        elif high < len(levels) and not known.settled(high, votes):
-            yield from known.ask(high)
-        elif low >= 0 and not known.holds(low):
-            low, high = low - 1, low
-        elif high < len(levels) and known.holds(high):
-            low, high = high, high + 1
-        else:
-            break
-    return levels[low] if low >= 0 else None
+def place(levels: Sequence[float], logarithm: float) -> float:
+    """The same the other way round, of a level's logarithm; beyond the grid its last steps go on."""
+    at = min(max(bisect_right(levels, math.exp(min(logarithm, 700.0))) - 1, 0), len(levels) - 2)
+    low, high = math.log(levels[at]), math.log(levels[at + 1])
+    return at + (logarithm - low) / (high - low)
 
 
-def _bracket(known: _Known, start: int) -> Generator[float, bool, tuple[int, int]]:
-    """A level that holds (-1: none) and one that does not (the end of the grid: all hold), by doubling or halving."""
-    levels = known.levels
-    low, high, at = -1, len(levels), start
-    while True:
-        if (yield from known.ask(at)):
-            low = at
-            if at == len(levels) - 1 or high < len(levels):
-                return low, high
-            at = max(at + 1, nearest(levels, 2 * levels[at]))
-        else:
-            high = at
-            if at == 0 or low >= 0:
-                return low, high
-            at = min(at - 1, nearest(levels, levels[at] / 2))
+def following(levels: Sequence[float], start: int, seen: Sequence[Seen], most: int = MOST) -> int | None:
+    """The place in the grid to measure next; None: enough is known."""
+    if not seen:
+        return start
+    if len(seen) >= most:
+        return None
+    fit = monotone(seen)
+    below, above = bracket(fit)
+    if below is None:
+        return _lower(levels, seen)
+    if above is None:
+        return _higher(levels, seen)
+    if above - below > 1:
+        return (below + above) // 2
+    told, count = found(levels, seen), _counts(seen)
+    pair = [at for at in (told.at, told.at + 1) if 0 <= at < len(levels)]
+    missing = [at for at in pair if at not in count]
+    if len(seen) >= min(LEAST, most) and told.high - told.low <= WIDE and not missing:
+        return None
+    # Levels beside the two tell the slope, but not those that are far from the promise.
+    beside = [at for at in (told.at - 1, told.at + 2) if at in range(len(levels)) and abs(fit.get(at, 0.0)) < CLIP]
+    edge = (told.low + told.high) / 2
+    return min(missing or [*pair, *beside], key=lambda at: (count.get(at, 0), abs(at - edge)))
+
+
+def found(levels: Sequence[float], seen: Sequence[Seen]) -> Found:
+    """What the measurements say."""
+    below, above = bracket(monotone(seen))
+    if below is None:
+        return Found(-1, -1.0, float(above or 0), 1)
+    if above is None:
+        return Found(below, float(below), float(len(levels)), 1)
+    if above - below > 1:
+        return Found(below, float(below), float(above), above - below)
+    edge, tried = crossing(seen, [math.log(level) for level in levels], below, above), _counts(seen)
+    held, broken = certain(seen)
+    least, most = (min(tried) if held is None else held), (max(tried) if broken is None else broken)
+    at, low, high = (place(levels, edge.at + part * edge.error) for part in (0, -1, 1))
+    low, high = max(low, -1.0 if held is None else held), min(high, len(levels) if broken is None else broken)
+    return Found(min(max(math.floor(at), least), most - 1), low, high, max(1, math.ceil(high - low - WIDE + 1)))
+
+
+def _lower(levels: Sequence[float], seen: Sequence[Seen]) -> int | None:
+    """Nothing held so far: half the load; the least of all some more times."""
+    lowest = min(one.at for one in seen)
+    if lowest:
+        return min(lowest - 1, nearest(levels, levels[lowest] / 2))
+    return 0 if _counts(seen)[0] < NONE else None
+
+
+def _higher(levels: Sequence[float], seen: Sequence[Seen]) -> int | None:
+    """Everything held so far: twice the load, or the next level where one that seemed too much turned out not to be."""
+    highest, count = max(one.at for one in seen), _counts(seen)
+    if highest == len(levels) - 1:
+        return None
+    doubled = nearest(levels, 2 * levels[highest])
+    return highest + 1 if len(seen) > len(count) else max(highest + 1, doubled)
+
+
+def _counts(seen: Sequence[Seen]) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for one in seen:
+        counts[one.at] = counts.get(one.at, 0) + 1
+    return counts

@@ -10,7 +10,7 @@ from random import Random
 from llmcli.bench.load import client as clients
 from llmcli.bench.load import jsonl, mixes
 from llmcli.bench.load.client import Client, Server
-from llmcli.bench.load.drive import Length, Load, Run, drive
+from llmcli.bench.load.drive import Enough, Length, Load, Run, drive
 from llmcli.bench.load.mixes import Fit, Shape
 from llmcli.bench.load.record import Job
 from llmcli.bench.load.stream import usage
@@ -53,7 +53,7 @@ class Session:
         return mixes.jobs(mixes.mixes()[asked.mix], asked.shape, self.fit, seed)
 
     async def run(
-        self, load: Load, length: Length, number: int, *, enough: Callable[[Run], bool] = lambda run: False,
+        self, load: Load, length: Length, number: int, *, enough: Enough = lambda run, answer: False,
         tick: Callable[[], None] = lambda: None,
     ) -> Run:  # fmt: skip
         """Put a load on the server, with the prompts of a number. Raises UserError where nothing at all is answered."""

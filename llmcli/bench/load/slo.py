@@ -1,5 +1,6 @@
 """A promise to users: how long they may wait, and for how many of them it must hold."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -20,11 +21,16 @@ class Slo:
         return ",".join(f"{name}:{most:g}" for name, most in self.limits.items())
 
     def keeps(self, answer: Answer) -> bool:
-        """Whether an answer kept all of it; an answer of one token has a TPOT of 0, an error keeps nothing."""
+        """Whether an answer kept all of it."""
+        return self.ratio(answer) <= 1
+
+    def ratio(self, answer: Answer) -> float:
+        """What it met in units of the limit, of the limits the one it is worst in; inf where it failed. An answer of
+        one token has a TPOT of 0."""
         if not answer.good:
-            return False
+            return math.inf
         met = {"ttft": answer.ttft, "tpot": answer.tpot or 0.0, "e2el": answer.e2el}
-        return all(met[name] * 1e3 <= most for name, most in self.limits.items())
+        return max(met[name] * 1e3 / most for name, most in self.limits.items())
 
 
 def parse(text: str) -> Slo:

@@ -38,7 +38,7 @@ Requests = Annotated[int | None, typer.Option("--requests", min=1, help="Measure
 Seconds = Annotated[float | None, typer.Option("--seconds", min=0.1, help="Measure each load at least so long.")]
 Warmup = Annotated[int | None, typer.Option("--warmup", min=0, help="Requests that do not count; default: one round.")]
 Turns = Annotated[
-    int | None, typer.Option("-r", "--repetitions", min=1, help="Of each load [1], a comparison [8], the edge [3].")
+    int | None, typer.Option("-r", "--repetitions", min=1, help="Of each load [1], a comparison [8], a search [<= 30].")
 ]
 Mix = Annotated[str, typer.Option("--mix", help="What is asked: fixed (words), sonnet (verse), or a JSONL file.")]
 Prompt = Annotated[int, typer.Option("-p", "--n-prompt", min=1, help="Tokens of a prompt, about.")]

@@ -73,7 +73,7 @@ def test_seconds_are_enough_also_where_nobody_is_open_when_they_are_over(jumping
 
 
 def test_a_run_ends_when_enough_is_known(jumping: Jump) -> None:
-    def third(run: Run) -> bool:
+    def third(run: Run, answer: Answer) -> bool:
         return sum(one.ended is not None for one in run.measured) >= 3
 
     run: Run = jumping(drive.drive(Slow(), jobs(), Load("closed", 1), Length(50), enough=third))
