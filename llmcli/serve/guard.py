@@ -56,7 +56,7 @@ class Guard:
             raise Problem(f"this server does not go by the name {name!r}; --allow-host {name} lets it in", 403)
         if origin is None or (self._settings.keys and kind == "http"):
             return
-        own = urlsplit(origin).netloc.lower() == (host or "").lower() != ""
+        own = _netloc(origin) == (host or "").lower() != ""
         if not own and origin not in self._settings.cors and "*" not in self._settings.cors:
             raise Problem(f"pages of {origin[:100]!r} may not ask this server; --cors {origin[:100]} lets them", 403)
         sort = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -66,6 +66,14 @@ class Guard:
     def _ours(self, host: str) -> bool:
         name = _name(host)
         return name in self._hosts or name.endswith(".localhost") or _number(name)
+
+
+def _netloc(origin: str) -> str:
+    """Where a page is from; "" where that is no address."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def _name(host: str) -> str:

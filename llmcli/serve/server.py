@@ -4,6 +4,7 @@ The first SIGTERM or Ctrl-C lets what is being answered end, within the drain ti
 """
 
 import asyncio
+import resource
 import signal
 import socket as sockets
 import ssl
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,10 +23,12 @@ from llmcli.errors import UsageError, UserError
 from llmcli.serve import procedures
 from llmcli.serve.app import make_app
 from llmcli.serve.bridge import Bridge
+from llmcli.serve.connection import Connection
 from llmcli.serve.front import Front
 from llmcli.serve.settings import Settings
 
 BACKLOG = 2048
+MOST_FILES = 1 << 16  # connections are files, and shells give a process 1,024
 SWITCH = 0.0005  # seconds that a thread of Python may keep another waiting
 KEEP_ALIVE = 75  # seconds that an idle connection stays open, longer than most clients keep theirs
 
@@ -37,7 +40,7 @@ class Server(uvicorn.Server):
         tls = {"ssl_keyfile": settings.ssl_key, "ssl_certfile": settings.ssl_cert} if settings.ssl_cert else {}
         app: Any = make_app(bridge, settings) if isinstance(bridge, Bridge) else bridge
         super().__init__(uvicorn.Config(
-            app, loop="asyncio", http="auto", ws="websockets-sansio", lifespan="off",
+            app, loop="asyncio", http=Connection, ws="websockets-sansio", lifespan="off",
             ws_max_size=settings.max_body, log_config=None, log_level="error", access_log=False, proxy_headers=False,
             server_header=False, timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=int(settings.drain) + 5, **tls,  # type: ignore[arg-type]
@@ -104,8 +107,17 @@ def run(bridge: Bridge | Front, settings: Settings, socket: sockets.socket, read
     server = Server(bridge, settings, ready)
     # The engine's thread takes up its work behind each pass, and must not wait 5 ms for one that renders a template.
     sys.setswitchinterval(SWITCH)
+    _open_more()
     server.run([socket])
     return server.stopped
+
+
+def _open_more() -> None:
+    """As many connections as the system allows this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    with suppress(ValueError, OSError):  # macOS has a smaller limit that it does not tell
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 @contextmanager
