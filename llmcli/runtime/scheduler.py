@@ -51,7 +51,7 @@ class Scheduler:
             self.ledger.release(sequence.slot, sequence.request.turn)
             del self.running[sequence.id]
             return
-        self.waiting.remove(sequence)
+        self.waiting.remove(sequence, self.passes)
         if sequence.away:
             self.swap.drop(sequence.away)
 
@@ -156,7 +156,7 @@ class Scheduler:
         return True
 
     def _run(self, sequence: Sequence) -> None:
-        self.waiting.remove(sequence)
+        self.waiting.remove(sequence, self.passes)
         self.running[sequence.id] = sequence
 
     def _place(self, sequence: Sequence) -> bool:

@@ -57,6 +57,41 @@ def test_many_sequences_share_passes_and_each_gets_its_own_text():
     machine.ledger.check()
 
 
+@pytest.mark.parametrize("wait", [0, 300, 1500])
+def test_whoever_comes_late_does_not_wait_for_all_that_another_client_has_sent_before(wait: int) -> None:
+    machine = engine(FakeContext(n_ctx=2048, n_seq_max=4), Schedule(running=4))
+    long = {"ignore_eos": True, "max_tokens": 200}
+    many = {machine.submit(request(f"{number:03}", client="much", **long)) for number in range(64)}
+    over: list[int] = []
+
+    def step() -> None:
+        over.extend(event.sequence for event in machine.step() if event.finish)
+
+    for _ in range(wait):
+        step()
+    before = len(over)
+    one = machine.submit(request("one", client="little", **long))
+    while one not in over:
+        step()
+    assert len(over) - before <= 8, "the four that ran, it, and three that were let in beside it"
+    assert many.issuperset(over[:-1])
+
+
+def test_a_client_of_small_priority_waits_long_but_not_for_ever() -> None:
+    machine = engine(FakeContext(n_ctx=512, n_seq_max=1), Schedule(running=1))
+    low = machine.submit(request("low", client="a", priority=-2, ignore_eos=True, max_tokens=20))
+    for client in "bc":
+        machine.submit(request("high", client=client, ignore_eos=True, max_tokens=20))
+    over: list[int] = []
+    while low not in over:
+        for event in machine.step():
+            if event.finish:
+                over.append(event.sequence)
+                machine.submit(request("more", client="bc"[len(over) % 2], ignore_eos=True, max_tokens=20))
+        assert len(over) < 50
+    assert len(over) > 3
+
+
 def test_a_long_prompt_is_cut_into_passes_of_the_batch_size():
     context = FakeContext(n_batch=16)
     machine = engine(context)
