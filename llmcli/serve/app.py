@@ -1,7 +1,6 @@
 """The ASGI application: all of routes/ behind the guard, keys, and one place where a mistake becomes its status."""
 
-import hmac
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,6 +15,7 @@ from starlette.routing import Route as Path
 from llmcli.serve import registry
 from llmcli.serve.bridge import Bridge, Busy
 from llmcli.serve.guard import Guard
+from llmcli.serve.keys import allowed
 from llmcli.serve.problems import Problem, document, problem
 from llmcli.serve.routes.base import Route, Service
 from llmcli.serve.settings import Settings
@@ -64,16 +64,6 @@ def _paths(route: Route, service: Service) -> list[BaseRoute]:
         return await found
 
     return [Path(path, answer, methods=list(route.methods)) for path in (route.path, *route.paths)]
-
-
-def allowed(headers: Mapping[str, str], keys: tuple[str, ...]) -> bool:
-    """Whether one of the keys is there, as OpenAI's clients bring them; every key is compared, in constant time."""
-    if not keys:
-        return True
-    kind, _, given = headers.get("authorization", "").partition(" ")
-    given = given.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
-    found = [hmac.compare_digest(given.encode(), key.encode()) for key in keys]
-    return any(found)
 
 
 async def refused(request: Request, error: Refusal) -> Response:

@@ -2,14 +2,16 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 from llmcli.serve.bridge import Bridge
 from llmcli.serve.schema.base import Document, Form
 
 
-async def chunks(bridge: Bridge, form: Form) -> AsyncGenerator[Document, None]:
-    """What a stream would tell, or else the whole answer. Closing it ends the answer within a step."""
-    async with aclosing(bridge.answer(*form.requests, samples=form.each)) as answering:
+async def chunks(bridge: Bridge, form: Form, client: str) -> AsyncGenerator[Document, None]:
+    """What a stream would tell `client`, or else the whole answer. Closing it ends the answer within a step."""
+    requests = [replace(one, client=client) for one in form.requests]
+    async with aclosing(bridge.answer(*requests, samples=form.each)) as answering:
         async for event in answering:
             if form.stream:
                 for chunk in [*(form.begin() if not form.begun else ()), *form.show(event)]:

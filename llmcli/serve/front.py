@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from llmcli.serve import keys
 from llmcli.serve.affinity import key_of
-from llmcli.serve.app import allowed
 from llmcli.serve.documents import Documents
 from llmcli.serve.guard import Guard
 from llmcli.serve.problems import Problem, document
@@ -100,7 +100,10 @@ class Front:
         try:
             if self.stopping:
                 raise Problem("the server is stopping", 503)
-            raw = await whole(Request(scope, receive), self.settings.max_body)
+            request = Request(scope, receive)
+            # The application tells who brings no key; whatever else such a request brings is not read.
+            known = keys.allowed(request.headers, self.settings.keys)
+            raw = await whole(request, self.settings.max_body) if known else b""
             await unless_gone(receive, self._asked(portable(scope), raw, send))
         except Gone:
             return
@@ -148,7 +151,7 @@ class Front:
         except Problem as error:
             await socket.close(1008, str(error)[:120])
             return
-        if scope["path"] != SOCKET or not allowed(socket.headers, self.settings.keys):
+        if scope["path"] != SOCKET or not keys.allowed(socket.headers, self.settings.keys):
             await socket.close(1008, "a key is needed" if scope["path"] == SOCKET else "there is nothing here")
             return
         await socket.accept()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.serve.app import allowed
+from llmcli.serve import keys
 from llmcli.serve.bridge import Busy
 from llmcli.serve.chunks import chunks
 from llmcli.serve.problems import Problem, document, problem
@@ -121,7 +121,7 @@ class Procedures:
     async def _stream(self, request: Any, context: Any) -> AsyncIterator[Any]:
         try:
             self._let_in(context, needs=True)
-            async with aclosing(self._generate(request)) as answers:
+            async with aclosing(self._generate(request, self._client(context))) as answers:
                 async for answer in answers:
                     yield answer
         except Refusal as error:
@@ -129,14 +129,18 @@ class Procedures:
 
     def _let_in(self, context: Any, needs: bool) -> None:
         given = dict(context.invocation_metadata() or ())
-        if needs and not allowed(given, self._service.settings.keys):
+        if needs and not keys.allowed(given, self._service.settings.keys):
             raise Problem("this server needs a key: authorization: Bearer KEY", 401, code="invalid_api_key")
 
-    async def _generate(self, request: Any) -> AsyncGenerator[Any, None]:
+    def _client(self, context: Any) -> str:
+        address = context.peer().partition(":")[2].rpartition(":")[0]  # of ipv4:127.0.0.1:50000
+        return keys.client(dict(context.invocation_metadata() or ()), address, self._service.settings.keys)
+
+    async def _generate(self, request: Any, client: str) -> AsyncGenerator[Any, None]:
         service = self._service
         path, body = _body(request)
         form = await asked(service.bridge, path, body, service.settings)
-        async with aclosing(chunks(service.bridge, form)) as told:
+        async with aclosing(chunks(service.bridge, form, client)) as told:
             async for chunk in told:
                 for piece in self._pieces(chunk):
                     yield piece

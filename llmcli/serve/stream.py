@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llmcli.serve import registry
+from llmcli.serve import keys, registry
 from llmcli.serve.bridge import Answering, Bridge
 from llmcli.serve.problems import Problem, problem
 from llmcli.serve.routes.base import Service
@@ -38,6 +38,8 @@ async def body(request: Request, most: int) -> dict[str, Any]:
 
 async def whole(request: Request, most: int) -> bytes:
     """All bytes of a request's body; raises Problem where they are too many or too slow, Gone where they end early."""
+    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise Problem(f"the body is coded as {coding[:60]!r}; send it as it is", 415)
     raw, count = bytearray(), 0
     try:
         async with asyncio.timeout(PATIENCE):
@@ -87,7 +89,8 @@ async def asked(
 
 async def answered(service: Service, request: Request, form: Form) -> Response:
     """The form's answer: a document when it is there, or a stream from the first event on."""
-    client = _client(request, service.settings.keys)
+    address = request.client.host if request.client else ""
+    client = keys.client(request.headers, address, service.settings.keys)
     requests = [replace(one, client=client) for one in form.requests]
     answering = service.bridge.answer(*requests, samples=form.each)
     if form.stream:
@@ -95,13 +98,6 @@ async def answered(service: Service, request: Request, form: Form) -> Response:
     async with aclosing(answering):
         await unless_gone(request.receive, _finished(answering))
     return json_response(form.whole(answering.answers))
-
-
-def _client(request: Request, keys: tuple[str, ...]) -> str:
-    """Whose a request is, for a fair share: its key's, else its address's."""
-    if keys:
-        return request.headers.get("authorization", "") or request.headers.get("x-api-key", "")
-    return request.client.host if request.client else ""
 
 
 async def _finished(answering: Answering) -> None:

@@ -1,5 +1,6 @@
 """Bad requests: each gets OpenAI's error object with the right status, and the server goes on."""
 
+import gzip
 import http.client
 import json
 from collections.abc import Callable
@@ -93,6 +94,13 @@ def test_what_is_no_json_is_told(serve: Callable[..., Served]) -> None:
         assert words in found["error"]["message"]
 
 
+def test_a_packed_body_is_refused_by_name(serve: Callable[..., Served]) -> None:
+    packed = gzip.compress(json.dumps({"messages": HELLO}).encode())
+    status, _, found = post(serve(), packed, **{"content-encoding": "gzip"})
+    assert (status, found["error"]["type"]) == (415, "invalid_request_error")
+    assert "gzip" in found["error"]["message"]
+
+
 def test_ten_megabytes_are_refused_whole_and_in_pieces(serve: Callable[..., Served]) -> None:
     served = serve()
     large = b'{"messages": "' + b"x" * 10_000_000 + b'"}'
@@ -123,6 +131,12 @@ def test_what_is_only_tokenized_has_an_end(serve: Callable[..., Served]) -> None
         status, _, found = post(served, json.dumps(body).encode(), "/tokenize")
         assert (status, "at most" in found["error"]["message"]) == (400, True)
     assert len(post(served, json.dumps({"content": "x" * 200_000}).encode(), "/tokenize")[2]["tokens"]) == 200_000
+
+
+def test_one_request_is_given_so_many_answers_and_no_more(serve: Callable[..., Served]) -> None:
+    status, _, found = post(serve(), json.dumps({"prompt": ["x"] * 200, "n": 6}).encode(), "/v1/completions")
+    assert (status, found["error"]["param"]) == (400, "n")
+    assert "1,200 answers" in found["error"]["message"]
 
 
 def test_paths_methods_and_other_models_are_told(serve: Callable[..., Served]) -> None:

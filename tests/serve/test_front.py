@@ -266,3 +266,10 @@ def test_a_model_that_does_not_open_is_told_in_its_words() -> None:
     with closing(Child(refused, lambda text: None)) as made, pytest.raises(UserError, match="no worker at a:1") as told:
         made.start()
     assert told.value.hint == "start it"
+
+
+def test_what_is_brought_without_a_key_is_not_read() -> None:
+    upstream = Script([START, END])
+    settings = Settings(("tiny",), max_body=100, keys=("secret-key-1",))
+    asyncio.run(asked(Front(upstream, settings), b"x" * 1000))
+    assert upstream.bodies == [b""]  # the application says 401 to it

@@ -84,3 +84,11 @@ def test_a_socket_of_another_page_or_name_is_not_opened(serve: Callable[..., Ser
     with socket.create_connection(("127.0.0.1", served.settings.port)) as link, pytest.raises(InvalidStatus) as told:
         connect("ws://evil.example/v1/ws", sock=link)
     assert told.value.response.status_code == 403
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "//", "http://a b/"])
+def test_an_origin_that_is_no_address_is_refused(serve: Callable[..., Served], origin: str) -> None:
+    served = serve()
+    assert post(served, ASK, origin=origin)[0] == 403
+    with pytest.raises(InvalidStatus, match="403"), opened(served, additional_headers={"origin": origin}):
+        pass

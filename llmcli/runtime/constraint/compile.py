@@ -36,6 +36,8 @@ class Grammars:
             while len(self._compiled) >= KEPT:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[constraint] = self._compile(constraint)
+        else:  # those used last stay
+            self._compiled[constraint] = self._compiled.pop(constraint)
         return self._compiled[constraint]
 
     def _compile(self, constraint: Constraint) -> Grammar:

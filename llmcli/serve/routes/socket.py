@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from llmcli.serve import registry
+from llmcli.serve import keys, registry
 from llmcli.serve.chunks import chunks
 from llmcli.serve.problems import Problem, document, problem
 from llmcli.serve.routes.base import Route, Service
@@ -110,17 +110,21 @@ class Talk:
 
 async def talk(service: Service, socket: WebSocket) -> None:
     """Take a socket and serve it until it closes."""
+    address = socket.client.host if socket.client else ""
+    client = keys.client(socket.headers, address, service.settings.keys)
     await socket.accept()
-    await Talk(socket, partial(answers, service), service.talks).run()
+    await Talk(socket, partial(answers, service, client), service.talks).run()
 
 
-async def answers(service: Service, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+async def answers(
+    service: Service, client: str, path: str, body: Mapping[str, Any]
+) -> AsyncGenerator[dict[str, Any], None]:
     """Ask the model of this process."""
     if path == EMBEDDINGS:
         yield await embedded(service, body)
         return
     form = await asked(service.bridge, path, body, service.settings)
-    async with aclosing(chunks(service.bridge, form)) as told:
+    async with aclosing(chunks(service.bridge, form, client)) as told:
         async for chunk in told:
             yield chunk
 

@@ -16,6 +16,7 @@ from llmcli.serve.settings import Settings
 from llmcli.types import Event
 
 MOST_PROMPTS, MOST_ALTERNATIVES = 256, 20
+MOST_ANSWERS = 1024  # of one request: an idle server takes any one whole, and whoever comes next waits for it
 FEW = 16  # OpenAI's limit where nobody says one
 LIMITS = "max_tokens", "n_predict"
 
@@ -71,6 +72,8 @@ class Completions(Form):
             raise self.fields.wrong("prompt", "text, ids of tokens, or a list of either")
         if len(value) > MOST_PROMPTS:
             raise Problem(f"prompt has {len(value)} entries, at most {MOST_PROMPTS} are taken", param="prompt")
+        if (count := len(value) * self.samples) > MOST_ANSWERS:
+            raise Problem(f"these are {count:,} answers, at most {MOST_ANSWERS:,} are given to one request", param="n")
         return [self._tokens(f"prompt[{index}]", one) for index, one in enumerate(value)]
 
     def _tokens(self, where: str, value: Any) -> tuple[int, ...]:
