@@ -16,7 +16,7 @@ LARGEST = 1 << 16  # bytes of a head, about, as in h11; what one read brings is 
 Base: Any = AutoHTTPProtocol
 
 
-class Connection(Base):
+class Connection(Base):  # type: ignore[misc]  # which class that is, uvicorn finds out
     """One connection; it closes itself where no request comes of it."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
