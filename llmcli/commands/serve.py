@@ -52,6 +52,9 @@ AllowHost = Annotated[
 ]
 Body = Annotated[int, typer.Option(min=1024, metavar="BYTES", help="Of a request's body, at most.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="The most tokens of any answer.")]
+Pooling = Annotated[
+    str | None, typer.Option(metavar="mean|cls|last", help="How tokens become one embedding, else by the file.")
+]
 Drain = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For answers to end in when it stops.")]
 Replicas = Annotated[int, typer.Option(min=0, max=256, metavar="N", help="So many models side by side (Ray Serve).")]
 Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help="The replicas' cluster: auto, or HOST:PORT.")]
@@ -81,6 +84,7 @@ def serve(
     allow_host: AllowHost = None,
     max_body: Body = MOST_BODY,
     max_tokens: MaxTokens = None,
+    pooling: Pooling = None,
     drain: Drain = 30,
     replicas: Replicas = 0,
     ray: Ray = None,
@@ -99,6 +103,7 @@ def serve(
     hosting.check(given)
     keys = _keys(api_key or [], api_key_file or [], host)
     server.check_tls(ssl_key_file, ssl_cert_file)
+    _check_pooling(pooling)
     if grpc_port is not None:
         _check_grpc(apart=bool(given.rpc or replicas or ray))
     config, ui = _surroundings(given, json)
@@ -109,7 +114,7 @@ def serve(
             "names": tuple(alias or ()), "most_tokens": max_tokens, "keys": keys, "cors": tuple(cors or ()),
             "allow_hosts": tuple(allow_host or ()), "max_body": max_body, "drain": drain, "host": host,
             "port": socket.getsockname()[1], "grpc_port": grpc_port, "ssl_key": ssl_key_file, "ssl_cert": ssl_cert_file,
-        })  # fmt: skip
+        }, pooling)  # fmt: skip
         if replicas or ray:
             stopped = apart.run_replicas(wish, replicas or 1, ray, socket)
         elif given.rpc:
@@ -133,6 +138,7 @@ class Wish:
     parallel: int
     waiting: int
     settings: dict[str, Any]
+    pooling: str | None = None
 
 
 @contextmanager
@@ -142,6 +148,9 @@ def opened(wish: Wish) -> "Iterator[tuple[Bridge, Settings]]":
     from llmcli.serve.bridge import Bridge
 
     with hosting.host(wish.ref, wish.given, wish.config, wish.ui, wish.parallel, apart=True) as hosted:
+        if wish.pooling:
+            hosted.runner.pooling = wish.pooling
+            hosted.runner.embedder()  # or say now that it cannot be
         with closing(Bridge(hosted.runner, wish.parallel, wish.waiting)) as bridge:
             yield bridge, _settings(hosted, wish.given, **wish.settings)
 
@@ -170,6 +179,15 @@ def _settings(hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: An
         names or (hosted.name,), int(time.time()), hosted.sampling, hosted.system, given.stops, predict,
         most_context=most if given.options.ctx_size is None else runner.n_ctx, **more,
     )  # fmt: skip
+
+
+def _check_pooling(wanted: str | None) -> None:
+    from llmcli.runtime.embedder import KINDS
+
+    if wanted is not None and wanted not in KINDS:
+        more = {"none": "OpenAI's API has one vector a text", "rank": "a file that ranks says so itself"}
+        hint = f"--pooling takes {', '.join(KINDS)}" + (f": {more[wanted]}" if wanted in more else "")
+        raise UsageError(f"--pooling is {wanted!r}", hint=hint)
 
 
 def _check_grpc(apart: bool) -> None:

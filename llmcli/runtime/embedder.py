@@ -1,4 +1,4 @@
-"""Texts to vectors, pooled as the model's file says and normalised as llama-server does.
+"""Texts to vectors, pooled as the model's file says and normalised as llama-server does; or pairs of texts to scores.
 
 The context for it is made at the first text and made larger when a longer one comes. It is read pass by pass, so that
 answers can go on between them.
@@ -6,6 +6,9 @@ answers can go on between them.
 2026-11-22: a file that names no pooling is a model that generates: its last token has seen the whole text, and of
 that one alone logits are computed beside it (llama.cpp computes them for every row that gives a vector: 100 MB for
 512 rows of a vocabulary of 49,152). llama-server refuses such a file for /v1/embeddings.
+
+2026-11-22: a model that ranks must have the matrix that makes its scores. Without one (jina-reranker-v1-tiny's)
+llama.cpp reads the scores of all texts but the first from the wrong place of the head's output.
 """
 
 import math
@@ -27,6 +30,8 @@ ROWS = 512  # tokens of a pass
 GENTLE = 64  # of one while answers are made, whose next tokens wait as long; as many a second as of 512 on a CPU
 TEXTS = 16  # texts at once
 SMALLEST = 512  # cells of the first context
+HEAD = "cls.output.weight"  # of a model that ranks
+KINDS = "mean", "cls", "last"  # that may be wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +52,19 @@ class Pass:
 class Embedder:
     """Owns the context for embeddings of one model; all calls come from the engine's thread."""
 
-    def __init__(self, model: Model, context: Context, header: Header, options: RunOptions) -> None:
-        """`context` is the one that generates. Raises UserError for a model that gives no embeddings."""
+    def __init__(
+        self, model: Model, context: Context, header: Header, options: RunOptions, wanted: str | None = None
+    ) -> None:
+        """`context` is the one that generates; `wanted` pools otherwise than the file says.
+
+        Raises UserError for a model that gives no embeddings.
+        """
         self._model, self._options = model, options
         self.size, self.n_vocab = model.n_embd, model.n_vocab
         self.looks_back = looks_back(model, context)
-        self.pooling = pooling(header, self.looks_back)
+        self.pooling = pooling(header, self.looks_back, wanted)
+        template = header.metadata.get("tokenizer.chat_template.rerank")
+        self._paired = template if isinstance(template, str) else ""
         self.most = context.n_ctx if self.looks_back else min(context.n_ctx, model.n_ctx_train)
         self._held = ExitStack()
         self._pooled: Pooled | None = None
@@ -62,6 +74,20 @@ class Embedder:
     def encode(self, text: str) -> list[int]:
         """A text as ids with what the file puts around it; control tokens are read out of it, as llama-server does."""
         return self._model.tokenize(text, special=True, add_special=True)
+
+    @property
+    def ranks(self) -> bool:
+        """Whether it scores pairs of texts instead of making vectors."""
+        return self.pooling == "rank"
+
+    def pair(self, query: str, text: str) -> list[int]:
+        """A pair to be scored as ids, as the file says or llama-server puts it together."""
+        if not self._paired:
+            return self._model.pair(query, text)
+        # One after the other, so that nothing of the query is read as the other's place.
+        before, _, behind = self._paired.partition("{document}")
+        words = before.replace("{query}", query) + text + behind.replace("{query}", query)
+        return self._model.tokenize(words, special=True)
 
     def work(self, texts: Sequence[Sequence[int]]) -> "Work":
         """Begin with these texts; only one work may be under way at a time. Raises UserError where one does not fit."""
@@ -127,7 +153,7 @@ class Embedder:
         if not self.looks_back:
             yield Pass(tuple((number, 0, len(text)) for number, text in enumerate(texts)), True)
             return
-        last = self.pooling == "last"
+        last = self.pooling in ("last", "rank")
         ends = [len(text) - last for text in texts]
         for pieces in pieced(ends, self._now):
             yield Pass(pieces, not last)
@@ -136,7 +162,7 @@ class Embedder:
 
     def _made_with(self, room: int) -> PooledOptions:
         options, rows, vectors = self._options, max(room, TEXTS), max(room, TEXTS)
-        if self.looks_back and self.pooling == "last":
+        if self.looks_back and self.pooling in ("last", "rank"):
             rows, vectors = ROWS, TEXTS
         elif self.looks_back:
             rows = vectors = max(TEXTS, min(ROWS, block_rows(self._model.n_vocab)))
@@ -173,20 +199,27 @@ class Work:
                     for number, start, end in one.pieces:
                         if embedder.pooling == "mean":
                             sums[number] += found[number].astype(np.float64) * (end - start)
-                        elif embedder.pooling == "last" or start == 0:
+                        elif embedder.pooling != "cls" or start == 0:
                             sums[number] = found[number]
                 yield True
-            self.vectors += [unit(vector) for vector in sums]
+            self.vectors += [vector.astype(np.float32) if embedder.ranks else unit(vector) for vector in sums]
 
 
-def pooling(header: Header, back: bool) -> str:
-    """How the vectors of a text's tokens become one, by the file; raises UserError for one that ranks."""
+def pooling(header: Header, back: bool, wanted: str | None = None) -> str:
+    """How the vectors of a text's tokens become one, by the file unless `wanted`; rank: they become scores.
+
+    Raises UserError for a file that ranks in a way that llama.cpp does not read, or is to do something else.
+    """
     kind = header.metadata.get(f"{header.architecture}.pooling_type")
     names = {number: name for name, number in POOLING.items()}
     name = names.get(kind, "none") if isinstance(kind, int) else "none"
     if name == "rank":
-        raise UserError("this model ranks pairs of texts: it gives no embeddings", hint="use a model for embeddings")
-    return name if name != "none" else "last" if back else "mean"
+        if wanted is not None:
+            raise UserError("this model ranks pairs of texts and pools nothing", hint="leave out --pooling")
+        if not any(tensor.name == HEAD for tensor in header.tensors):
+            raise UserError(f"this model ranks pairs of texts, and its file has no {HEAD}", hint="use another one")
+        return name
+    return wanted or (name if name != "none" else "last" if back else "mean")
 
 
 def unit(vector: Vector | np.ndarray) -> Vector:

@@ -131,6 +131,7 @@ class Runner:
         allocated = context.allocated()
         self._kv_bytes = allocated.context if allocated else None
         self._compute_bytes = allocated.compute if allocated else None
+        self.pooling: str | None = None  # of embeddings; None: as the file says
         self._embedder: Embedder | None = None
 
     @property
@@ -149,7 +150,7 @@ class Runner:
         Raises UserError for a model that gives none.
         """
         if self._embedder is None:
-            self._embedder = Embedder(self.model, self.context, self.header, self.options)
+            self._embedder = Embedder(self.model, self.context, self.header, self.options, self.pooling)
         return self._embedder
 
     @property

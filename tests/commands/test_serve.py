@@ -18,6 +18,7 @@ KEY = "a-key-that-is-long"
     (("x", "-m", "y"), "two models", 2),
     (("x", "--host", "0.0.0.0"), "nobody would need a key", 1),
     (("x", "--api-key", "short"), "too short", 1),
+    (("x", "--pooling", "none"), "--pooling is 'none'", 2),
     (("x", "--api-key", "with a space"), "too short, or has letters", 1),
     (("x", "--ssl-key-file", "k.pem"), "TLS takes a key and a certificate", 2),
     (("x", "-p", "hello"), "-p is for one answer", 2),

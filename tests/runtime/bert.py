@@ -24,8 +24,9 @@ def oracle(seed: int = 0) -> Any:
     return transformers.BertModel(config, add_pooling_layer=False).eval()
 
 
-def bert(path: Path, pooling: int | None = 1, model: Any = None) -> Path:
-    """The model as a GGUF; random weights of its own without `model`. `pooling`: llama.h, enum llama_pooling_type."""
+def bert(path: Path, pooling: int | None = 1, model: Any = None, head: dict[str, np.ndarray] | None = None) -> Path:
+    """The model as a GGUF; random weights of its own without `model`. `pooling`: llama.h, enum llama_pooling_type;
+    `head`: more tensors, of a model that ranks."""
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(HIDDEN)
@@ -47,7 +48,7 @@ def bert(path: Path, pooling: int | None = 1, model: Any = None) -> Path:
         getattr(writer, f"add_{name}_token_id")(number)
     writer.add_bos_token_id(2)
     writer.add_eos_token_id(3)
-    for name, values in (_weights(model) if model else _random()).items():
+    for name, values in ((_weights(model) if model else _random()) | (head or {})).items():
         writer.add_tensor(name, np.ascontiguousarray(values, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -91,6 +91,21 @@ class Model:
         """Bytes of the longest token."""
         return max(len(self.piece(token, special=True)) for token in range(self.n_vocab))
 
+    def pair(self, first: str, second: str) -> list[int]:
+        """Two texts as one, with what the file puts around and between them: for models that rank pairs.
+
+        As format_prompt_rerank of llama.cpp's server (tools/server/server-common.cpp) has it, and where the file ends
+        no text with EOS the separator once more at the end: BERT was trained with it, llama-server leaves it out.
+        """
+        library, vocab = lib(), self.vocab
+        sep = _id(library.llama_vocab_sep(vocab))
+        end = [token for token in (self.eos if self.eos is not None else sep,) if token is not None]
+        ends = end if library.llama_vocab_get_add_eos(vocab) else []
+        between = [sep] if sep is not None and library.llama_vocab_get_add_sep(vocab) else []
+        begin = [self.bos] if self.add_bos and self.bos is not None else []
+        one, other = (self.tokenize(text, special=False) for text in (first, second))
+        return [*begin, *one, *ends, *between, *other, *(ends or between)]
+
     def control(self, token: int) -> bool:
         """Whether a token is read out of text only where `special` is set."""
         return bool(lib().llama_vocab_is_control(self.vocab, token))

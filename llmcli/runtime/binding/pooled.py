@@ -64,7 +64,8 @@ class Pooled:
         self._memory = library.llama_get_memory(pointer)
         self.n_vocab = model.n_vocab
         self.n_ctx: int = library.llama_n_ctx(pointer)
-        self.size = model.n_embd
+        # Of a model that ranks, its scores (src/llama-context.cpp, LLAMA_POOLING_TYPE_RANK).
+        self.size: int = library.llama_model_n_cls_out(model.pointer) if options.pooling == "rank" else model.n_embd
         self._batch, self._positions = Batch(options.rows), Positions(options.texts)
         self._encodes = library.llama_model_has_encoder(model.pointer)
         self._held = 0
@@ -133,7 +134,7 @@ def open_pooled(model: Model, options: PooledOptions) -> Iterator[Pooled]:
 def _opened(model: Model, options: PooledOptions) -> Iterator[Any]:
     check_cache(options.type_k, options.type_v, options.flash_attn)
     assert 1 <= options.texts <= MAX_SEQUENCES, options.texts
-    assert options.pooling in ("mean", "cls", "last"), options.pooling
+    assert options.pooling in ("mean", "cls", "last", "rank"), options.pooling
     # A mean is a product over all rows of a pass, also of the one that is laid out beforehand: they must all be output.
     assert options.pooling != "mean" or options.vectors >= max(options.rows, options.texts), options
     library = lib()

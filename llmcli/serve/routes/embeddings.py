@@ -48,7 +48,9 @@ class Asked:
         self.texts = texts(self._fields)
 
     def length(self, embedder: Embedder) -> int:
-        """How many numbers of each vector are wanted."""
+        """How many numbers of each vector are wanted; raises Problem where there are none."""
+        if embedder.ranks:
+            raise Problem("this model ranks pairs of texts: it gives no embeddings; /v1/rerank answers with it", 501)
         return self._fields.whole("dimensions", 1, embedder.size, embedder.size) or embedder.size
 
     def answer(self, ids: list[list[int]], vectors: Sequence[Vector], cut: int) -> dict[str, Any]:
