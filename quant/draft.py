@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +22,7 @@ from quant.writer import Layout, Slot
 
 BLOCK = 1 << 20  # bytes read at a time when what is there is checked
 OFTEN = 2.0  # seconds after which progress is noted within a slab too
+FLUSHED = 1 << 25  # bytes written after which they are sent to the disk, beside the making of those behind them
 
 
 class Draft:
@@ -37,6 +39,8 @@ class Draft:
         self.journal = out.with_name(f".{out.name}.journal")
         self.identity = {**identity, "header": hashlib.sha256(plan.header).hexdigest()}
         self.position, self.resumed, self.sha = 0, 0, hashlib.sha256()
+        self.sent, self.sending = 0, Future[None]()  # to the disk: how far, and the last time of it
+        self.sending.set_result(None)
         self.noted = 0.0
 
     @contextlib.contextmanager
@@ -52,8 +56,8 @@ class Draft:
             self._resume()
             self.resumed = self.position
             self._room()
-            with self.part.open("r+b" if self.position else "wb") as data:
-                self.data = data
+            with self.part.open("r+b" if self.position else "wb") as data, ThreadPoolExecutor(1, "flush") as disk:
+                self.data, self.disk = data, disk
                 data.seek(self.position)
                 if not self.position:
                     journal.truncate(0)
@@ -72,6 +76,8 @@ class Draft:
         self.data.write(data)
         self.sha.update(data)
         self.position += memoryview(data).nbytes
+        if self.position - self.sent >= FLUSHED and self.sending.done():
+            self._send()
 
     def pad(self, offset: int) -> None:
         """Zeros up to `offset`."""
@@ -89,15 +95,21 @@ class Draft:
     def finish(self) -> str:
         """Flush, read the header back and compare it, put the file in its place; returns its sha256."""
         self.pad(self.plan.nbytes)
-        self.data.flush()
-        os.fsync(self.data.fileno())
+        self._send()
         written = parse(self.part)
         found = [Slot(t.name, t.shape, t.type, t.offset, t.nbytes) for t in written.tensors]
         assert tuple(found) == self.plan.slots, "the file read back is not the file that was planned"
+        self.sending.result()
         self.part.replace(self.out)
         self.journal.unlink()
         sync_folder(self.out.parent)
         return self.sha.hexdigest()
+
+    def _send(self) -> None:
+        """Begin to put on the disk what has been written; what the last time met is raised here."""
+        self.sending.result()
+        self.data.flush()
+        self.sent, self.sending = self.position, self.disk.submit(os.fsync, self.data.fileno())
 
     def _line(self, line: Mapping[str, str | int]) -> None:
         self.log.write(json.dumps(line).encode() + b"\n")

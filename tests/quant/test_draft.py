@@ -1,8 +1,10 @@
 """What lies beside a file that is to be written is gone on with if it is ours and sound, and never written through."""
 
+import errno
 import hashlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,36 @@ def test_a_note_in_the_middle_of_a_row_is_not_gone_on_from(broken: tuple[Path, b
     noted(out, slot.offset + 8, slot.offset + slot.nbytes)
     assert quantize.run(plan(model), out, threads=1).resumed_bytes == 0
     assert out.read_bytes() == expected
+
+
+def test_what_is_written_goes_to_the_disk_on_the_way_and_what_that_meets_is_told(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, reached = os.fsync, []
+
+    def full(handle: int) -> None:
+        reached.append(os.lseek(handle, 0, os.SEEK_CUR))
+        if len(reached) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(handle)
+
+    class AtOnce(ThreadPoolExecutor):
+        def submit(self, *what):
+            wait([job := super().submit(*what)])
+            return job
+
+    out, whole = tmp_path / "out.gguf", tmp_path / "whole.gguf"
+    with monkeypatch.context() as patch:
+        patch.setattr(draft, "ThreadPoolExecutor", AtOnce)
+        patch.setattr(draft, "FLUSHED", 1 << 12)
+        patch.setattr(draft.os, "fsync", full)
+        with pytest.raises(Refusal, match="the disk is full"):
+            quantize.run(plan(model), out, threads=1)
+    assert reached[0] < reached[1] < plan(model).layout.nbytes
+    assert not out.exists()
+    quantize.run(plan(model), out, threads=1)
+    quantize.run(plan(model), whole, threads=1)
+    assert out.read_bytes() == whole.read_bytes()
 
 
 @pytest.mark.parametrize("at", [True, 1, 100])
