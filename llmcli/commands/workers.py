@@ -9,7 +9,13 @@ import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+try:
+    import termios
+except ImportError:  # Windows
+    termios = None  # type: ignore[assignment]
 
 import typer
 
@@ -18,6 +24,7 @@ from llmcli.errors import UsageError, UserError
 if TYPE_CHECKING:
     from llmcli.ui import UI
 
+SHOWN = "\x1b[0m\x1b[?25h\n"  # plain, with a cursor, on a line of its own
 HELP_RPC = "part of the model lies on these workers (llmcli worker --rpc)"
 HELP_SPLIT = "proportions of the layers: the workers' devices first, then the GPUs here [by free memory]"
 
@@ -51,7 +58,7 @@ def join(rpc: str | None, split: str | None, ui: "UI") -> None:
     addresses = cluster.endpoints(rpc) if rpc is not None else ()
     cluster.join(addresses, _parts(split))
     if addresses:
-        remote.on_loss(lambda: _lost(ui))
+        remote.on_loss(partial(_lost, _settings(), ui))
 
 
 def _parts(text: str | None) -> list[float]:
@@ -67,15 +74,29 @@ def _parts(text: str | None) -> list[float]:
     return parts
 
 
-def _lost(ui: "UI") -> None:
-    """Say which worker is gone and leave: the thread that waits for its answer cannot be woken."""
+def _settings() -> list[Any] | None:
+    """How the terminal is set now, before anybody changes it for an answer; None without one."""
+    if termios is None or not sys.stdin.isatty():
+        return None
+    return termios.tcgetattr(sys.stdin.fileno())
+
+
+def _lost(terminal: list[Any] | None, ui: "UI") -> None:
+    """Say which worker is gone and leave: the thread that waits for its answer cannot be woken.
+
+    The terminal is left as it was found: who was writing there, with its echo off or the cursor hidden, ends with us.
+    """
     from llmcli.hardware import cluster
     from llmcli.runtime.binding import remote
 
     addresses = list(remote.joined())
     where = " and ".join(cluster.gone(addresses) or addresses)
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, getattr(termios, "error", OSError)):
         sys.stdout.flush()
+        if termios is not None and terminal is not None:
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, terminal)
+        if sys.stderr.isatty():
+            sys.stderr.write(SHOWN)
         ui.error(
             f"a worker was lost in the middle of it: {where}",
             hint="start it again there (llmcli worker --rpc), then the command; a chat goes on with --resume",

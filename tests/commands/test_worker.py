@@ -1,8 +1,12 @@
 """`llmcli worker --rpc` and `--rpc`: two processes, one model; and what is said where a worker cannot be used."""
 
 import json
+import os
+import pty
+import select
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import create_server
@@ -145,6 +149,41 @@ def test_a_worker_lost_in_mid_answer_is_one_line(worker: tuple[str, subprocess.P
     assert running.returncode == 1
     assert f"error: a worker was lost in the middle of it: {endpoint}\nhint: " in err
     assert "Traceback" not in err
+
+
+def test_a_worker_lost_in_a_chat_leaves_the_terminal_as_it_was(
+    worker: tuple[str, subprocess.Popen[str]], stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint, process = worker
+    monkeypatch.setenv("TERM", "xterm")
+    (ours, theirs), said = pty.openpty(), b""
+    before = termios.tcgetattr(theirs)
+    words = ("chat", str(stories_gguf), "-t", "1", "-c", "8192", "--ignore-eos", "--endless", "--rpc", endpoint)
+    try:
+        with subprocess.Popen((*COMMAND, *words), stdin=theirs, stdout=theirs, stderr=theirs) as running:
+            while b">>>" not in said:
+                said += _more(ours)
+            os.write(ours, b"Once\r")
+            asked = len(said)
+            while len(said) < asked + 600:  # the line drawn anew, then the answer
+                said += _more(ours)
+            process.kill()
+            while running.poll() is None:
+                if select.select([ours], [], [], 0.1)[0]:
+                    said += os.read(ours, 4096)
+            while select.select([ours], [], [], 0)[0]:
+                said += os.read(ours, 4096)
+        assert running.returncode == 1
+        assert f"\r\nerror: a worker was lost in the middle of it: {endpoint}\r\nhint: ".encode() in said
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def _more(terminal: int) -> bytes:
+    assert select.select([terminal], [], [], 60)[0], "nothing more is said"
+    return os.read(terminal, 4096)
 
 
 def test_what_is_refused(llmcli: Llmcli) -> None:
