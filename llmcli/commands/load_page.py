@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,7 @@ def verdict(edge: "Edge", rules: "Rules | None") -> str:
     promise = f"{rules.slo} for {rules.share:.0%} of the requests"
     if edge.level is None:
         return f"no load keeps {promise}: not even {edge.above:g} {unit}"
-    above = "the grid ends there" if edge.above is None else f"{edge.above:g} do not"
+    above = "more was not tried" if edge.above is None else f"{edge.above:g} do not"
     span = f"the edge is between {edge.low:.3g} and {edge.high:.3g} (90 %), " if edge.low and edge.high else ""
     return f"{edge.level:g} {unit} keep {promise}; {above} ({span}{len(edge.points)} measurements)"
 
@@ -191,9 +192,13 @@ def _line(one: Figures) -> str:
     return (
         f"{one.output_rate:.1f} output tok/s, {one.total_rate:.1f} total tok/s, {one.request_rate:.2f} requests/s; "
         f"{one.answered} answered, {sum(one.failed.values())} failed{gone} in {one.seconds:.1f} s{promised}; "
-        f"prompts {one.prompt_tokens:.0f} tokens{cached}, answers {one.output_tokens:.0f}; "
+        f"prompts {_count(one.prompt_tokens)} tokens{cached}, answers {_count(one.output_tokens)}; "
         f"client late {one.late_ms[0]:.1f} ms (p50), {one.late_ms[1]:.1f} (p99), {one.client:.0%} of a CPU"
     )
+
+
+def _count(tokens: float) -> str:
+    return f"{tokens:.0f}" if isfinite(tokens) else "of unknown"
 
 
 def _figures(result: "Result") -> list[Figures]:

@@ -117,11 +117,15 @@ class Client:
         import aiohttp
 
         try:
-            return await self.session.post(self.server.url, data=body, headers=self.headers)
+            return await self._sent(self.session, body)
         except aiohttp.ClientConnectorError:
             raise
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            return await self.fresh.post(self.server.url, data=body, headers=self.headers)
+            return await self._sent(self.fresh, body)
+
+    async def _sent(self, session: "aiohttp.ClientSession", body: bytes) -> "aiohttp.ClientResponse":
+        """Redirects are not followed: another server would be measured, and might be on another machine."""
+        return await session.post(self.server.url, data=body, headers=self.headers, allow_redirects=False)
 
     async def once(self, job: Job) -> dict[str, Any]:
         """The whole answer to a job that is not streamed. Raises UserError."""
@@ -139,7 +143,9 @@ class Client:
         try:
             async with asyncio.timeout(self.server.timeout):
                 how = "GET" if body is None else "POST"
-                async with self.fresh.request(how, url, data=body, headers=self.headers) as response:
+                async with self.fresh.request(
+                    how, url, data=body, headers=self.headers, allow_redirects=False
+                ) as response:
                     if response.status != 200:
                         says = await _complaint(response)
                         raise UserError(f"{url} answers {response.status}: {says}", hint=_hint(response.status))

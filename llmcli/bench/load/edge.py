@@ -24,9 +24,9 @@ ROUNDS = 2  # requests of each user
 SECONDS = 20.0  # of an open loop
 FILLING = 10.0  # of them before a queue that grows is more than a server that fills
 CLEAR = 10  # answers, and a round of ROUNDS, that are all below half of the promise
-ALONE = Length(6, warmup=1)
+ALONE = Length(6, warmup=3)
 AGAIN = 10
-DRIFTED = 1.1  # times as long, or as short, that one user alone waits
+DRIFTED, SECONDS_OFF = 1.1, 0.02  # times as long, and by so much, that one user alone waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The largest level that holds (None: not even the least), the next one of the grid, and all that was measured.
+    """The largest level that holds (None: not even the least), the next one that was tried (None: nothing more was),
+    and all that was measured.
 
     The edge lies between `low` and `high` (90 %; None: not within the grid), and two searches agree where their levels
     are no more than `steps` of the grid apart. `best`: the level's figures, all its measurements pooled. `alone`: the
@@ -84,7 +85,7 @@ class Edge:
         if len(self.alone) < 2 or min(self.alone) <= 0:
             return None
         ratio = max(self.alone) / min(self.alone)
-        return ratio if ratio > DRIFTED else None
+        return ratio if ratio > DRIFTED and max(self.alone) - min(self.alone) > SECONDS_OFF else None
 
 
 @dataclass(slots=True)
@@ -130,7 +131,7 @@ class _Search:
         count = max(rules.requests, math.ceil(level * ROUNDS if load.closed else level * (seconds or 0.0)))
         watch = _Watch(rules, load, count)
         length = Length(count, seconds if load.closed else None, self.warmup(level, load.closed))
-        run = await self.session.run(load, length, self.number + len(self.points), enough=watch)
+        run = await self.session.run(load, length, self.number + len(self.points), enough=watch, may_fail=True)
         excess = watch.excess(run)
         self.seen.append(Seen(at, excess))
         self.points.append(Point(level, excess, figures([run], rules.slo)))
@@ -145,9 +146,10 @@ class _Search:
     def told(self, found: search.Found) -> Edge:
         levels, at = self.levels, found.at
         runs = self.runs.get(at, [])
-        within = 0 <= at < len(levels) - 1
+        above = min((place for place in self.runs if place > at), default=None)  # None: measurements ran out, or levels
+        within = at >= 0 and above is not None
         return Edge(
-            self.kind, levels[at] if at >= 0 else None, levels[at + 1] if at + 1 < len(levels) else None,
+            self.kind, levels[at] if at >= 0 else None, None if above is None else levels[above],
             search.between(levels, found.low) if within else None,
             search.between(levels, found.high) if within else None,
             found.steps, tuple(self.points), figures(runs, self.rules.slo) if runs else None, tuple(self.alone),

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmcli.bench.load.crossing import CLIP, Seen, bracket, certain, crossing, monotone
+from llmcli.bench.load.crossing import CLIP, REPEATS, Seen, bracket, certain, crossing, monotone
 
 STEP = 1.1  # between rates; between numbers of users one, or an eighth where that is more
 MOST = 30  # measurements of a search
@@ -87,6 +87,9 @@ def following(levels: Sequence[float], start: int, seen: Sequence[Seen], most: i
     if above - below > 1:
         return (below + above) // 2
     told, count = found(levels, seen), _counts(seen)
+    doubted = [at for at in (below, above) if count[at] < REPEATS]
+    if told.at != below and doubted:  # the line and what was measured last differ: a jump is no line
+        return doubted[0]
     pair = [at for at in (told.at, told.at + 1) if 0 <= at < len(levels)]
     missing = [at for at in pair if at not in count]
     if len(seen) >= min(LEAST, most) and told.high - told.low <= WIDE and not missing:

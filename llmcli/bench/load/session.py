@@ -54,19 +54,26 @@ class Session:
 
     async def run(
         self, load: Load, length: Length, number: int, *, enough: Enough = lambda run, answer: False,
-        tick: Callable[[], None] = lambda: None,
+        tick: Callable[[], None] = lambda: None, may_fail: bool = False,
     ) -> Run:  # fmt: skip
-        """Put a load on the server, with the prompts of a number. Raises UserError where nothing at all is answered."""
+        """Put a load on the server, with the prompts of a number. Raises UserError where nothing at all is answered,
+        unless it may fail: a server may refuse all of a load that is too much for it."""
         load = replace(load, seed=self.asked.seed * 1_000_003 + number)
         run = await drive(self.client.ask, self.jobs(number), load, length, enough=enough, tick=tick)
         await asyncio.sleep(SETTLE)
         measured = run.measured
-        if measured and all(one.error for one in measured):
+        if not may_fail and measured and all(one.error for one in measured):
             first = measured[0]
             words = f"{first.error}: {first.says}" if first.says else str(first.error)
-            hint = "--model, --endpoint and --body change what is asked"
-            raise UserError(f"every request failed ({words})", hint=hint)
+            raise UserError(f"every request failed ({words})", hint=_hint(str(first.error)))
         return run
+
+
+def _hint(error: str) -> str:
+    if error == "timeout":
+        return "--timeout SECONDS waits longer, -n fewer tokens take less"
+    refused = error.startswith("http 4") or error in ("no text", "bad stream", "error in the stream")
+    return "--model, --endpoint and --body change what is asked" if refused else "its log may say why"
 
 
 @asynccontextmanager

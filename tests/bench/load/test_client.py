@@ -57,6 +57,7 @@ def test_what_is_sent_is_openais(scripted: Servers) -> None:
     [
         (plain({"error": {"message": "busy"}}, "429 Too Many"), "http 429", "busy"),
         (plain({}, "500 Oh"), "http 500", "{}"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://h.invalid/\r\nContent-Length: 0\r\n\r\n", "http 302", ""),
         (streamed("a", {"error": {"message": "cache full"}}), "error in the stream", "cache full"),
         (streamed("a", done=False), "broken off", ""),
         (streamed(text("")), "no text", ""),

@@ -19,21 +19,30 @@ Jump = Callable[[Any], Any]
 
 
 class Places:
-    """A server that answers `places` at a time, each within `seconds`; the others wait. `runs` are the loads it got."""
+    """A server that answers `places` at a time, each within `seconds`; the others wait. `runs` are the loads it got.
 
-    def __init__(self, places: int = 8, seconds: Callable[[int], float] = lambda runs: 1.0) -> None:
-        self.places, self.seconds = places, seconds
+    Of a load above `most` it refuses everything.
+    """
+
+    def __init__(
+        self, places: int = 8, seconds: Callable[[int], float] = lambda runs: 1.0, most: float = math.inf
+    ) -> None:
+        self.places, self.seconds, self.most = places, seconds, most
         self.runs: list[Load] = []
 
     async def ask(self, job: Job, answer: Answer) -> None:
+        if self.runs[-1].level > self.most:
+            answer.error, answer.ended = "http 429", drive.time.perf_counter()
+            return
         async with self.free:
             await asyncio.sleep(self.seconds(len(self.runs)))
         answer.ended = drive.time.perf_counter()
         answer.stamps, answer.counts, answer.output_tokens = [answer.ended], [1], 1
 
     async def run(
-        self, load: Load, length: Length, number: int, *, enough: Enough = lambda run, answer: False
-    ) -> Run:
+        self, load: Load, length: Length, number: int, *, enough: Enough = lambda run, answer: False,
+        may_fail: bool = False,
+    ) -> Run:  # fmt: skip
         self.free = asyncio.Semaphore(self.places)
         self.runs.append(load)
         return await drive.drive(self.ask, repeat(Job("x", 1)), load, length, enough=enough)
@@ -83,6 +92,18 @@ def test_what_is_typed_is_what_is_measured(jumping: Jump) -> None:
     assert len(told.points) == 4
     first = told.points[0].figures
     assert first.requests == math.ceil(told.points[0].level * 30)
+
+
+def test_a_load_that_is_refused_altogether_does_not_hold(jumping: Jump) -> None:
+    told = searched(jumping, Places(most=5), "concurrency", Rules(Slo({"e2el": 1600})))
+    assert (told.level, told.above) == (5, 6)
+
+
+def test_where_measurements_run_out_nothing_is_said_of_what_was_not_tried(jumping: Jump) -> None:
+    told = searched(jumping, Places(), "concurrency", Rules(Slo({"e2el": 1600}), most=3))
+    assert (told.level, told.above, told.high) == (4, None, None)
+    told = searched(jumping, Places(), "concurrency", Rules(Slo({"e2el": 1600}), most=5))
+    assert (told.level, told.above, told.high) == (8, 16, 16)
 
 
 def test_a_promise_that_nothing_keeps_is_tried_more_than_once(jumping: Jump) -> None:
