@@ -186,7 +186,8 @@ def test_a_folder_is_run_from_its_shards_and_folds_go_before(
     text.write_text(WORDS * 6, encoding="utf-8")
     own = shutil.copytree(stories, tmp_path / "stories")
     done = llmcli(
-        "quantize", str(own), "--q4_0", "--method", "gptq", "--fold", "awq", *words, "-o", str(out), "--json"
+        "quantize", str(own), "--q4_0", "--method", "gptq", "--fold", "awq", *words, "--threads", "1", "-o", str(out),
+        "--json",
     )
     assert done.code == 0, done.err
     told = json.loads(done.out)
@@ -226,7 +227,9 @@ def test_wishes_that_make_no_sense_are_told(
 
 def test_a_plan_made_by_other_moments_serves(quantized: Quantize, llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
     mix = tmp_path / "plan.json"
-    assert quantized(tmp_path / "one.gguf", "--plan-out", str(mix)).code == 0
+    assert quantized(tmp_path / "one.gguf", "--plan-out", str(mix), "--dry-run").code == 0
+    told = json.loads(mix.read_text())
+    mix.write_text(json.dumps({**told, "steered": {**told["steered"], "moments": "others", "imatrix": "another"}}))
     words = ("--method", "gptq", "--sequential", "--threads", "1", "-o", str(tmp_path / "two.gguf"), "--dry-run")
     assert llmcli("quantize", str(model), "--plan", str(mix), *words).code == 0
     done = llmcli("quantize", str(model), "--plan", str(mix), "--method", "ggml", "-o", str(tmp_path / "three.gguf"))
