@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Proof that OpenAI's clients work unmodified: every call that their documentation shows, against a server of ours.
+"""Proof that OpenAI's, Anthropic's and ollama's clients work unmodified: every call that their documentation shows.
 
 usage: PYTHONPATH=$PWD .venv/bin/python scripts/prove_clients.py FILE.gguf [--venv FOLDER] [-- FLAGS of serve]
 
-openai-python runs here; simonw's `llm` (its OpenAI models by a base URL, plain, streamed, with schemas, tools,
-embeddings, asynchronously) and langchain-openai (ChatOpenAI, OpenAI, OpenAIEmbeddings) run in a virtual environment of
-their own, made in FOLDER with scripts/constraints.txt where it is not there. A call that raises, or whose answer has
-not the shape that is documented, has failed; which words a model says is not looked at. What the API has and this
-server does not (images, audio, files, stored responses) must be refused by name: counted apart. Prints passed of total
-for each client, and every reason; exits with 1 where something failed.
+They ask a server of ours: openai-python; simonw's `llm` (its OpenAI models by a base URL, plain, streamed, with
+schemas, tools, embeddings, asynchronously); langchain-openai (ChatOpenAI, OpenAI, OpenAIEmbeddings); anthropic
+(/v1/messages); ollama (/api), in a virtual environment of their own, made in FOLDER with scripts/constraints.txt where
+it is not there. A call that raises, or whose answer has not the shape that is documented, has failed; which words a
+model says is not looked at. What an API has and this server does not (images, audio, files, stored responses) must be
+refused by name: counted apart. Prints passed of total for each client, and every reason; exits with 1 where something
+failed.
 """
 
 import argparse
@@ -22,11 +23,13 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PINS = ["llm==0.36", "langchain-openai==1.7.3", "openai==3.54.0"]
+PINS = ["llm==0.36", "langchain-openai==1.7.3", "openai==3.54.0", "anthropic==2.12.0", "ollama==0.6.3"]
 CLIENTS = {
     "openai-python": "clients/with_openai.py",
     "llm": "clients/with_llm.py",
     "langchain-openai": "clients/with_langchain.py",
+    "anthropic": "clients/with_anthropic.py",
+    "ollama": "clients/with_ollama.py",
 }
 
 
@@ -54,11 +57,12 @@ def main() -> int:
 
 
 def installed(folder: Path) -> Path:
-    """A Python with all three clients."""
+    """A Python with all clients."""
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
-    known = subprocess.run([python, "-c", "import llm, langchain_openai, openai"], capture_output=True, check=False)
+    wanted = "import llm, langchain_openai, openai, anthropic, ollama"
+    known = subprocess.run([python, "-c", wanted], capture_output=True, check=False)
     if known.returncode:
         pins = ["-c", str(ROOT / "scripts" / "constraints.txt"), *PINS]
         subprocess.run([python, "-m", "pip", "install", "--quiet", *pins], check=True, stderr=subprocess.DEVNULL)

@@ -116,7 +116,7 @@ def structured(m: ChatOpenAI) -> None:
     assert isinstance(found["parsed"], Answer)
     assert found["raw"].content
     schema = {"title": "Joke", "type": "object", "properties": {"funny": {"type": "boolean"}}, "required": ["funny"]}
-    assert set(m.with_structured_output(schema).invoke("A joke?", max_tokens=200)) == {"funny"}
+    assert set(m.with_structured_output(schema).invoke("A joke?", max_tokens=200)) >= {"funny"}
 
 
 @call

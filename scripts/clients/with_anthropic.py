@@ -1,0 +1,73 @@
+"""anthropic's client against /v1/messages: its documented calls."""
+
+import sys
+from typing import Any
+
+import anthropic
+from calls import call, refuses, run
+
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"],
+          "additionalProperties": False}  # fmt: skip
+TOOLS: Any = [{"name": "weather", "description": "Of a city", "input_schema": SCHEMA}]
+HELLO: Any = [{"role": "user", "content": "Weather in Paris?"}]
+ARGS: Any = {"model": "local", "max_tokens": 60, "messages": HELLO}
+
+
+@call
+def create(a: anthropic.Anthropic) -> None:
+    """messages.create: system, stop_sequences; temperature and top_k by extra_body"""
+    more = {"temperature": 0.5, "top_k": 20}
+    found = a.messages.create(**ARGS, system="Be brief.", stop_sequences=["zzz"], extra_body=more)
+    assert found.content[0].text and found.usage.output_tokens > 0
+
+
+@call
+def stream(a: anthropic.Anthropic) -> None:
+    """messages.stream: text_stream, get_final_message"""
+    with a.messages.stream(**ARGS) as told:
+        text = "".join(told.text_stream)
+        assert told.get_final_message().content[0].text == text
+
+
+@call
+async def stream_async(a: anthropic.Anthropic) -> None:
+    """AsyncAnthropic: messages.create with stream"""
+    async with anthropic.AsyncAnthropic(base_url=a.base_url, api_key="none", max_retries=0) as b:
+        kinds = [event.type async for event in await b.messages.create(**ARGS, stream=True)]
+    assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
+
+
+@call
+def tools(a: anthropic.Anthropic) -> None:
+    """tools: a call that must be, whole and streamed, and its result"""
+    choice: Any = {"type": "tool", "name": "weather"}
+    found = a.messages.create(**ARGS, tools=TOOLS, tool_choice=choice)
+    block = found.content[-1]
+    assert found.stop_reason == "tool_use" and block.input["city"] in ("Paris", "Rome")
+    with a.messages.stream(**ARGS, tools=TOOLS, tool_choice=choice) as told:
+        assert told.get_final_message().content[-1].name == "weather"
+    result: Any = {"type": "tool_result", "tool_use_id": block.id, "content": "sunny"}
+    more = [*HELLO, {"role": "assistant", "content": found.content}, {"role": "user", "content": [result]}]
+    assert a.messages.create(**{**ARGS, "messages": more}, tools=TOOLS).usage.input_tokens > 0
+
+
+@call
+def count(a: anthropic.Anthropic) -> None:
+    """messages.count_tokens"""
+    assert a.messages.count_tokens(model="local", messages=HELLO).input_tokens > 3
+
+
+@refuses
+def image(a: anthropic.Anthropic) -> None:
+    """images in a message"""
+    source = {"type": "base64", "media_type": "image/png", "data": "AA"}
+    a.messages.create(**{**ARGS, "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]})
+
+
+@refuses
+def other(a: anthropic.Anthropic) -> None:
+    """a model that is not there"""
+    a.messages.create(**{**ARGS, "model": "other"})
+
+
+run(anthropic.Anthropic(base_url=sys.argv[1].removesuffix("/v1"), api_key="none", max_retries=0))
