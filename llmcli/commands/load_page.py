@@ -129,8 +129,8 @@ def doubts(edge: "Edge", rules: "Rules | None") -> list[str]:
         )
     if edge.level is not None and best and best.share is not None and best.share < rules.share:
         told.append(
-            f"of all its {best.requests} requests at {best.load.name} {best.share:.0%} kept the promise: "
-            "most measurements did, some were disturbed"
+            f"of the {best.requests} requests at {best.load.name} itself only {best.share:.0%} kept the promise: "
+            "that it holds is what all measurements near it say"
         )
     if edge.drift:
         told.append(

@@ -65,7 +65,8 @@ def compared(a: Sequence[Run], b: Sequence[Run], slo: Slo | None = None) -> Vers
     for name in TIMES:
         if name in one.times and name in other.times:
             found += [_time(name, rank, a, b) for rank in ("p50", "p99") if one.times[name].ranks[rank] is not None]
-    return Versus(one, other, tuple(found), len(a))
+    known = [ratio for ratio in found if ratio.a > 0]  # to what took no time at all there is no ratio
+    return Versus(one, other, tuple(known), len(a))
 
 
 def _rate(one: Figures, other: Figures) -> Ratio:

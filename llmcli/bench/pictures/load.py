@@ -39,7 +39,8 @@ def searched(edge: Edge, share: float) -> list[Chart]:
                line=False)
         for name, held in (("holds", True), ("does not hold", False))
     ]  # fmt: skip
-    says = f"Needed: {share:.0%} of the requests. A level that cannot hold any more is left early."
+    edge_at = f" The edge is between {edge.low:.3g} and {edge.high:.3g} (90 %)." if edge.low and edge.high else ""
+    says = f"Needed: {share:.0%} of the requests.{edge_at} A level far from the promise is left early."
     rules = () if edge.level is None else (Rule(edge.level, "largest"),)
     shown = tuple(one for one in series if one.points)
     return [Plot("What the search measured", says, Axis(unit, log=True), Axis("% that kept the promise"), shown, rules)]

@@ -42,6 +42,14 @@ def test_a_percentile_that_too_few_requests_make_is_left_out_and_few_turns_tell_
     assert all(one.low is None and one.high is None for one in found.values())
 
 
+def test_there_is_no_ratio_to_what_took_no_time() -> None:
+    at_once = turn(1.0)
+    for answer in at_once.answers:
+        answer.stamps = [answer.stamps[0]] * 5
+    names = [one.name for one in compared([at_once] * 6, [turn(1.0)] * 6).ratios]
+    assert names == ["output tok/s", "ttft p50", "ttft p99", "e2el p50", "e2el p99"]
+
+
 def test_a_server_and_itself_are_level_whatever_the_machine_does_meanwhile() -> None:
     rng, apart = random.Random(3), 0
     for _ in range(20):
