@@ -182,9 +182,11 @@ def _settings(hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: An
 
 
 def _check_pooling(wanted: str | None) -> None:
+    if wanted is None:
+        return
     from llmcli.runtime.embedder import KINDS
 
-    if wanted is not None and wanted not in KINDS:
+    if wanted not in KINDS:
         more = {"none": "OpenAI's API has one vector a text", "rank": "a file that ranks says so itself"}
         hint = f"--pooling takes {', '.join(KINDS)}" + (f": {more[wanted]}" if wanted in more else "")
         raise UsageError(f"--pooling is {wanted!r}", hint=hint)
