@@ -40,6 +40,8 @@ VALUES: list[Any] = [
     RAW + "[" * DEEP + "]" * DEEP, RAW + '{"a":' * DEEP + "0" + "}" * DEEP, RAW + "[" * 20_000 + "]" * 20_000,
 ]  # fmt: skip
 GONE, TWICE = object(), object()
+# The fields of an error object, and where it has fewer: Anthropic's and ollama's.
+ERROR, THEIRS = {"message", "type", "param", "code"}, {"/v1/messages": {"message", "type"}, "/api/": {"message"}}
 SETTINGS = {
     "temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "typical": 0.9, "seed": 7, "presence_penalty": 0.5,
     "frequency_penalty": 0.5, "repeat_penalty": 1.1, "repeat_last_n": 16, "logit_bias": {"5": 1, "6": -100},
@@ -79,6 +81,27 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
                        "text": {"format": {"type": "text"}}, "reasoning": {"effort": "low"}, "max_output_tokens": 2,
                        "include": ["message.output_text.logprobs"], "top_logprobs": 1, "truncation": "disabled",
                        "temperature": 0.5, "top_p": 0.9, "stream": True, "metadata": {"a": "b"}}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "Look."}]},
+                                   {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look",
+                                                                      "input": {"a": "no"}}]},
+                                   {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c",
+                                                                 "content": "dark"}]}],
+                      "system": [{"type": "text", "text": "Be short."}], "max_tokens": 2, "stop_sequences": ["zz"],
+                      "tools": [{"name": "look", "description": "Looks.", "input_schema": SCHEMA}], "stream": True,
+                      "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}, "temperature": 0.5,
+                      "top_k": 5, "metadata": {"user_id": "me"}}),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Look."}], "system": "Be short."}),
+    ("/api/chat", {"messages": [{"role": "user", "content": "Look."},
+                                {"role": "assistant", "content": "", "tool_calls": [
+                                    {"function": {"name": "look", "arguments": {"a": "no"}}}]},
+                                {"role": "tool", "tool_name": "look", "content": "dark"}],
+                   "tools": [{"type": "function", "function": TOOL}], "options": {"num_predict": 2, "temperature": 0.5,
+                   "stop": ["zz"], "seed": 7, "num_ctx": 64}, "think": False, "keep_alive": "5m", "stream": True}),
+    ("/api/generate", {"prompt": "Look.", "system": "Be short.", "format": SCHEMA, "raw": False, "stream": False,
+                       "options": {"num_predict": 2}, "context": None, "images": []}),
+    ("/api/embed", {"input": ["Once", "upon"], "truncate": True, "dimensions": 8}),
+    ("/api/show", {"model": "tiny", "verbose": True}),
+    ("/apply-template", {"messages": SAID}),
     ("/v1/embeddings", {"input": ["Once", "upon"], "encoding_format": "float", "dimensions": 8, "model": None}),
     ("/tokenize", {"content": "Once", "add_special": True, "parse_special": True, "with_pieces": True}),
     ("/detokenize", {"tokens": [5, 6]}),
@@ -135,7 +158,9 @@ def wrong(path: str, status: int, raw: bytes) -> str:
                     return f"a stream ended with {document['error']}"
             return ""
         about = strict(raw)["error"]
-        if not 400 <= status < 500 or not about["message"] or set(about) < {"message", "type", "param", "code"}:
+        fields = next((fields for begin, fields in THEIRS.items() if path.startswith(begin)), ERROR)
+        about = {"message": about} if isinstance(about, str) else about
+        if not 400 <= status < 500 or not about["message"] or not set(about) >= fields:
             return f"{status} {about}"
     except (ValueError, KeyError, TypeError) as error:
         return f"{status} with {raw[:200]!r}: {error}"
@@ -145,7 +170,7 @@ def wrong(path: str, status: int, raw: bytes) -> str:
 def answered(raw: bytes) -> Iterator[Any]:
     """The document of an answer, or each of a stream's."""
     if not raw.startswith((b"data:", b"event:", b":")):
-        yield strict(raw)
+        yield from map(strict, raw.splitlines() if raw.startswith(b"{") else [raw])
         return
     for line in raw.split(b"\n"):
         if line.startswith(b"data: ") and line != b"data: [DONE]":
@@ -203,8 +228,8 @@ def main() -> int:
     wanted = cases()
     random.Random(asked.seed).shuffle(wanted)
     wanted = wanted[: asked.requests or None]
-    words = [sys.executable, "-m", "llmcli.app", "serve", asked.ref, "--port", "0", "--json", "--max-tokens", "8"]
-    words += [word for word in flags if word != "--"]
+    words = [sys.executable, "-m", "llmcli.app", "serve", asked.ref, "-a", "tiny", "--port", "0", "--json"]
+    words += ["--max-tokens", "8", *(word for word in flags if word != "--")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
