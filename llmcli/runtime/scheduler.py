@@ -22,6 +22,7 @@ from llmcli.runtime.swap import Swap
 from llmcli.runtime.waiting import Waiting
 
 SPAN = 16  # tokens that may follow on one another in an answer: text that a grammar forced
+TILE = 64  # rows from which on ggml's flash attention is quick on a CPU: 63 behind 600 tokens took eight times as long
 MARGIN = 32  # cells that each running answer is expected to need soon
 SHARE = 8  # and no more than this part of the pool for all of them
 TWIN = 32  # tokens that two prompts must have in common for one to wait for the other
@@ -58,8 +59,8 @@ class Scheduler:
     def saw(self, rows: int, seconds: float) -> None:
         """A pass took so long."""
         self.passes += 1
-        if rows > SPAN:
-            each = seconds / rows
+        each = seconds / rows
+        if rows >= TILE or (rows > SPAN and each < self.row_seconds):  # else dear rows would make passes ever shorter
             self.row_seconds += (each - self.row_seconds) / 8 if self.row_seconds else each
             self.swap.computed(rows, seconds)
 
@@ -258,6 +259,8 @@ class Scheduler:
             count = min(left, rows - len(made.tokens) - reserve, self.schedule.chunk or left)
             if count <= 0:
                 continue
+            if left < count + TILE and not (self.schedule.rows or self.schedule.chunk):  # no short rest for another pass
+                count = min(left, self.context.n_batch - len(made.tokens))
             if not self.ledger.make_room(len(made.tokens) + count):
                 count = self.ledger.size - self.ledger.used - len(made.tokens)
             if count > 0:
