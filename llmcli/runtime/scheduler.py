@@ -259,7 +259,7 @@ class Scheduler:
             count = min(left, rows - len(made.tokens) - reserve, self.schedule.chunk or left)
             if count <= 0:
                 continue
-            if left < count + TILE and not (self.schedule.rows or self.schedule.chunk):  # no short rest for another pass
+            if left < count + TILE and not (self.schedule.rows or self.schedule.chunk):  # no short rest is left behind
                 count = min(left, self.context.n_batch - len(made.tokens))
             if not self.ledger.make_room(len(made.tokens) + count):
                 count = self.ledger.size - self.ledger.used - len(made.tokens)
