@@ -81,7 +81,7 @@ def batch(
             wish = spreading.Wish(ref, given, config, ui, slots, parallel, skeleton)
             spreading.through(wish, where, source, survey, out, force)
             return
-        with hosting.host(ref, opening(given), config, ui, slots) as hosted:
+        with hosting.host(ref, opening(given), config, ui, slots, gap=None) as hosted:
             _through(hosted, rules(hosted, given, skeleton), source, survey, out, (parallel, force), ui)
 
 

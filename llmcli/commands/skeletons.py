@@ -25,7 +25,7 @@ def answer(ref: str, prompt: str, given: Flags, config: "Config", ui: "UI") -> N
     from quant.errors import Refusal
 
     came: list[Document | Refusal] = []
-    with hosting.host(ref, given, config, ui, MOST) as hosted:
+    with hosting.host(ref, given, config, ui, MOST, gap=None) as hosted:
         seed = concrete_seed(hosted.sampling.seed)
         settings = batch.settings(hosted, given, seed)
         body = {"messages": [{"role": "user", "content": prompt}]}

@@ -49,7 +49,7 @@ def opened(wish: Wish) -> "Iterator[tuple[Runner, Rules]]":
     from llmcli.commands import hosting
     from llmcli.commands.batch import opening, rules
 
-    with hosting.host(wish.ref, opening(wish.given), wish.config, wish.ui, wish.slots) as hosted:
+    with hosting.host(wish.ref, opening(wish.given), wish.config, wish.ui, wish.slots, gap=None) as hosted:
         yield hosted.runner, rules(hosted, wish.given, wish.skeleton)
 
 
