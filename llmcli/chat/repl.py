@@ -6,17 +6,11 @@ What a line means is loop.py's; what an answer looks like is render.py's.
 import asyncio
 import errno
 import signal
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-
-try:
-    import termios
-except ImportError:  # Windows
-    termios = None  # type: ignore[assignment]
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
@@ -29,6 +23,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 from prompt_toolkit.utils import get_cwidth
 
+from llmcli import terminal
 from llmcli.chat import status
 from llmcli.chat.complete import offers
 from llmcli.chat.cost import Cost
@@ -162,19 +157,15 @@ def _keys() -> KeyBindings:
 @contextmanager
 def _no_echo() -> Iterator[None]:
     """Keys typed into an answer wait for the next prompt instead of standing in the middle of the text."""
-    if termios is None or not sys.stdin.isatty():
+    before = terminal.settings()
+    if before is None:
         yield
         return
-    terminal = sys.stdin.fileno()
-    before = termios.tcgetattr(terminal)
-    quiet = [*before]
-    quiet[3] = before[3] & ~termios.ECHO
-    termios.tcsetattr(terminal, termios.TCSANOW, quiet)
+    terminal.hush(before)
     try:
         yield
     finally:
-        with suppress(termios.error):  # the terminal may be gone
-            termios.tcsetattr(terminal, termios.TCSANOW, before)
+        terminal.restore(before)
 
 
 def _proper(text: str) -> str:

@@ -12,13 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-try:
-    import termios
-except ImportError:  # Windows
-    termios = None  # type: ignore[assignment]
-
 import typer
 
+from llmcli import terminal
 from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
@@ -58,7 +54,7 @@ def join(rpc: str | None, split: str | None, ui: "UI") -> None:
     addresses = cluster.endpoints(rpc) if rpc is not None else ()
     cluster.join(addresses, _parts(split))
     if addresses:
-        remote.on_loss(partial(_lost, _settings(), ui))
+        remote.on_loss(partial(_lost, terminal.settings(), ui))
 
 
 def _parts(text: str | None) -> list[float]:
@@ -74,14 +70,7 @@ def _parts(text: str | None) -> list[float]:
     return parts
 
 
-def _settings() -> list[Any] | None:
-    """How the terminal is set now, before anybody changes it for an answer; None without one."""
-    if termios is None or not sys.stdin.isatty():
-        return None
-    return termios.tcgetattr(sys.stdin.fileno())
-
-
-def _lost(terminal: list[Any] | None, ui: "UI") -> None:
+def _lost(before: list[Any] | None, ui: "UI") -> None:
     """Say which worker is gone and leave: the thread that waits for its answer cannot be woken.
 
     The terminal is left as it was found: who was writing there, with its echo off or the cursor hidden, ends with us.
@@ -91,10 +80,10 @@ def _lost(terminal: list[Any] | None, ui: "UI") -> None:
 
     addresses = list(remote.joined())
     where = " and ".join(cluster.gone(addresses) or addresses)
-    with suppress(OSError, ValueError, getattr(termios, "error", OSError)):
+    with suppress(OSError, ValueError):
         sys.stdout.flush()
-        if termios is not None and terminal is not None:
-            termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, terminal)
+        if before is not None:
+            terminal.restore(before)
         if sys.stderr.isatty():
             sys.stderr.write(SHOWN)
         ui.error(

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from llmcli.runtime.binding.context import Context, ContextOptions, Rows, open_context
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.watch import Mixed, Seen, Watcher
-from llmcli.runtime.scoring import TILE, block_rows
+from llmcli.runtime.passes import TILE
+from llmcli.runtime.scoring import block_rows
 from llmcli.runtime.stopping import stopped
 
 

@@ -14,7 +14,7 @@ from llmcli.runtime.ledger import Ledger
 from llmcli.runtime.likeness import common
 from llmcli.runtime.overflow import Overflow
 from llmcli.runtime.parking import Parking
-from llmcli.runtime.passes import Pass
+from llmcli.runtime.passes import TILE, Pass
 from llmcli.runtime.pool import Pool
 from llmcli.runtime.schedule import Schedule
 from llmcli.runtime.sequence import Sequence
@@ -22,7 +22,6 @@ from llmcli.runtime.swap import Swap
 from llmcli.runtime.waiting import Waiting
 
 SPAN = 16  # tokens that may follow on one another in an answer: text that a grammar forced
-TILE = 64  # rows from which on ggml's flash attention is quick on a CPU: 63 behind 600 tokens took eight times as long
 MARGIN = 32  # cells that each running answer is expected to need soon
 SHARE = 8  # and no more than this part of the pool for all of them
 TWIN = 32  # tokens that two prompts must have in common for one to wait for the other

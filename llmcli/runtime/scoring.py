@@ -14,13 +14,10 @@ from llmcli.runtime.binding.context import MAX_SEQUENCES, Context, ContextOption
 from llmcli.runtime.binding.matrix import matrix
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.row import Row
+from llmcli.runtime.passes import TILE
 from llmcli.runtime.stopping import stopped
 
 BLOCK = 128 << 20  # bytes of logits that are held at once
-# Rows of a sequence in a pass, a multiple of which is computed where the memory allows it: below 64 the CPU's flash
-# attention takes another path (ggml-cpu/ops.cpp, use_tiled) and rounds otherwise. Gemma 3 270M in Q3_K_S: perplexity in
-# passes of 16 rows 0.09 % off that of whole chunks, in passes of 128 the same to eight digits (2026-11).
-TILE = 64
 
 
 def at_once(n_ctx: int, n_batch: int, n_vocab: int, count: int) -> int:
