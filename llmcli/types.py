@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-# "failed": the model or its grammar could not go on with this answer; `Answer.error` says why.
+# "failed": the model could not go on with this answer, or not in its grammar; `Answer.error` says why.
 Finish = Literal["stop", "length", "cancelled", "context_full", "repetition", "failed"]
 
 

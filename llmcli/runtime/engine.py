@@ -247,9 +247,7 @@ class Engine:
         try:
             events, finish = sequence.strategy.accept(sequence, rows, spent)
         except UserError as error:
-            if len(self._live) == 1:
-                raise
-            sequence.error = str(error)  # the others go on
+            sequence.error = error  # the others go on
             return [self._close(sequence, "failed")]
         if finish is None and len(sequence.times) >= sequence.look_at:
             sequence.look_at = len(sequence.times) + EVERY

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Grammar
 from llmcli.runtime.overflow import Overflow
 from llmcli.runtime.ranked import Ranked
@@ -112,7 +113,7 @@ class Answer:
     drafted: int | None = None
     accepted: int = 0
     left: Left = NOTHING
-    error: str = ""
+    error: UserError | None = None
 
     @property
     def ttft_ms(self) -> float:

@@ -73,7 +73,7 @@ class Reply:
                         if event.finish is not None:
                             answer = self._answers[event.sequence] = self._engine.answer(event.sequence)
                             if answer.error:
-                                raise UserError(answer.error)
+                                raise answer.error
                         yield event
         finally:
             for one in self.ids:

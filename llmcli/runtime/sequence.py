@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcli.errors import UserError
 from llmcli.runtime.overflow import Shorter
 from llmcli.runtime.pool import Away
 from llmcli.runtime.ranked import Ranked, top
@@ -57,7 +58,7 @@ class Sequence:
     prompt: int = 0
     left: Left = NOTHING
     finish: Finish | None = None
-    error: str = ""
+    error: UserError | None = None
     text: list[str] = field(default_factory=list)
     times: list[TokenTime] = field(default_factory=list)
     beams: tuple[Hypothesis, ...] = ()

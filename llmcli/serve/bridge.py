@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
 
 from llmcli.errors import UserError
+from llmcli.runtime.constraint.base import Unfollowable
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.runner import Runner
 from llmcli.serve.meter import Meter
@@ -47,7 +48,12 @@ class Stopping(UserError):
 
 
 class Failed(UserError):
-    """The model or its grammar could not go on with an answer."""
+    """The model could not go on with an answer, or the machine could not."""
+
+
+def failure(error: UserError) -> UserError:
+    """What ended an answer, as whoever asked for it is told: a grammar that leads nowhere is the request's mistake."""
+    return error if isinstance(error, Unfollowable) else Failed(str(error), hint="ask again, or ask for something else")
 
 
 class Told(NamedTuple):
@@ -84,7 +90,8 @@ class Answering(AsyncIterator[Event]):
         event, answer = self._arrived.popleft()
         if answer is not None:
             if answer.finish == "failed":
-                raise Failed(answer.error, hint="ask again, or ask for something else")
+                assert answer.error
+                raise failure(answer.error)
             if answer.finish == "cancelled":  # by stop(): whoever cancels it reads no more
                 raise Stopping
             self._answers[event.sequence] = answer

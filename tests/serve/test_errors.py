@@ -9,6 +9,8 @@ from typing import Any
 import openai
 import pytest
 
+from llmcli.runtime.constraint.base import Unfollowable
+from llmcli.runtime.constraint.llguidance import Guide
 from tests.fakes import FakeContext
 from tests.serve.conftest import Served
 from tests.serve.test_chat import HELLO, client
@@ -202,6 +204,25 @@ def test_an_answer_that_cannot_go_on_fails_alone(serve: Callable[..., Served]) -
     with client(serve(context=context)) as asked:
         with pytest.raises(openai.InternalServerError, match="NaN"):
             asked.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}])
+        assert asked.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content == "hello"
+
+
+def test_a_grammar_that_leads_nowhere_is_the_requests_mistake(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(self: Guide) -> None:
+        if self.accepting:
+            raise Unfollowable("the grammar cannot be followed any further", hint="simplify it")
+
+    served = serve()
+    monkeypatch.setattr(Guide, "_check", lost)
+    body: Any = {"model": "tiny", "messages": HELLO, "extra_body": {"grammar": 'root ::= "ab" [a-z]*'}}
+    with client(served) as asked:
+        with pytest.raises(openai.BadRequestError, match="any further"):
+            asked.chat.completions.create(**body)
+        with pytest.raises(openai.APIError, match="any further") as told:
+            list(asked.chat.completions.create(**body, stream=True))
+        assert told.value.type == "invalid_request_error"  # in a stream that had begun
         assert asked.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content == "hello"
 
 

@@ -9,12 +9,18 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcli.errors import UserError
+
 Kind = Literal["json_schema", "gbnf", "calls"]
 Jump = Literal["lossless", "fast", "off"]
 Bits = NDArray[np.uint8]  # a bit a token, the lowest id in the lowest bit of the first byte
 
 ENGINES = ("llguidance", "llama")
 JUMPS = ("lossless", "fast", "off")
+
+
+class Unfollowable(UserError):
+    """An answer cannot go on in its grammar: that is the request's doing, neither the model's nor ours."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcli.errors import UserError
-from llmcli.runtime.constraint.base import Bits, Matcher, single
+from llmcli.runtime.constraint.base import Bits, Matcher, Unfollowable, single
 from llmcli.runtime.request import Request
 from llmcli.runtime.sampling.base import Logits
 from llmcli.runtime.sampling.chain import Chain, Choosing, Greedy, Row
@@ -40,7 +39,7 @@ class GuidedChain:
         self._total = self._inside = 0.0  # seconds in the grammar, and those of them in draw()
 
     def draw(self, row: Row, tokens: list[int]) -> int:
-        """The next token. Raises UserError where the grammar leaves none."""
+        """The next token. Raises Unfollowable where the grammar leaves none."""
         begun = time.perf_counter()
         if not self.follow(tokens):
             return self.chain.draw(row, tokens)
@@ -149,7 +148,7 @@ def after(tag: str, pieces: Iterable[bytes]) -> int | None:
 
 
 def legal(bits: Bits) -> NDArray[np.int64] | None:
-    """The tokens of a mask, the lowest first; None where they are many. Raises UserError where there are none."""
+    """The tokens of a mask, the lowest first; None where they are many. Raises Unfollowable where there are none."""
     filled = np.flatnonzero(bits)  # bytes
     if len(filled) > MANY:
         return None
@@ -160,9 +159,9 @@ def legal(bits: Bits) -> NDArray[np.int64] | None:
     return tokens
 
 
-def nowhere() -> UserError:
+def nowhere() -> Unfollowable:
     """What is told where a grammar leaves no token."""
-    return UserError(
+    return Unfollowable(
         "no token of the model goes on in this grammar",
         hint="it may ask for characters that the model's vocabulary does not have",
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint import calls, gbnf, schema
-from llmcli.runtime.constraint.base import Bits, Constraint, single
+from llmcli.runtime.constraint.base import Bits, Constraint, Unfollowable, single
 
 SPECIAL = b"\xff"  # before the name of a token that is no text
 # Whitespace is as models write it, and nowhere free: one that may goes on for ever.
@@ -139,9 +139,10 @@ class Guide:
         return bool(self._matcher.validate_tokens([token]))
 
     def accept(self, token: int) -> None:
-        taken = self._matcher.consume_tokens([token])
+        if not self._matcher.consume_tokens([token]):
+            # One that mask() has not allowed is a bug of ours, and none of the grammar's.
+            assert "satisfy the grammar" not in self._matcher.get_error(), (token, self._matcher.get_error())
         self._check()
-        assert taken, token
 
     def rewind(self, count: int) -> None:
         done = self._matcher.rollback(count)
@@ -173,7 +174,8 @@ class Guide:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise UserError(f"the grammar cannot be followed any further: {_reason(self._matcher)}", hint="simplify it")
+            told = f"the grammar cannot be followed any further: {_reason(self._matcher)}"
+            raise Unfollowable(told, hint="simplify it")
 
 
 def _json_grammar(text: str) -> str:

@@ -15,7 +15,8 @@ from llmcli.runtime.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.serve.batch.plans import Plan, Wanted
 from llmcli.serve.batch.rounds import admission
-from llmcli.serve.problems import Problem
+from llmcli.serve.bridge import failure
+from llmcli.serve.problems import problem
 from llmcli.serve.schema.base import Document
 from quant.errors import Refusal
 
@@ -53,7 +54,8 @@ class Task:
         answers = [[got[number] for number in range(len(got))] for got in self.got]
         for answer in (one for several in answers for one in several):
             if answer.finish == "failed":
-                return Problem(answer.error, 500)
+                assert answer.error
+                return problem(failure(answer.error))
         try:
             self.ask(self.plan.send(answers))
         except StopIteration as over:
