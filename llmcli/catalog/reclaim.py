@@ -7,7 +7,7 @@ from glob import escape
 from itertools import chain
 from pathlib import Path
 
-from llmcli.catalog import store, straight
+from llmcli.catalog import elsewhere, store, straight
 from llmcli.catalog.ref import Ref
 from llmcli.catalog.sources import hub
 from llmcli.catalog.sources.wheel import LOCK, waiting_room
@@ -75,20 +75,22 @@ def garbage(config: Config, *, delete: bool = False) -> list[Item]:
     while its lock is held: nobody can begin with it in between.
     """
     items = []
-    for item in chain(_wheels(config), _folders(config), _partials(config), _scratch(config)):
+    for item in chain(_wheels(config), _folders(config), _partials(config), _scratch(config), _elsewhere(config)):
         if delete:
-            _discard(item)
+            _discard(item, config)
         items.append(item)
     return items
 
 
-def _discard(item: Item) -> None:
+def _discard(item: Item, config: Config) -> None:
+    """An item, and the folder it was in where that is empty then, and none of the user's."""
     if item.path.is_dir():
         shutil.rmtree(item.path)
     else:
         item.path.unlink(missing_ok=True)
-    if not any(item.path.parent.iterdir()):
-        item.path.parent.rmdir()
+    folder, ours = item.path.parent, (config.data, config.cache, config.hub_cache)
+    if any(folder.is_relative_to(own) for own in ours) and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _absent(ref: Ref) -> UserError:
@@ -157,6 +159,12 @@ def _scratch(config: Config) -> Iterator[Item]:
             for path in sorted(lock.parent.iterdir()) if free else ():
                 if path != lock and path.suffix != ".json":
                     yield Item(path, _bytes(path), "unfinished comparison")
+
+
+def _elsewhere(config: Config) -> Iterator[Item]:
+    """What a killed run left beside the user's own files."""
+    for path in elsewhere.abandoned(config):
+        yield Item(path, _bytes(path), "unfinished quantize --sequential")
 
 
 def _folders(config: Config) -> Iterator[Item]:

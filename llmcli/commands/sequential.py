@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmcli.catalog import store
+from llmcli.catalog import elsewhere
 from llmcli.catalog.partial import make_folder
 from llmcli.commands import bases, calibrating, gathering, weights
 from llmcli.hardware import blas, host
@@ -39,9 +39,8 @@ def write(
     road.check(plan, out)
     if not force and road.finished(plan, out):
         return weights.write(plan, out, ui, threads=threads)
-    began, folder = time.monotonic(), out.with_name(f".{out.name}.sequential")
-    place = hashlib.sha256(str(out.absolute()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    with store.locked(config.cache / "calibrations" / f"{place}.lock", ui, str(out)), blas.bounded(threads or None):
+    began = time.monotonic()
+    with elsewhere.at_work(out, config, ui) as folder, blas.bounded(threads or None):
         if force:
             shutil.rmtree(folder, ignore_errors=True)
         making = _Making(replace(wish, moments=True, threads=threads), config, plan, folder, ui)
@@ -137,7 +136,7 @@ class _Making:
         """Say what it will take."""
         self.ui.note(
             f"--sequential: {text.ids.size:,} tokens of {names[0]} are read {passes} times, each time one group of "
-            f"tensors further; killed at any time, the same command goes on"
+            f"tensors further; killed at any time, the same command goes on, or `llmcli gc` throws it away"
         )
 
     def _left(self, took: list[float], passes: int) -> None:

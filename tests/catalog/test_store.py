@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llmcli.catalog import fetch, reclaim, store
+from llmcli.catalog import elsewhere, fetch, reclaim, store
 from llmcli.catalog.partial import Partial, write_whole
 from llmcli.catalog.ref import Ref
 from llmcli.config import load
@@ -153,6 +153,33 @@ def test_garbage_is_what_interrupted_runs_left_and_nothing_else(mine, hub, gguf,
     assert kept.exists()
     assert all(path.exists() for path in stay)
     assert fetch.find(REPO, home, notes) is not None
+
+
+def test_what_a_killed_run_left_beside_the_users_files_is_garbage_once_nobody_works_in_it(tmp_path, notes):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    home, out = load(), theirs / "out.gguf"
+    with elsewhere.at_work(out, home, notes) as folder:
+        folder.mkdir()
+        (folder / "model-00001-of-00002.gguf").write_bytes(b"shard")
+        assert reclaim.garbage(home, delete=True) == []
+    items = reclaim.garbage(home)
+    assert items == [reclaim.Item(theirs / ".out.gguf.sequential", 5, "unfinished quantize --sequential")]
+    assert reclaim.garbage(home, delete=True) == items
+    assert reclaim.garbage(home) == []
+    assert list(theirs.iterdir()) == []  # the folder itself is the user's
+
+
+def test_a_lock_that_names_what_is_not_ours_leads_nowhere(tmp_path, notes):
+    home, theirs = load(), tmp_path / "theirs"
+    theirs.mkdir()
+    with elsewhere.at_work(theirs / "out.gguf", home, notes) as folder:
+        folder.symlink_to(theirs)
+    assert reclaim.garbage(home) == []
+    (lock,) = (home.cache / "elsewhere").iterdir()
+    for place in (b"", b"\0", bytes(theirs), b".x.sequential", b"/.x.sequential" * 10_000):
+        lock.write_bytes(place)
+        assert reclaim.garbage(home) == []
 
 
 def test_a_whole_model_with_a_damaged_record_is_no_garbage_and_is_taken_up_again(hub, gguf, mine, notes):
