@@ -43,7 +43,9 @@ def unpack(raw: bytes, scored: int, n_vocab: int) -> list[Top] | None:
     nll, rest = np.frombuffer(raw, "<f8", 2 * scored, 8 * scored).reshape(2, scored)
     ids = np.frombuffer(raw, "<u4", total, 24 * scored)
     logp = np.frombuffer(raw, "<f4", total, 24 * scored + 4 * total)
-    if int(ids.max()) >= n_vocab or not np.isfinite(logp).all() or not (rest[counts[1] > 0] > 0).all():
+    if int(ids.max()) >= n_vocab or not (rest[counts[1] > 0] > 0).all():
+        return None
+    if not all(np.isfinite(values).all() for values in (nll, rest, logp)):
         return None
     ends = np.cumsum(counts.T)
     cuts = [*zip(np.split(ids, ends[:-1]), np.split(logp, ends[:-1]), strict=True)]
@@ -106,7 +108,9 @@ def load(path: Path) -> BaseLogits:
         if records is not None:
             records.close()
         raise Refusal(f"{path} holds no base logits", hint=again)
-    if not {TOKENS, *range(records.head["chunks"])} <= records.numbers:
+    # counted first: a head may claim any number
+    whole = records.head["chunks"] < len(records.numbers)
+    if not (whole and {TOKENS, *range(records.head["chunks"])} <= records.numbers):
         records.close()
         raise Refusal(f"{path} is damaged or was not finished", hint=again)
     return BaseLogits(path, records)

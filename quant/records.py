@@ -55,7 +55,7 @@ class Records:
         line = stream.readline(LONGEST_HEAD)
         try:
             head = json.loads(line) if line.endswith(b"\n") else None
-        except ValueError:
+        except (ValueError, RecursionError):
             head = None
         if not isinstance(head, dict) or head.pop("format", None) != MAGIC:
             return None

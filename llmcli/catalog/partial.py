@@ -5,7 +5,7 @@ It is the file object that sources write into. It knows nothing of where the byt
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -134,6 +134,18 @@ def check_place(path: Path) -> None:
         beside.unlink()
     except OSError as error:
         raise cannot_write(path, error) from None
+
+
+def check_apart(written: Iterable[Path | None], read: Iterable[Path | None]) -> None:
+    """Raise UserError where a file that is to be written is one of those that are read, or two of them are one."""
+    taken = {os.path.realpath(path.expanduser()): "is read, and would be lost" for path in read if path}
+    for path in written:
+        if path is None:
+            continue
+        place = os.path.realpath(path.expanduser())
+        if place in taken:
+            raise UserError(f"{path} {taken[place]}", hint="give what is written a name of its own")
+        taken[place] = "is named for two files that are written"
 
 
 def write_whole(path: Path, *data: bytes | memoryview, mode: int = 0o666) -> None:

@@ -65,6 +65,7 @@ def calibrate(
     Sums of squares over a text, from llama.cpp's own passes: llama-imatrix's file, which llama-quantize reads too, with
     the head of models that share it with their embedding. Killed runs go on where they were.
     """
+    from llmcli.catalog.partial import check_apart
     from llmcli.commands import calibrating, texts
     from llmcli.commands.ready import ready
     from llmcli.errors import UsageError
@@ -91,6 +92,7 @@ def calibrate(
     texts.given(text or [])  # a mistake in them is told before a model is fetched
     path = ready(refs[0], None, config, ui).path
     subject = side(path, options, ui)
+    check_apart([out, moments], [*subject.header.files, *(text or [])])
     some, names = texts.chunks(subject, text or [], chunks, seed, ui)
     fingerprint = quantize.open_gguf(path).fingerprint
     target = moments.expanduser() if moments else None

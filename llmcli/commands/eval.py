@@ -73,6 +73,7 @@ def evaluate(
     and kills lose nothing that is finished: the same command goes on. A base has an f16 cache, so that
     `--base SRC -ctk q8_0 -ctv q8_0` tells what a cache type costs.
     """
+    from llmcli.catalog.partial import check_apart
     from llmcli.commands import evaluating, quality
     from llmcli.hardware import fit
     from llmcli.runtime.request import RunOptions
@@ -91,6 +92,7 @@ def evaluate(
     model = side(_source(source, quant, config, ui).path, options, ui)
     plain = replace(options, cache_type_k="f16", cache_type_v="f16")
     other = side(_base(base, config, ui).path, plain, ui) if base else None
+    check_apart([save_base], [*model.header.files, *(other.header.files if other else ()), text])
     target = save_base.expanduser() if save_base else None
     outcome = evaluating.run(evaluating.Wish(model, other, kept, words, chunks, target, fresh), config, ui)
     if kept:

@@ -101,6 +101,7 @@ def pareto(
     Every setting is made in the cache, read against the same logits of REF, and timed in turn with it. Ctrl-C and kills
     lose nothing that is finished: the same command goes on.
     """
+    from llmcli.catalog.partial import check_apart
     from llmcli.commands import frontier, pareto_table, reporting, weights
     from llmcli.commands.eval import words_of
     from llmcli.commands.pareto_page import charts, made
@@ -114,6 +115,7 @@ def pareto(
         model.path if model else Path(ref), tokenizer=reading.tokenizer, pre=reading.pre,
         allow_pickle=reading.allow_pickle,
     )  # fmt: skip
+    check_apart([report_file], [*opened.files, settings.imatrix, settings.moments, measuring.text])
     plans = plans_of(opened, settings, measuring.threads, config, ui)
     _tell(opened, plans, ui)
     words, name = words_of(measuring.text)

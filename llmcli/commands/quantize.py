@@ -195,6 +195,11 @@ class Steering:
         return Wish(source, why, moments, writing.threads, writing.dry_run, text, self.calibration_chunks)
 
     @property
+    def files(self) -> tuple[Path | None, ...]:
+        """What is read of the user's for it."""
+        return (self.imatrix, self.moments, *(self.calibration or ()))
+
+    @property
     def folds(self) -> bool:
         """Whether any fold is asked for."""
         from quant.folds.choose import parse
@@ -224,6 +229,7 @@ def quantize(
     workers: Workers,
 ) -> None:
     """Make a smaller GGUF from a checkpoint folder or a GGUF, in one pass, on all cores."""
+    from llmcli.catalog.partial import check_apart
     from llmcli.commands import certifying, closing, folding, mixes, weights
     from quant import planning, recipe
     from quant import quantize as road
@@ -244,6 +250,8 @@ def quantize(
     opened = weights.open_source(
         place, tokenizer=reading.tokenizer, pre=reading.pre, allow_pickle=reading.allow_pickle, blobs=blobs
     )
+    check_apart([writing.out, sizing.plan_out], [*steering.files, *sizing.files, verifying.verify_text])
+    check_apart([sizing.plan_out], opened.files)
     known = steering.known(how, opened, writing, config, ui)
     making = mixes.Making(
         opened, lambda name, wishes: road.plan(opened, name, wishes, most=most, method=how.name, **known.given),

@@ -66,6 +66,11 @@ class Sizing:
         return self.wanted or self.plan is not None
 
     @property
+    def files(self) -> tuple[Path | None, ...]:
+        """What is read of the user's for it."""
+        return self.text, self.plan
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         """The types to choose from, those of --types."""
         from quant.recipe import tensor_type

@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from quant import divergence
+from quant import baselogits, divergence
 from quant.divergence import DRAWN, F32, FLOOR, KEPT, Lane, Lanes, Scores, Top, sound
 from quant.errors import Refusal
+from quant.records import Records
 
 WORDS = 1000  # not a multiple of the piece that is summed in float32
 
@@ -123,3 +126,13 @@ def test_packing_keeps_all_and_strange_bytes_are_none() -> None:
     assert unpack(raw, 4, WORDS) is None
     assert unpack(raw, 3, 10) is None
     assert unpack(b"\xff" * len(raw), 3, WORDS) is None
+    for at in (8 * 3, 8 * 6):  # what came, and the rest, of the first position
+        assert unpack(raw[:at] + np.float64(np.nan).tobytes() + raw[at + 8 :], 3, WORDS) is None
+
+
+def test_a_head_may_claim_any_number_of_chunks(tmp_path: Path) -> None:
+    words = dict.fromkeys(baselogits.WORDS, "")
+    head = {"kind": baselogits.KIND, "n_ctx": 512, "n_vocab": 100, "chunks": 2**31 - 1, **words}
+    Records.begin(path := tmp_path / "base", head).close()
+    with pytest.raises(Refusal, match="was not finished"):
+        baselogits.load(path)
