@@ -3,13 +3,19 @@
 import json
 import random
 
+import jsonschema
 import pytest
 
 from llmcli.runtime.constraint import calls as constraint
+from llmcli.runtime.constraint.base import Constraint, Matcher
 from llmcli.runtime.constraint.compile import Grammars
+from llmcli.runtime.request import Request
+from llmcli.runtime.runner import Runner
+from llmcli.runtime.sampling import defaults
 from llmcli.runtime.thinking import Tags
 from llmcli.serve.calls import families, family, marks
-from llmcli.serve.calls.base import Family
+from llmcli.serve.calls.base import Family, Taken, calls, within
+from llmcli.serve.calls.hermes import Hermes
 from llmcli.serve.schema.fields import Fields
 from llmcli.serve.schema.listener import Listener
 from llmcli.serve.schema.tools import tools
@@ -60,6 +66,7 @@ WRITTEN = {
 }  # fmt: skip
 CASES = [(one, text) for one in families() for text in WRITTEN[one.name]]
 NAMES = frozenset({"weather"})
+OTHER = {"type": "function", "function": {"name": "other"}}
 
 
 def heard(listener: Listener, text: str, seed: int = 0) -> dict[str, str]:
@@ -121,6 +128,105 @@ def test_what_is_forced_follows_the_schema_and_is_read_back(kin: Family) -> None
     assert not all(matcher.allows(token) and (matcher.accept(token) or True) for token in wrong)
 
 
+def matcher(wanted: Constraint) -> Matcher:
+    """At the beginning of a grammar over bytes."""
+    return Grammars(FakeModel(), lambda one: pytest.fail("not llama.cpp's"))(wanted).start()
+
+
+def follows(place: Matcher, text: str) -> bool:
+    """Go on by a text as far as the grammar lets it."""
+    for token in text.encode():
+        if not place.allows(token):
+            return False
+        place.accept(token)
+    return True
+
+
+STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+
+
+@pytest.mark.parametrize("kin", families(), ids=lambda one: one.name)
+def test_a_call_that_may_be_made_is_bound_from_its_mark_on(kin: Family) -> None:
+    offered = tools(Fields({"tools": [STRICT]}))
+    wanted, lead = offered.amid(kin), "" if kin.first else 'I look {"it": "up"} <now. '
+    begin, _, end = kin.around
+    free = matcher(wanted)
+    assert follows(free, 'Nothing { "binds" < this [1] text.\n\nä 日 ')
+    assert free.accepting
+    for mark, (before, after) in kin.bound("weather").items():
+        opening = begin + before
+        assert opening.startswith(mark)
+        place = matcher(wanted)
+        assert follows(place, lead + opening + JSON + after + end), (mark, opening)
+        assert place.accepting
+        if not kin.last:
+            assert follows(place, " And that is all.")
+            assert place.accepting
+        text = lead + opening + JSON + after + end
+        assert heard(Listener(None, kin, NAMES), text)["calls"] == [("weather", ARGUMENTS)]
+        assert follows(matcher(wanted), lead + mark[:-1] + "no mark")
+        assert not follows(matcher(wanted), lead + opening.replace("weather", "wether"))
+        assert not follows(matcher(wanted), lead + opening + '{"town')
+        assert not matcher_ends(wanted, lead + mark)
+
+
+def matcher_ends(wanted: Constraint, text: str) -> bool:
+    """Whether an answer may end behind this text."""
+    place = matcher(wanted)
+    assert follows(place, text)
+    return place.accepting
+
+
+def test_several_calls_amid_text_and_only_one_where_that_is_asked() -> None:
+    call = WRITTEN["hermes"][0]
+    several, alone = (
+        tools(Fields({"tools": [STRICT, OTHER], "parallel_tool_calls": parallel})).amid(family(""))
+        for parallel in (True, False)
+    )  # fmt: skip
+    assert matcher_ends(several, f"One {call}\nand {call}{call} done")
+    assert matcher_ends(alone, f"One {call} done")
+    assert not follows(matcher(alone), f"One {call} and {call}")
+    loose = call.replace("weather", "other").replace(JSON, '{"any": [1, {}]}')
+    assert matcher_ends(several, loose)
+    assert not follows(matcher(several), loose.replace('{"any', '["any'))
+
+
+class The(Hermes):
+    """A family whose mark every story has."""
+
+    name = "the"
+    opens = (" the",)
+    closes = (" end",)
+
+    def take(self, text: str, over: bool) -> Taken | None:
+        inner = within(text, " the", " end", over)
+        return inner and Taken(calls(json.loads(inner[0])), inner[1])
+
+
+def test_whatever_a_model_says_behind_the_mark_is_a_valid_call(stories_runner: Runner) -> None:
+    schema = {"type": "object", "properties": {"day": {"enum": ["Monday", "Sunday"]}, "far": {"type": "boolean"}},
+              "required": ["day", "far"], "additionalProperties": False}  # fmt: skip
+    tool = {"type": "function", "function": {"name": "walk", "parameters": schema, "strict": True}}
+    offered, kin, made = tools(Fields({"tools": [tool], "parallel_tool_calls": False})), The(), 0
+    grammar = stories_runner.grammars(offered.amid(kin))
+    for seed in range(3):
+        sampling = defaults().with_values({"seed": seed})
+        request = Request(
+            stories_runner.encode_prompt("Once upon a time"), sampling, 160, grammar=grammar,
+            strategy=stories_runner.strategy(grammar),
+        )  # fmt: skip
+        reply = stories_runner.reply(request)
+        for _ in reply:
+            pass
+        found = heard(Listener(None, kin), reply.answer.text)
+        assert " the" not in found["said"], reply.answer.text
+        for name, arguments in found["calls"]:
+            assert name == "walk"
+            jsonschema.validate(arguments, schema)
+        made += len(found["calls"])
+    assert made
+
+
 def test_a_document_may_stand_instead_of_a_call() -> None:
     offered = tools(Fields({"tools": [WEATHER]}))
     wanted = offered.constraint(family(""), {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]})
@@ -156,7 +262,7 @@ def test_every_mark_is_known_once() -> None:
 
 def test_calls_are_separated_by_a_constraint_only_where_there_may_be_several() -> None:
     alone = tools(Fields({"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}))
-    assert constraint.read(alone.constraint(family("")).text).between is None
+    assert constraint.read(alone.constraint(family("")).text).ways[0].between is None
 
 
 @pytest.mark.parametrize(("name", "text", "given"), [

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
@@ -85,6 +86,29 @@ def test_a_call_that_must_be_is_made_and_streamed_alike(tiny: Served, choice: An
     assert deltas[0].function.name == "weather"
     assert json.loads("".join(one.function.arguments or "" for one in deltas)) == json.loads(call.function.arguments)
     assert parts[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_a_strict_call_is_bound_though_nobody_asks_for_one(serve: Callable[..., Served]) -> None:
+    def speak(tokens: list[int]) -> int:
+        answer = bytes(token for token in tokens if token < 256).rpartition(b"<assistant>")[2]
+        wanted = b'I look. <tool_call>{"town": 5} never mind'
+        return 257 if b"</tool_call>" in answer or len(answer) >= len(wanted) else wanted[len(answer)]
+
+    strict = {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}
+    args: Any = {"model": "tiny", "messages": HELLO}
+    served = serve(speak, n_ctx=2048)
+    with client(served) as asked:
+        bound = asked.chat.completions.create(**args, tools=[strict]).choices[0]
+        free = asked.chat.completions.create(**args, tools=TOOLS).choices[0]
+        answer = asked.responses.create(model="tiny", input="x", tools=FLAT).output
+    assert bound.message.content == "I look."
+    (call,) = bound.message.tool_calls
+    assert call.function.name == "weather" and json.loads(call.function.arguments)["a"] in ("yes", "no")
+    assert free.message.content.endswith("never mind") and not free.message.tool_calls
+    assert [one.type for one in answer] == ["message", "function_call"]
+    body = {**args, "tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"x": 1}}}]}
+    with client(served) as asked, pytest.raises(openai.BadRequestError, match="function f: the schema cannot"):
+        asked.chat.completions.create(**body)
 
 
 def test_calls_and_their_results_reach_the_model(serve: Callable[..., Served]) -> None:

@@ -1,11 +1,13 @@
-"""Function calls that an answer must consist of: texts around arguments of a JSON schema, as a grammar.
+"""Function calls that an answer must consist of, or may make amid its text: texts around arguments of a JSON schema.
 
-What stands around them is the model family's way to write a call; here it is only text.
+What stands around them is the model family's way to write a call; here it is only text. A call that may be made begins
+at a mark: nothing binds the text until that is said, and from there on the schemas do (llama.cpp's lazy grammars with
+triggers). It is one grammar over the whole answer, so that a mark may end in the middle of a token.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from llmcli.errors import UserError
@@ -13,66 +15,115 @@ from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.constraint.schema import Checked, checked
 
 MOST = 16  # calls of one answer: small models know no end
+ANY, BLANK = r"(.|\n)*", r"[ \t\r\n]*"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One function's way to be called: text, arguments, text."""
+class Way:
+    """One way to write calls: what stands before all, between two (None: there is one only) and behind all; for each
+    function what stands before and behind its arguments. `mark` is what tells of it, where it need not come."""
 
-    before: str
-    arguments: Checked
-    after: str
+    begin: str
+    frames: tuple[tuple[str, str], ...]
+    between: str | None
+    end: str
+    mark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Amid:
+    """How calls stand in a text that has no mark of theirs. `first`: at its beginning or nowhere; `last`: they end it;
+    `several`: text and more calls may follow."""
+
+    first: bool
+    last: bool
+    several: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """One call, or several with `between` between them (None: only one); or else a `document`, where there is one."""
+    """Calls in some ways, of functions with these arguments; or else a `document`, where there is one."""
 
-    begin: str
-    calls: tuple[Call, ...]
-    between: str | None
-    end: str
+    arguments: tuple[Checked, ...]
+    ways: tuple[Way, ...]
     document: Checked | None
+    amid: Amid | None
 
 
 def constraint(
-    begin: str, calls: Sequence[tuple[str, str, Any, str]], between: str | None, end: str, document: Any = None
+    functions: Sequence[tuple[str, Any]], ways: Sequence[Way], document: Any = None, amid: Amid | None = None
 ) -> Constraint:
-    """`calls` are a function's name, the text before its arguments, their schema, and the text after them.
+    """`functions` are names and schemas of arguments. With `amid` the answer is a text that calls may stand in.
 
     Raises UserError naming the function whose schema cannot be enforced.
     """
-    for name, _, schema, _ in calls:
+    for name, schema in functions:
         try:
             checked(json.dumps(schema))
         except UserError as error:
             raise UserError(f"function {name}: {error}", hint=error.hint) from None
-    told = {"begin": begin, "calls": [rest for _, *rest in calls], "between": between, "end": end}
-    return Constraint("calls", json.dumps({**told, "document": document}, ensure_ascii=False))
+    told = {
+        "arguments": [schema for _, schema in functions], "ways": [asdict(way) for way in ways],
+        "document": document, "amid": amid and asdict(amid),
+    }  # fmt: skip
+    return Constraint("calls", json.dumps(told, ensure_ascii=False))
 
 
 def read(text: str) -> Calls:
     """What `constraint` wrote."""
     told = json.loads(text)
-    calls = tuple(Call(before, checked(json.dumps(schema)), after) for before, schema, after in told["calls"])
+    ways = tuple(Way(**{**one, "frames": tuple(map(tuple, one["frames"]))}) for one in told["ways"])
     document = None if told["document"] is None else checked(json.dumps(told["document"]))
-    return Calls(told["begin"], calls, told["between"], told["end"], document)
+    arguments = tuple(checked(json.dumps(schema)) for schema in told["arguments"])
+    return Calls(arguments, ways, document, Amid(**told["amid"]) if told["amid"] else None)
 
 
 def to_lark(wanted: Calls, layout: dict[str, Any]) -> str:
     """llguidance's dialect of Lark; `layout` says how its JSON is spaced."""
-    again = "" if wanted.between is None else f"({_quoted(wanted.between)} call){{0,{MOST - 1}}}"
-    rules = [
-        "start: calls | document" if wanted.document else "start: calls",
-        _rule("calls", _quoted(wanted.begin), "call", again, _quoted(wanted.end)),
-        "call: " + " | ".join(f"call{number}" for number in range(len(wanted.calls))),
-    ]
-    for number, call in enumerate(wanted.calls):
-        rules.append(_rule(f"call{number}", _quoted(call.before), f"arguments{number}", _quoted(call.after)))
-        rules.append(f"arguments{number}: {_json(call.arguments, layout)}")
+    rules = [_rule("start", _start(wanted))]
+    for number, schema in enumerate(wanted.arguments):
+        rules.append(f"arguments{number}: {_json(schema, layout)}")
     if wanted.document:
         rules.append(f"document: {_json(wanted.document, layout)}")
+    if wanted.amid:
+        rules += _text(wanted.ways, wanted.amid)
+    for number, way in enumerate(wanted.ways):
+        rules += _way(f"{number}", way)
     return "\n".join(rules)
+
+
+def _start(wanted: Calls) -> str:
+    every = " | ".join(f"calls{number}" for number in range(len(wanted.ways)))
+    if wanted.amid is None:
+        return f"{every} | document" if wanted.document else every
+    if wanted.amid.last:
+        return f"{every} | text"
+    return f"({every}){{0,{MOST if wanted.amid.several else 1}}} text"
+
+
+def _text(ways: Sequence[Way], amid: Amid) -> list[str]:
+    """Text without a mark, and before one. What is lazy ends as soon as it can, at the mark."""
+    before = BLANK if amid.first else ANY
+    marks = "|".join(_literally(way.mark) for way in ways)
+    leads = [f"lead{number}[lazy]: /{before}{_literally(way.mark)}/" for number, way in enumerate(ways)]
+    return ["text: TEXT", f"TEXT: /{ANY}/ & ~/{before}({marks}){ANY}/", *leads]
+
+
+def _way(number: str, way: Way) -> list[str]:
+    """The rules of calls in one way; where the text leads up to a mark the first one goes on behind that."""
+    lead = f"lead{number}" if way.mark else ""
+    again = "" if way.between is None else f"({_quoted(way.between)} call{number}){{0,{MOST - 1}}}"
+    first = [((way.begin + before).removeprefix(way.mark), after) for before, after in way.frames]
+    rules = [
+        _rule(f"calls{number}", lead, f"first{number}", again, _quoted(way.end)),
+        _choice(f"first{number}", first),
+    ]
+    return rules if way.between is None else [*rules, _choice(f"call{number}", way.frames)]
+
+
+def _choice(name: str, frames: Sequence[tuple[str, str]]) -> str:
+    calls = (f"{_quoted(before)} arguments{at} {_quoted(after)}" for at, (before, after) in enumerate(frames))
+    return _rule(name, " | ".join(calls))
 
 
 def _rule(name: str, *parts: str) -> str:
@@ -85,3 +136,8 @@ def _json(schema: Checked, layout: dict[str, Any]) -> str:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _literally(text: str) -> str:
+    """A regular expression of this text alone."""
+    return "".join(rf"\x{{{ord(letter):X}}}" for letter in text)

@@ -102,8 +102,8 @@ class Compiler:
         layout = {"x-guidance": LAYOUT}
         matcher = self._matcher(llguidance.LLMatcher.grammar_from_lark(calls.to_lark(wanted, layout)))
         if matcher.is_error():
-            for one in wanted.calls:  # the library does not say where
-                self._schema(one.arguments)
+            for one in wanted.arguments:  # the library does not say where
+                self._schema(one)
             raise _refused("#", matcher)
         return matcher
 

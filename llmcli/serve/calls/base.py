@@ -28,7 +28,7 @@ class Taken:
 
 class Family(ABC):
     """`marks` are what its template has, `opens` what its calls begin with, `closes` what ends them. `first`: a call is
-    all of the answer, or none; its opening is too common to mean one anywhere."""
+    all of the answer, or none; its opening is too common to mean one anywhere. `last`: nothing follows its calls."""
 
     name: ClassVar[str]
     order: ClassVar[int] = 0
@@ -36,6 +36,7 @@ class Family(ABC):
     opens: ClassVar[tuple[str, ...]]
     closes: ClassVar[tuple[str, ...]] = ()
     first: ClassVar[bool] = False
+    last: ClassVar[bool] = False
 
     def fits(self, template: str) -> bool:
         """Whether a chat template is of this family."""
@@ -60,6 +61,10 @@ class Family(ABC):
     @abstractmethod
     def frame(self, name: str) -> tuple[str, str]:
         """What stands before and after the arguments of a call of `name`, where one is forced."""
+
+    def bound(self, name: str) -> dict[str, tuple[str, str]]:
+        """The same by the mark that tells of a call, where one may be made, and is bound from there on."""
+        return {self.opens[0]: self.frame(name)}
 
     @property
     def around(self) -> tuple[str, str | None, str]:

@@ -16,6 +16,7 @@ class Granite(Family):
     marks: ClassVar[tuple[str, ...]] = (OPENS,)
     opens: ClassVar[tuple[str, ...]] = (OPENS,)
     closes: ClassVar[tuple[str, ...]] = (CLOSES,)
+    last: ClassVar[bool] = True
 
     def take(self, text: str, over: bool) -> Taken | None:
         if not over:

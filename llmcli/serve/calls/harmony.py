@@ -18,6 +18,7 @@ class Harmony(Family):
     marks: ClassVar[tuple[str, ...]] = ("<|channel|>commentary",)
     opens: ClassVar[tuple[str, ...]] = (OPENS,)
     closes: ClassVar[tuple[str, ...]] = ("<|message|>", "<|constrain|>")
+    last: ClassVar[bool] = True
 
     def take(self, text: str, over: bool) -> Taken | None:
         if not over:
@@ -32,6 +33,9 @@ class Harmony(Family):
 
     def frame(self, name: str) -> tuple[str, str]:
         return f"{OPENS} to=functions.{name} <|constrain|>json<|message|>", ""
+
+    def bound(self, name: str) -> dict[str, tuple[str, str]]:
+        return {f"{OPENS} to=": self.frame(name)}  # what goes to nobody is a word beforehand
 
     @property
     def around(self) -> tuple[str, str | None, str]:

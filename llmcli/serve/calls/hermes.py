@@ -25,7 +25,13 @@ class Hermes(Family):
         return inner and Taken(calls(json.loads(inner[0])), inner[1])
 
     def frame(self, name: str) -> tuple[str, str]:
-        return f'{OPENS}\n{{"name": {json.dumps(name)}, "arguments": ', "}\n" + CLOSES
+        return self._tagged(name, OPENS, CLOSES)
+
+    def bound(self, name: str) -> dict[str, tuple[str, str]]:
+        return {opens: self._tagged(name, opens, closes) for opens, closes in zip(self.opens, self.closes, strict=True)}
+
+    def _tagged(self, name: str, opens: str, closes: str) -> tuple[str, str]:
+        return f'{opens}\n{{"name": {json.dumps(name)}, "arguments": ', "}\n" + closes
 
 
 FAMILIES = (Hermes(),)

@@ -8,7 +8,7 @@ import re
 from typing import Any, ClassVar
 
 from llmcli.serve.calls import hermes
-from llmcli.serve.calls.base import Call, Taken, within
+from llmcli.serve.calls.base import Call, Taken, calls, within
 from llmcli.serve.calls.coder import value
 from llmcli.serve.calls.hermes import Hermes
 
@@ -30,10 +30,12 @@ class MiniMax(Hermes):
         inner = within(text, opens, closes, over)
         if inner is None:
             return None
-        calls = tuple(self._call(*one) for one in self._tags("invoke").findall(inner[0]))
-        if not calls:
+        if inner[0].lstrip().startswith("{"):  # as it is bound
+            return Taken(calls(json.loads(inner[0])), inner[1])
+        found = tuple(self._call(*one) for one in self._tags("invoke").findall(inner[0]))
+        if not found:
             raise ValueError(text)
-        return Taken(calls, inner[1])
+        return Taken(found, inner[1])
 
     def _tags(self, name: str) -> re.Pattern[str]:
         tag = re.escape(self.prefix) + name

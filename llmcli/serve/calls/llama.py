@@ -6,6 +6,7 @@ from typing import ClassVar
 from llmcli.serve.calls.base import Family, Taken, calls
 
 TAG = "<|python_tag|>"
+NAME, TYPE = '{"name"', '{"type": "function"'
 
 
 class Llama(Family):
@@ -14,8 +15,9 @@ class Llama(Family):
     name: ClassVar[str] = "llama"
     order: ClassVar[int] = 2
     marks: ClassVar[tuple[str, ...]] = (TAG, "<|start_header_id|>ipython", '"parameters": dictionary of argument')
-    opens: ClassVar[tuple[str, ...]] = (TAG, '{"name"', '{"type": "function"', "{\n")
+    opens: ClassVar[tuple[str, ...]] = (TAG, NAME, TYPE, "{\n")
     first: ClassVar[bool] = True
+    last: ClassVar[bool] = True
 
     def take(self, text: str, over: bool) -> Taken | None:
         if not over:
@@ -29,6 +31,11 @@ class Llama(Family):
 
     def frame(self, name: str) -> tuple[str, str]:
         return f'{{"name": {json.dumps(name)}, "parameters": ', "}"
+
+    def bound(self, name: str) -> dict[str, tuple[str, str]]:
+        """JSON has no mark but its first key: one that is spaced otherwise is text, bound by nothing."""
+        before, after = self.frame(name)
+        return {TAG: (TAG + before, after), NAME: (before, after), TYPE: (f"{TYPE}, {before[1:]}", after)}
 
     @property
     def around(self) -> tuple[str, str | None, str]:

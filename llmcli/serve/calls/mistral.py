@@ -19,6 +19,7 @@ class Mistral(Family):
     marks: ClassVar[tuple[str, ...]] = (OPENS,)
     opens: ClassVar[tuple[str, ...]] = (OPENS,)
     closes: ClassVar[tuple[str, ...]] = (ARGS, "[CALL_ID]")
+    last: ClassVar[bool] = True
 
     def fits(self, template: str) -> bool:
         return super().fits(template) and ARGS not in template

@@ -18,11 +18,10 @@ from llmcli.serve.problems import Problem
 from llmcli.serve.schema import settings as common
 from llmcli.serve.schema.fields import Fields
 from llmcli.serve.schema.listener import Listener
-from llmcli.serve.schema.tools import NO_TOOLS, Tools, spelled
+from llmcli.serve.schema.tools import NO_TOOLS, OBJECT, Tools, spelled
 from llmcli.serve.settings import Settings
 from llmcli.types import Message
 
-OBJECT = {"type": "object"}
 EFFORTS = "none", "minimal", "low", "medium", "high", "xhigh", "max"
 # Of a template's variables, those that a request may not set.
 OURS = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
@@ -95,6 +94,8 @@ def _constraint(wanted: Wanted, kin: Family | None) -> Constraint | None:
     if kin and wanted.tools.forced:
         return wanted.tools.constraint(kin)
     if wanted.format is None:
+        if kin and wanted.tools.strict and wanted.grammar is None:
+            return wanted.tools.amid(kin)
         return wanted.grammar
     if kin:
         return wanted.tools.constraint(kin, wanted.format)

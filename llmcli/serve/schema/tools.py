@@ -16,6 +16,7 @@ from llmcli.types import Message
 MOST, LONGEST = 128, 64
 WORDS = "none", "auto", "required"
 ANYTHING = {"type": "object", "properties": {}}
+OBJECT = {"type": "object"}
 # For models whose template knows of no tools: hermes's words, which most models have read.
 TOLD = (
     "You may call one or more functions to assist with the user query.\n\n"
@@ -27,11 +28,12 @@ TOLD = (
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function: its name, and what a template is shown of it."""
+    """A function: its name, and what a template is shown of it. `strict`: its arguments must follow `parameters`."""
 
     name: str
     parameters: Any
     shown: dict[str, Any]
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,11 @@ class Tools:
         """Whether the answer must be a call."""
         return bool(self.tools) and (self.named or self.choice == "required")
 
+    @property
+    def strict(self) -> bool:
+        """Whether a call that the model makes of itself is held to a schema."""
+        return any(tool.strict for tool in self.tools)
+
     def constraint(self, family: Family, document: Any = None) -> Constraint:
         """Calls as this family writes them, held to the functions' schemas; or a document of a schema.
 
@@ -60,19 +67,35 @@ class Tools:
         """
         begin, between, end = family.around
         wanted = [tool for tool in self.tools if not self.named or tool.name == self.choice]
-        framed = [(tool.name, *_framed(family, tool)) for tool in wanted]
-        try:
-            return calls.constraint(begin, framed, between if self.parallel and not self.named else None, end, document)
-        except UserError as error:
-            raise Problem(str(error), param="tools") from None
+        frames = tuple(family.frame(tool.name) for tool in wanted)
+        way = calls.Way(begin, frames, between if self.parallel and not self.named else None, end)
+        return _constraint([(tool.name, tool.parameters) for tool in wanted], [way], document)
+
+    def amid(self, family: Family) -> Constraint:
+        """Any text, in which calls are held to their schemas from the family's mark on; those of functions that are
+        not strict to JSON objects. Raises Problem as above."""
+        begin, between, end = family.around
+        bound = [family.bound(tool.name) for tool in self.tools]
+        several = self.parallel and bool(begin or family.last)  # else each has a mark of its own
+        ways = [
+            calls.Way(begin, tuple(one[mark] for one in bound), between if several else None, end, mark)
+            for mark in bound[0]
+        ]
+        functions = [(tool.name, tool.parameters if tool.strict else OBJECT) for tool in self.tools]
+        return _constraint(functions, ways, amid=calls.Amid(family.first, family.last, self.parallel))
 
 
 NO_TOOLS = Tools()
 
 
-def _framed(family: Family, tool: Tool) -> tuple[str, Any, str]:
-    before, after = family.frame(tool.name)
-    return before, tool.parameters, after
+def _constraint(
+    functions: Sequence[tuple[str, Any]], ways: Sequence[calls.Way], document: Any = None,
+    amid: calls.Amid | None = None,
+) -> Constraint:  # fmt: skip
+    try:
+        return calls.constraint(functions, ways, document, amid)
+    except UserError as error:
+        raise Problem(str(error), param="tools") from None
 
 
 def tools(fields: Fields, nested: bool = True) -> Tools:
@@ -112,7 +135,8 @@ def _tool(fields: Fields, nested: bool) -> Tool:
         raise Problem(f"{about.at('parameters')} must be a JSON schema, not {kind(parameters)}",
                       param=about.at("parameters"))  # fmt: skip
     shown = {"name": name, "description": about.text("description", ""), "parameters": parameters or ANYTHING}
-    return Tool(name, parameters or ANYTHING, {"type": "function", "function": shown})
+    strict = about.flag("strict")
+    return Tool(name, parameters or ANYTHING, {"type": "function", "function": shown}, strict)
 
 
 def _choice(fields: Fields, nested: bool) -> tuple[str, bool]:
