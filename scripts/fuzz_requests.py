@@ -18,7 +18,8 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,9 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
                       "tools": [{"name": "look", "description": "Looks.", "input_schema": SCHEMA}], "stream": True,
                       "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}, "temperature": 0.5,
                       "top_k": 5, "metadata": {"user_id": "me"}}),
+    ("/v1/chat/completions/input_tokens", {"messages": SAID, "tools": [{"type": "function", "function": TOOL}]}),
+    ("/v1/completions/input_tokens", {"prompt": ["Once", [5, 6]]}),
+    ("/v1/responses/input_tokens", {"input": "Look.", "instructions": "Be short."}),
     ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Look."}], "system": "Be short."}),
     ("/api/chat", {"messages": [{"role": "user", "content": "Look."},
                                 {"role": "assistant", "content": "", "tool_calls": [
@@ -100,12 +104,18 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     ("/api/generate", {"prompt": "Look.", "system": "Be short.", "format": SCHEMA, "raw": False, "stream": False,
                        "options": {"num_predict": 2}, "context": None, "images": []}),
     ("/api/embed", {"input": ["Once", "upon"], "truncate": True, "dimensions": 8}),
+    ("/api/embeddings", {"prompt": "Once", "model": "tiny"}),
     ("/api/show", {"model": "tiny", "verbose": True}),
     ("/apply-template", {"messages": SAID}),
     ("/v1/embeddings", {"input": ["Once", "upon"], "encoding_format": "float", "dimensions": 8, "model": None}),
     ("/tokenize", {"content": "Once", "add_special": True, "parse_special": True, "with_pieces": True}),
     ("/detokenize", {"tokens": [5, 6]}),
 ]  # fmt: skip
+# A model that writes does not rank: refused, but only once all fields have been read.
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/rerank", {"query": "Look.", "documents": ["dark", {"text": "light"}], "top_n": 1, "return_documents": True}),
+    ("/v1/rerank", {"query": "Look.", "texts": ["dark", "light"], "return_text": True, "model": None}),
+]
 
 
 def places(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -142,7 +152,7 @@ def spelled(document: Any) -> bytes:
 def cases() -> list[tuple[str, bytes]]:
     """All requests."""
     found = []
-    for path, body in GOOD:
+    for path, body in GOOD + REFUSED:
         for at in places(body):
             odd = [GONE, *VALUES] if isinstance(at[-1], int) else [GONE, TWICE, *VALUES]
             found += [(path, changed(body, at, value)) for value in odd]
@@ -205,16 +215,44 @@ async def fuzz(url: str, asked: list[tuple[str, bytes]], at_once: int) -> tuple[
                     found.append(f"{path} {_short(body)}: {what}")
 
         await asyncio.gather(*(worker() for _ in range(at_once)))
-        while True:
-            report = (await client.get("/v1/kv?check=true")).raise_for_status().json()
-            if not report["running"] and not report["waiting"]:
-                break
-        found += [f"left behind: {one}" for one in report["sequences"] if one["state"] == "running"]
-    return counts, found
+        return counts, found + await idle(client)
+
+
+async def idle(client: httpx2.AsyncClient) -> list[str]:
+    """What is left behind once nothing runs or waits: the books have been checked."""
+    while True:
+        report = (await client.get("/v1/kv?check=true")).raise_for_status().json()
+        if not report["running"] and not report["waiting"]:
+            return [f"left behind: {one}" for one in report["sequences"] if one["state"] == "running"]
 
 
 def _short(body: bytes) -> str:
     return body.decode() if len(body) < 1500 else f"{body[:700].decode()} … {body[-700:].decode()}"
+
+
+@contextmanager
+def served(ref: str, flags: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
+    """A server of its own: its address, and a list that has its exit status afterwards."""
+    words = [sys.executable, "-m", "llmcli.app", "serve", ref, "-a", "tiny", "--port", "0", "--json"]
+    words += ["--max-tokens", "8", *flags]
+    ended: list[int] = []
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        try:
+            yield json.loads(process.stdout.readline())["url"], ended
+        finally:
+            process.terminate()
+            ended.append(process.wait(60))
+
+
+def told(counts: Counter[str], found: list[str], code: int) -> int:
+    """Print it; 1 if anything is wrong."""
+    for words, count in sorted(counts.items()):
+        print(f"{count:>7,}  {words}")
+    for what in found[:50]:
+        print(what)
+    print(f"{counts.total():,} requests, {len(found)} answered wrongly; SIGTERM: exit {code}")
+    return int(bool(found or code))
 
 
 def main() -> int:
@@ -227,21 +265,9 @@ def main() -> int:
     asked, flags = parser.parse_known_args()
     wanted = cases()
     random.Random(asked.seed).shuffle(wanted)
-    wanted = wanted[: asked.requests or None]
-    words = [sys.executable, "-m", "llmcli.app", "serve", asked.ref, "-a", "tiny", "--port", "0", "--json"]
-    words += ["--max-tokens", "8", *(word for word in flags if word != "--")]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
-        ready = json.loads(process.stdout.readline())
-        counts, found = asyncio.run(fuzz(ready["url"], wanted, asked.at_once))
-        process.terminate()
-        code = process.wait(60)
-    for words, count in sorted(counts.items()):
-        print(f"{count:>7,}  {words}")
-    for what in found[:50]:
-        print(what)
-    print(f"{len(wanted):,} requests, {len(found)} answered wrongly; SIGTERM: exit {code}")
-    return int(bool(found or code))
+    with served(asked.ref, [word for word in flags if word != "--"]) as (url, ended):
+        counts, found = asyncio.run(fuzz(url, wanted[: asked.requests or None], asked.at_once))
+    return told(counts, found, ended[0])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ usage: PYTHONPATH=$PWD .venv/bin/python scripts/soak.py FILE.gguf [--requests 10
 Every kind of request is first answered alone; under load each must be answered alike, to the letter (--reproducible is
 given to serve unless --loose is: without it near ties may fall otherwise, and only their number is told). Some are
 left by their client after a random part, some are wrong and must be told so with their status. Then the server must
-be idle, its books right (/v1/kv?check=true) and no cell of a running answer left; the memory of its process, looked at
+be idle, its books right (/v1/kv?check=true), no cell of a running answer left, every gauge of what runs or waits at
+zero; the memory of its process, looked at
 after each hundredth of the requests, must not grow (slope of the second half within two standard errors of zero, or
 below 1 MiB in the whole run), and SIGTERM must end it with 0. Prints what came of it; exits with 1 if anything is
 wrong.
@@ -39,6 +40,8 @@ SCHEMA = {
 TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 SYSTEM = "You tell short stories to children, with simple words and a happy end. "
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES, TALK, GENERATE = "/v1/messages", "/api/chat", "/api/generate"
+GAUGES = ("llmcli_num_requests_running", "llmcli_num_requests_waiting", "llmcli_num_requests_preempted")
 # What is wrong with a request, and the status that it must get.
 WRONG: list[tuple[str, Any, int]] = [
     (CHAT, b"{", 400), (CHAT, b"[1]", 400), (TEXT, b"\xff", 400), (CHAT, {"messages": "x"}, 400),
@@ -47,6 +50,9 @@ WRONG: list[tuple[str, Any, int]] = [
     (TEXT, {"prompt": "x", "model": "other"}, 404), (TEXT, {"prompt": "word " * 20_000}, 400),
     (TEXT, {"prompt": [10**9]}, 400), (RESPONSES, {"input": []}, 400), (CHAT, b"[" * 100_000, 400),
     (TEXT, {"prompt": "x", "json_schema": {"frob": 1}}, 400), ("/v1/nothing", {}, 404),
+    (MESSAGES, {"messages": []}, 400), (MESSAGES, {"messages": [{"role": "user", "content": 1}]}, 400),
+    (TALK, {"messages": [{"role": "user", "content": 1}]}, 400), (GENERATE, {"prompt": 1}, 400),
+    (TALK, {"messages": [], "model": "other"}, 404),
     (CHAT, b'{"messages": "' + b"x" * 9_000_000 + b'"}', 413),
 ]  # fmt: skip
 
@@ -96,6 +102,12 @@ def kinds(chat: bool, count: int = 6) -> list[Asked]:
                 Asked(CHAT, {"messages": said, "tools": [TOOL], "tool_choice": "required", "max_tokens": 60,
                              "parallel_tool_calls": False}),
                 Asked(RESPONSES, {"input": text, "instructions": SYSTEM, "max_output_tokens": limit, "stream": True}),
+                Asked(RESPONSES, {"input": text, "instructions": SYSTEM, "max_output_tokens": limit}),
+                Asked(MESSAGES, {"messages": said[1:], "system": SYSTEM, "max_tokens": limit}),
+                Asked(MESSAGES, {"messages": said[1:], "system": SYSTEM, "max_tokens": limit, "stream": True}),
+                Asked(TALK, {"messages": said, "options": {"num_predict": limit, "temperature": 0}}),
+                Asked(GENERATE, {"prompt": text, "format": SCHEMA, "stream": False,
+                                 "options": {"num_predict": 40, "temperature": 0}}),
             ]  # fmt: skip
     return [Asked(one.path, {"temperature": 0, "ignore_eos": "json_schema" not in one.body and "tools" not in one.body,
                              **one.body}) for one in found]  # fmt: skip
@@ -103,10 +115,14 @@ def kinds(chat: bool, count: int = 6) -> list[Asked]:
 
 def said(path: str, raw: bytes) -> str:
     """What an answer comes to, without ids and times."""
+    if path in (TALK, GENERATE):
+        lines = [json.loads(line) for line in raw.splitlines()]
+        return "".join(one.get("response") or one.get("message", {}).get("content") or "" for one in lines)
     if raw.startswith(b"{"):
         found = json.loads(raw)
-        if path == RESPONSES:
-            return json.dumps([item.get("content") for item in found["output"]])
+        if path in (RESPONSES, MESSAGES):
+            parts = found["output" if path == RESPONSES else "content"]
+            return json.dumps([one.get("content") or one.get("text") for one in parts])
         return json.dumps([[one.get("text"), one.get("finish_reason"), _message(one)] for one in found["choices"]])
     out: dict[int, str] = {}
     for line in raw.decode().splitlines():
@@ -117,6 +133,8 @@ def said(path: str, raw: bytes) -> str:
             return json.dumps(chunk["error"])
         if chunk.get("type", "").endswith("output_text.delta"):
             out[0] = out.get(0, "") + chunk["delta"]
+        if chunk.get("type") == "content_block_delta":
+            out[0] = out.get(0, "") + chunk["delta"].get("text", "")
         for one in chunk.get("choices", ()):
             text = one.get("text") or (one.get("delta") or {}).get("content") or ""
             out[one["index"]] = out.get(one["index"], "") + text
@@ -192,7 +210,8 @@ async def _refused(client: httpx2.AsyncClient, wrong: tuple[str, Any, int], tall
     path, body, status = wrong
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = await client.post(path, content=content, headers={"content-type": "application/json"})
-    good = answer.status_code == status and "message" in answer.json()["error"]
+    error = answer.json()["error"]  # of ollama's paths words alone
+    good = answer.status_code == status and bool(error if isinstance(error, str) else error["message"])
     tally.refused += good
     if not good:
         tally.wrong.append(f"{path} {content[:60]!r}: {answer.status_code} instead of {status}: {answer.text[:200]}")
@@ -222,6 +241,10 @@ async def settled(url: str) -> dict[str, Any]:
         while True:
             report: dict[str, Any] = (await client.get("/v1/kv?check=true")).raise_for_status().json()
             if not report["running"] and not report["waiting"]:
+                lines = (await client.get("/metrics")).text.splitlines()
+                report["gauges"] = [line for line in lines if line.startswith(GAUGES) and line.split()[1] != "0"]
+                if opened := (await client.get("/health")).json()["open"]:
+                    report["gauges"].append(f"open {opened}")
                 return report
             await asyncio.sleep(0.05)
 
@@ -262,8 +285,9 @@ def told(asked: argparse.Namespace, tally: Tally, spent: float, report: dict[str
     for words in [*tally.wrong[:20], *(f"another text: {count} of {kind}" for kind, count in tally.differing.items())]:
         print("  " + words)
     running = [one for one in report["sequences"] if one["state"] == "running"]
-    print(f"idle: {len(running)} sequences of answers left, {report['used_cells']} of {report['cells']} cells kept for "
-          f"prefixes, books right; SIGTERM: exit {code}")  # fmt: skip
+    running += report["gauges"]
+    print(f"idle: {len(running)} sequences and gauges of answers left, {report['used_cells']} of {report['cells']} "
+          f"cells kept for prefixes, books right; SIGTERM: exit {code}")  # fmt: skip
     grown, error = slope(tally.memory[len(tally.memory) // 2 :])
     flat = abs(grown) <= max(1.0, 2 * error)
     print(f"memory: {tally.memory[0]:.1f} MiB at first, {tally.memory[-1]:.1f} at last; over the second half "

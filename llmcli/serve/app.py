@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.routing import Route as Path
 
 from llmcli.serve import registry
+from llmcli.serve.bodies import LATER, Bodies
 from llmcli.serve.bridge import Bridge, Busy
 from llmcli.serve.guard import Guard
 from llmcli.serve.keys import allowed
@@ -29,7 +30,7 @@ NOBODY = 499  # nginx's status for a client that has gone; it is not sent to any
 def make_app(bridge: Bridge, settings: Settings) -> Starlette:
     """The application over a bridge, which whoever made it closes."""
     service = Service(bridge, settings, Vectors(bridge))
-    middleware = [Middleware(Guard, settings=settings)]
+    middleware = [Middleware(Guard, settings=settings), Middleware(Bodies, most=settings.max_body)]
     if settings.cors:
         middleware.append(Middleware(
             CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"],
@@ -69,7 +70,8 @@ def _paths(route: Route, service: Service) -> list[BaseRoute]:
 async def refused(request: Request, error: Refusal) -> Response:
     """A mistake of the request, or none that we can help."""
     told = problem(error)
-    headers = {"retry-after": str(error.retry_after)} if isinstance(error, Busy) else None
+    later = error.retry_after if isinstance(error, Busy) else LATER
+    headers = {"retry-after": str(later)} if told.code == "busy" else None
     if told.status == 401:
         headers = {"www-authenticate": "Bearer"}
     return json_response(document(told, request.url.path), told.status, headers)

@@ -17,6 +17,7 @@ from starlette.websockets import WebSocket
 
 from llmcli.serve import keys
 from llmcli.serve.affinity import key_of
+from llmcli.serve.bodies import Bodies
 from llmcli.serve.documents import Documents
 from llmcli.serve.guard import Guard
 from llmcli.serve.problems import Problem, document
@@ -63,7 +64,7 @@ class Front:
     def __init__(self, upstream: Upstream, settings: Settings) -> None:
         self.upstream, self.settings = upstream, settings
         self.talks: set[asyncio.Task[None]] = set()  # answers on their way over WebSockets
-        self._guard = Guard(self, settings)
+        self._guard, self._bodies = Guard(self, settings), Bodies(self._answer, settings.max_body)
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -77,7 +78,7 @@ class Front:
             if scope["type"] == "websocket":
                 await self._talk(scope, receive, send)
             elif scope["type"] == "http":
-                await self._answer(scope, receive, send)
+                await self._bodies(scope, receive, send)
         finally:
             self._open -= 1
             if not self._open:

@@ -92,40 +92,49 @@ class Procedures:
         self._service, self._kinds = service, messages()
 
     def handlers(self) -> dict[str, Any]:
-        """The methods as gRPC wants them."""
+        """The methods as gRPC wants them. They read the bytes of a request themselves: what gRPC cannot read it calls
+        a mistake of the server, with a traceback."""
         import grpc
 
         def single(name: str, function: Callable[..., Awaitable[Any]]) -> Any:
             return grpc.unary_unary_rpc_method_handler(
-                functools.partial(self._single, function, name != "Health"), self._kinds[f"{name}Request"].FromString,
+                functools.partial(self._single, name, function), None,
                 self._kinds[f"{name}Response"].SerializeToString,
             )  # fmt: skip
 
         return {
             "Generate": grpc.unary_stream_rpc_method_handler(
-                self._stream, self._kinds["GenerateRequest"].FromString,
-                self._kinds["GenerateResponse"].SerializeToString,
+                self._stream, None, self._kinds["GenerateResponse"].SerializeToString,
             ),
             **{name: single(name, function) for name, function in (
                 ("Tokenize", self._tokenize), ("Embed", self._embed), ("Health", self._health),
             )},
         }  # fmt: skip
 
-    async def _single(self, function: Callable[..., Awaitable[Any]], needs: bool, request: Any, context: Any) -> Any:
+    async def _single(self, name: str, function: Callable[..., Awaitable[Any]], raw: bytes, context: Any) -> Any:
         try:
-            self._let_in(context, needs)
-            return await function(request)
+            self._let_in(context, needs=name != "Health")
+            return await function(self._read(name, raw))
         except Refusal as error:
             await _refuse(context, error)
 
-    async def _stream(self, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def _stream(self, raw: bytes, context: Any) -> AsyncIterator[Any]:
         try:
             self._let_in(context, needs=True)
+            request = self._read("Generate", raw)
             async with aclosing(self._generate(request, self._client(context))) as answers:
                 async for answer in answers:
                     yield answer
         except Refusal as error:
             await _refuse(context, error)
+
+    def _read(self, name: str, raw: bytes) -> Any:
+        from google.protobuf.message import DecodeError
+
+        try:
+            return self._kinds[f"{name}Request"].FromString(raw)
+        except DecodeError as error:
+            raise Problem(f"these bytes are no {name}Request: {error}") from None
 
     def _let_in(self, context: Any, needs: bool) -> None:
         given = dict(context.invocation_metadata() or ())
@@ -206,7 +215,10 @@ def _body(request: Any) -> tuple[str, dict[str, Any]]:
     """The path and the document that would ask the same over HTTP."""
     from google.protobuf import json_format
 
-    body = _integers(json_format.MessageToDict(request.more)) if request.HasField("more") else {}
+    try:
+        body = _integers(json_format.MessageToDict(request.more)) if request.HasField("more") else {}
+    except (json_format.Error, ValueError) as error:  # numbers that JSON has no words for
+        raise Problem(f"more is no JSON: {error}", param="more") from None
     for name in PLAIN:
         optional = request.DESCRIPTOR.fields_by_name[name].has_presence
         if request.HasField(name) if optional else getattr(request, name):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -61,7 +62,7 @@ async def whole(request: Request, most: int) -> bytes:
 def parsed(raw: bytes) -> dict[str, Any]:
     """The JSON object that bytes are; raises Problem where they are none."""
     try:
-        found = json.loads(raw, parse_constant=_no_number)
+        found = json.loads(raw, parse_constant=_no_number, parse_float=_finite)
     except UnicodeDecodeError as error:
         raise Problem(f"the body is not UTF-8 at byte {error.start}") from None
     except RecursionError:
@@ -75,6 +76,13 @@ def parsed(raw: bytes) -> dict[str, Any]:
 
 def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(word: str) -> float:
+    number = float(word)
+    if math.isinf(number):  # it would be told back as what JSON has no word for
+        raise ValueError(f"{word[:40]} is too large a number")
+    return number
 
 
 async def asked(

@@ -13,6 +13,7 @@ import pytest
 
 from llmcli.runtime.request import RunOptions
 from llmcli.runtime.runner import open_runner
+from llmcli.serve import registry
 from tests.serve.conftest import CHAT, Served, serving
 from tests.serve.test_errors import post
 
@@ -37,6 +38,11 @@ def tiny(stories_gguf: Path) -> Iterator[Served]:
     with open_runner(stories_gguf, options, template=CHAT, slots=8, gpu_layers=0) as runner:
         with serving(runner, most_tokens=8) as served:
             yield served
+
+
+def test_it_knows_every_path_that_takes_a_body(fuzz: ModuleType) -> None:
+    taken = {route.path for route in registry.routes().values() if "POST" in route.methods}
+    assert taken - {path for path, _ in fuzz.GOOD + fuzz.REFUSED} == set()
 
 
 def test_what_it_begins_with_is_good(tiny: Served, fuzz: ModuleType) -> None:

@@ -1,0 +1,85 @@
+"""Bodies that lie here together: large ones wait for room, small ones never do."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from llmcli.serve import bodies
+from tests.serve.conftest import Served
+from tests.serve.test_errors import post
+
+MOST = 1 << 20
+LARGE = b'{"prompt": "x", "max_tokens": 1, "user": "%s"}' % (b"y" * (bodies.SMALL + 1))
+
+
+class Sender:
+    """A client of an application: what it sends, and what was read of it."""
+
+    def __init__(self, app: Any, size: int) -> None:
+        self.parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.read: list[int] = []
+        self.scope = {"type": "http", "headers": [(b"content-length", b"%d" % size)], "sender": self}
+        self.task = asyncio.ensure_future(app(self.scope, self.parts.get, self._hear))
+
+    def send(self, size: int, more: bool) -> None:
+        self.parts.put_nowait({"type": "http.request", "body": b"x" * size, "more_body": more})
+
+    async def _hear(self, message: Any) -> None:
+        pass
+
+
+async def reading(scope: Any, receive: Any, send: Any) -> None:
+    """Reads all, then answers."""
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        scope["sender"].read.append(len(message["body"]))
+        more = message["more_body"]
+    await send({"type": "http.response.start"})
+    await send({"type": "http.response.body"})
+
+
+def test_large_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "AT_ONCE", 1)
+
+    async def scene() -> None:
+        app = bodies.Bodies(reading, MOST)
+        first, second, small = (Sender(app, size) for size in (MOST, MOST, 9))
+        for one in (first, second):
+            one.send(bodies.SMALL + 1, more=True)
+        small.send(9, more=False)
+        await small.task
+        assert (len(first.read), len(second.read), small.read) == (1, 0, [9])
+        first.send(5, more=False)
+        await first.task
+        second.send(5, more=False)
+        await second.task
+        assert second.read == [bodies.SMALL + 1, 5]
+        gone, last = Sender(app, MOST), Sender(app, MOST)  # who leaves gives its room back, too
+        gone.send(bodies.SMALL + 1, more=True)
+        gone.parts.put_nowait({"type": "http.disconnect"})
+        last.send(bodies.SMALL + 1, more=False)
+        await asyncio.gather(gone.task, last.task)
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+
+
+def test_who_finds_no_room_is_told_to_come_back(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "AT_ONCE", 0)
+    monkeypatch.setattr(bodies, "PATIENCE", 0)
+    served = serve()
+    status, headers, found = post(served, LARGE, "/v1/completions")
+    assert (status, found["error"]["code"], headers["retry-after"]) == (503, "busy", str(bodies.LATER))
+    assert post(served, b'{"prompt": "x", "max_tokens": 1}', "/v1/completions")[0] == 200
+
+
+def test_bodies_give_their_room_back(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "AT_ONCE", 1)
+    monkeypatch.setattr(bodies, "PATIENCE", 0)
+    served = serve(max_body=len(LARGE))
+    for raw, status in ((LARGE, 200), (LARGE, 200), (LARGE[:-1], 400), (LARGE + b" ", 413), (LARGE, 200)):
+        assert post(served, raw, "/v1/completions")[0] == status
