@@ -93,7 +93,7 @@ def serve(
 ) -> None:
     """Answer many at once over HTTP, as OpenAI's API does."""
     from llmcli.commands import apart, hosting
-    from llmcli.serve import server, tether
+    from llmcli.serve import guard, server, tether
 
     given = flags.read(ctx)
     if ref and given.model:
@@ -103,6 +103,7 @@ def serve(
     hosting.check(given)
     keys = _keys(api_key or [], api_key_file or [], host)
     server.check_tls(ssl_key_file, ssl_cert_file)
+    pages, hosts = tuple(map(guard.origin, cors or ())), tuple(map(guard.host, allow_host or ()))
     _check_pooling(pooling)
     if grpc_port is not None:
         _check_grpc(apart=bool(given.rpc or replicas or ray))
@@ -111,8 +112,8 @@ def serve(
         tether.tie(0)
     with server.bound(host, port) as socket:
         wish = Wish(ref, given, config, ui, parallel, max_waiting, {
-            "names": tuple(alias or ()), "most_tokens": max_tokens, "keys": keys, "cors": tuple(cors or ()),
-            "allow_hosts": tuple(allow_host or ()), "max_body": max_body, "drain": drain, "host": host,
+            "names": tuple(alias or ()), "most_tokens": max_tokens, "keys": keys, "cors": pages,
+            "allow_hosts": hosts, "max_body": max_body, "drain": drain, "host": host,
             "port": socket.getsockname()[1], "grpc_port": grpc_port, "ssl_key": ssl_key_file, "ssl_cert": ssl_cert_file,
         }, pooling)  # fmt: skip
         if replicas or ray:

@@ -89,7 +89,8 @@ def admit(wish: Wish, fit: str, note: Callable[[str], None]) -> Wish:
     from llmcli.hardware import scales  # rarely needed, and every start would pay for it
 
     container.check(wish.header)
-    kv.check(wish.header.metadata, wish.options.cache_type_k, wish.options.cache_type_v)
+    options = wish.options
+    kv.check(wish.header.metadata, options.cache_type_k, options.cache_type_v, reproducible=options.reproducible)
     with scales.scales(wish) as held:
         room, slow = held.room(wish), held.slow(wish)
         fits = room is None or room >= 0

@@ -200,11 +200,12 @@ def refusal(form: Shape, type_k: str, type_v: str) -> tuple[str, str] | None:
     return None
 
 
-def check(metadata: Mapping[str, Any], type_k: str, type_v: str) -> None:
-    """Raise UserError where llama.cpp would refuse these types for this file, before it is loaded."""
+def check(metadata: Mapping[str, Any], type_k: str, type_v: str, *, reproducible: bool = False) -> None:
+    """Raise UserError where llama.cpp would refuse these types for this file, before it is loaded; `reproducible`:
+    that mode chose them, and no others would do."""
     form = shape(metadata)
     if form and (why := refusal(form, type_k, type_v)):
-        raise UserError(why[0], hint=why[1])
+        raise UserError(why[0], hint="leave out --reproducible for this model" if reproducible else why[1])
 
 
 def row_bytes(kind: str, values: int) -> int:

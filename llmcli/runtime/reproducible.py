@@ -54,7 +54,7 @@ def check(header: Header) -> None:
             f"--reproducible needs quantized weights: {what}, and floats round otherwise in batches",
             hint=f"llmcli quantize '{header.path}' --q8_0" if most else "leave out --reproducible for this model",
         )
-    kv.check(header.metadata, CACHE, CACHE)
+    kv.check(header.metadata, CACHE, CACHE, reproducible=True)
 
 
 def _multiplied(tensor: TensorInfo, header: Header) -> bool:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from llmcli.errors import UserError
 from llmcli.serve.problems import Problem, document
 from llmcli.serve.settings import Settings
 from llmcli.serve.stream import json_response
@@ -24,6 +25,8 @@ from llmcli.serve.stream import json_response
 # What no name server of the world gives out; the last two are how a container calls the machine that runs it.
 OURS = frozenset({"localhost", "host.docker.internal", "host.containers.internal"})
 READING = ("GET", "HEAD", "OPTIONS")
+ANY = "*"
+USUAL = {"http": ":80", "https": ":443"}  # ports that browsers leave out
 
 
 class Guard:
@@ -31,9 +34,9 @@ class Guard:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app, self._settings = app, settings
-        self._hosts = OURS | {settings.host.lower(), *map(str.lower, settings.allow_hosts)}
+        self._hosts = OURS | {settings.host.lower(), *map(_name, settings.allow_hosts)}
         # A page has no key, and none that it could be made to send.
-        self._any_host = bool(settings.keys) or "*" in settings.allow_hosts or "*" in settings.cors
+        self._any_host = bool(settings.keys) or ANY in settings.allow_hosts or ANY in settings.cors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or say why not."""
@@ -57,7 +60,7 @@ class Guard:
         if origin is None or (self._settings.keys and kind == "http"):
             return
         own = _netloc(origin) == (host or "").lower() != ""
-        if not own and origin not in self._settings.cors and "*" not in self._settings.cors:
+        if not own and origin not in self._settings.cors and ANY not in self._settings.cors:
             raise Problem(f"pages of {origin[:100]!r} may not ask this server; --cors {origin[:100]} lets them", 403)
         sort = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "http" and method not in READING and not (sort.endswith("json") or sort == ""):
@@ -66,6 +69,28 @@ class Guard:
     def _ours(self, host: str) -> bool:
         name = _name(host)
         return name in self._hosts or name.endswith(".localhost") or _number(name)
+
+
+def origin(text: str) -> str:
+    """What was typed for --cors as browsers send it; `*` is any, `null` a page without an address (a file).
+
+    Raises UserError for what is no origin: no page would ever be let in by it.
+    """
+    if text in (ANY, "null"):
+        return text
+    netloc, (scheme, _, rest) = _netloc(text), text.lower().partition("://")
+    if not netloc or rest.rstrip("/") != netloc or "@" in netloc:
+        hint = "an origin is how an address begins: --cors https://app.example (* is any page)"
+        raise UserError(f"--cors {text!r} is no origin", hint=hint)
+    return f"{scheme}://{netloc.removesuffix(USUAL.get(scheme, ' '))}"
+
+
+def host(text: str) -> str:
+    """What was typed for --allow-host as a name. Raises UserError for what is none."""
+    found = ANY if text == ANY else _name(text)
+    if not found or set(found) & set("/ @?#"):
+        raise UserError(f"--allow-host {text!r} is no name", hint="--allow-host llm.example, without http://")
+    return found
 
 
 def _netloc(origin: str) -> str:

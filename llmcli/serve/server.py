@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -125,8 +126,8 @@ def bound(host: str, port: int) -> Iterator[sockets.socket]:
     """A socket that listens: whoever comes while the model is loaded waits. Raises UserError where it is taken."""
     family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
     # TCP by name: asyncio lets small pieces go at once (TCP_NODELAY) only where the socket says that it is TCP, which
-    # socket.create_server's does not. Every answer and chunk waited for
-    # the client's delayed acknowledgement: /health took 42 ms, now 0.25 (two cores, 2026-11).
+    # socket.create_server's does not. Every answer and chunk waited for the client's delayed acknowledgement: /health
+    # took 42 ms, now 0.25 (two cores, 2026-11).
     with sockets.socket(family, sockets.SOCK_STREAM, sockets.IPPROTO_TCP) as made:
         try:
             made.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
@@ -145,9 +146,15 @@ def check_tls(key: Path | None, cert: Path | None) -> None:
     if key is None or cert is None:
         raise UsageError("TLS takes a key and a certificate", hint="give both --ssl-key-file and --ssl-cert-file")
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, partial(_locked, key))
     except OSError as error:  # SSLError is one
         raise UserError(f"{cert} and {key} make no TLS: {error.strerror or error}", hint="both are PEM files") from None
+
+
+def _locked(key: Path) -> str:
+    """OpenSSL wants a password: it would ask the terminal for it now, and again when the server begins."""
+    hint = f"make one that is not: openssl pkey -in {key} -out open.pem (chmod 600)"
+    raise UserError(f"{key} is locked with a password", hint=hint)
 
 
 def address(settings: Settings) -> str:

@@ -1,6 +1,8 @@
 """`llmcli serve` before anything is loaded: what it refuses, and the next thing to type."""
 
+import shutil
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +29,9 @@ KEY = "a-key-that-is-long"
     (("x", "--logprobs"), "--logprobs is for one answer", 2),
     (("x", "--grpc-port", "50051", "--rpc", "127.0.0.1:9"), "--grpc-port needs the model in this process", 1),
     (("x", "--grpc-port", "50051", "--replicas", "2"), "--grpc-port needs the model in this process", 1),
+    (("x", "--cors", "app.example"), "--cors 'app.example' is no origin", 1),
+    (("x", "--cors", "https://app.example/chat"), "is no origin", 1),
+    (("x", "--allow-host", "http://app.example"), "is no name", 1),
     (("x", "--host", "256.1.1.1", "--api-key", KEY), "cannot listen on 256.1.1.1:8080", 1),
 ])  # fmt: skip
 def test_what_cannot_be_served_is_told(
@@ -56,6 +61,18 @@ def test_files_of_keys_and_of_tls_are_read_before_a_model_is_looked_for(
     assert "there is no key in" in llmcli("serve", "x", "--api-key-file", str(empty)).err
     assert "cannot read" in llmcli("serve", "x", "--api-key-file", str(tmp_path / "gone")).err
     assert "make no TLS" in llmcli("serve", "x", "--ssl-key-file", str(pem), "--ssl-cert-file", str(pem)).err
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing to make a key with")
+def test_a_key_that_is_locked_is_told_and_nobody_is_asked_for_its_password(
+    llmcli: Callable[..., Done], tmp_path: Path
+) -> None:
+    key, cert = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
+    made = ("-newkey", "rsa:2048", "-passout", "pass:secret", "-subj", "/CN=localhost", "-keyout", key, "-out", cert)
+    subprocess.run(["openssl", "req", "-x509", *made], capture_output=True, check=True)
+    told = llmcli("serve", "x", "--ssl-key-file", key, "--ssl-cert-file", cert)
+    assert told.code == 1
+    assert "is locked with a password" in told.err
 
 
 def test_thinking_is_asked_for_where_the_template_can(fake: Callable[..., list[Runner]]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from llmcli.config import child_environ
 from llmcli.errors import UserError
-from llmcli.runtime import reproducible
+from llmcli.runtime import kv, reproducible
 from llmcli.runtime.binding.context import Context, ContextOptions, Rows
 from llmcli.runtime.drafting.wish import Drafting
 from llmcli.runtime.request import Answer, Request, RunOptions
@@ -288,6 +288,9 @@ def test_floats_are_refused(folder: Path, stories_gguf: Path) -> None:
     assert "--q8_0" in caught.value.hint
     with pytest.raises(UserError, match="is F32"):
         reproducible.check(container.read(stories_gguf))
+    with pytest.raises(UserError, match="this model's heads have 8") as caught:
+        kv.check(container.read(stories_gguf).metadata, "q8_0", "q8_0", reproducible=True)
+    assert "leave out --reproducible" in caught.value.hint
 
 
 class Moody(FakeContext):

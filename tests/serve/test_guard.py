@@ -8,6 +8,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from llmcli.serve import guard
 from tests.serve.conftest import Served
 from tests.serve.test_chat import HELLO
 from tests.serve.test_errors import post
@@ -63,6 +64,20 @@ def test_our_own_page_and_allowed_ones_ask_with_json_alone(serve: Callable[..., 
     assert post(served, ASK, origin=EVIL)[0] == 403
     anyone = serve(cors=("*",))
     assert post(anyone, ASK, origin=EVIL, host="evil.example")[0] == 200
+
+
+@pytest.mark.parametrize(("typed", "sent"), [
+    ("https://Good.example/", "https://good.example"), ("http://good.example:80", "http://good.example"),
+    ("https://good.example:8443", "https://good.example:8443"), ("http://[::1]:3000/", "http://[::1]:3000"),
+    ("null", "null"), ("*", "*"), ("app://obsidian.md", "app://obsidian.md"),
+])  # fmt: skip
+def test_an_origin_is_taken_as_people_type_it(typed: str, sent: str) -> None:
+    assert guard.origin(typed) == sent
+
+
+def test_a_name_is_taken_with_its_port(serve: Callable[..., Served]) -> None:
+    assert guard.host("Box.example.:8080") == "box.example"
+    assert post(serve(allow_hosts=("box.example:8080",)), ASK, host="box.example")[0] == 200
 
 
 def test_curl_says_that_it_sends_a_form_and_is_answered(serve: Callable[..., Served]) -> None:

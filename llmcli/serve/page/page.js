@@ -219,7 +219,7 @@ function drawCells() {
     drawn.fillRect((n % across) * size, Math.floor(n / across) * size, size - gap, size - gap);
   }
   const mib = (report.allocated_bytes ?? report.predicted_bytes ?? 0) / 2 ** 20;
-  const words = [`${report.used_cells} of ${total} cells`, `${report.sequences.length} sequences`];
+  const many = report.sequences.length, words = [`${report.used_cells} of ${total} cells`, `${many} sequence${many === 1 ? "" : "s"}`];
   if (report.saved_cells) words.push(`${report.saved_cells} saved by sharing`);
   if (report.waiting) words.push(`${report.waiting} wait`);
   if (mib) words.push(`${mib < 10 ? mib.toFixed(1) : mib.toFixed(0)} MiB`);
