@@ -28,7 +28,8 @@ UNKNOWN = 2  # contexts kept where their size cannot be asked
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A context of some micro-batch and mode, warm, and what holds it open; passes by their number of tokens."""
+    """A context of some micro-batch and mode, warm, and what holds it open; passes by their number of tokens (and how
+    many they come behind), and the states of prompts of so many tokens."""
 
     context: Context
     passes: RandomPasses
@@ -36,7 +37,8 @@ class Ready:
     held: ExitStack
     nbytes: int | None
     prompts: dict[int, Sequence[Pass]]
-    steps: dict[int, Sequence[Pass]]
+    steps: dict[tuple[int, int], Sequence[Pass]]
+    states: dict[int, memoryview]
 
 
 class OnModel:
@@ -78,28 +80,32 @@ class OnModel:
         self._settle(ready, setting, "prompt", ready.few)
         return self._run(ready, setting, ready.prompts[tokens])
 
-    def decode(self, setting: Setting, tokens: int) -> float:
-        """Seconds of as many tokens, one after the other, in an empty context."""
+    def decode(self, setting: Setting, tokens: int, behind: int = 0) -> float:
+        """Seconds of as many tokens, one after the other, behind a prompt."""
         ready = self._context(setting)
-        if tokens not in ready.steps:
-            ready.steps[tokens] = ready.passes.steps(0, tokens)
-            self._run(ready, setting, ready.steps[tokens][:1])
-        self._settle(ready, setting, "decode", ready.steps[tokens][:1])
-        return self._run(ready, setting, ready.steps[tokens])
+        if (behind, tokens) not in ready.steps:
+            ready.steps[behind, tokens] = ready.passes.steps(behind, tokens)
+            self._run(ready, setting, ready.steps[behind, tokens][:1], behind)
+        passes = ready.steps[behind, tokens]
+        self._settle(ready, setting, "decode", passes[:1], behind)
+        return self._run(ready, setting, passes, behind)
 
-    def _settle(self, ready: Ready, setting: Setting, part: str, passes: Sequence[Pass]) -> None:
+    def _settle(self, ready: Ready, setting: Setting, part: str, passes: Sequence[Pass], behind: int = 0) -> None:
         """Compute until a change is forgotten; nothing where there was none."""
         now = (id(ready), part, setting.threads, setting.threads_batch)
         begun = time.perf_counter()
         while now != self._last and time.perf_counter() - begun < SETTLING:
-            self._run(ready, setting, passes)
+            self._run(ready, setting, passes, behind)
         self._last = now
 
-    def _run(self, ready: Ready, setting: Setting, passes: Sequence[Pass]) -> float:
-        """Seconds of these passes in an empty context."""
+    def _run(self, ready: Ready, setting: Setting, passes: Sequence[Pass], behind: int = 0) -> float:
+        """Seconds of these passes behind a prompt, which is computed once."""
         ready.context.clear()
         ready.context.use_threads(setting.threads, setting.threads_batch)
         with stopped(ready.context):
+            if behind and not (behind in ready.states and ready.context.put_state(0, ready.states[behind])):
+                run_passes(ready.passes.prompt(0, behind))
+                ready.states[behind] = ready.context.state(0)
             stamps = run_passes(passes)
         return (stamps[-1] - stamps[0]) / 1e9
 
@@ -121,7 +127,7 @@ class OnModel:
         allocated = context.allocated()
         nbytes = allocated.context + allocated.compute if allocated else None
         passes = RandomPasses(context, self.model)
-        return Ready(context, passes, passes.prompt(0, FEW), held, nbytes, {}, {})
+        return Ready(context, passes, passes.prompt(0, FEW), held, nbytes, {}, {}, {})
 
     def _full(self) -> bool:
         sizes = [ready.nbytes for ready in self._ready.values() if ready.nbytes is not None]

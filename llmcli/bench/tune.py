@@ -52,7 +52,8 @@ class Space:
 
 
 class Trial(Protocol):
-    """Measures one setting at a time, in seconds; before each measurement `settling` of them may pass."""
+    """Measures one setting at a time, in seconds; before each measurement `settling` of them may pass. Generated tokens
+    come `behind` so many of a prompt: attention is a part of what they take, and the modes differ in it."""
 
     settling: float
 
@@ -62,18 +63,19 @@ class Trial(Protocol):
 
     def prompt(self, setting: Setting, tokens: int) -> float: ...
 
-    def decode(self, setting: Setting, tokens: int) -> float: ...
+    def decode(self, setting: Setting, tokens: int, behind: int) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """One measurement's tokens, prompt and generated; those `wanted` by the objective; the defaults' `pace`, in seconds
-    a token of each; the seconds before each part."""
+    a token of each; the seconds before each part; the tokens that the generated ones come `behind`."""
 
     tokens: tuple[int, int]
     wanted: tuple[int, int]
     pace: tuple[float, float]
     settling: float = 0.0
+    behind: int = 0
 
     def part(self, index: int) -> "Work":
         """The prompt (0) or the generation (1) alone."""
@@ -90,10 +92,13 @@ class Work:
     def rate(self, trial: Trial, setting: Setting, tick: Tick) -> float:
         """Measure how often a second a setting does what is wanted."""
         spent = 0.0
-        for measure, tokens, wanted in zip((trial.prompt, trial.decode), self.tokens, self.wanted, strict=True):
-            if tokens:
-                spent += wanted / tokens * measure(setting, tokens)
-                tick()
+        prompt, generated = self.tokens
+        if prompt:
+            spent += self.wanted[0] / prompt * trial.prompt(setting, prompt)
+            tick()
+        if generated:
+            spent += self.wanted[1] / generated * trial.decode(setting, generated, self.behind)
+            tick()
         return 1 / spent
 
 
@@ -255,7 +260,7 @@ def _sized(wanted: Work, space: Space, default: Setting, seconds: float) -> Work
     least = math.inf
     sizes = ([size for size in known if size <= most] or [0] for known, most in zip(SIZES, wanted.wanted, strict=True))
     for prompt, generated in product(*sizes):
-        work = replace(wanted, tokens=(prompt, generated))
+        work = replace(wanted, tokens=(prompt, generated), behind=prompt)
         search = sum(board.cost(default) for board in _boards(space, work))
         needed = max(search / SEARCH, 2 * FINAL.least * work.seconds / (1 - SEARCH))
         if needed <= seconds:

@@ -156,12 +156,15 @@ def _decided(
     kv.check(header.metadata, options.cache_type_k, options.cache_type_v)
     filled, layers = fit.decide(header, replace(options, ctx_size=None), lambda text: None, slots)
     size = options.ctx_size or filled.ctx_size
-    assert size and filled.threads, filled
+    assert size
     if header.context_length and size > header.context_length * slots:
         ui.warn(f"a context of {size} is longer than the {header.context_length} tokens this model was trained on")
+    filled = replace(filled, ctx_size=size)
+    filled = fit.attention(header, filled, layers, slots) if slots == 1 else filled
+    assert filled.threads, filled
     return ContextOptions(
         size, options.batch_size, min(options.ubatch_size, options.batch_size), slots, filled.threads,
-        filled.threads_batch or filled.threads, options.cache_type_k, options.cache_type_v, options.flash_attn, unified,
+        filled.threads_batch or filled.threads, options.cache_type_k, options.cache_type_v, filled.flash_attn, unified,
     ), layers  # fmt: skip
 
 

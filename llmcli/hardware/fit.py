@@ -20,6 +20,7 @@ ROOMY = 8192  # a context nobody asked for stays below this
 BRANCHES = 4
 SWAP = Schedule().swap_bytes
 SPARE = 256 << 20  # bytes left for compute buffers and everybody else
+SCORES = 512 << 20  # bytes of attention's scores that a pass may write out
 
 
 def decide(
@@ -42,6 +43,29 @@ def decide(
         warn(f"a context of {size} is longer than the {trained} tokens this model was trained on")
     filled = replace(options, ctx_size=size, threads=threads, threads_batch=options.threads_batch or threads)
     return filled, gpu
+
+
+def attention(header: Header, options: RunOptions, gpu_layers: int, slots: int = 1) -> RunOptions:
+    """The decided options with flash attention off where nobody asked for it and a CPU answers faster without.
+
+    ggml's goes over the cells one by one in passes of fewer than 64 rows (ggml-cpu/ops.cpp, use_tiled). SmolLM2-135M on
+    two AVX-512 threads, behind 600 tokens: 127 tokens a second without and 57 with it, behind 2,048 tokens 77 and 23;
+    eight answers at once, 33 ms a pass and 150. Prompts read slower without: 815 and 1,180 tokens a second, behind
+    2,048 tokens 271 and 318 (llama-bench, 2026-11). It takes memory: a pass's scores, for which there must be room.
+    """
+    types = options.cache_type_k, options.cache_type_v
+    decided = options.flash_attn != "auto" or not kv.PLAIN.issuperset(types) or options.reproducible
+    if decided or gpu_layers or header.latent:
+        return options
+    form, cells = _shape(header, options), options.ctx_size
+    heads = header.number("attention.head_count")
+    free = host.available_memory()
+    if form is None or not cells or not heads or free is None:
+        return options
+    scores = int(4 * heads * min(options.ubatch_size, options.batch_size) * kv.round_up(cells))
+    cache = kv.predict(form, cells, *types, n_ubatch=options.ubatch_size, n_seq_max=slots, flash=False)
+    left = free - header.tensor_bytes - cache.nbytes - SPARE
+    return replace(options, flash_attn="off") if scores <= min(SCORES, left // 2) else options
 
 
 def branches(header: Header, options: RunOptions) -> int:

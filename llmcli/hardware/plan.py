@@ -159,9 +159,10 @@ class Planner:
         if None in self._free.values() or not self.takes(kind):
             return None
         step = kv.CELL_STEP * (1 if self.options.unified else self.options.n_seq_max)
+        flash = self.options.flash_attn if kind in kv.PLAIN else "auto"  # which the others cannot do without
 
         def room(steps: int) -> int | None:
-            options = replace(self.options, n_ctx=steps * step, type_k=kind, type_v=kind)
+            options = replace(self.options, n_ctx=steps * step, type_k=kind, type_v=kind, flash_attn=flash)
             left = [share.left if share.total is not None else None for share in self.shares(options)]
             return None if None in left else min(one for one in left if one is not None)
 

@@ -14,7 +14,7 @@ from llmcli.runtime.ledger import Ledger
 from llmcli.runtime.likeness import common
 from llmcli.runtime.overflow import Overflow
 from llmcli.runtime.parking import Parking
-from llmcli.runtime.passes import TILE, Pass
+from llmcli.runtime.passes import TILE, Pass, piece
 from llmcli.runtime.pool import Pool
 from llmcli.runtime.schedule import Schedule
 from llmcli.runtime.sequence import Sequence
@@ -258,8 +258,8 @@ class Scheduler:
             count = min(left, rows - len(made.tokens) - reserve, self.schedule.chunk or left)
             if count <= 0:
                 continue
-            if left < count + TILE and not (self.schedule.rows or self.schedule.chunk):  # no short rest is left behind
-                count = min(left, self.context.n_batch - len(made.tokens))
+            if not (self.schedule.rows or self.schedule.chunk):
+                count = piece(left, count, len(made.tokens), self.context.n_batch, self.context.n_ubatch)
             if not self.ledger.make_room(len(made.tokens) + count):
                 count = self.ledger.size - self.ledger.used - len(made.tokens)
             if count > 0:

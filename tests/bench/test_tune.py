@@ -29,7 +29,7 @@ class Machine:
     def prompt(self, setting: Setting, tokens: int) -> float:
         return self._spend(tokens * 0.0005, setting, ("threads_batch", "ubatch", "flash"))
 
-    def decode(self, setting: Setting, tokens: int) -> float:
+    def decode(self, setting: Setting, tokens: int, behind: int) -> float:
         return self._spend(tokens * 0.008, setting, ("threads", "flash", "cache"))
 
     def _spend(self, seconds: float, setting: Setting, names: tuple[str, ...]) -> float:
@@ -91,11 +91,21 @@ def test_what_is_to_be_fast_is_what_is_searched_for() -> None:
 
 def test_a_mode_that_helps_one_part_and_harms_the_other_is_weighed() -> None:
     class Torn(Machine):
-        def decode(self, setting: Setting, tokens: int) -> float:
-            return super().decode(setting, tokens) * (1.3 if setting.flash == "off" else 1)
+        def decode(self, setting: Setting, tokens: int, behind: int) -> float:
+            return super().decode(setting, tokens, behind) * (1.3 if setting.flash == "off" else 1)
 
     assert Torn({("flash", "off"): 1.2}).find("chat").setting == DEFAULT  # decode is most of a turn
     assert Torn({("flash", "off"): 1.2}).find("prompts").setting.flash == "off"
+
+
+def test_a_mode_is_judged_behind_the_prompt_that_answers_have() -> None:
+    class Deep(Machine):
+        def decode(self, setting: Setting, tokens: int, behind: int) -> float:
+            steep = 1 if setting.flash == "off" else 1 + behind / 512
+            return super().decode(setting, tokens, behind) * steep
+
+    assert Deep({("flash", "off"): 0.9}).find("chat").setting.flash == "off"
+    assert Deep({("flash", "off"): 0.9}).find("answers").setting == DEFAULT
 
 
 def test_the_cache_type_is_tried_only_where_it_is_among_the_modes() -> None:

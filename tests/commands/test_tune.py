@@ -41,12 +41,17 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     return install
 
 
+def setting(*numbers: int, cache: str = "f16") -> Setting:
+    """One with attention as it usually is on a CPU."""
+    return Setting(*numbers, flash="off", cache=cache)
+
+
 def kept() -> list[dict[str, Any]]:
     return [dict(one.settings) for one in profile.kept(config.load(), print)]
 
 
 def test_what_is_faster_is_kept_and_used_by_run(llmcli: Llmcli, stories_gguf: Path, plant: Plant) -> None:
-    plant(Setting(1, 1, 128))
+    plant(setting(1, 1, 128))
     done = llmcli("bench", "tune", str(stories_gguf))
     assert done.code == 0
     assert "for chat (512 prompt tokens and 128 generated): " in done.out
@@ -57,7 +62,7 @@ def test_what_is_faster_is_kept_and_used_by_run(llmcli: Llmcli, stories_gguf: Pa
     assert json.loads(llmcli(*words, "-t", "1").out)["profile"].startswith("-ub 128 (bench tune, 2")
 
 
-@pytest.mark.parametrize(("best", "words"), [(Setting(1, 1), "the defaults are as fast"), (Setting(2, 2), "nothing")])
+@pytest.mark.parametrize(("best", "words"), [(setting(1, 1), "the defaults are as fast"), (setting(2, 2), "nothing")])
 def test_what_is_no_faster_leaves_the_defaults(
     llmcli: Llmcli, stories_gguf: Path, plant: Plant, best: Setting, words: str
 ) -> None:
@@ -73,34 +78,34 @@ def test_what_is_no_faster_leaves_the_defaults(
 def test_the_document_says_what_was_found_and_whether_it_agrees(
     llmcli: Llmcli, stories_gguf: Path, plant: Plant
 ) -> None:
-    plant(Setting(1, 1))
+    plant(setting(1, 1))
     first = json.loads(llmcli("bench", "tune", str(stories_gguf), "--json").out)
     assert (first["flags"], first["faster"], first["before"]) == ("-t 1", True, None)
     assert (first["comparison"]["low"], first["comparison"]["high"]) == pytest.approx((1.15, 1.25))
     assert Path(first["path"]).is_file()
-    plant(Setting(1, 1, 128), 1.24)
+    plant(setting(1, 1, 128), 1.24)
     second = json.loads(llmcli("bench", "tune", str(stories_gguf), "--json").out)
     assert second["before"]["settings"] == {"threads": 1}
     assert second["before"]["agrees"] is True  # other settings, and no other speed
-    plant(Setting(1, 2, 64), 1.5)
+    plant(setting(1, 2, 64), 1.5)
     assert "does not agree with the one of 2" in llmcli("bench", "tune", str(stories_gguf)).out
 
 
 def test_cache_types_are_tried_only_when_asked_for(llmcli: Llmcli, stories_gguf: Path, plant: Plant) -> None:
-    seen = plant(Setting(2, 2, cache="bf16"))
+    seen = plant(setting(2, 2, cache="bf16"))
     llmcli("bench", "tune", str(stories_gguf), "--for", "answers", "--budget", "33")
     ((space, objective, seconds),) = seen
-    assert space.modes == [("auto", "f16"), ("off", "f16")]
+    assert space.modes == [("on", "f16"), ("off", "f16")]
     assert (objective, seconds) == ("answers", 33)
     done = llmcli("bench", "tune", str(stories_gguf), "--kv", "bf16", "--json")
-    assert seen[1][0].modes == [("auto", "f16"), ("off", "f16"), ("auto", "bf16"), ("off", "bf16")]
+    assert seen[1][0].modes == [("on", "f16"), ("off", "f16"), ("on", "bf16"), ("off", "bf16")]
     assert json.loads(done.out)["flags"] == "-ctk bf16 -ctv bf16"
 
 
 def test_ctrl_c_keeps_what_was_there(
     llmcli: Llmcli, stories_gguf: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(Setting(1, 1))
+    plant(setting(1, 1))
     llmcli("bench", "tune", str(stories_gguf))
 
     def stopped(*_: Any, **__: Any) -> Found:
@@ -115,7 +120,7 @@ def test_ctrl_c_keeps_what_was_there(
 
 def test_profiles_are_listed_and_forgotten(llmcli: Llmcli, stories_gguf: Path, plant: Plant) -> None:
     assert "no profile is kept" in llmcli("bench", "tune", "--show").out
-    plant(Setting(1, 1))
+    plant(setting(1, 1))
     llmcli("bench", "tune", str(stories_gguf))
     assert "this one" in llmcli("bench", "tune", "--show").out
     ((one,),) = [json.loads(llmcli("bench", "tune", "--show", "--json").out)]

@@ -93,3 +93,25 @@ def test_what_lies_outside_the_pool_leaves_half_of_what_is_free():
     assert fit.outside(None) == fit.outside(1 << 40) == Schedule().swap_bytes
     assert fit.outside(100 << 20) == 25 << 20  # for answers that gave way, and as much for finished ones
     assert fit.outside(-1) == 0
+
+
+def flash(monkeypatch, memory: int | None = 1 << 34, layers: int = 0, **options) -> str:
+    monkeypatch.setattr(host, "available_memory", lambda: memory)
+    wanted = RunOptions(**{"ctx_size": 8192, "threads": 1, **options})
+    return fit.attention(fake_header(), wanted, layers).flash_attn
+
+
+def test_a_cpu_goes_without_flash_attention_where_nobody_asked_for_it(monkeypatch):
+    assert flash(monkeypatch) == "off"
+    assert flash(monkeypatch, flash_attn="on") == "on"
+    assert flash(monkeypatch, layers=-1) == flash(monkeypatch, layers=3) == "auto"  # a GPU's is llama.cpp's to say
+    assert flash(monkeypatch, cache_type_v="q8_0") == flash(monkeypatch, cache_type_k="q8_0") == "auto"
+
+
+def test_it_stays_where_the_scores_of_a_pass_take_too_much(monkeypatch):
+    scores, cache = 4 * 2 * 512 * 8192, 512 * 8192
+    room = fit.SPARE + 66_560 + cache
+    assert flash(monkeypatch, room + 2 * scores) == "off"
+    assert flash(monkeypatch, room + 2 * scores - 2) == flash(monkeypatch, None) == "auto"
+    assert flash(monkeypatch, 1 << 40, ctx_size=fit.SCORES // (4 * 2 * 512)) == "off"
+    assert flash(monkeypatch, 1 << 40, ctx_size=fit.SCORES // (4 * 2 * 512) + 256) == "auto"

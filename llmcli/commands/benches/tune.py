@@ -83,6 +83,7 @@ def _tune(
     ref: str, budget: float, objective: str, kinds: str | None, how: "tuple[Path | None, bool | None]",
     config: "Config", ui: "UI",
 ) -> None:  # fmt: skip
+    from llmcli.bench.tune import Setting
     from llmcli.commands import reporting, tune_page
     from llmcli.commands.ready import ready
     from llmcli.hardware import cluster, fit, profile
@@ -94,11 +95,13 @@ def _tune(
     header = container.read(model.path)
     container.check(header)
     options, layers = fit.decide(header, RunOptions(), ui.warn)
+    options = fit.attention(header, options, layers, fit.branches(header, options))
     assert options.threads, options
-    space = _space(header, kinds)
+    default = Setting(options.threads, options.threads, flash=options.flash_attn)
+    space = _space(header, kinds, default.flash)
     before = profile.find(header, config, ui.warn)
     try:
-        found = _search(header, layers, _default(options.threads), space, objective, budget, ui)
+        found = _search(header, layers, default, space, objective, budget, ui)
     except KeyboardInterrupt:
         ui.note("stopped: no profile was written, and one from before stays")
         raise
@@ -124,21 +127,16 @@ def _search(
     from llmcli.bench import trial, tune
     from llmcli.runtime.binding.model import open_model
 
-    longest = max(tune.OBJECTIVES[objective])
+    longest = sum(tune.OBJECTIVES[objective])
     opened = open_model(header.path, gpu_layers=layers, latent=header.latent)
     with ui.bar(f"tune {header.path.name}", None, "tests") as bar, opened as model:
         with trial.OnModel(model, longest) as measured:
             return tune.find(measured, space, default, objective, budget, tick=lambda: bar.advance(1))
 
 
-def _default(threads: int) -> "Setting":
-    from llmcli.bench.tune import Setting
-
-    return Setting(threads, threads)
-
-
-def _space(header: "Header", kinds: str | None) -> "Space":
-    """What is tried: the cache types that were asked for, where model and flash attention take them."""
+def _space(header: "Header", kinds: str | None, usual: str) -> "Space":
+    """What is tried: the cache types that were asked for, where model and flash attention take them. Where flash
+    attention is `usual`ly off, it must be said to be on."""
     from llmcli.bench import grid, sweep, tune
     from llmcli.hardware import host
     from llmcli.runtime import kv
@@ -147,7 +145,7 @@ def _space(header: "Header", kinds: str | None) -> "Space":
     modes = []
     for kind in dict.fromkeys(["f16", *(grid.words("--kv", [kinds], list(KV_TYPES)) if kinds else [])]):
         kv.check(header.metadata, kind, kind)
-        for flash in ("auto", "off"):
+        for flash in ("on" if usual == "off" else "auto", "off"):
             try:
                 check_cache(kind, kind, flash)
             except UserError:

@@ -53,6 +53,21 @@ def test_a_closed_loop_keeps_so_many_open_and_leaves_the_first_out(jumping: Jump
     assert (run.ended - run.began) == pytest.approx(2)
 
 
+@pytest.mark.parametrize("apart", [0.0, 0.2])
+def test_users_in_step_and_users_one_after_the_other_are_measured_for_as_long(apart: float, jumping: Jump) -> None:
+    class Apart(Slow):
+        came = 0
+
+        async def __call__(self, job: Job, answer: Answer) -> None:
+            self.came += 1
+            await asyncio.sleep(apart * (self.came - 1) if self.came <= 4 else 0)
+            await super().__call__(job, answer)
+
+    run: Run = jumping(drive.drive(Apart(), jobs(), Load("closed", 4), Length(8, warmup=4)))
+    assert (run.ended - run.began) == pytest.approx(2)
+    assert all(one.ended for one in run.measured)
+
+
 def test_an_open_loop_does_not_wait_and_counts_from_when_a_request_was_due(jumping: Jump) -> None:
     stalled = Slow(seconds=1.0, at_once=1)  # one a second, two a second are due
     run: Run = jumping(drive.drive(stalled, jobs(), Load("constant", 2.0), Length(40, warmup=0)))
