@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 PARALLEL = 4  # answers at once where nobody says how many, as llama-server has it
 GAP = 0.5  # seconds that somebody's prompt may keep others from their next token
 IDLE_CELLS = 0  # that finished answers may hold beside running ones: the rest lies apart
+ASIDE = 128  # rows of prompts for which a CPU's other answers step out of the pool: to move them is worth 90
 # What a person at a terminal asks for, not a server: flag -> what to do instead.
 PERSONAL = {
     "prompt": ("-p", "each request brings its own"), "file": ("-f", "each request brings its own"),
@@ -54,6 +55,7 @@ def host(
     from llmcli.commands.opening import Models
     from llmcli.hardware import fit
     from llmcli.hardware.host import available_memory
+    from llmcli.runtime.binding.devices import gpu_free
     from llmcli.runtime.sampling import defaults
     from llmcli.runtime.schedule import Schedule
     from llmcli.serve import calls
@@ -64,7 +66,8 @@ def host(
         opened.runner.show(calls.marks())
         _ask_to_think(opened.runner, given.reasoning)
         swap = fit.outside(available_memory())
-        opened.runner.engine.schedule = Schedule(parallel, gap=gap, idle_cells=IDLE_CELLS, swap_bytes=swap)
+        aside = ASIDE if gpu_free() is None else None
+        opened.runner.engine.schedule = Schedule(parallel, gap=gap, idle_cells=IDLE_CELLS, swap_bytes=swap, aside=aside)
         sampling = defaults().with_values(opened.settings).with_values(given.settings)
         system = (opened.system if given.system is None else given.system) or None
         yield Hosted(opened.name, opened.runner, system, sampling, opened.settings)

@@ -76,7 +76,8 @@ class Engine:
     @schedule.setter
     def schedule(self, schedule: Schedule) -> None:
         self.scheduler.schedule = schedule
-        self.scheduler.swap.most = self.scheduler.parking.most = schedule.swap_bytes
+        for kept in (self.scheduler.swap, self.scheduler.parking, self.scheduler.aside):
+            kept.most = schedule.swap_bytes
 
     def check(self) -> None:
         """Compare the books with llama.cpp's own; a difference is a bug and crashes."""
@@ -159,7 +160,11 @@ class Engine:
             self._passing = plan
         begun = time.perf_counter()
         try:
-            rows = self._decode(plan)
+            if planned:
+                with self.scheduler.alone(plan):
+                    rows = self._decode(plan)
+            else:
+                rows = self._decode(plan)
         except Aborted:
             self._restore(plan)
             return events

@@ -20,7 +20,8 @@ class Schedule:
     takes tells whether somebody asked the same before. `swap_bytes`: of answers that gave way in a full pool and wait
     in the host's memory; beyond, they are computed anew. `idle_cells`: that finished answers may hold once
     another begins; what they held beyond lies in the host's memory, too, as many bytes again (parking.py says what
-    for).
+    for). `aside`: rows of prompts from which on they are computed in passes of their own, in turn with those of the
+    answers that go on, which step out of the pool meanwhile (aside.py).
     """
 
     running: int | None = None
@@ -31,6 +32,7 @@ class Schedule:
     shared: bool = True
     swap_bytes: int = 256 << 20
     idle_cells: int | None = None
+    aside: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("running", "rows", "chunk"):

@@ -9,7 +9,11 @@ others' sake: only what is too long for the whole pool by itself ends as context
 A prompt that begins as one that is just being computed waits for that one, and shares its cells (`Sequence.held`).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from llmcli.errors import UserError
+from llmcli.runtime.aside import Aside
 from llmcli.runtime.ledger import Ledger
 from llmcli.runtime.likeness import common
 from llmcli.runtime.overflow import Overflow
@@ -38,8 +42,10 @@ class Scheduler:
         self.running: dict[int, Sequence] = {}
         self.waiting = Waiting()
         self.swap, self.parking = Swap(ledger, schedule.swap_bytes), Parking(ledger, schedule.swap_bytes)
+        self.aside = Aside(ledger, schedule.swap_bytes)
         self.passes = self.preemptions = 0
         self.row_seconds = 0.0  # of a pass with many, lately
+        self.prompted = False  # the last pass
 
     def add(self, sequence: Sequence) -> None:
         """It waits."""
@@ -70,6 +76,7 @@ class Scheduler:
             made = Pass()
             short = self._fill(made)
             if short is None:
+                self.prompted = any(share.sequence.prompting for share in made.shares)
                 return made, None
             if len(short.tokens) > self.context.n_ctx or not self.yield_to():
                 return Pass(), short
@@ -212,7 +219,8 @@ class Scheduler:
         if gap is None or not decoding:
             return most if gap is None else min(most, self.context.n_ubatch)
         wished = int(gap / self.row_seconds) if self.row_seconds else self.context.n_ubatch // OLDEST
-        return min(most, max(wished // SPAN * SPAN, decoding + SPAN))
+        step = TILE if wished >= TILE or self.schedule.aside else SPAN
+        return min(most, max(wished // step * step, step, decoding + SPAN))
 
     def _order(self) -> tuple[list[Sequence], list[Sequence]]:
         """Who goes on with few tokens, and who has many to compute; each in the order in which they are served."""
@@ -226,10 +234,38 @@ class Scheduler:
             long.sort(key=lambda one: (-one.request.priority, len(one.tokens) - one.computed, one.id))
         return short, long
 
+    def _step_aside(self, long: list[Sequence]) -> bool:
+        """Whether prompts are long enough to be computed alone."""
+        least = self.schedule.aside
+        return least is not None and sum(len(one.tokens) - one.computed for one in long) >= least
+
+    @contextmanager
+    def alone(self, plan: Pass) -> Iterator[None]:
+        """The pool while a pass is computed: without the others' cells where it is long enough."""
+        ledger, least = self.ledger, self.schedule.aside
+        if least is None or len(plan.tokens) < least or not (ledger.forks and ledger.keeps):
+            yield
+            return
+        slots = set(plan.slots)
+        others = [one for one in self.running.values() if one.slot not in slots and one.strategy.slots == 1]
+        try:
+            with self.aside.stepping([one.slot for one in others]):
+                yield
+        finally:
+            for one in others:
+                one.computed = min(one.computed, len(ledger.tokens[one.slot]))
+
     def _fill(self, made: Pass) -> Sequence | None:
         """Add the rows of a pass; or who has no room for its own."""
         short, long = self._order()
-        alone = len(self.running) == 1
+        alone, going = len(self.running) == 1, len(short)
+        if short and self._step_aside(long):
+            if self.prompted:
+                long = []
+            else:
+                full = self._fill_up(made, long, going)
+                if made.tokens:
+                    return full
         for sequence in short:
             self._make_way(sequence, len(made.tokens))
             if len(sequence.tokens) > self.context.n_ctx:
@@ -242,11 +278,11 @@ class Scheduler:
             if not self.ledger.make_room(len(made.tokens) + count):
                 return sequence
             self._add(made, sequence, count, alone)
-        return self._fill_up(made, long) if long else None
+        return self._fill_up(made, long, going) if long else None
 
-    def _fill_up(self, made: Pass, long: list[Sequence]) -> Sequence | None:
-        """Pieces of prompts in what is left of the pass."""
-        rows = self._rows(len(made.tokens))
+    def _fill_up(self, made: Pass, long: list[Sequence], going: int) -> Sequence | None:
+        """Pieces of prompts in what is left of the pass; so many answers are `going` on beside them."""
+        rows = self._rows(max(going, len(made.tokens)))
         oldest = min(long, key=lambda one: (-one.request.priority, one.id))
         reserve = (rows - len(made.tokens)) // OLDEST
         for sequence in long:

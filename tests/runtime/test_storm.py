@@ -58,6 +58,9 @@ def alone(request: Request) -> tuple[list[int], str]:
         ({"recurrent": True}, Schedule()),
         ({"n_swa": 24}, Schedule(gap=0.05)),
         ({}, Schedule(idle_cells=20)),
+        ({}, Schedule(aside=8)),
+        ({}, Schedule(aside=4, gap=0.05, swap_bytes=200)),
+        ({"n_swa": 24}, Schedule(aside=8)),
     ],
     ids=str,
 )
@@ -105,6 +108,36 @@ def test_samples_of_one_prompt_say_each_what_its_seed_says_alone(seed, keeps):
     assert machine.scheduler.swap.nbytes == 0
 
 
+def test_who_stepped_aside_and_cannot_come_back_is_computed_anew(monkeypatch):
+    rng = random.Random(11)
+    asked = requests(12, rng, beams=False)
+    machine, context = engine(Schedule(aside=4))
+    refused: list[int] = []
+    monkeypatch.setattr(context, "put_state", lambda slot, *_, **__: bool(refused.append(slot)))
+    made = storm(machine, asked, rng, check=lambda: _agree(machine, context))
+    assert refused
+    assert [said(made.answers[number]) for number in range(len(asked))] == [alone(request) for request in asked]
+
+
+def test_a_long_prompt_is_computed_without_the_cells_of_answers_that_go_on(monkeypatch):
+    machine, context = engine(Schedule(aside=12), n_batch=64)
+    seen = []
+    decode = context.decode
+    monkeypatch.setattr(context, "decode", lambda rows: (seen.append((len(rows), context.used)), decode(rows))[1])
+    first = machine.submit(Request(tuple(b"first"), WILD, 20, ignore_eos=True))
+    machine.step()
+    machine.step()
+    machine.submit(Request(tuple(b"a second, long prompt"), WILD, 20, ignore_eos=True))
+    while seen[-1][0] < 21:
+        machine.step()
+        _agree(machine, context)
+    before = machine.load.cells
+    assert seen[-1] == (21, 0)  # alone, in a pool without the first's cells, which are back
+    machine.step()
+    assert (seen[-1], machine.load.cells) == ((2, before), before + 2)
+    machine.drop(first)
+
+
 def _agree(machine: Engine, context: FakeContext) -> None:
     assert machine.load.cells == context.used
     assert machine.scheduler.swap.nbytes <= machine.scheduler.schedule.swap_bytes
@@ -114,7 +147,8 @@ def _agree(machine: Engine, context: FakeContext) -> None:
 def test_who_is_cancelled_or_dropped_takes_nobody_along(seed):
     rng = random.Random(seed)
     asked = requests(40, rng)
-    machine, context = engine(Schedule(gap=0.05), abort_at=rng.randrange(30))
+    aside = rng.choice((None, 8))
+    machine, context = engine(Schedule(gap=0.05, aside=aside), abort_at=rng.randrange(30))
     made = storm(machine, asked, rng, cancelled=0.01, dropped=0.01, check=lambda: _agree(machine, context))
     ended = {answer.finish for answer in made.answers.values() if answer}
     assert ended <= {"length", "cancelled"}

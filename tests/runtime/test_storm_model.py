@@ -70,7 +70,7 @@ def test_everybody_says_what_they_would_say_alone(swap: int, count: int, weights
 def test_with_floats_and_forgetting_everybody_ends_and_the_books_agree(weights: Path) -> None:
     rng = random.Random(4)
     with open_runner(weights, RunOptions(ctx_size=256, threads=1), slots=7) as runner:
-        runner.engine.schedule = Schedule(running=5, gap=0.01)
+        runner.engine.schedule = Schedule(running=5, gap=0.01, aside=16)
         made = storm(runner.engine, requests(20, rng, runner.model.n_vocab, beams=True), rng, cancelled=0.005)
         assert made.preempted
         assert {answer.finish for answer in made.answers.values() if answer} <= {"length", "cancelled"}

@@ -15,10 +15,11 @@ from llmcli.runtime.binding.library import lib, listen
 def take(context: Any, sequence: int) -> memoryview:
     """The state of a sequence; the memory is the caller's."""
     size = int(lib().llama_state_seq_get_size(context, sequence))
-    buffer: Any = (ctypes.c_uint8 * size)()
-    written = lib().llama_state_seq_get_data(context, buffer, size, sequence)
+    buffer = np.empty(size, np.uint8)  # ctypes would fill it with zeros first
+    pointer = ctypes.cast(buffer.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+    written = lib().llama_state_seq_get_data(context, pointer, size, sequence)
     assert written == size > 0, (written, size)
-    return memoryview(buffer).cast("B")
+    return buffer.data
 
 
 def put(context: Any, sequence: int, state: bytes | memoryview) -> bool:
