@@ -3,6 +3,7 @@
 The copy lies in the cache under the source's fingerprint. A run that is killed leaves it to be gone on with.
 """
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,6 +68,7 @@ def runnable(source: "Source", config: "Config", ui: "UI", threads: int = 0) -> 
         ui.note(f"{source.name} is run from a copy in {plan.file_type.name}: {size(plan.nbytes)} for the time")
         with ui.bar(f"copy {source.name} in {plan.file_type.name}", len(plan.steps), unit="tensors") as bar:
             road.run(plan, path, threads=threads, watch=lambda progress: bar.advance(1))
+        os.utime(path, ns=(source.changed, source.changed))  # made again it is the same to who had read it
         try:
             yield path
         finally:

@@ -163,6 +163,7 @@ class _Work:
         options, text = self.wish.model.options, self.wish.text
         return {
             "kind": "calibration", "model": identity.content(self.wish.model.header), "n_ctx": text.n_ctx,
+            "written": identity.written(self.wish.model.header),
             "text": _digest(text), "datasets": list(self.wish.datasets),
             "moments": str(self.wish.moments.absolute()) if self.wish.moments else "", "n_ubatch": options.ubatch_size,
             "flash_attn": options.flash_attn, "gpu_layers": self.wish.model.gpu_layers, "build": version(),

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 OTHERS = {
-    "base": "--base", "text": "text", "n_ctx": "--ctx", "type_k": "-ctk", "type_v": "-ctv", "flash_attn": "-fa",
-    "n_batch": "-b", "n_ubatch": "-ub", "gpu_layers": "-ngl", "build": "build of llama.cpp",
+    "base": "--base", "written": "time of its file", "text": "text", "n_ctx": "--ctx", "type_k": "-ctk",
+    "type_v": "-ctv", "flash_attn": "-fa", "n_batch": "-b", "n_ubatch": "-ub", "gpu_layers": "-ngl",
+    "build": "build of llama.cpp",
 }  # fmt: skip
 
 
@@ -162,6 +163,7 @@ def _head(wish: Wish, text: Chunks) -> dict[str, Any]:
     base = identity.content(wish.base.header) if wish.base else _digest(wish.kept.head) if wish.kept else ""
     return {
         "kind": "evaluation", "model": identity.content(wish.model.header), "base": base,
+        "written": [identity.written(side.header) for side in sides],
         "text": hashlib.sha256(text.ids.tobytes()).hexdigest(), "n_ctx": text.n_ctx, "n_vocab": n_vocab,
         "at_once": scoring.at_once(text.n_ctx, options.batch_size, n_vocab, text.count),
         "type_k": options.cache_type_k, "type_v": options.cache_type_v, "flash_attn": options.flash_attn,
@@ -199,10 +201,8 @@ def _saving(wish: Wish, text: Chunks, head: dict[str, Any], ui: "UI") -> Iterato
         "text": hashlib.sha256(text.ids.tobytes()).hexdigest(), "vocabulary": vocabulary.digest(side.header),
         "type_k": side.options.cache_type_k, "type_v": side.options.cache_type_v, "chunks": text.count,
     }  # fmt: skip
-    whole = Records.resume(path, write=False)
-    if whole and not wish.fresh and whole.head == words and set(range(text.count)) <= whole.numbers:
+    if not wish.fresh and _whole(path, words, identity.written(side.header)):
         ui.note(f"{path} is there already, made from this model and text")
-        whole.close()
         yield None
         return
     part = path.with_name(path.name + ".part")
@@ -220,6 +220,17 @@ def _saving(wish: Wish, text: Chunks, head: dict[str, Any], ui: "UI") -> Iterato
         saved.close()
     part.replace(path)
     sync_folder(path.parent)
+
+
+def _whole(path: Path, words: dict[str, Any], written: int) -> bool:
+    """Whether a file of base logits has this head and all chunks, and is younger than the model."""
+    found = Records.resume(path, write=False)
+    if found is None:
+        return False
+    found.close()
+    return (
+        found.head == words and set(range(words["chunks"])) <= found.numbers and path.stat().st_mtime_ns >= written
+    )  # fmt: skip
 
 
 def _bytes(scores: Scores) -> bytes:

@@ -93,7 +93,7 @@ class Wish:
         """All that a finished setting's figures depend on, beside the setting."""
         said = [
             self.source.fingerprint, hashlib.sha256(self.text[0].encode()).hexdigest(), self.n_ctx, self.chunks,
-            self.threads or host.cores(), self.seconds, version(), __version__, cluster.identity(),
+            self.threads or host.cores(), self.seconds, version(), __version__, cluster.identity(), self.source.changed,
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 

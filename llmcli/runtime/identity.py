@@ -83,6 +83,12 @@ def content(header: Header) -> str:
     return digest.hexdigest()
 
 
+def written(header: Header) -> int:
+    """When the youngest of a model's files was last written, in nanoseconds: samples miss a small edit, this does
+    not."""
+    return max(path.stat().st_mtime_ns for path in header.files)
+
+
 def stamp(files: Sequence[Path]) -> Stamp:
     """Size, time and place of files, by which a change is noticed; zeros for one that is not there."""
     found = []

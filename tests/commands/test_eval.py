@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -122,6 +123,20 @@ def test_what_was_killed_goes_on_and_ends_as_if_it_had_not(
     assert llmcli(*again).code == 130
     monkeypatch.setattr(Records, "put", put)
     assert told(*words)["resumed_chunks"] == 6
+
+
+def test_a_small_edit_of_the_file_begins_anew(told: Callable[..., Any], small: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copy2(small, tmp_path / "own.gguf"))
+    before = told(own, "--save-base", tmp_path / "base")
+    assert told(own)["resumed_chunks"] == before["chunks"]
+    tensor = next(one for one in container.read(own).tensors if one.name == "blk.0.ffn_down.weight")
+    with own.open("r+b") as file:
+        file.seek(tensor.offset)
+        file.write(np.float16(8).tobytes())  # the scale of its first block
+    after = told(own, "--save-base", tmp_path / "base")
+    assert after["resumed_chunks"] == 0
+    assert after["perplexity"]["value"] != before["perplexity"]["value"]
+    assert told(own, "--base-logits", tmp_path / "base")["kl_divergence"]["value"] < 1e-4
 
 
 def test_other_settings_begin_anew_and_more_chunks_go_on(llmcli: Llmcli, stories_gguf: Path, text: Path) -> None:
