@@ -227,6 +227,7 @@ class Engine:
                 self._prompted += count
                 if not sequence.times and not sequence.left.times:
                     sequence.prompt_seconds += spent
+            sequence.score(rows, start, start + count)
             sequence.computed += count
             if sequence.computed < len(sequence.tokens):
                 return []

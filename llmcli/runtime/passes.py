@@ -54,10 +54,14 @@ class Pass:
         self.positions += range(start, start + count)
         self.slots += [sequence.slot] * count
         last = start + count == len(sequence.tokens)
-        self.wants += [False] * (count - 1) + [last]
+        read = sequence.unscored(start, start + count)
+        wants = [False] * (count - 1) + [last]
+        for at in read:
+            wants[at - start] = True
+        self.wants += wants
         if last and sequence.draft:
             self._guess(sequence)
-        self.shares.append(Share(sequence, count, 1 + len(sequence.draft) if last else 0))
+        self.shares.append(Share(sequence, count, len(read) + (1 + len(sequence.draft) if last else 0)))
 
     def mostly(self, sequence: Sequence) -> bool:
         """Whether it is long, and at least half of it one sequence's."""

@@ -16,6 +16,13 @@ class Ranked(NamedTuple):
     logprob: float
 
 
+class Scored(NamedTuple):
+    """What a row says of the token that stands behind it in a text: its log-softmax, and the likeliest there."""
+
+    logprob: float
+    top: tuple[Ranked, ...]
+
+
 def top(logits: NDArray[np.float32], count: int, log_sum: float) -> tuple[Ranked, ...]:
     """The `count` likeliest tokens of logits [n_vocab], of equals the lowest id first; impossible ones are left out."""
     ids = likeliest(logits, count)

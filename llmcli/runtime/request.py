@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Grammar
 from llmcli.runtime.overflow import Overflow
-from llmcli.runtime.ranked import Ranked
+from llmcli.runtime.ranked import Ranked, Scored
 from llmcli.runtime.sampling import Sampling
 from llmcli.runtime.search import NO_SEARCH, Search
 from llmcli.types import Finish, TokenTime
@@ -54,6 +54,8 @@ class Request:
     something that has left may move up instead of being computed anew. `turn` is this one's number in its
     conversation, `path` those before it: what the cache holds of them may give way to this one. Of those that wait the
     one with the larger `priority` goes first; `client` is whose it is, so that one who asks much leaves room to others.
+    `scores`: tell how likely the prompt's own tokens are, and the one that ends the answer; the prompt is computed
+    anew, for the cache keeps no logits.
     """
 
     tokens: tuple[int, ...]
@@ -75,6 +77,7 @@ class Request:
     move: bool = False
     priority: int = 0
     client: str = ""
+    scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,8 @@ class Answer:
     `beams`: what a beam search found, best first; its text and tokens are the first one's. `top`: for each token
     the likeliest of its step, none where it was not drawn; empty where nobody asked. `drafted` tokens were
     guessed and computed, `accepted` of them were right; None: nothing was to be guessed. `left`: what left the
-    context while it was made. `error` is why it failed, where it did.
+    context while it was made. `error` is why it failed, where it did. `prompt`: of each token of the prompt but the
+    first, where `scores` asked for it; of several answers to one prompt the first has it.
     """
 
     text: str
@@ -114,6 +118,7 @@ class Answer:
     accepted: int = 0
     left: Left = NOTHING
     error: UserError | None = None
+    prompt: tuple[Scored, ...] = ()
 
     @property
     def ttft_ms(self) -> float:

@@ -132,7 +132,7 @@ class Scheduler:
         """Whether another one is about to compute what this one needs, too."""
         if sequence.held:
             return True
-        if not self.ledger.forks:
+        if not self.ledger.forks or sequence.request.scores:
             return False
         tokens, scope = sequence.tokens, self.scope(sequence)
         twins = {
@@ -171,7 +171,7 @@ class Scheduler:
         ledger, slots, request = self.ledger, sequence.strategy.slots, sequence.request
         if ledger.idle < slots or self._disturbs(sequence):
             return False
-        if not sequence.away:
+        if not sequence.away and not request.scores:
             self.parking.fetch(sequence.tokens, self.scope(sequence))
         if not self._fits(sequence):
             return False
@@ -185,7 +185,8 @@ class Scheduler:
                 self._run(sequence)
                 return True
             ledger.release(slot)
-        place = ledger.place(sequence.tokens, request.path, request.move, self.scope(sequence))
+        known = sequence.tokens[:1] if request.scores else sequence.tokens  # nothing is taken over for so few
+        place = ledger.place(known, request.path, request.move, self.scope(sequence))
         if place is None:
             return False
         sequence.slot, sequence.computed = place
@@ -206,7 +207,7 @@ class Scheduler:
         if not self.running:
             return True
         length, in_use = self.ledger.match(sequence.tokens, self.scope(sequence))
-        need = len(sequence.tokens) - (length if in_use else 0)
+        need = len(sequence.tokens) - (length if in_use and not sequence.request.scores else 0)
         size, many = self.ledger.size, len(self.running) + sequence.strategy.slots
         return self.ledger.taken + need + min(MARGIN * many, size // SHARE) <= size
 
@@ -296,6 +297,9 @@ class Scheduler:
                 continue
             if not (self.schedule.rows or self.schedule.chunk):
                 count = piece(left, count, len(made.tokens), self.context.n_batch, self.context.n_ubatch)
+            count = min(count, self._outputs(made, sequence, len(long)))
+            if not count:
+                continue
             if not self.ledger.make_room(len(made.tokens) + count):
                 count = self.ledger.size - self.ledger.used - len(made.tokens)
             if count > 0:
@@ -303,6 +307,14 @@ class Scheduler:
             elif not made.tokens or any(self._below(other, sequence) for other in self.running.values()):
                 return sequence
         return None
+
+    def _outputs(self, made: Pass, sequence: Sequence, prompts: int) -> int:
+        """The most rows that a prompt may add for what a pass may give of logits: where each row gives some, one is
+        left to each other prompt."""
+        left = self.context.n_outputs - sum(made.wants)
+        if left <= 0:
+            return 0
+        return max(1, left - prompts) if sequence.request.scores else self.context.n_batch
 
     def _below(self, other: Sequence, sequence: Sequence) -> bool:
         """Whether another one gives way to this."""

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 from llmcli.errors import UserError
 from llmcli.runtime.overflow import Shorter
 from llmcli.runtime.pool import Away
-from llmcli.runtime.ranked import Ranked, top
+from llmcli.runtime.ranked import Ranked, Scored, top
 from llmcli.runtime.repetition import EVERY
 from llmcli.runtime.request import NOTHING, Answer, Hypothesis, Left, Request
+from llmcli.runtime.sampling.chain import Row
 from llmcli.types import Finish, TokenTime
 
 if TYPE_CHECKING:  # strategies work on sequences
@@ -65,6 +67,7 @@ class Sequence:
     top: list[tuple[Ranked, ...]] = field(default_factory=list)
     drafted: int | None = None
     accepted: int = 0
+    scores: list[Scored] = field(default_factory=list)  # of the prompt's tokens behind the first
 
     def __post_init__(self) -> None:
         self.prompt = len(self.request.tokens)
@@ -115,6 +118,20 @@ class Sequence:
         self.top += [()] * (len(self.times) - len(self.top))
         self.top.append(top(logits, self.request.top_logprobs, log_sum))
 
+    def unscored(self, start: int, end: int) -> range:
+        """Of the tokens from `start` to `end` those whose rows are to tell how likely the prompt's next one is."""
+        if not self.request.scores:
+            return range(0)
+        return range(max(start, len(self.scores)), min(end, self.prompt - 1))
+
+    def score(self, rows: Iterator[Row], start: int, end: int) -> None:
+        """Read those rows."""
+        for at in self.unscored(start, end):
+            row, token = next(rows), self.tokens[at + 1]
+            log_sum = row.log_sum(row.logits.item(token))
+            ranked = top(row.logits, self.request.top_logprobs, log_sum) if self.request.top_logprobs else ()
+            self.scores.append(Scored(row.logits.item(token) - log_sum, ranked))
+
     def answer(self) -> Answer:
         """The accounts, once finished."""
         assert self.finish is not None
@@ -132,4 +149,5 @@ class Sequence:
             self.accepted,
             self.left,
             self.error,
+            tuple(self.scores),
         )

@@ -46,12 +46,13 @@ class Plain:
         log_sum = None
         if request.logprobs:
             log_sum = self.summing.log_sum(row, self.near) if self.summing else row.log_sum(self.near)
-        begun = time.perf_counter()
+        begun, ended = time.perf_counter(), False
         if request.ignore_eos:
             token = self._draw_no_end(row, sequence.tokens)
         else:
             token = self.chain.draw(row, sequence.tokens)
-            if self.vocabulary.ends(token):
+            ended = self.vocabulary.ends(token)
+            if ended and not request.scores:
                 return [], "stop"
         sample = time.perf_counter() - begun
         logprob = None
@@ -64,7 +65,7 @@ class Plain:
         text = self.decoder.feed(self.vocabulary.piece(token))
         top = sequence.top[-1] if request.logprobs and request.top_logprobs else ()
         event = Event(sequence.id, sequence.time(token, text, spent, sample, logprob), text, top=top)
-        if self.decoder.stopped:
+        if ended or self.decoder.stopped:
             return [event], "stop"
         return [event], "length" if len(sequence.times) == request.max_tokens else None
 

@@ -43,7 +43,8 @@ class Completions(Form):
         schema = answer_format(fields, "response_format")
         self.constraint = grammar(fields, schema)
         keeps = self.logprobs is not None or self.samples > self.count
-        asked = {"strategy": runner.strategy(), **asked, "logprobs": keeps, "top_logprobs": self.logprobs or 0}
+        asked = {"strategy": runner.strategy(), **asked, "logprobs": keeps, "top_logprobs": self.logprobs or 0,
+                 "scores": self.scores}  # fmt: skip
         most = FEW if limit is None else limit
         self.requests = tuple(
             Request(tokens, max_tokens=common.room(runner, settings, len(tokens), most, self.samples), **asked)
@@ -60,9 +61,13 @@ class Completions(Form):
             raise Problem("best_of is known when all are done: leave out stream", param="best_of")
         if self.logprobs is not None and beams > 1:
             raise Problem("a beam search keeps no alternatives: leave out logprobs or beams", param="logprobs")
-        if self.logprobs is not None and self.echo:
-            raise Problem("the log-probabilities of a prompt are not computed: leave out echo or logprobs",
-                          param="logprobs")  # fmt: skip
+        if self.scores and self.stream:
+            raise Problem("the log-probabilities of a prompt come whole: leave out stream or echo", param="stream")
+
+    @property
+    def scores(self) -> bool:
+        """Whether the prompt's own tokens are told with their log-probabilities."""
+        return self.echo and self.logprobs is not None
 
     def _prompts(self) -> list[tuple[int, ...]]:
         value = self.fields.values.get("prompt")
@@ -106,14 +111,18 @@ class Completions(Form):
                 kept = [replace(mine[0], text=beam.text) for beam in mine[0].beams[: self.count]]
             else:
                 kept = sorted(mine, key=_mean, reverse=True)[: self.count] if self.samples > self.count else list(mine)
-            found += [self._choice(len(found) + index, echo, one) for index, one in enumerate(kept)]
+            about = None
+            if self.scores:
+                about = logprobs.of_prompt(self.runner, self.requests[number].tokens, mine[0].prompt, echo)
+            found += [self._choice(len(found) + index, echo, one, about) for index, one in enumerate(kept)]
         counts = usage(answers, self.each)
         return {**self._head(), "choices": found, "usage": counts, "timings": timings(answers[0])}
 
-    def _choice(self, index: int, echo: str, answer: Answer) -> Document:
+    def _choice(self, index: int, echo: str, answer: Answer, prompt: Document | None) -> Document:
         about = None
         if self.logprobs is not None:
             about = logprobs.legacy(self.runner, answer.tokens, answer.top, len(echo))
+            about = logprobs.together(prompt, about) if prompt else about
         return {"index": index, "text": echo + answer.text, "logprobs": about, "finish_reason": reason(answer)}
 
     def begin(self) -> Iterable[Document]:

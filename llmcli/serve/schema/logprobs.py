@@ -1,8 +1,10 @@
 """Log-probabilities as OpenAI writes them; a token's text is its own bytes, whatever was shown with it."""
 
+import codecs
 from collections.abc import Sequence
+from itertools import accumulate
 
-from llmcli.runtime.ranked import Ranked
+from llmcli.runtime.ranked import Ranked, Scored
 from llmcli.runtime.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.serve.schema.base import Document
@@ -38,9 +40,35 @@ def legacy(runner: Runner, tokens: Sequence[TokenTime], top: Sequence[Sequence[R
     }  # fmt: skip
 
 
+def of_prompt(runner: Runner, tokens: Sequence[int], scores: Sequence[Scored], echo: str) -> Document:
+    """A prompt's own in that form, where it is told as `echo`: nothing is known of the first token."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    lengths = [len(decoder.decode(_raw(runner, one))) for one in tokens]
+    unseen = max(0, sum(lengths) - len(echo))  # BOS, SentencePiece's first space
+    ranked = [
+        {text(runner, next_one): finite(one.logprob), **{text(runner, each): value for each, value in one.top}}
+        for next_one, one in zip(tokens[1:], scores, strict=True)
+    ]
+    return {
+        "tokens": [text(runner, one) for one in tokens],
+        "token_logprobs": [None, *(finite(one.logprob) for one in scores)],
+        "top_logprobs": [None, *ranked] if any(one.top for one in scores) else None,
+        "text_offset": [max(0, start - unseen) for start in accumulate(lengths[:-1], initial=0)],
+    }
+
+
+def together(one: Document, other: Document) -> Document:
+    """A prompt's and its answer's."""
+    return {name: (one[name] or []) + (other[name] or []) or None for name in one}
+
+
 def text(runner: Runner, token: int) -> str:
     """A token's own text, also where it is a control token."""
-    return (runner.model.piece(token) or runner.model.piece(token, special=True)).decode("utf-8", "replace")
+    return _raw(runner, token).decode("utf-8", "replace")
+
+
+def _raw(runner: Runner, token: int) -> bytes:
+    return runner.model.piece(token) or runner.model.piece(token, special=True)
 
 
 def finite(value: float | None) -> float:
@@ -49,5 +77,5 @@ def finite(value: float | None) -> float:
 
 
 def _about(runner: Runner, number: int, value: float | None) -> Document:
-    raw = runner.model.piece(number) or runner.model.piece(number, special=True)
+    raw = _raw(runner, number)
     return {"token": raw.decode("utf-8", "replace"), "logprob": finite(value), "bytes": list(raw), "id": number}

@@ -10,11 +10,10 @@ import jsonschema
 import numpy as np
 import pytest
 
-from llmcli.errors import UserError
 from llmcli.runtime.binding.context import Context, ContextOptions, open_context
 from llmcli.runtime.binding.grammar import NativeGrammars
 from llmcli.runtime.binding.model import Model, open_model
-from llmcli.runtime.constraint.base import Constraint, Grammar, Matcher
+from llmcli.runtime.constraint.base import Constraint, Grammar, Matcher, Unfollowable
 from llmcli.runtime.constraint.compile import Grammars
 from llmcli.runtime.constraint.llguidance import Guide
 from llmcli.runtime.engine import Engine
@@ -167,8 +166,9 @@ def test_the_grammar_begins_behind_the_thinking_and_no_answer_ends_within() -> N
 def test_where_no_token_goes_on_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     guide = schema(CALL)
     monkeypatch.setattr(Guide, "mask", lambda self: np.zeros(-(-N_VOCAB // 8), np.uint8))
-    with pytest.raises(UserError, match="no token of the model goes on"):
-        search(guide, beams=2)
+    answer = search(guide, beams=2)
+    assert answer.finish == "failed"
+    assert isinstance(answer.error, Unfollowable) and "no token of the model goes on" in str(answer.error)
 
 
 @pytest.mark.parametrize("stop_after", [1, 3, 8])

@@ -1,0 +1,88 @@
+"""`echo` with `logprobs`: how likely the prompt's own tokens are, as evaluation programs ask for it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from llmcli.runtime.binding.context import ContextOptions, open_context
+from llmcli.runtime.runner import Runner
+from llmcli.runtime.scoring import ChunkScorer, context_options
+from tests.fakes import EOS
+from tests.serve.conftest import Served
+from tests.serve.test_chat import client
+
+TEXT = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her dog. "
+
+
+def scored(runner: Runner, ids: list[int]) -> list[float]:
+    """Log-probabilities of the second half of a text, as eval scores it."""
+    options = context_options(ContextOptions(n_ctx=len(ids)), runner.model.n_vocab, 1)
+    with open_context(runner.model, options) as context:
+        scorer = ChunkScorer(runner.model, context)
+        rows = np.concatenate([block[0].copy() for block in scorer.blocks(np.array([ids], np.int32))])
+    rows -= np.logaddexp.reduce(rows.astype(np.float64), axis=1, keepdims=True)
+    return [float(row[token]) for row, token in zip(rows, ids[len(ids) // 2 + 1 :], strict=True)]
+
+
+def ask(served: Served, prompt: Any, **more: Any) -> Any:
+    with client(served) as asked:
+        return asked.completions.create(model="tiny", prompt=prompt, echo=True, logprobs=2, **more).choices
+
+
+def test_a_prompts_tokens_have_the_log_probabilities_that_eval_finds(tiny: Served) -> None:
+    runner = tiny.bridge.runner
+    ids = list(runner.encode_prompt(TEXT * 4))[:96]
+    wanted = scored(runner, ids)
+    for more in ({"max_tokens": 0}, {"max_tokens": 1}, {"max_tokens": 0}):  # the cache holds it from the second on
+        (choice,) = ask(tiny, ids, **more)
+        about, count = choice.logprobs, len(ids) + more["max_tokens"]
+        assert [len(one) for one in (about.tokens, about.token_logprobs, about.top_logprobs, about.text_offset)] \
+            == [count] * 4  # fmt: skip
+        assert about.token_logprobs[0] is None and about.top_logprobs[0] is None
+        found = about.token_logprobs[len(ids) // 2 + 1 : len(ids)]
+        assert found == pytest.approx(wanted, abs=2e-3)
+        for name, value, top in zip(about.tokens[1:], about.token_logprobs[1:], about.top_logprobs[1:], strict=True):
+            assert top[name] == value <= max(top.values())
+            assert 2 <= len(top) <= 3
+
+
+def test_each_of_several_prompts_at_once_is_told_whole(tiny: Served) -> None:
+    ids = list(tiny.bridge.runner.encode_prompt(TEXT * 4))
+    prompts = [ids[:60], ids[:60], ids[:61], ids[20:70], ids[:2], ids[:1]]
+    choices = ask(tiny, prompts, max_tokens=1)
+    alone = [ask(tiny, prompt, max_tokens=1)[0] for prompt in prompts]
+    for prompt, one, other in zip(prompts, choices, alone, strict=True):
+        assert len(one.logprobs.token_logprobs) == len(prompt) + 1
+        assert one.logprobs.token_logprobs[1:] == pytest.approx(other.logprobs.token_logprobs[1:], abs=2e-3)
+
+
+def test_a_text_is_told_with_the_places_of_its_tokens(tiny: Served) -> None:
+    (choice,) = ask(tiny, TEXT, max_tokens=3)
+    about = choice.logprobs
+    assert choice.text.startswith(TEXT)
+    for name, at in zip(about.tokens[2:], about.text_offset[2:], strict=True):
+        assert choice.text[at : at + len(name)] == name
+
+
+def test_samples_share_what_their_prompt_was_told(tiny: Served) -> None:
+    choices = ask(tiny, TEXT, max_tokens=2, n=3, temperature=1, seed=1)
+    (alone,) = ask(tiny, TEXT, max_tokens=0)
+    count = len(alone.logprobs.tokens)
+    for choice in choices:
+        assert choice.logprobs.token_logprobs[1:count] == pytest.approx(alone.logprobs.token_logprobs[1:], abs=2e-3)
+
+
+def test_an_end_is_a_token_among_them(serve: Callable[..., Served]) -> None:
+    """Whoever leaves out the last of them, as lm-eval does, must not lose one of the prompt's."""
+    (choice,) = ask(serve(lambda tokens: EOS), "ask", max_tokens=1)
+    assert choice.text == "ask" and choice.finish_reason == "stop"
+    assert choice.logprobs.tokens == ["<s>", "a", "s", "k", "</s>"]
+    assert choice.logprobs.text_offset == [0, 0, 1, 2, 3]
+
+
+def test_they_come_whole(serve: Callable[..., Served]) -> None:
+    with pytest.raises(openai.BadRequestError, match="leave out stream"):
+        ask(serve(), "ask", stream=True)
