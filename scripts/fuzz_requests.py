@@ -74,6 +74,11 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
                          "stream_options": None, "n_predict": 2, "response_format": {"type": "text"}, **SETTINGS}),
     ("/v1/completions", {"prompt": "Once", "max_tokens": 2, "stream": True, "echo": True,
                          "stream_options": {"include_usage": True}}),
+    ("/v1/completions", {"prompt": ["Once", [5, 6]], "max_tokens": 1, "echo": True, "logprobs": 1}),
+    ("/completion", {"prompt": ["Once", [5, "upon", 6], {"prompt_string": "x"}], "n_predict": 2, "n_probs": 1,
+                     "n_cmpl": 1, "logit_bias": [[5, 1.5], ["a", False]], "return_tokens": True, "stream": True,
+                     "response_fields": None, "json_schema": None}),
+    ("/completion", {"prompt": "Once", "n_predict": 1, "response_fields": ["content", "timings/prompt_n"]}),
     ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "Look."}]},
                                  {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
                                  {"type": "function_call_output", "call_id": "c", "output": "dark"},
@@ -111,9 +116,11 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"content": "Once", "add_special": True, "parse_special": True, "with_pieces": True}),
     ("/detokenize", {"tokens": [5, 6]}),
 ]  # fmt: skip
-# A model that writes does not rank: refused, but only once all fields have been read.
+# A model that writes does not rank, and may fill no gaps: refused, but only once all fields have been read.
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("/v1/rerank", {"query": "Look.", "documents": ["dark", {"text": "light"}], "top_n": 1, "return_documents": True}),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b", "prompt": "c", "n_predict": 1,
+                 "input_extra": [{"filename": "a", "text": "b"}]}),
     ("/v1/rerank", {"query": "Look.", "texts": ["dark", "light"], "return_text": True, "model": None}),
 ]
 
@@ -170,7 +177,7 @@ def wrong(path: str, status: int, raw: bytes) -> str:
         about = strict(raw)["error"]
         fields = next((fields for begin, fields in THEIRS.items() if path.startswith(begin)), ERROR)
         about = {"message": about} if isinstance(about, str) else about
-        if not 400 <= status < 500 or not about["message"] or not set(about) >= fields:
+        if (not 400 <= status < 500 and status != 501) or not about["message"] or not set(about) >= fields:
             return f"{status} {about}"
     except (ValueError, KeyError, TypeError) as error:
         return f"{status} with {raw[:200]!r}: {error}"

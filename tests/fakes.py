@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,6 +198,7 @@ class FakeModel:
     n_vocab, n_params, n_embd, n_swa, recurrent = N_VOCAB, 42, 64, 0, False
     add_bos, bos, eos, vocab = True, BOS, EOS, None
     description = "fake 42 F32"
+    fim: ClassVar[dict[str, int]] = {}
 
     def tokenize(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:
         return [BOS] * add_special + list(text.encode("utf-8", "surrogatepass"))

@@ -106,6 +106,13 @@ class Model:
         one, other = (self.tokenize(text, special=False) for text in (first, second))
         return [*begin, *one, *ends, *between, *other, *(ends or between)]
 
+    @functools.cached_property
+    def fim(self) -> dict[str, int]:
+        """The tokens by which a gap in a text is told, as far as the file has them: pre, suf, mid, rep, sep."""
+        names = "pre", "suf", "mid", "rep", "sep"
+        found = {name: _id(getattr(lib(), f"llama_vocab_fim_{name}")(self.vocab)) for name in names}
+        return {name: token for name, token in found.items() if token is not None}
+
     def control(self, token: int) -> bool:
         """Whether a token is read out of text only where `special` is set."""
         return bool(lib().llama_vocab_is_control(self.vocab, token))

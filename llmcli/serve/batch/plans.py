@@ -26,4 +26,5 @@ def plain(form: Form) -> Plan:
     """What the line says."""
     form.ready()
     answers = yield [Wanted(request, form.each) for request in form.requests]
-    return form.whole([answer for several in answers for answer in several])
+    document: Document = form.whole([answer for several in answers for answer in several])
+    return document

@@ -11,7 +11,7 @@ from llmcli.runtime.request import Answer
 from llmcli.runtime.runner import Runner
 from llmcli.serve.problems import Problem, document
 from llmcli.serve.schema import blocks
-from llmcli.serve.schema.base import Document, encoded, named
+from llmcli.serve.schema.base import Document, encoded, named, stopped_by
 from llmcli.serve.schema.blocks import Blocks
 from llmcli.serve.schema.chat import Chat
 from llmcli.serve.schema.fields import Fields
@@ -97,16 +97,8 @@ class Messages(Chat):
             return "max_tokens", None
         if found.called:
             return "tool_use", None
-        stop = self._stop(answer)
+        stop = stopped_by(self.runner, self.requests[0], answer)
         return ("end_turn", None) if stop is None else ("stop_sequence", stop)
-
-    def _stop(self, answer: Answer) -> str | None:
-        """The stop sequence that ended it: it stands in what was drawn and in none of what was told."""
-        stops = self.requests[0].stops
-        if not stops:
-            return None
-        drawn = b"".join(self.runner.model.piece(token.id) for token in answer.tokens).decode("utf-8", "replace")
-        return next((one for one in stops if one in drawn and one not in answer.text), None)
 
     def _counts(self, answer: Answer | None) -> Document:
         prompt, cached = len(self.requests[0].tokens), answer.cached_tokens if answer else 0

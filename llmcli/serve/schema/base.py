@@ -79,8 +79,8 @@ class Form(ABC):
         return 1 if self.requests[0].strategy == "beam" else self.samples
 
     @abstractmethod
-    def whole(self, answers: Sequence[Answer]) -> Document:
-        """The answer as one document."""
+    def whole(self, answers: Sequence[Answer]) -> Any:
+        """The answer as one document, or as a list of them."""
 
     @abstractmethod
     def begin(self) -> Iterable[Document]:
@@ -146,6 +146,14 @@ def timings(answer: Answer) -> Document:
         "ttft_ms": answer.ttft_ms,
         **({} if answer.drafted is None else {"draft_n": answer.drafted, "draft_n_accepted": answer.accepted}),
     }  # fmt: skip
+
+
+def stopped_by(runner: Runner, request: Request, answer: Answer) -> str | None:
+    """The stop sequence that ended an answer: it stands in what was drawn and in none of what was told."""
+    if not request.stops or answer.finish != "stop":
+        return None
+    drawn = b"".join(runner.model.piece(token.id) for token in answer.tokens).decode("utf-8", "replace")
+    return next((one for one in request.stops if one in drawn and one not in answer.text), None)
 
 
 def reason(answer: Answer) -> str:

@@ -17,7 +17,6 @@ from llmcli.types import Event
 
 MOST_PROMPTS, MOST_ALTERNATIVES = 256, 20
 MOST_ANSWERS = 1024  # of one request: an idle server takes any one whole, and whoever comes next waits for it
-FEW = 16  # OpenAI's limit where nobody says one
 LIMITS = "max_tokens", "n_predict"
 
 
@@ -26,6 +25,7 @@ class Completions(Form):
 
     path: ClassVar[str] = "/v1/completions"
     prefix: ClassVar[str] = "cmpl-"
+    few: ClassVar[int | None] = 16  # tokens where nobody says how many: OpenAI's
     refused: ClassVar[dict[str, str]] = {"suffix": "text is gone on with at its end, not filled in"}
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
@@ -45,7 +45,7 @@ class Completions(Form):
         keeps = self.logprobs is not None or self.samples > self.count
         asked = {"strategy": runner.strategy(), **asked, "logprobs": keeps, "top_logprobs": self.logprobs or 0,
                  "scores": self.scores}  # fmt: skip
-        most = FEW if limit is None else limit
+        most = self.few if limit is None else limit
         self.requests = tuple(
             Request(tokens, max_tokens=common.room(runner, settings, len(tokens), most, self.samples), **asked)
             for tokens in self._prompts()
@@ -71,7 +71,7 @@ class Completions(Form):
 
     def _prompts(self) -> list[tuple[int, ...]]:
         value = self.fields.values.get("prompt")
-        if isinstance(value, str) or _ids(value):
+        if self._single(value):
             value = [value]
         if not isinstance(value, list) or not value:
             raise self.fields.wrong("prompt", "text, ids of tokens, or a list of either")
@@ -80,6 +80,10 @@ class Completions(Form):
         if (count := len(value) * self.samples) > MOST_ANSWERS:
             raise Problem(f"these are {count:,} answers, at most {MOST_ANSWERS:,} are given to one request", param="n")
         return [self._tokens(f"prompt[{index}]", one) for index, one in enumerate(value)]
+
+    def _single(self, value: Any) -> bool:
+        """Whether it is one prompt, not a list of them."""
+        return isinstance(value, str) or _ids(value)
 
     def _tokens(self, where: str, value: Any) -> tuple[int, ...]:
         model = self.runner.model
