@@ -2,7 +2,7 @@
 
 import json as json_module
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.commands import flags
-from llmcli.commands.chat import REF, _surroundings
+from llmcli.commands.chat import REF
 from llmcli.commands.flags import Flags, RunCommand
+from llmcli.commands.show import start
 from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def batch(
     hosting.check(opening(given))
     where = spreading.check(ray, replicas)
     out = _place(out.expanduser().absolute(), lines)
-    config, ui = _surroundings(given, json)
+    config, ui = start(json, given.offline)
     with opened(lines, out.parent) as source:
         survey = source.survey()
         if survey.unended:
@@ -105,22 +106,38 @@ def _through(
     parallel, force = how
     about = fingerprint(hosted.runner, rules, survey)
     job, journal = Job(hosted.runner, rules, about), Journal(out, about, survey.count)
-    present = not force and job.failed(out, survey.count) is not None
     work = Work(hosted.runner, parallel, lambda index, came: journal.put(index, job.line(index, came)))
-    began, resumed = time.perf_counter(), survey.count
+
+    def answer() -> None:
+        work.run(job.tasks(line for line in source.lines() if not journal.has(line.index)))
+        for name in sorted(job.renamed)[:3]:
+            ui.note(f"lines that name the model {name[:100]} were answered by {hosted.name}")
+
+    carry_on(work, journal, job.id, answer, force, ui)
+
+
+def carry_on(
+    work: "Work | Counts", journal: "Journal", batch: str, answer: Callable[[], None], force: bool, ui: "UI"
+) -> None:
+    """From what the journal has of the batch of that id to the file: `answer` makes what is missing, `work` counts it.
+
+    Raises typer.Exit where the file is not whole or lines have no answer.
+    """
+    from llmcli.serve.batch.job import failed
+
+    began, resumed = time.perf_counter(), journal.count
+    present = not force and failed(batch, journal.out, journal.count) is not None
     if not present:
         with journal.open(force=force):
             resumed = journal.finished
             if resumed:
-                ui.note(f"going on after {resumed:,} of {survey.count:,} lines")
-            with told(work, journal, ui):
-                work.run(job.tasks(line for line in source.lines() if not journal.has(line.index)))
+                ui.note(f"going on after {resumed:,} of {journal.count:,} lines")
+            with _told(work, journal, ui):
+                answer()
             if not work.stopped:
                 journal.finish()
-    seconds = time.perf_counter() - began
-    for name in sorted(job.renamed)[:3]:
-        ui.note(f"lines that name the model {name[:100]} were answered by {hosted.name}")
-    close(work, journal, survey, job.id, (resumed, present, seconds), ui)
+    failures = None if work.stopped else failed(batch, journal.out, journal.count)
+    _close(work, journal, failures, (resumed, present, time.perf_counter() - began), ui)
 
 
 def opening(given: Flags) -> Flags:
@@ -161,7 +178,7 @@ def settings(hosted: "Hosted", given: Flags, seed: int) -> "Settings":
 
 
 @contextmanager
-def told(work: "Work | Counts", journal: "Journal", ui: "UI") -> "Iterator[None]":
+def _told(work: "Work | Counts", journal: "Journal", ui: "UI") -> "Iterator[None]":
     """Progress: a bar with tokens per second and the time left; a line a minute where nobody sees it."""
     began, first = time.monotonic(), journal.finished
     seen, spoken, drawn = first, began, 0.0
@@ -187,27 +204,24 @@ def told(work: "Work | Counts", journal: "Journal", ui: "UI") -> "Iterator[None]
         tell()
 
 
-def close(
-    work: "Work | Counts", journal: "Journal", survey: "Survey", batch: str, ended: tuple[int, bool, float], ui: "UI"
+def _close(
+    work: "Work | Counts", journal: "Journal", failed: int | None, ended: tuple[int, bool, float], ui: "UI"
 ) -> None:
-    """Tell what came of it, `batch` being its id; `ended`: lines that were there before, whether all of it was, and
-    seconds. Raises typer.Exit where it is not whole or lines have no answer."""
-    from llmcli.serve.batch.job import failed as failures
-
-    out, (resumed, present, seconds) = journal.out, ended
-    failed = None if work.stopped else failures(batch, out, survey.count)
+    """Tell what came of it, `failed` lines having no answer; `ended`: lines that were there before, whether all of it
+    was, and seconds."""
+    out, count, (resumed, present, seconds) = journal.out, journal.count, ended
     if ui.json:
         ui.result({
-            "path": str(out), "lines": survey.count, "finished": not work.stopped, "resumed_lines": resumed,
+            "path": str(out), "lines": count, "finished": not work.stopped, "resumed_lines": resumed,
             "failed": failed, "prompt_tokens": work.prompted, "cached_tokens": work.cached,
             "generated_tokens": work.tokens, "elapsed_ms": seconds * 1000, "tokens_per_second": work.tokens / seconds,
         })  # fmt: skip
     if work.stopped:
-        ui.note(f"stopped after {journal.finished:,} of {survey.count:,} lines; the same command goes on")
+        ui.note(f"stopped after {journal.finished:,} of {count:,} lines; the same command goes on")
         raise typer.Exit(130)
     rate = f"{work.tokens:,} tokens in {seconds:,.1f} s, {work.tokens / seconds:,.1f} tokens/s"
-    ui.text(f"{out}: {survey.count:,} lines, " + ("made before; --force makes it anew" if present else rate))
+    ui.text(f"{out}: {count:,} lines, " + ("made before; --force makes it anew" if present else rate))
     if failed:
         found = f"grep -v '\"status_code\":200,' {out}"
-        ui.error(f"{failed:,} of {survey.count:,} lines have no answer", hint=f"they say why: {found}")
+        ui.error(f"{failed:,} of {count:,} lines have no answer", hint=f"they say why: {found}")
         raise typer.Exit(1)

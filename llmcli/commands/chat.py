@@ -11,6 +11,7 @@ import typer
 
 from llmcli.commands import flags
 from llmcli.commands.flags import Flags, RunCommand
+from llmcli.commands.show import start
 from llmcli.errors import UsageError, UserError
 from llmcli.utf8 import decoded
 
@@ -45,7 +46,7 @@ def chat(
         raise UsageError(f"two models: {ref} and {given.model}", hint="leave one of them out")
     if given.samples > 1:
         raise UsageError("chat gives one answer at a time", hint="llmcli run REF PROMPT --samples N gives several")
-    config, ui = _surroundings(given)
+    config, ui = start(offline=given.offline)
     item, ref = _resumed(resume, config) if resume else None, ref or given.model
     if item and not ref and (ref := item.read().model):
         ui.note(f"{item.name}: with {ref} again (with another: llmcli chat REF --resume {item.name})")
@@ -72,7 +73,7 @@ def run(
         ref, text = given.model, ref
     if ref is None:
         raise UsageError("no model given", hint=f"llmcli run {DEFAULT} 'Why is the sky blue?'")
-    config, ui = _surroundings(given, json)
+    config, ui = start(json, given.offline)
     prompt = _prompt(given, text)
     if prompt is None and (json or skeleton or given.samples > 1):
         raise UserError("there is no prompt", hint="give one as PROMPT, with -p or -f, or through a pipe")
@@ -204,15 +205,6 @@ def _open(
             find("reasoning").change(talk, given.reasoning)
         find("on_full").change(talk, given.on_full)
         yield talk
-
-
-def _surroundings(given: Flags, json: bool = False) -> "tuple[Config, UI]":
-    from llmcli import config
-    from llmcli.ui import UI
-
-    settings = config.load()
-    settings = replace(settings, offline=settings.offline or given.offline)
-    return settings, UI(json=json, color=settings.color)
 
 
 def _prompt(given: Flags, text: str | None) -> str | None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.commands import flags
-from llmcli.commands.chat import DEFAULT, REF, _surroundings
+from llmcli.commands.chat import DEFAULT, REF
 from llmcli.commands.flags import Flags, RunCommand
 from llmcli.commands.hosting import PARALLEL
+from llmcli.commands.show import start
 from llmcli.errors import UsageError, UserError
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def serve(
     _check_pooling(pooling)
     if grpc_port is not None:
         _check_grpc(apart=bool(given.rpc or replicas or ray))
-    config, ui = _surroundings(given, json)
+    config, ui = start(json, given.offline)
     if while_stdin:
         tether.tie(0)
     with server.bound(host, port) as socket:

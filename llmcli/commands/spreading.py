@@ -1,6 +1,5 @@
 """`batch --ray`: the lines go to models on the machines of a Ray cluster, the journal stays here."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -56,7 +55,7 @@ def opened(wish: Wish) -> "Iterator[tuple[Runner, Rules]]":
 def through(wish: Wish, where: Where, source: "Input", survey: "Survey", out: "Path", force: bool) -> None:
     """From lines to the file; raises typer.Exit where it is not whole or lines have no answer."""
     from llmcli.commands import apart, batch
-    from llmcli.serve.batch.job import failed, id_of
+    from llmcli.serve.batch.job import id_of
     from llmcli.serve.batch.journal import Journal
 
     if wish.given.rpc:
@@ -69,24 +68,16 @@ def through(wish: Wish, where: Where, source: "Input", survey: "Survey", out: "P
     count = where.replicas or 1
     if local:
         wish = replace(wish, given=apart.shared(wish.given, count))
-    open_job, ui = partial(opened, wish), wish.ui
-    began, resumed, counts = time.perf_counter(), survey.count, spread.Counts()
+    open_job, counts = partial(opened, wish), spread.Counts()
     with cluster(None if local else where.address, count + 1) as machines:  # one CPU for Ray Data itself
         about = spread.identity(open_job, survey, 1.0)
-        journal, batch_id = Journal(out, about, survey.count), id_of(about)
-        present = not force and failed(batch_id, out, survey.count) is not None
-        if not present:
-            plan = spread.Plan(where.replicas or machines, wish.parallel)
-            with journal.open(force=force):
-                resumed = journal.finished
-                if resumed:
-                    ui.note(f"going on after {resumed:,} of {survey.count:,} lines")
-                with batch.told(counts, journal, ui):
-                    missing = (line for line in source.lines() if not journal.has(line.index))
-                    _collect(spread.spread(missing, open_job, survey, about, plan, counts), journal, counts)
-                if not counts.stopped:
-                    journal.finish()
-    batch.close(counts, journal, survey, batch_id, (resumed, present, time.perf_counter() - began), ui)
+        journal, plan = Journal(out, about, survey.count), spread.Plan(where.replicas or machines, wish.parallel)
+
+        def answer() -> None:
+            missing = (line for line in source.lines() if not journal.has(line.index))
+            _collect(spread.spread(missing, open_job, survey, about, plan, counts), journal, counts)
+
+        batch.carry_on(counts, journal, id_of(about), answer, force, wish.ui)
 
 
 def _collect(answers: "Iterator[tuple[int, bytes]]", journal: "Journal", counts: "Counts") -> None:

@@ -1,8 +1,6 @@
 """From a form and the bridge to an HTTP response; whoever goes away is noticed while nothing is said, too."""
 
 import asyncio
-import json
-import math
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -17,6 +15,7 @@ from llmcli.serve.bridge import Answering, Bridge
 from llmcli.serve.problems import Problem, problem
 from llmcli.serve.routes.base import Service
 from llmcli.serve.schema.base import Form, encoded
+from llmcli.serve.schema.fields import strict
 from llmcli.serve.settings import Settings
 from quant.errors import Refusal
 
@@ -62,7 +61,7 @@ async def whole(request: Request, most: int) -> bytes:
 def parsed(raw: bytes) -> dict[str, Any]:
     """The JSON object that bytes are; raises Problem where they are none."""
     try:
-        found = json.loads(raw, parse_constant=_no_number, parse_float=_finite)
+        found = strict(raw)
     except UnicodeDecodeError as error:
         raise Problem(f"the body is not UTF-8 at byte {error.start}") from None
     except RecursionError:
@@ -72,17 +71,6 @@ def parsed(raw: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Problem("the body must be a JSON object")
     return found
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _finite(word: str) -> float:
-    number = float(word)
-    if math.isinf(number):  # it would be told back as what JSON has no word for
-        raise ValueError(f"{word[:40]} is too large a number")
-    return number
 
 
 async def asked(

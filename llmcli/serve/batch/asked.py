@@ -1,6 +1,5 @@
 """What a line asks for: OpenAI's batch form, or a plain prompt, told apart line by line."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from llmcli.errors import UserError
 from llmcli.serve.batch.lines import MOST, Line
 from llmcli.serve.problems import Problem
-from llmcli.serve.schema.fields import Fields, kind
+from llmcli.serve.schema.fields import Fields, kind, strict
 from llmcli.utf8 import decoded
 
 CHAT, TEXT, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -70,17 +69,13 @@ def _read(line: Line) -> Any:
         raise Damaged(f"line {line.number} has {line.too_long:,} bytes, at most {MOST:,} are read")
     try:
         text = decoded(line.raw, f"line {line.number}")
-        return json.loads(text, parse_constant=_no_number)
+        return strict(text)
     except RecursionError:
         raise Damaged(f"line {line.number} is nested too deeply") from None
     except UserError as error:
         raise Damaged(str(error)) from None
     except ValueError as error:
         raise Damaged(f"line {line.number} is not JSON: {error}") from None
-
-
-def _no_number(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON number")
 
 
 def _batch(name: str, fields: Fields) -> Asked:

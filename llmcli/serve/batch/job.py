@@ -84,10 +84,6 @@ class Job:
             return written.refused(self.id, index, name, problem(came))
         return written.answered(self.id, index, name, came)
 
-    def failed(self, out: Path, count: int) -> int | None:
-        """How many lines of OUT have no answer; None where it is not what this batch comes to."""
-        return failed(self.id, out, count)
-
     def _named(self, body: dict[str, Any]) -> dict[str, Any]:
         """A body without another model's name."""
         if isinstance(body.get("model"), str) and body["model"] not in self.rules.settings.names:

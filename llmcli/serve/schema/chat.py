@@ -17,7 +17,6 @@ from llmcli.serve.schema.tools import tools
 from llmcli.serve.settings import Settings
 from llmcli.types import Event
 
-MOST_ALTERNATIVES = 20  # OpenAI's
 CHUNK = "chat.completion.chunk"
 FIELD = {"thought": "reasoning_content", "said": "content"}
 
@@ -43,7 +42,7 @@ class Chat(Form):
         options = fields.table("stream_options")
         self.counted = bool(options and options.flag("include_usage"))
         self.logprobs = fields.flag("logprobs")
-        top = fields.whole("top_logprobs", 0, MOST_ALTERNATIVES, 0) or 0
+        top = fields.whole("top_logprobs", 0, logprobs.MOST, 0) or 0
         if top and not self.logprobs:
             raise Problem("top_logprobs needs logprobs to be true", param="top_logprobs")
         asked = common.common(fields, settings)

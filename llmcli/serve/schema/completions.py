@@ -15,7 +15,7 @@ from llmcli.serve.schema.prompt import answer_format, grammar
 from llmcli.serve.settings import Settings
 from llmcli.types import Event
 
-MOST_PROMPTS, MOST_ALTERNATIVES = 256, 20
+MOST_PROMPTS = 256
 MOST_ANSWERS = 1024  # of one request: an idle server takes any one whole, and whoever comes next waits for it
 LIMITS = "max_tokens", "n_predict"
 
@@ -33,7 +33,7 @@ class Completions(Form):
         fields = self.fields
         options = fields.table("stream_options")
         self.counted = bool(options and options.flag("include_usage"))
-        self.logprobs, self.echo = fields.whole("logprobs", 0, MOST_ALTERNATIVES), fields.flag("echo")
+        self.logprobs, self.echo = fields.whole("logprobs", 0, logprobs.MOST), fields.flag("echo")
         asked = common.common(fields, settings, LIMITS)
         beams = asked["search"].beams
         self.count = common.samples(fields, beams)

@@ -16,12 +16,10 @@ def conversation(fields: Fields) -> list[Message]:
     value = fields.values.get("input")
     if isinstance(value, str):
         return [*said, Message("user", value)]
+    if value is None:
+        raise Problem("input is missing", param="input")
     if not isinstance(value, list) or not value:
-        raise (
-            fields.wrong("input", "text or a list of items")
-            if value is not None
-            else Problem("input is missing", param="input")
-        )
+        raise fields.wrong("input", "text or a list of items")
     for item in fields.tables("input", MOST):
         _read(item, said)
     return said

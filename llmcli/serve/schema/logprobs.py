@@ -10,6 +10,7 @@ from llmcli.runtime.runner import Runner
 from llmcli.serve.schema.base import Document
 from llmcli.types import Event, TokenTime
 
+MOST = 20  # alternatives of a token, as OpenAI has it
 IMPOSSIBLE = -9999.0  # OpenAI's number for a token that could not come: JSON has no infinity
 
 

@@ -21,7 +21,6 @@ from llmcli.types import Event
 LIMITS = ("max_output_tokens",)
 LOGPROBS = "message.output_text.logprobs"
 KEPT = "this server keeps nothing between two requests: send the whole conversation as input"
-MOST_ALTERNATIVES = 20
 
 
 class Responses(Form):
@@ -48,7 +47,7 @@ class Responses(Form):
         if asked["search"].beams > 1:
             raise Problem("beams are for /v1/chat/completions and /v1/completions", param="beams")
         self.logprobs = LOGPROBS in fields.words("include", 100)
-        top = fields.whole("top_logprobs", 0, MOST_ALTERNATIVES, 0) or 0
+        top = fields.whole("top_logprobs", 0, logprobs.MOST, 0) or 0
         self.limit = common.asked_limit(fields, LIMITS)
         tokens, opened = self.prompt.tokens, self.prompt.opened
         most = common.room(runner, settings, len(tokens), common.limit(self.limit, settings))
