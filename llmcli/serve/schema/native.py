@@ -14,7 +14,7 @@ from llmcli.serve.problems import Problem
 from llmcli.serve.schema import logprobs
 from llmcli.serve.schema import settings as common
 from llmcli.serve.schema.base import Document, stopped_by, timings
-from llmcli.serve.schema.completions import MOST_ALTERNATIVES, Completions
+from llmcli.serve.schema.completions import Completions
 from llmcli.serve.schema.fields import Fields
 from llmcli.serve.settings import Settings
 from llmcli.types import Event
@@ -182,7 +182,7 @@ def _openai(fields: Fields, runner: Runner) -> Document:
     most = fields.whole(limit, -1, common.MOST_TOKENS, -1)
     found["max_tokens"] = None if most == -1 else most
     found["n"] = fields.values.get("n_cmpl") or fields.values.get("n")
-    found["logprobs"] = fields.whole("n_probs", 0, MOST_ALTERNATIVES, 0) or None
+    found["logprobs"] = fields.whole("n_probs", 0, logprobs.MOST, 0) or None
     biases = fields.values.get("logit_bias")
     found["logit_bias"] = _biases(fields, runner) if isinstance(biases, list) else biases
     return found
