@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx2 as httpx
+import jiter
 import jsonschema
 import pytest
 
@@ -74,7 +75,7 @@ def built(served: Served, **body: Any) -> dict[str, Any]:
                     block[name] += delta[name]
             case "content_block_stop":
                 if text := parts.get(told["index"]):
-                    message["content"][told["index"]]["input"] = json.loads(text)
+                    message["content"][told["index"]]["input"] = jiter.from_json(text.encode(), partial_mode=True)
             case "message_delta":
                 message |= told["delta"] | {"usage": told["usage"]}
     assert told == {"type": "message_stop"}
@@ -112,6 +113,17 @@ def test_thinking_and_calls_are_blocks(serve: Callable[..., Served]) -> None:
         {"type": "tool_use", "name": "weather", "input": {"a": "yes"}},
     ]  # fmt: skip
     assert found["stop_reason"] == "tool_use"
+
+
+def test_a_call_comes_in_pieces_and_one_that_is_cut_off_as_far_as_it_came(serve: Callable[..., Served]) -> None:
+    call = '<tool_call>\n{"name": "weather", "arguments": {"a": "yes", "b": [1, "two"]}}\n</tool_call> Well.'
+    served = serve(call.encode(), n_ctx=2048)
+    found = same(served, tools=TOOLS, max_tokens=500)
+    assert found["content"][0]["input"] == {"a": "yes", "b": [1, "two"]}
+    assert found["content"][1] == {"type": "text", "text": " Well."}
+    cut = same(served, tools=TOOLS, max_tokens=call.index("two") + 1)
+    assert cut["content"] == [{"type": "tool_use", "name": "weather", "input": {"a": "yes", "b": [1]}}]
+    assert cut["stop_reason"] == "max_tokens"
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])

@@ -2,7 +2,9 @@
 
 import json
 import random
+from dataclasses import replace
 
+import jiter
 import jsonschema
 import pytest
 
@@ -14,8 +16,9 @@ from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import defaults
 from llmcli.runtime.thinking import Tags
 from llmcli.serve.calls import families, family, marks
-from llmcli.serve.calls.base import Family, Taken, calls, within
+from llmcli.serve.calls.base import Family, Taken, calls, given, within
 from llmcli.serve.calls.hermes import Hermes
+from llmcli.serve.schema.calling import partly
 from llmcli.serve.schema.fields import Fields
 from llmcli.serve.schema.listener import Listener
 from llmcli.serve.schema.tools import tools
@@ -83,9 +86,18 @@ def heard(listener: Listener, text: str, seed: int = 0) -> dict[str, str]:
 
 
 def _add(out: dict, one) -> None:
-    if one.call:
+    if one.kind == "call":
         assert one.call.id
-        out["calls"].append((one.call.name, json.loads(one.call.arguments)))
+        assert not one.call.arguments
+        out["open"] = (one.call, "")
+    elif one.kind == "arguments":
+        assert one.text
+        out["open"] = (out["open"][0], out["open"][1] + one.text)
+    elif one.kind == "called":
+        begun, text = out.pop("open")
+        assert one.call == replace(begun, arguments=text)
+        whole = given(one.call)
+        out["calls"].append((one.call.name, text if whole is None else whole))
     else:
         assert one.text
         out[one.kind] += one.text
@@ -103,7 +115,9 @@ def test_what_is_cut_or_damaged_is_said_and_never_lost(kin: Family) -> None:
     whole = WRITTEN[kin.name][0]
     for end in range(1, len(whole)):
         found = heard(Listener(None, kin, NAMES), whole[:end], end)
-        assert found["said"] == whole[:end] or found["calls"] == [("weather", ARGUMENTS)], end
+        cut = [text for _, text in found["calls"] if isinstance(text, str)]
+        assert found["said"] == whole[:end] or found["calls"] == [("weather", ARGUMENTS)] or cut, end
+        assert not cut or (JSON.startswith(cut[0]) and whole[:end].endswith(cut[0]) and not found["said"]), end
     found = heard(Listener(None, kin, NAMES), "I say { and < and [ and <tool but call nothing. ")
     assert found == {"thought": "", "said": "I say { and < and [ and <tool but call nothing. ", "calls": []}
 
@@ -235,6 +249,48 @@ def test_a_document_may_stand_instead_of_a_call() -> None:
         assert matcher.allows(token)
         matcher.accept(token)
     assert matcher.accepting
+
+
+@pytest.mark.parametrize("kin", families(), ids=lambda one: one.name)
+def test_arguments_come_in_pieces_that_joined_are_the_whole(kin: Family) -> None:
+    begin, between, end = kin.around
+    before, after = kin.frame("weather")
+    calls = [before + text + after for text in (JSON, json.dumps({"city": "x\\\"}]", "more": [{"a": {}}, "é"]}))]
+    text = begin + (between or "").join(calls if between is not None else calls[:1]) + end
+    text = ("" if kin.first else "I look.\n") + text + ("" if kin.last else "\nDone.")
+    one, whole = Listener(None, kin, NAMES), Listener(None, kin, NAMES)
+    pieces = [piece for letter in text for piece in one.feed(letter)] + one.finish()
+    at_once = whole.feed(text) + whole.finish()
+    assert "".join(p.text for p in pieces if p.kind == "said") == "".join(p.text for p in at_once if p.kind == "said")
+    assert [p.call.arguments for p in pieces if p.kind == "called"] == \
+        [p.call.arguments for p in at_once if p.kind == "called"]  # fmt: skip
+    assert len([p for p in pieces if p.kind == "arguments"]) >= len(JSON) - 1
+    assert next(p.call.arguments for p in pieces if p.kind == "called") == JSON
+    assert [p.kind for p in at_once if p.kind == "called"] == ["called"] * (1 if between is None else 2)
+
+
+@pytest.mark.parametrize(("text", "said", "calls"), [
+    ('<tool_call>{"name": "f", "arguments": {"a": 1}} I am done', " I am done", ['{"a": 1}']),
+    ('<tool_call>{"name": "f", "arguments": {"a": 1}}<tool_call>{"name": "f", "arguments": {}}</tool_call>', "",
+     ['{"a": 1}', "{}"]),
+    ('<tool_call>{"name": "f", "arguments": {"a": 1</tool_call> Well.', "Well.", ['{"a": 1']),
+    ('<tool_call>{"name": "f", "arguments": {"a": "x\ny"}}</tool_call>', "", ['{"a": "x\\ny"}']),
+    ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', "", ['{"a": 1}']),
+])  # fmt: skip
+def test_what_was_told_of_a_call_stays_and_what_is_none_of_it_is_said(text: str, said: str, calls: list[str]) -> None:
+    for step in (1, 5, len(text)):
+        listener = Listener(None, family(""), frozenset())
+        parts = [text[at : at + step] for at in range(0, len(text), step)]
+        out = [one for part in parts for one in listener.feed(part)] + listener.finish()
+        assert [one.call.arguments for one in out if one.kind == "called" and one.call] == calls
+        assert "".join(one.text for one in out if one.kind == "said").strip() == said.strip()
+
+
+def test_as_much_of_a_call_that_was_cut_off_is_read_as_came() -> None:
+    text = '{"a": 1.5, "b": [1, {"c": "d, \\"e"}, true], "f": {"g": null, "h": []}, "i": "j"}'
+    for end in range(len(text) + 1):
+        assert partly(text[:end]) == (jiter.from_json(text[:end].encode(), partial_mode=True) if end else {}), end
+    assert partly("{'a': 1}") == {} == partly("[1]")
 
 
 def test_text_thinking_and_several_calls_are_told_apart() -> None:

@@ -82,7 +82,7 @@ def test_a_call_that_must_be_is_made_and_streamed_alike(tiny: Served, choice: An
     assert whole.choices[0].message.content is None
     assert call.function.name == "weather"
     deltas = [one for part in parts for one in part.choices[0].delta.tool_calls or []]
-    assert [one.index for one in deltas] == [0, 0]
+    assert {one.index for one in deltas} == {0}
     assert deltas[0].function.name == "weather"
     assert json.loads("".join(one.function.arguments or "" for one in deltas)) == json.loads(call.function.arguments)
     assert parts[-1].choices[0].finish_reason == "tool_calls"
@@ -109,6 +109,47 @@ def test_a_strict_call_is_bound_though_nobody_asks_for_one(serve: Callable[..., 
     body = {**args, "tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"x": 1}}}]}
     with client(served) as asked, pytest.raises(openai.BadRequestError, match="function f: the schema cannot"):
         asked.chat.completions.create(**body)
+
+
+CALLS = (
+    'I look. <tool_call>\n{"name": "weather", "arguments": {"a": "yes"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "weather", "arguments": {"a": "no"}}\n</tool_call> So.'
+)
+
+
+@pytest.mark.parametrize("most", [300, CALLS.index('"yes"')])  # the second ends within a call
+def test_calls_come_in_pieces_that_the_client_puts_together(serve: Callable[..., Served], most: int) -> None:
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    args: Any = {"model": "tiny", "messages": HELLO, "tools": strict, "max_tokens": most}
+    with client(serve(CALLS.encode(), n_ctx=2048)) as asked:
+        whole = asked.chat.completions.create(**args)
+        parts = list(asked.chat.completions.create(**args, stream=True))
+        answer = asked.responses.create(model="tiny", input="x", tools=FLAT, max_output_tokens=most)
+        events = list(asked.responses.create(model="tiny", input="x", tools=FLAT, max_output_tokens=most, stream=True))
+        if most == 300:
+            with asked.chat.completions.stream(**args) as stream:
+                built = stream.get_final_completion().choices[0].message
+            told = [one.function.arguments for one in built.tool_calls]
+            assert told == [one.function.arguments for one in whole.choices[0].message.tool_calls]
+            assert built.content == whole.choices[0].message.content
+    calls = [one.function.arguments for one in whole.choices[0].message.tool_calls]
+    assert calls == (['{"a": "yes"}', '{"a": "no"}'] if most == 300 else ['{"a": '])
+    assert whole.choices[0].finish_reason == parts[-1].choices[0].finish_reason == \
+        ("tool_calls" if most == 300 else "length")  # fmt: skip
+    deltas = [one for part in parts for one in part.choices[0].delta.tool_calls or []]
+    joined = ["".join(one.function.arguments or "" for one in deltas if one.index == at) for at in range(len(calls))]
+    assert joined == calls
+    assert len(deltas) > 5 and deltas[0].function.name == "weather" and not deltas[0].function.arguments
+    made = [one for one in answer.output if one.type == "function_call"]
+    assert [one.arguments for one in made] == calls
+    assert [one.status for one in made] == (["completed"] * 2 if most == 300 else ["incomplete"])
+    for number, item in enumerate(answer.output):
+        if item.type == "function_call":
+            mine = [one for one in events if getattr(one, "output_index", None) == number]
+            pieces = [one.delta for one in mine if one.type == "response.function_call_arguments.delta"]
+            assert len(pieces) > 3 and "".join(pieces) == item.arguments
+            assert [one.arguments for one in mine if one.type == "response.function_call_arguments.done"] == \
+                [item.arguments]  # fmt: skip
 
 
 def test_calls_and_their_results_reach_the_model(serve: Callable[..., Served]) -> None:

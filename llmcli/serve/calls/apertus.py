@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from llmcli.serve.calls.base import Call, Family, Taken, within
 
+ONE = r'\{\s*(?P<json>"(?:[^"\\]|\\.)*")\s*:\s*(?=\{)'
 OPENS, CLOSES = "<|tools_prefix|>", "<|tools_suffix|>"
 
 
@@ -16,6 +17,8 @@ class Apertus(Family):
     marks: ClassVar[tuple[str, ...]] = (OPENS,)
     opens: ClassVar[tuple[str, ...]] = (OPENS,)
     closes: ClassVar[tuple[str, ...]] = (CLOSES,)
+    begins: ClassVar[str] = rf"<\|tools_prefix\|>\s*\[\s*{ONE}"
+    goes_on: ClassVar[str] = rf"\s*\}}\s*,\s*{ONE}"
 
     def take(self, text: str, over: bool) -> Taken | None:
         inner = within(text, OPENS, CLOSES, over)

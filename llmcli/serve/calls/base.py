@@ -1,6 +1,7 @@
 """What a family is: where its calls begin, how they are read, and what stands around forced arguments."""
 
 import json
+import re
 import uuid
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -18,11 +19,28 @@ class Call:
     id: str = ""
 
 
+def given(call: Call) -> dict[str, Any] | None:
+    """A call's arguments; None where they were cut off or are no JSON."""
+    try:
+        found = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
     """Calls read from the beginning of a text, and how many of its characters they were."""
 
     calls: tuple[Call, ...]
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A call whose arguments, a JSON object, begin behind `used` characters."""
+
+    call: Call
     used: int
 
 
@@ -37,6 +55,10 @@ class Family(ABC):
     closes: ClassVar[tuple[str, ...]] = ()
     first: ClassVar[bool] = False
     last: ClassVar[bool] = False
+    # How a call begins whose arguments are JSON, up to them: at the mark, and behind another call. Groups: json or
+    # name, id.
+    begins: ClassVar[str] = ""
+    goes_on: ClassVar[str] = ""
 
     def fits(self, template: str) -> bool:
         """Whether a chat template is of this family."""
@@ -50,6 +72,28 @@ class Family(ABC):
     def id(self) -> str:
         """A new call's id."""
         return f"call_{uuid.uuid4().hex[:LETTERS]}"
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What ends calls; none: the end of the answer does."""
+        return () if self.last else self.closes[:1]
+
+    def head(self, text: str, number: int) -> Head | None:
+        """The call that `text` begins with, the first (0) or a later one of several, where it is known by name."""
+        pattern = self.goes_on if number else self.begins
+        found = re.match(pattern, text) if pattern else None
+        if not found:
+            return None
+        groups = found.groupdict()
+        try:
+            name = json.loads(groups["json"]) if groups.get("json") else groups["name"].strip()
+        except ValueError:
+            return None
+        return Head(Call(name, "", self.named(groups.get("id"), name, number)), found.end())
+
+    def named(self, given: str | None, name: str, number: int) -> str:
+        """The id of a call, where it is the model's own."""
+        return ""
 
     @abstractmethod
     def take(self, text: str, over: bool) -> Taken | None:
@@ -70,6 +114,11 @@ class Family(ABC):
     def around(self) -> tuple[str, str | None, str]:
         """What stands before all calls, between two (None: there is only one), and behind all."""
         return "", "\n", ""
+
+
+def keyed(before: str, name: str = "name", arguments: str = "arguments|parameters") -> str:
+    """The pattern of a call that is a JSON object, behind what `before` matches, up to its arguments."""
+    return rf'{before}\{{\s*"{name}"\s*:\s*(?P<json>"(?:[^"\\]|\\.)*")\s*,\s*"(?:{arguments})"\s*:\s*(?=\{{)'
 
 
 def call(found: Any, *, name: str = "name", arguments: tuple[str, ...] = ("arguments", "parameters")) -> Call:

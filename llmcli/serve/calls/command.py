@@ -3,8 +3,9 @@
 import json
 from typing import ClassVar
 
-from llmcli.serve.calls.base import Family, Taken, calls, within
+from llmcli.serve.calls.base import Family, Taken, calls, keyed, within
 
+NAME = r'(?:tool_call_id"\s*:\s*"[^"]*"\s*,\s*")?tool_name'
 OPENS, CLOSES = "<|START_ACTION|>", "<|END_ACTION|>"
 
 
@@ -16,6 +17,8 @@ class Command(Family):
     marks: ClassVar[tuple[str, ...]] = (OPENS,)
     opens: ClassVar[tuple[str, ...]] = (OPENS,)
     closes: ClassVar[tuple[str, ...]] = (CLOSES,)
+    begins: ClassVar[str] = keyed(r"<\|START_ACTION\|>\s*\[?\s*", NAME, "parameters")
+    goes_on: ClassVar[str] = keyed(r"\s*\}\s*,\s*", NAME, "parameters")
 
     def take(self, text: str, over: bool) -> Taken | None:
         inner = within(text, OPENS, CLOSES, over)

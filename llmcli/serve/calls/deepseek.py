@@ -11,6 +11,7 @@ from llmcli.serve.calls.base import Call, Family, Taken, within
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 ONE, SEP, OVER = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+HEAD = rf"{ONE}(?:function{SEP}(?=[^\n]*\n))?(?P<name>[^\n<]+)(?:{SEP}|\n```json\n)\s*(?=\{{)"
 FENCED = re.compile(r"([^\n]*)\n```json\n(.*)\n?```\s*", re.DOTALL)
 
 
@@ -22,6 +23,8 @@ class DeepSeek(Family):
     marks: ClassVar[tuple[str, ...]] = (BEGIN,)
     opens: ClassVar[tuple[str, ...]] = (BEGIN,)
     closes: ClassVar[tuple[str, ...]] = (END, ONE, SEP, OVER)
+    begins: ClassVar[str] = rf"{BEGIN}\s*{HEAD}"
+    goes_on: ClassVar[str] = rf"[\s`]*{OVER}\s*{HEAD}"
 
     def take(self, text: str, over: bool) -> Taken | None:
         inner = within(text, BEGIN, END, over)

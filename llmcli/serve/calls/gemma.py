@@ -23,6 +23,7 @@ class Gemma(Family):
     marks: ClassVar[tuple[str, ...]] = ("<|tool_call>",)
     opens: ClassVar[tuple[str, ...]] = ("<|tool_call>",)
     closes: ClassVar[tuple[str, ...]] = ("<tool_call|>", '<|"|>')
+    begins: ClassVar[str] = r"<\|tool_call>\s*call:(?P<name>[\w.-]+)\s*(?=\{\s*\")"
 
     def take(self, text: str, over: bool) -> Taken | None:
         inner = within(text, self.opens[0], self.closes[0], over=False)  # what has no end may lack arguments
@@ -57,6 +58,7 @@ class FunctionGemma(Gemma):
     marks: ClassVar[tuple[str, ...]] = ("<start_function_call>",)
     opens: ClassVar[tuple[str, ...]] = ("<start_function_call>",)
     closes: ClassVar[tuple[str, ...]] = ("<end_function_call>", "<escape>")
+    begins: ClassVar[str] = r"<start_function_call>\s*call:(?P<name>[\w.-]+)\s*(?=\{\s*\")"
 
 
 class _Reader:

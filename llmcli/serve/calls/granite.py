@@ -3,7 +3,7 @@
 import json
 from typing import ClassVar
 
-from llmcli.serve.calls.base import Family, Taken, calls
+from llmcli.serve.calls.base import Family, Taken, calls, keyed
 
 OPENS, CLOSES = "<|tool_call|>", "<|/tool_call|>"
 
@@ -17,6 +17,8 @@ class Granite(Family):
     opens: ClassVar[tuple[str, ...]] = (OPENS,)
     closes: ClassVar[tuple[str, ...]] = (CLOSES,)
     last: ClassVar[bool] = True
+    begins: ClassVar[str] = keyed(r"<\|tool_call\|>\s*\[?\s*")
+    goes_on: ClassVar[str] = keyed(r"\s*\}\s*,\s*")
 
     def take(self, text: str, over: bool) -> Taken | None:
         if not over:

@@ -19,6 +19,7 @@ class Harmony(Family):
     opens: ClassVar[tuple[str, ...]] = (OPENS,)
     closes: ClassVar[tuple[str, ...]] = ("<|message|>", "<|constrain|>")
     last: ClassVar[bool] = True
+    begins: ClassVar[str] = r"<\|channel\|>commentary to=functions\.(?P<name>[\w.-]+)[^{]*?<\|message\|>\s*(?=\{)"
 
     def take(self, text: str, over: bool) -> Taken | None:
         if not over:

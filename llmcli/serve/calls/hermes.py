@@ -6,7 +6,7 @@ Models that know of no tools are told to write so, too.
 import json
 from typing import ClassVar
 
-from llmcli.serve.calls.base import Family, Taken, calls, within
+from llmcli.serve.calls.base import Family, Taken, calls, keyed, within
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 
@@ -19,6 +19,11 @@ class Hermes(Family):
     marks: ClassVar[tuple[str, ...]] = ("",)
     opens: ClassVar[tuple[str, ...]] = (OPENS,)
     closes: ClassVar[tuple[str, ...]] = (CLOSES,)
+    begins: ClassVar[str] = keyed(rf"{OPENS}\s*")
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return self.closes
 
     def take(self, text: str, over: bool) -> Taken | None:
         inner = within(text, OPENS, CLOSES, over)

@@ -8,7 +8,7 @@ import re
 from typing import Any, ClassVar
 
 from llmcli.serve.calls import hermes
-from llmcli.serve.calls.base import Call, Taken, calls, within
+from llmcli.serve.calls.base import Call, Taken, calls, keyed, within
 from llmcli.serve.calls.coder import value
 from llmcli.serve.calls.hermes import Hermes
 
@@ -22,6 +22,7 @@ class MiniMax(Hermes):
     marks: ClassVar[tuple[str, ...]] = ("<minimax:tool_call>",)
     opens: ClassVar[tuple[str, ...]] = ("<minimax:tool_call>", hermes.OPENS)
     closes: ClassVar[tuple[str, ...]] = ("</minimax:tool_call>", hermes.CLOSES)
+    begins: ClassVar[str] = keyed(r"<(?:minimax:)?tool_call>\s*")
 
     def take(self, text: str, over: bool) -> Taken | None:
         if text.startswith(hermes.OPENS):
@@ -54,6 +55,7 @@ class Dsml(MiniMax):
     marks: ClassVar[tuple[str, ...]] = ("｜DSML｜",)
     opens: ClassVar[tuple[str, ...]] = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", hermes.OPENS)
     closes: ClassVar[tuple[str, ...]] = ("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>", hermes.CLOSES)
+    begins: ClassVar[str] = keyed(r"<(?:tool_call|｜DSML｜tool_calls|｜DSML｜function_calls)>\s*")
 
 
 def _given(about: str, words: str) -> Any:

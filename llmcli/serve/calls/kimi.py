@@ -12,6 +12,7 @@ from llmcli.serve.calls.base import Call, Family, Taken, within
 
 BEGIN, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 ONE, ARGUMENTS, OVER = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+HEAD = rf"{re.escape(ONE)}(?P<id>\s*(?:functions\.)?(?P<name>[\w.-]+):\d+\s*){re.escape(ARGUMENTS)}\s*(?=\{{)"
 ID = re.compile(r"\s*(?:functions\.)?([\w.-]+):\d+\s*")
 
 
@@ -23,6 +24,12 @@ class Kimi(Family):
     marks: ClassVar[tuple[str, ...]] = (BEGIN,)
     opens: ClassVar[tuple[str, ...]] = (BEGIN,)
     closes: ClassVar[tuple[str, ...]] = (END, ONE, ARGUMENTS, OVER)
+    begins: ClassVar[str] = rf"{re.escape(BEGIN)}\s*{HEAD}"
+    goes_on: ClassVar[str] = rf"\s*{re.escape(OVER)}\s*{HEAD}"
+
+    def named(self, given: str | None, name: str, number: int) -> str:
+        # Two with one number could not be told apart by their results.
+        return f"functions.{name}:{number}" if number or not given else given.strip()
 
     def take(self, text: str, over: bool) -> Taken | None:
         inner = within(text, BEGIN, END, over)
@@ -46,7 +53,6 @@ def _call(part: str, number: int) -> Call:
     found, arguments = ID.fullmatch(head), json.loads(rest.partition(OVER)[0])
     if not found or not isinstance(arguments, dict):
         raise ValueError(part)
-    # Two with one number could not be told apart by their results.
     told = f"functions.{found[1]}:{number}" if number else head.strip()
     return Call(found[1], json.dumps(arguments, ensure_ascii=False), told)
 

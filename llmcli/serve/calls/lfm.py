@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any, ClassVar
 
-from llmcli.serve.calls.base import Call, Family, Taken, calls, within
+from llmcli.serve.calls.base import Call, Family, Taken, calls, keyed, within
 
 OPENS, CLOSES = "<|tool_call_start|>", "<|tool_call_end|>"
 NAME = re.compile(r"[\w.]+")
@@ -23,6 +23,8 @@ class Lfm(Family):
     marks: ClassVar[tuple[str, ...]] = (OPENS, "List of tools: <|tool_list_start|>", "List of tools: [")
     opens: ClassVar[tuple[str, ...]] = (OPENS,)
     closes: ClassVar[tuple[str, ...]] = (CLOSES,)
+    begins: ClassVar[str] = keyed(r"<\|tool_call_start\|>\s*\[?\s*")
+    goes_on: ClassVar[str] = keyed(r"\s*\}\s*,\s*")
 
     def take(self, text: str, over: bool) -> Taken | None:
         inner = within(text, OPENS, CLOSES, over)

@@ -3,9 +3,10 @@
 import json
 from typing import ClassVar
 
-from llmcli.serve.calls.base import Family, Taken, calls
+from llmcli.serve.calls.base import Family, Taken, calls, keyed
 
 TAG = "<|python_tag|>"
+TYPED = r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"'
 NAME, TYPE = '{"name"', '{"type": "function"'
 
 
@@ -18,6 +19,8 @@ class Llama(Family):
     opens: ClassVar[tuple[str, ...]] = (TAG, NAME, TYPE, "{\n")
     first: ClassVar[bool] = True
     last: ClassVar[bool] = True
+    begins: ClassVar[str] = keyed(r"(?:<\|python_tag\|>)?\s*").replace(r'\{\s*"name"', TYPED, 1)
+    goes_on: ClassVar[str] = keyed(r"\s*\}[;\s]*").replace(r'\{\s*"name"', TYPED, 1)
 
     def take(self, text: str, over: bool) -> Taken | None:
         if not over:

@@ -5,9 +5,10 @@ import re
 import uuid
 from typing import ClassVar
 
-from llmcli.serve.calls.base import Call, Family, Taken, calls
+from llmcli.serve.calls.base import Call, Family, Taken, calls, keyed
 
 OPENS, ARGS = "[TOOL_CALLS]", "[ARGS]"
+NAMED = r"\s*(?:\[TOOL_CALLS\])?\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]\s*(?=\{)"
 HEAD = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]\s*")
 
 
@@ -20,6 +21,8 @@ class Mistral(Family):
     opens: ClassVar[tuple[str, ...]] = (OPENS,)
     closes: ClassVar[tuple[str, ...]] = (ARGS, "[CALL_ID]")
     last: ClassVar[bool] = True
+    begins: ClassVar[str] = keyed(r"\[TOOL_CALLS\]\s*\[?\s*")
+    goes_on: ClassVar[str] = keyed(r'(?:\s*,\s*"id"\s*:\s*"[^"]*")?\s*\}\s*,\s*')
 
     def fits(self, template: str) -> bool:
         return super().fits(template) and ARGS not in template
@@ -52,6 +55,8 @@ class Named(Mistral):
 
     name: ClassVar[str] = "mistral-named"
     order: ClassVar[int] = 1
+    begins: ClassVar[str] = NAMED
+    goes_on: ClassVar[str] = NAMED
 
     def fits(self, template: str) -> bool:
         return OPENS in template and ARGS in template

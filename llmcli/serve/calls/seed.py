@@ -6,7 +6,7 @@ A forced call is written as hermes has it.
 from typing import ClassVar
 
 from llmcli.serve.calls import hermes
-from llmcli.serve.calls.base import Taken
+from llmcli.serve.calls.base import Taken, keyed
 from llmcli.serve.calls.coder import Coder
 
 OPENS, CLOSES = "<seed:tool_call>", "</seed:tool_call>"
@@ -20,6 +20,7 @@ class Seed(Coder):
     marks: ClassVar[tuple[str, ...]] = (OPENS,)
     opens: ClassVar[tuple[str, ...]] = (OPENS, hermes.OPENS)
     closes: ClassVar[tuple[str, ...]] = (CLOSES, hermes.CLOSES)
+    begins: ClassVar[str] = keyed(r"<(?:seed:)?tool_call>\s*")
 
     def take(self, text: str, over: bool) -> Taken | None:
         if text.startswith(hermes.OPENS):

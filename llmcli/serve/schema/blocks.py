@@ -6,8 +6,8 @@ from typing import Any
 
 from llmcli.serve.problems import Problem
 from llmcli.serve.schema.base import Document
+from llmcli.serve.schema.calling import Heard, partly
 from llmcli.serve.schema.fields import Fields, kind
-from llmcli.serve.schema.listener import Heard
 from llmcli.serve.schema.messages import MOST
 
 EMPTY: dict[str, Document] = {
@@ -109,12 +109,17 @@ class Blocks:
 
     def hear(self, heard: Heard) -> Iterator[Document]:
         """A piece of the answer."""
-        if heard.call:
+        if heard.kind == "call" and heard.call:
             yield from self.close()
-            call = heard.call
-            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
-            yield self._begin("call", block, {**block, "input": {}})
-            yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+            block: Document = {"type": "tool_use", "id": heard.call.id, "name": heard.call.name, "input": {}}
+            yield self._begin("call", block, block)
+            return
+        if heard.kind == "arguments":
+            yield self._delta({"type": "input_json_delta", "partial_json": heard.text})
+            return
+        if heard.kind == "called" and heard.call:
+            self.done[-1]["input"] = partly(heard.call.arguments)
+            yield from self.close()
             return
         if heard.kind != self._open:
             yield from self.close()

@@ -10,7 +10,7 @@ from llmcli.serve.problems import Problem
 from llmcli.serve.schema import logprobs
 from llmcli.serve.schema import settings as common
 from llmcli.serve.schema.base import Document, Form, reason, timings, usage
-from llmcli.serve.schema.listener import Heard
+from llmcli.serve.schema.calling import Heard
 from llmcli.serve.schema.messages import messages
 from llmcli.serve.schema.prompt import Prompt, Wanted, answer_format, grammar, prompt, variables
 from llmcli.serve.schema.tools import tools
@@ -89,7 +89,7 @@ class Chat(Form):
         listener = self.prompt.listener()
         heard = [*listener.feed(text), *listener.finish()]
         thought, said = ("".join(one.text for one in heard if one.kind == kind) for kind in ("thought", "said"))
-        calls = [_call(one.call) for one in heard if one.call]
+        calls = [_call(one.call) for one in heard if one.kind == "called" and one.call]
         message: Document = {"role": "assistant", "content": said if said or not calls else None, "refusal": None}
         if thought:
             message["reasoning_content"] = thought
@@ -104,7 +104,7 @@ class Chat(Form):
         return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self.samples)]
 
     def show(self, event: Event) -> Iterable[Document]:
-        """What an event added: text, thinking, whole calls."""
+        """What an event added: text, thinking, pieces of calls."""
         if self.requests[0].strategy == "beam":  # which of them is the best is known at the end
             return []
         return self._shown(event, self._heard[event.sequence].feed(event.text))
@@ -148,15 +148,14 @@ class Chat(Form):
 
     def _deltas(self, index: int, heard: list[Heard]) -> Iterator[Document]:
         for one in heard:
-            if one.call is None:
+            if one.kind in FIELD:
                 yield self._chunk(index, {FIELD[one.kind]: one.text})
-                continue
-            number, self._calls[index] = self._calls[index], self._calls[index] + 1
-            opening = _call(one.call)
-            opening["function"]["arguments"] = ""
-            yield self._chunk(index, {"tool_calls": [{"index": number, **opening}]})
-            rest = {"arguments": one.call.arguments}
-            yield self._chunk(index, {"tool_calls": [{"index": number, "function": rest}]})
+            elif one.kind == "call" and one.call:
+                self._calls[index] += 1
+                yield self._chunk(index, {"tool_calls": [{"index": self._calls[index] - 1, **_call(one.call)}]})
+            elif one.kind == "arguments":
+                rest = {"index": self._calls[index] - 1, "function": {"arguments": one.text}}
+                yield self._chunk(index, {"tool_calls": [rest]})
 
     def _head(self, kind: str) -> Document:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model,

@@ -1,22 +1,14 @@
 """One answer's text told apart as it comes: what was thought, what was said, which functions are called.
 
-A call is told when it is whole and can be read; what only looks like one is said. Tags may be split over any pieces.
+A call whose arguments are JSON is told as they come (calling.py), others when they are whole; what only looks like a
+call is said. Tags may be split over any pieces.
 """
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from llmcli.runtime.thinking import TAGS, Splitter, Tags
-from llmcli.serve.calls.base import Call, Family
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """A piece of an answer; `call` where it is one."""
-
-    kind: Literal["thought", "said", "call"]
-    text: str
-    call: Call | None = None
+from llmcli.serve.calls.base import Family
+from llmcli.serve.schema.calling import Calling, Heard, told
 
 
 class Listener:
@@ -26,6 +18,7 @@ class Listener:
         self._splitter, self._family, self._names = Splitter(opened), family, names
         self._tagged = opened is not None  # the opening tag is none of the answer's
         self._held = ""
+        self._calling: Calling | None = None
         self._inside = self._spoke = self._called = self._thought = False
 
     def feed(self, text: str) -> list[Heard]:
@@ -73,7 +66,15 @@ class Listener:
     def _read(self, over: bool) -> list[Heard]:
         family, out = self._family, []
         assert family
-        while self._held:
+        while self._held or self._calling:
+            if self._calling:
+                calling = self._calling
+                heard, self._held = calling.feed(self._held, over)
+                out += heard
+                if not calling.over:
+                    break
+                self._calling, self._inside = None, False
+                continue
             if self._inside:
                 found = self._taken(family, over)
                 if found is None:
@@ -95,6 +96,11 @@ class Listener:
 
     def _taken(self, family: Family, over: bool) -> list[Heard] | None:
         """The calls that stand first in what is held, or the text that is none; None: more must come."""
+        calling = Calling(family, self._names)
+        if begun := calling.begin(self._held):
+            self._calling, self._called = calling, True
+            self._held = begun[1]
+            return begun[0]
         try:
             taken = family.take(self._held, over)
             if taken and family.first and not self._names.issuperset(call.name for call in taken.calls):
@@ -107,7 +113,7 @@ class Listener:
             return None
         self._inside, self._called, self._held = False, True, self._held[taken.used :]
         calls = [replace(call, id=call.id or family.id()) for call in taken.calls]
-        return [Heard("call", "", call) for call in calls]
+        return [heard for call in calls for heard in told(call)]
 
     def _opening(self, family: Family) -> int:
         """Where in what is held a call begins, or may begin; its length where none does."""

@@ -15,13 +15,14 @@ from typing import Any, ClassVar
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.request import Answer
 from llmcli.runtime.runner import Runner
+from llmcli.serve.calls.base import given
 from llmcli.serve.problems import Problem, document
 from llmcli.serve.schema import logprobs
 from llmcli.serve.schema import settings as common
 from llmcli.serve.schema.base import Document, encoded, reason
+from llmcli.serve.schema.calling import Heard
 from llmcli.serve.schema.chat import Chat
 from llmcli.serve.schema.fields import Fields
-from llmcli.serve.schema.listener import Heard
 from llmcli.serve.schema.messages import MOST
 from llmcli.serve.schema.prompt import Prompt, Wanted, prompt
 from llmcli.serve.settings import Settings
@@ -97,7 +98,7 @@ class OllamaChat(Chat):
         """What an event adds."""
         heard = self._heard[0].feed(event.text)
         about = logprobs.of_event(self.runner, event) if self.logprobs else None
-        if not heard and not about:
+        if not any(one.kind not in ("call", "arguments") for one in heard) and not about:
             return []
         return [{**self._piece(heard), "done": False, **({"logprobs": about["content"]} if about else {})}]
 
@@ -121,15 +122,18 @@ class OllamaChat(Chat):
 
     def _piece(self, heard: Iterable[Heard]) -> Document:
         found = list(heard)
-        message: Document = {"role": "assistant", "content": _of(found, "said")}
+        calls = [one.call for one in found if one.kind == "called" and one.call]
+        # One that was cut off must not be made: it is text.
+        cut = "".join(f"{one.name} {one.arguments}" for one in calls if given(one) is None)
+        message: Document = {"role": "assistant", "content": _of(found, "said") + cut}
         if thought := _of(found, "thought"):
             message["thinking"] = thought
-        if calls := [one.call for one in found if one.call]:
+        if made := [(one, values) for one in calls if (values := given(one)) is not None]:
             message["tool_calls"] = [
-                {"id": one.id, "function": {"index": at, "name": one.name, "arguments": json.loads(one.arguments)}}
-                for at, one in enumerate(calls, self._calls[0])
+                {"id": one.id, "function": {"index": at, "name": one.name, "arguments": values}}
+                for at, (one, values) in enumerate(made, self._calls[0])
             ]
-            self._calls[0] += len(calls)
+            self._calls[0] += len(made)
         return {"model": self.name, "created_at": datetime.now(UTC).isoformat(), "message": message}
 
     def _last(self, answers: Sequence[Answer], whole: bool = True) -> Document:

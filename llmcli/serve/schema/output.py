@@ -4,10 +4,11 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from llmcli.serve.calls.base import given
 from llmcli.serve.schema.base import Document
-from llmcli.serve.schema.listener import Heard
+from llmcli.serve.schema.calling import Heard
 
-KINDS = {"thought": "reasoning", "said": "message", "call": "function_call"}
+KINDS = {"thought": "reasoning", "said": "message", "call": "function_call", "arguments": "function_call"}
 PREFIX = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
 PART = {"message": "output_text", "reasoning": "reasoning_text"}
 NAME = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
@@ -22,14 +23,19 @@ class Output:
 
     def hear(self, heard: Heard, logprobs: list[Document] | None = None) -> Iterator[Document]:
         """A piece of the answer."""
+        if heard.kind == "called" and heard.call:
+            yield from self.close("incomplete" if given(heard.call) is None else "completed")
+            return
         sort = KINDS[heard.kind]
         if self._open is None or self._open["type"] != sort or heard.call:
             yield from self.close()
             yield from self._begin(sort, heard)
         assert self._open is not None
         if heard.call:
-            yield self._event("response.function_call_arguments.delta", delta=heard.call.arguments)
-            self._open["arguments"] = heard.call.arguments
+            return
+        if sort == "function_call":
+            yield self._event("response.function_call_arguments.delta", delta=heard.text)
+            self._open["arguments"] += heard.text
             return
         part = self._open["content"][0]
         part["text"] += heard.text
