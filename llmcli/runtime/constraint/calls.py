@@ -13,6 +13,7 @@ from typing import Any
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.constraint.schema import Checked, checked
+from llmcli.runtime.constraint.size import NOTHING
 
 MOST = 16  # calls of one answer: small models know no end
 ANY, BLANK = r"(.|\n)*", r"[ \t\r\n]*"
@@ -57,9 +58,11 @@ def constraint(
 
     Raises UserError naming the function whose schema cannot be enforced.
     """
+    whole = NOTHING if document is None else checked(json.dumps(document)).size
     for name, schema in functions:
         try:
-            checked(json.dumps(schema))
+            whole += checked(json.dumps(schema)).size
+            whole.check()
         except UserError as error:
             raise UserError(f"function {name}: {error}", hint=error.hint) from None
     told = {

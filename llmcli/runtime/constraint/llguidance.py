@@ -4,7 +4,9 @@ Its tokenizer is made of the vocabulary's bytes, so that it needs nothing of lla
 the library, and only when a constraint is used.
 """
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import llguidance
@@ -18,7 +20,11 @@ SPECIAL = b"\xff"  # before the name of a token that is no text
 # Whitespace is as models write it, and nowhere free: one that may goes on for ever.
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # For schemas and grammars from anywhere: what is beyond is refused within a second or so.
-LIMITS = {"max_lexer_states": 50_000, "max_grammar_size": 300_000}
+LIMITS = {"max_lexer_states": 50_000, "max_grammar_size": 300_000, "max_items_in_row": 12_000}
+# Of the thread that compiles: the library calls itself once a level, also along references, with about 5 KB each.
+# 2026-11-22: 24 KB of schema, 1,600 levels deep by its references, ended the process on a stack of 8 MiB. A document
+# has room for 11,000 levels; what is not used of this is not taken.
+STACK = 256 << 20
 
 
 class Words:
@@ -109,7 +115,7 @@ class Compiler:
 
     def _matcher(self, source: str) -> Any:
         limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)
-        return llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
+        return _deep(lambda: llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=limits))
 
 
 class Compiled:
@@ -176,6 +182,17 @@ class Guide:
         if self._matcher.is_error():
             told = f"the grammar cannot be followed any further: {_reason(self._matcher)}"
             raise Unfollowable(told, hint="simplify it")
+
+
+def _deep(function: Callable[[], Any]) -> Any:
+    """What a function returns, run where it may call itself often."""
+    before = threading.stack_size(STACK)
+    try:
+        pool = ThreadPoolExecutor(1, "llmcli-compile")
+        with pool:
+            return pool.submit(function).result()
+    finally:
+        threading.stack_size(before)
 
 
 def _json_grammar(text: str) -> str:

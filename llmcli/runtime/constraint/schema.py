@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmcli.errors import UserError
+from llmcli.runtime.constraint.size import Size, size
 
 LARGEST, DEEPEST = 1 << 18, 64  # characters of a schema, levels of JSON in it
 PARTS = 200  # tried one by one to find the one that is refused
@@ -36,10 +37,11 @@ IN_PLACE = ("anyOf", "oneOf", "allOf")  # their schemas are about the same value
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A schema that may be compiled; `schemas` are it and all within it, by place."""
+    """A schema that may be compiled; `schemas` are it and all within it, by place, `size` what that takes."""
 
     root: Any
     schemas: dict[str, Any]
+    size: Size
 
     @property
     def text(self) -> str:
@@ -47,13 +49,18 @@ class Checked:
         return json.dumps(self.root, ensure_ascii=False)
 
     def parts(self) -> Iterator[tuple[str, str]]:
-        """The schemas within, by themselves, the deepest first; references find what they name."""
+        """The schemas within, by themselves, the deepest first; references find what they name. Not more than a whole
+        document's text in all: each is compiled."""
         shared = {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
-        paths = sorted(self.schemas, key=lambda path: -path.count("/"))
+        paths, told = sorted(self.schemas, key=lambda path: -path.count("/")), 0
         for path in paths[:PARTS]:
             part = self.schemas[path]
             if path != "#" and isinstance(part, dict):
-                yield path, json.dumps({**part, **shared}, ensure_ascii=False)
+                text = json.dumps({**part, **shared}, ensure_ascii=False)
+                told += len(text)
+                if told > LARGEST:
+                    return
+                yield path, text
 
 
 def checked(text: str) -> Checked:
@@ -71,7 +78,9 @@ def checked(text: str) -> Checked:
     if walk.wrong:
         more = f" (and {len(walk.wrong) - 5} more)" if len(walk.wrong) > 5 else ""
         raise UserError(f"the schema cannot be enforced: {'; '.join(walk.wrong[:5])}{more}", hint="leave that out")
-    return Checked(root, walk.found)
+    made = Checked(root, walk.found, size(walk.found))
+    made.size.check()
+    return made
 
 
 def _read(text: str) -> Any:
@@ -195,23 +204,27 @@ class _Walk:
                 self.wrong.append(f"$ref {json.dumps(target)[:100]} at {path} (there is no such schema)")
             else:
                 self._links[path].append(target)
-        for path in self._links:
-            if self._returns(path):
-                self.wrong.append(f"$ref at {path} (it comes back to itself)")
-                return
+        if (back := self._returning()) is not None:
+            self.wrong.append(f"$ref at {back} (it comes back to itself)")
 
-    def _returns(self, start: str) -> bool:
-        """Whether a schema asks of its value that it be valid against itself."""
-        seen: set[str] = set()
-        ahead = list(self._links[start])
-        while ahead:
-            path = ahead.pop()
-            if path == start:
-                return True
-            if path not in seen:
-                seen.add(path)
-                ahead += self._links.get(path, ())
-        return False
+    def _returning(self) -> str | None:
+        """A schema that asks of its value that it be valid against itself; each is looked at once."""
+        over, under = set[str](), set[str]()
+        for start in self._links:
+            ahead = [start]
+            while ahead:
+                path = ahead[-1]
+                if path in under or path in over:
+                    under.discard(path)
+                    over.add(ahead.pop())
+                    continue
+                under.add(path)
+                for one in self._links.get(path, ()):
+                    if one in under:
+                        return one
+                    if one not in over:
+                        ahead.append(one)
+        return None
 
 
 def _fits(key: str, value: Any) -> bool:
