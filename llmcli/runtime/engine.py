@@ -226,6 +226,8 @@ class Engine:
             if sequence.prompting:
                 self._prompted += count
                 if not sequence.times and not sequence.left.times:
+                    if not sequence.prompt_seconds:
+                        sequence.queue_seconds = max(0.0, time.perf_counter() - spent - sequence.started)
                     sequence.prompt_seconds += spent
             sequence.score(rows, start, start + count)
             sequence.computed += count
@@ -247,7 +249,10 @@ class Engine:
         """The samples that begin where this prompt ends, in cells shared with it; those left over wait for a slot."""
         waiting = [one for one in self.scheduler.waiting if not one.preempted]  # else it is further on than its prompt
         same = [one for one in waiting if one.after is first and one.request is first.request]
-        return [one for one in same if one.strategy.slots == 1 and self.scheduler.place_fork(first, one)]
+        placed = [one for one in same if one.strategy.slots == 1 and self.scheduler.place_fork(first, one)]
+        for one in placed:
+            one.queue_seconds = first.queue_seconds
+        return placed
 
     def _accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> list[Event]:
         try:

@@ -102,7 +102,8 @@ class Answer:
     the likeliest of its step, none where it was not drawn; empty where nobody asked. `drafted` tokens were
     guessed and computed, `accepted` of them were right; None: nothing was to be guessed. `left`: what left the
     context while it was made. `error` is why it failed, where it did. `prompt`: of each token of the prompt but the
-    first, where `scores` asked for it; of several answers to one prompt the first has it.
+    first, where `scores` asked for it; of several answers to one prompt the first has it. `queue_ms`: from the call to
+    the first pass over its prompt.
     """
 
     text: str
@@ -119,6 +120,7 @@ class Answer:
     left: Left = NOTHING
     error: UserError | None = None
     prompt: tuple[Scored, ...] = ()
+    queue_ms: float = 0.0
 
     @property
     def ttft_ms(self) -> float:

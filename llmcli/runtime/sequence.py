@@ -31,9 +31,10 @@ class Sequence:
     further slots that the strategy branches into. `draft` are tokens that it guesses to follow the last one: they
     are computed with it, each with its logits, as far as there is room. `after` is the sequence that computes the
     first `until` tokens for this one, too, `followed` says that samples wait for this one to have done so. `since` is
-    the pass from which on it waits, `preempted` how often it gave way to others, `away` what it held then. `look_at` is
-    the number of tokens of the answer at which to look next whether it only repeats itself. `prompt` is how many of
-    the tokens are the prompt's: fewer than at first where some `left` a full context; then `tokens` is another list.
+    the pass from which on it waits, `queue_seconds` what it waited for its first one, `preempted` how often it gave way
+    to others, `away` what it held then. `look_at` is the number of tokens of the answer at which to look next whether
+    it only repeats itself. `prompt` is how many of the tokens are the prompt's: fewer than at first where some `left` a
+    full context; then `tokens` is another list.
     """
 
     id: int
@@ -48,6 +49,7 @@ class Sequence:
     computed: int = 0
     reused: int = 0
     prompt_seconds: float = 0.0
+    queue_seconds: float = 0.0
     last: float = 0.0
     cancelled: bool = False
     after: "Sequence | None" = None
@@ -150,4 +152,5 @@ class Sequence:
             self.left,
             self.error,
             tuple(self.scores),
+            self.queue_seconds * 1e3,
         )

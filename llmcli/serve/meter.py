@@ -35,6 +35,7 @@ HISTOGRAMS = {
     "time_to_first_token_seconds": ("From the call to the first token.", FIRST),
     "inter_token_latency_seconds": ("Gaps between the tokens of an answer.", GAPS),
     "request_time_per_output_token_seconds": ("Mean gap of an answer of two tokens or more.", GAPS),
+    "request_queue_time_seconds": ("From the call to the first pass over the prompt.", FIRST),
     "request_prefill_time_seconds": ("Passes over a prompt.", FIRST),
     "e2e_request_latency_seconds": ("From the call to the last token.", WHOLE),
     "request_prompt_tokens": ("Tokens of a prompt.", LENGTHS),
@@ -102,6 +103,7 @@ class Meter:
             "request_prefill_time_seconds": [answer.prompt_ms / 1e3], "inter_token_latency_seconds": gaps,
         }  # fmt: skip
         if answer.tokens:
+            told["request_queue_time_seconds"] = [answer.queue_ms / 1e3]
             told["time_to_first_token_seconds"] = [answer.ttft_ms / 1e3]
             told["e2e_request_latency_seconds"] = [answer.ttft_ms / 1e3 + sum(gaps)]
         if gaps:

@@ -46,11 +46,14 @@ def test_what_was_done_is_counted(serve: Callable[..., Served]) -> None:
     assert after["llmcli_prompt_tokens_total"] + after["llmcli_prompt_tokens_cached_total"] == prompt
     for name, count in (
         ("time_to_first_token_seconds", 2), ("e2e_request_latency_seconds", 2), ("request_prompt_tokens", 2),
-        ("inter_token_latency_seconds", tokens - 2), ("request_time_per_output_token_seconds", 2),
+        ("request_queue_time_seconds", 2), ("inter_token_latency_seconds", tokens - 2),
+        ("request_time_per_output_token_seconds", 2),
     ):  # fmt: skip
         assert after[f"llmcli_{name}_count"] == after[f'llmcli_{name}_bucket{{le="+Inf"}}'] == count, name
         buckets = [value for key, value in after.items() if key.startswith(f"llmcli_{name}_bucket")]
         assert buckets == sorted(buckets)
+    waited, first = (after[f"llmcli_{name}_seconds_sum"] for name in ("request_queue_time", "time_to_first_token"))
+    assert 0 < waited < first
     assert after["llmcli_last_token_age_seconds"] >= 0
     assert 0 < after["llmcli_kv_cells_used"] <= 512
     assert after['llmcli_model_info{model="tiny"}'] == 1
