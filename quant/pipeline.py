@@ -4,6 +4,7 @@ Rows go through in the order of the plan; how much of them is alive at a time do
 It knows rows and types; what becomes of the bytes, and what a tensor is for, is others' affair.
 """
 
+import os
 import threading
 import time
 from collections import deque
@@ -63,14 +64,15 @@ class Piece:
 
 
 def stream(tasks: Sequence[Task], threads: int, begin: tuple[int, int] = (0, 0)) -> Generator[Piece, None, None]:
-    """All rows from `begin` (task, row) on, in order; leaving the iterator stops the threads behind it.
+    """All rows from `begin` (task, row) on, in order; leaving the iterator stops the threads behind it. `threads` 0
+    takes all cores.
 
     What goes wrong in a thread is raised here, after the pieces before it: the first mistake in the order of the
     plan is told, whatever the number of threads. Every encoder looks up after some 65,000 values; a read
     under way is waited for a moment, then left to end by itself.
     """
     room = _Room(ALIVE)
-    with ThreadPoolExecutor(threads, thread_name_prefix="encode") as pool:
+    with ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="encode") as pool:
         line = _Line(room)
         reader = threading.Thread(target=line.fill, args=(tasks, begin, pool), name="read", daemon=True)
         reader.start()
