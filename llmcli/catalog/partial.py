@@ -124,12 +124,10 @@ def sync_folder(folder: Path) -> None:
 
 def check_place(path: Path) -> None:
     """Raise UserError where `write_whole` could not replace `path`; what is there stays as it is."""
+    _ordinary(path)
     make_folder(path.parent)
     beside = _beside(path)
     try:
-        if path.exists() and not path.is_file():
-            kind = "a folder" if path.is_dir() else "no file"
-            raise UserError(f"cannot write {path}: it is {kind}", hint="give the name of a file")
         os.close(os.open(beside, os.O_WRONLY | os.O_CREAT, 0o666))
         beside.unlink()
     except OSError as error:
@@ -150,6 +148,7 @@ def check_apart(written: Iterable[Path | None], read: Iterable[Path | None]) -> 
 
 def write_whole(path: Path, *data: bytes | memoryview, mode: int = 0o666) -> None:
     """Replace `path` by the pieces of `data`, or leave it as it was. `mode` is narrowed by the user's umask."""
+    _ordinary(path)
     make_folder(path.parent)
     beside = _beside(path)
     try:
@@ -163,6 +162,16 @@ def write_whole(path: Path, *data: bytes | memoryview, mode: int = 0o666) -> Non
         raise cannot_write(path, error) from None
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _ordinary(path: Path) -> None:
+    """Refuse what a rename would put a file in the place of: a folder, a device, a pipe."""
+    try:
+        if path.exists() and not path.is_file():
+            kind = "a folder" if path.is_dir() else "no file"
+            raise UserError(f"cannot write {path}: it is {kind}", hint="give the name of a file")
+    except OSError as error:
+        raise cannot_write(path, error) from None
 
 
 def _beside(path: Path) -> Path:

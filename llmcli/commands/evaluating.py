@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmcli.catalog import store
-from llmcli.catalog.partial import cannot_write, make_folder, sync_folder
+from llmcli.catalog.partial import cannot_write, check_place, make_folder, sync_folder
 from llmcli.commands.scorers import Side, both_fit, in_turn, opened, refuse_other, tokens
 from llmcli.errors import UserError
 from llmcli.runtime import identity, scoring
@@ -195,6 +195,7 @@ def _saving(wish: Wish, text: Chunks, head: dict[str, Any], ui: "UI") -> Iterato
         yield None
         return
     path, side = wish.save_base, wish.base or wish.model
+    check_place(path)
     words = {
         **{key: head[key] for key in ("n_ctx", "n_vocab", "at_once", "n_batch", "n_ubatch", "flash_attn", "build")},
         "kind": baselogits.KIND, "name": side.header.path.name, "model": identity.content(side.header),

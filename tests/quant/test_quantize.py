@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import os
 import shutil
 import signal
 import subprocess
@@ -185,9 +186,13 @@ def test_the_source_is_never_written_over(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_or_a_missing_folder_is_no_place_for_a_file(model: Path, tmp_path: Path) -> None:
-    for out, said in ((tmp_path, "is a folder"), (tmp_path / "no" / "x.gguf", "there is no folder")):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for out, said in (
+        (tmp_path, "is a folder"), (tmp_path / "no" / "x.gguf", "there is no folder"), (pipe, "is no ordinary file"),
+    ):  # fmt: skip
         with pytest.raises(Refusal, match=said):
             make(model, out)
+    assert pipe.is_fifo()
 
 
 def test_two_writers_of_one_file_do_not_meet(model: Path, tmp_path: Path) -> None:
