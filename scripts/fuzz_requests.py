@@ -208,7 +208,8 @@ async def fuzz(url: str, asked: list[tuple[str, bytes]], at_once: int) -> tuple[
     counts: Counter[str] = Counter()
     found: list[str] = []
     numbers = iter(asked)
-    async with httpx2.AsyncClient(base_url=url, timeout=120) as client:
+    # One of a low priority waits as long as there are others.
+    async with httpx2.AsyncClient(base_url=url, timeout=1800) as client:
 
         async def worker() -> None:
             for path, body in numbers:

@@ -2,11 +2,13 @@
 
 llguidance 1.9.1 on one core, 2026-11-22, seconds of its process: properties that may all be left out take the square of
 their number (2,000: 0.48, 4,000: 1.8, 6,000: 3.7), names that must be there as well (20,000: 4.1), patternProperties
-of one object the cube (100: 0.06, 200: 0.6, 400: 15), multipleOf as many states as it has steps (100,003: 0.36,
-1,000,003: 7.8), a format 0.0004 each. Repetitions (minItems, maxLength, …) cost nothing, whatever their number.
+of one object the cube (100: 0.06, 200: 0.6, 400: 15), multipleOf as many states as it has steps (10,007: 0.05,
+100,003: 0.36, 1,000,003: 7.8), alternatives of it the product of theirs (nine of 10,000: minutes), a format 0.0004
+each. Repetitions (minItems, maxLength, …) cost nothing, whatever their number.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -15,7 +17,7 @@ from llmcli.errors import UserError
 
 CHAIN = 5_000_000  # properties in a row that may be left out, times all schemas
 MOST = {
-    "properties": 6_000, "required": 6_000, "patterns": 1_000, "merged": 400, "steps": 100_000,
+    "properties": 6_000, "required": 6_000, "patterns": 1_000, "merged": 400, "steps": 20_000,
     "siblings": 100, "literal": 16_000,
 }  # fmt: skip
 WORDS = {
@@ -60,14 +62,16 @@ NOTHING = Size(dict.fromkeys(MOST, 0), 0, 0)
 
 def size(schemas: Mapping[str, Any]) -> Size:
     """Of all schemas of a document, by place; none may hold itself in place."""
-    counts, chains = dict.fromkeys(MOST, 0), dict[str, int]()
+    counts, chains, steps = dict.fromkeys(MOST, 0), dict[str, int](), dict[str, int]()
     for path, schema in schemas.items():
         if not isinstance(schema, dict):
             continue
-        chains[path] = _row(schema)
+        chains[path], steps[path] = _row(schema), _steps(schema)
         for name, count in _counted(path, schema):
             counts[name] = max(counts[name], count) if name in ("siblings", "literal") else counts[name] + count
-    return Size(counts, len(schemas), _longest(schemas, chains))
+    products = _together(schemas, steps, ("allOf", "anyOf", "oneOf"), math.prod)
+    counts["steps"] = sum(count - 1 for count in products.values())
+    return Size(counts, len(schemas), max(_together(schemas, chains, ("allOf",), sum).values(), default=0))
 
 
 def _counted(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, int]]:
@@ -81,8 +85,6 @@ def _counted(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, int]]:
     yield "literal", max(literals)
     if "$ref" in schema and (len(schema) > 1 or path.rpartition("/")[0].endswith("/allOf")):
         yield "merged", 1
-    if isinstance(step := schema.get("multipleOf"), int | float):
-        yield "steps", int("".join(map(str, Decimal(repr(step)).normalize().as_tuple().digits)))
 
 
 def _list(schema: dict[str, Any], key: str) -> list[Any]:
@@ -98,23 +100,34 @@ def _row(schema: dict[str, Any]) -> int:
     return next((at for at, name in enumerate(reversed(properties)) if name in needed), len(properties))
 
 
-def _longest(schemas: Mapping[str, Any], chains: dict[str, int]) -> int:
-    """The longest row, those merged into one by allOf and $ref added up."""
+def _steps(schema: dict[str, Any]) -> int:
+    """The remainders that a number's digits may have on their way."""
+    step = schema.get("multipleOf")
+    if not isinstance(step, int | float):
+        return 1
+    return max(1, int("".join(map(str, Decimal(repr(step)).normalize().as_tuple().digits))))
+
+
+def _together(
+    schemas: Mapping[str, Any], own: dict[str, int], kinds: tuple[str, ...], join: Callable[[list[int]], int]
+) -> dict[str, int]:
+    """Each schema's count joined with those of its `kinds` and of what it refers to: they are about the same value."""
     total: dict[str, int] = {}
-    for start in chains:
+    for start in own:
         ahead = [start]
         while ahead:
             path = ahead[-1]
-            merged = [one for one in _merged(path, schemas[path]) if one in chains]
+            merged = [one for one in _merged(path, schemas[path], kinds) if one in own]
             todo = [one for one in merged if one not in total]
             if todo and path not in total:
                 ahead += todo
                 continue
             ahead.pop()
-            total.setdefault(path, min(CHAIN, chains[path] + sum(total[one] for one in merged)))
-    return max(total.values(), default=0)
+            if path not in total:
+                total[path] = min(CHAIN, join([own[path], *(total[one] for one in merged)]))
+    return total
 
 
-def _merged(path: str, schema: dict[str, Any]) -> list[str]:
-    found = [f"{path}/allOf/{number}" for number in range(len(_list(schema, "allOf")))]
+def _merged(path: str, schema: dict[str, Any], kinds: tuple[str, ...]) -> list[str]:
+    found = [f"{path}/{kind}/{number}" for kind in kinds for number in range(len(_list(schema, kind)))]
     return [*found, schema["$ref"]] if isinstance(schema.get("$ref"), str) else found
