@@ -26,6 +26,10 @@ from quant.momentfile import Gathered, Input
 from quant.pending import mixture
 
 BAND = 256  # rows of a triangle that are made at a time
+# A share below this counts as none: products of two would be denormal numbers, each 100 cycles of a CPU. They were ten
+# of the eleven CPU seconds that mixing took of 20 chunks of a Llama of hidden 512 and 4 layers (2026-11-22).
+TINY = 1e-15
+STRIP = 64  # queries whose shares are multiplied at a time: those behind the last one that they see are zeros
 
 
 def shown(one: Input) -> tuple[str, ...]:
@@ -171,9 +175,13 @@ class _Mixing:
         heads, queries, keys = shares.shape
         if (more := keys - len(self.plain)) > 0:
             self.pairs, self.plain = np.pad(self.pairs, (0, more)), np.pad(self.plain, (0, more))
-        rows = shares.reshape(-1, keys)
-        self.pairs[:keys, :keys] += rows.T @ rows
-        self.plain[:keys] += shares.sum((0, 1), dtype=np.float64)
+        for first in range(0, queries, STRIP):
+            strip = shares[:, first : first + STRIP]
+            strip = np.where(strip < TINY, np.float32(0), strip)
+            end = int(np.flatnonzero(strip.any((0, 1))).max(initial=-1)) + 1
+            rows = strip[:, :, :end].reshape(-1, end)
+            self.pairs[:end, :end] += rows.T @ rows
+            self.plain[:end] += rows.sum(0)
         self.count += heads * queries
 
 

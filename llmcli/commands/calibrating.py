@@ -212,6 +212,8 @@ class _Work:
                 progress.seconds.flush()
             progress.chunks += 1
             bar.advance(1)
+            if not file:
+                self.activations.narrow(self.named.__contains__, self.activations.latest)
             if self.saves and self.interim.due():
                 self.interim.save(progress)
         if file and progress.seconds:

@@ -22,8 +22,13 @@ class Activations:
         self.bos = model.bos if model.add_bos else None
 
     def narrow(self, wanted: Callable[[str], bool], last: str) -> None:
-        """Show only these weights from now on, and end every pass behind the product with `last`."""
-        self._watcher.wanted, self._watcher.last = wanted, last
+        """Show only these weights from now on, and end every pass at the product with `last`."""
+        self._watcher.narrow(wanted, last)
+
+    @property
+    def latest(self) -> str:
+        """The weight of the product that was shown last."""
+        return self._watcher.latest
 
     def read(self, ids: NDArray[np.int32]) -> None:
         """One chunk [n_ctx]. Every row asks for logits: else the last block and the head would see none of it.

@@ -5,7 +5,7 @@ import pytest
 from llmcli.runtime.activations import open_activations
 from llmcli.runtime.binding.context import ContextOptions
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.binding.watch import Seen, _plain
+from llmcli.runtime.binding.watch import Mixed, Seen, _plain
 from tests.quant import tiny
 
 
@@ -31,3 +31,31 @@ def test_what_the_sink_raises_comes_out_and_only_what_is_wanted_is_shown(tmp_pat
             with pytest.raises(ValueError, match="enough"):
                 found.read(ids)
     assert names == [(f"blk.{i}.ffn_down.weight", (1, 1, 32, 96)) for i in (0, 1)]
+
+
+def test_what_enters_the_head_is_shown_though_the_head_is_not_computed(tmp_path: Path) -> None:
+    import numpy as np
+
+    path = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=2)
+    seen: list[tuple[str, bytes]] = []
+    ids = np.arange(32, dtype=np.int32)
+    with open_model(path, gpu_layers=0) as model:
+        everything = ContextOptions(32)
+        with open_activations(model, everything, lambda name: bool(name), lambda one: seen.append(_kept(one))) as found:
+            found.read(ids)
+            whole, head = seen[:], found.latest
+            found.narrow(lambda name: bool(name), head)
+            for _ in range(2):
+                seen.clear()
+                found.read(ids)
+                assert (seen, found.latest) == (whole, head)
+            found._watcher._heads.clear()  # not known: the product itself ends the pass
+            seen.clear()
+            found.read(ids)
+            assert seen == whole
+    assert head in ("output.weight", "token_embd.weight")
+
+
+def _kept(one: Seen | Mixed) -> tuple[str, bytes]:
+    assert isinstance(one, Seen)
+    return one.name, one.rows.tobytes()

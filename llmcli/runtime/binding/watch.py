@@ -20,6 +20,7 @@ from llmcli.runtime.binding.library import ggml, lib
 LEAST_ROWS = 16  # a product with fewer rows is no batch of text: tools/imatrix/imatrix.cpp
 F32, I32 = 0, 26  # enum ggml_type
 PLAIN, EXPERTS = b"MUL_MAT", b"MUL_MAT_ID"
+RESULT = "result_norm"  # what enters the head, in most architectures
 MIXES, SHARES = b"kqv-", "kq_soft_max"  # build_attn_mha (src/llama-graph.cpp): values times their shares
 OBJECT = 32  # bytes of a struct ggml_object
 
@@ -64,17 +65,24 @@ class Watcher:
     goes to the context and must live as long. What the sink raises ends the pass and is kept in `error`, since C cannot
     pass it on.
 
-    The product with the weight `last` ends the pass, too: what stands behind it in the graph is not computed, and the
-    pass's logits mean nothing. Where a graph is split over devices each part behind it still runs, unseen.
+    The product with the weight that was named to `narrow` ends the pass, too: what stands behind it in the graph is not
+    computed, and the pass's logits mean nothing. Nor is the product itself where it is a head's and was seen before:
+    what enters it stands there already, and of a small model the head may be most. Where a graph is split over devices
+    each part behind it still runs, unseen.
     """
 
     def __init__(self, wanted: Callable[[str], bool], sink: Callable[[Seen | Mixed], None]) -> None:
         self.wanted, self.sink = wanted, sink
-        self.last = ""
+        self.last = self.latest = ""
+        self._heads: dict[str, tuple[int, int]] = {}  # of each weight that RESULT enters, its matrices
         self.error: BaseException | None = None
         self._functions = _functions()
         self._ops: dict[int, bytes] = {}
         self.callback = lib().ggml_backend_sched_eval_callback(self._node)
+
+    def narrow(self, wanted: Callable[[str], bool], last: str) -> None:
+        """Show these from now on, and end every pass at the product with `last`."""
+        self.wanted, self.last = wanted, last
 
     def check(self) -> None:
         """Raise what the sink raised."""
@@ -84,6 +92,8 @@ class Watcher:
 
     def _node(self, pointer: int, ask: bool, _data: object) -> bool:
         node = _Tensor.from_address(pointer)
+        if self.last in self._heads and node.ne[1] >= LEAST_ROWS and _plain(node.name) == RESULT:
+            return ask or self._end(pointer, node)
         op = self._ops.get(node.op)
         if op is None:
             op = self._ops[node.op] = self._functions.ggml_op_name(node.op)
@@ -106,9 +116,22 @@ class Watcher:
             return False
         return name != self.last
 
+    def _end(self, pointer: int, node: _Tensor) -> bool:
+        """What enters the head is there, and that was all."""
+        self.latest = self.last
+        try:
+            rows = self._array(node, np.float32)
+            self.sink(Seen(self.last, rows, self._heads[self.last], None, (pointer, int(node.data))))
+        except BaseException as error:  # noqa: BLE001 - as below
+            self.error = error
+        return False
+
     def _show(self, name: str, weight: _Tensor, entered: _Tensor, ids: _Tensor | None, address: int) -> None:
         rows = self._array(entered, np.float32)
         experts = None
+        self.latest = name
+        if ids is None and _plain(entered.name) == RESULT:
+            self._heads[name] = weight.ne[2], weight.ne[3]
         if ids is not None:
             assert ids.type == I32, ids.type
             experts, rows = self._array(ids, np.int32)[0, 0], rows[0]
