@@ -122,7 +122,7 @@ def structured(m: ChatOpenAI) -> None:
 @call
 def json_mode(m: ChatOpenAI) -> None:
     """response_format json_object by bind"""
-    found = m.bind(response_format={"type": "json_object"}).invoke("Answer in JSON", max_tokens=40)
+    found = m.bind(response_format={"type": "json_object"}).invoke("Answer in JSON", max_tokens=400)
     assert found.content.startswith("{")
 
 
