@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from llmcli.commands.root import MODULES, WORDS, made
+
 ROOT = Path(__file__).parents[1]
 HEAVY = {
     "torch", "llama_cpp", "transformers", "numpy", "gguf", "tokenizers", "prompt_toolkit", "rich",
@@ -32,6 +34,42 @@ def test_asking_for_words_about_the_program_loads_nothing_heavy(argument: str) -
     assert "llmcli" in out
     assert "typer" in modules  # the dump is real
     assert modules & HEAVY == set()
+
+
+def test_every_word_is_registered_by_the_module_that_is_said_to() -> None:
+    folder = ROOT / "llmcli" / "commands"
+    files = {path: path.stem for path in folder.glob("*.py")}
+    files |= {path: path.parent.name for path in folder.glob("*/__init__.py")}
+    register = "def register(app: typer.Typer) -> None:"
+    assert set(WORDS) == {name for path, name in files.items() if register in path.read_text(encoding="utf-8")}
+    for module, words in WORDS.items():
+        assert tuple(made(module)) == words
+    assert len(MODULES) == sum(map(len, WORDS.values()))
+
+
+LOADED = """
+import sys
+from llmcli.app import main
+sys.argv = ["llmcli", "list"]
+try:
+    main()
+finally:
+    sys.stderr.write(" ".join(sys.modules))
+"""
+
+
+def test_a_command_loads_no_other() -> None:
+    command = [sys.executable, "-c", LOADED]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    names = set(done.stderr.split())
+    assert "llmcli.commands.models" in names
+    assert names.isdisjoint({"llmcli.commands.chat", "llmcli.commands.serve", "llmcli.commands.quantize"})
+
+
+def test_a_word_that_is_misspelled_is_told_the_nearest() -> None:
+    command = [sys.executable, "-m", "llmcli.app", "quantise"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, "Did you mean 'quantize'?" in done.stderr) == (2, True)
 
 
 def test_shell_completion_loads_nothing_heavy() -> None:
@@ -84,7 +122,7 @@ PRESSED = """
 import sys
 class Pressed:
     def find_spec(self, name, *more):
-        if name == "llmcli.commands.chat":
+        if name == "llmcli.commands.models":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Pressed())
 from llmcli.app import main
@@ -92,10 +130,11 @@ main()
 """
 
 
-def test_ctrl_c_while_the_program_is_still_loading_is_no_traceback() -> None:
-    command = [sys.executable, "-c", PRESSED, "list"]
+@pytest.mark.parametrize("module", ["root", "models"])  # before a command is known, and while it is loaded
+def test_ctrl_c_while_the_program_is_still_loading_is_no_traceback(module: str) -> None:
+    command = [sys.executable, "-c", PRESSED.replace("commands.models", f"commands.{module}"), "list"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\n")
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
 
 
 BROKEN = """

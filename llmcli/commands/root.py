@@ -1,30 +1,61 @@
-"""The Typer app: every command, registered."""
+"""The command line: every command under its word. A module is imported when one of its words is asked for."""
+
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from llmcli import __version__
-from llmcli.commands import (
-    batch,
-    benches,
-    calibrate,
-    chat,
-    convert,
-    diff,
-    doctor,
-    eval,
-    exports,
-    models,
-    pareto,
-    plan,
-    quantize,
-    serve,
-    sessions,
-    show,
-    worker,
-)
+
+# In the order of --help: the modules of this folder, and the words that each registers.
+WORDS = {
+    "models": ("pull", "list", "rm", "gc", "alias"),
+    "show": ("show",),
+    "diff": ("diff",),
+    "convert": ("convert",),
+    "quantize": ("quantize",),
+    "chat": ("chat", "run"),
+    "serve": ("serve",),
+    "plan": ("plan",),
+    "doctor": ("doctor",),
+    "eval": ("eval",),
+    "calibrate": ("calibrate",),
+    "pareto": ("pareto",),
+    "batch": ("batch",),
+    "worker": ("worker",),
+    "sessions": ("sessions",),
+    "benches": ("bench",),
+    "exports": ("export",),
+}
+MODULES = {word: module for module, words in WORDS.items() for word in words}
+
+
+class Commands(TyperGroup):
+    """All words are known, commands are made when they are wanted."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """As --help has them."""
+        return list(MODULES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a word; for one that nobody knows all are made: those like it are suggested."""
+        for word in [cmd_name] if cmd_name in MODULES else MODULES:
+            if word not in self.commands:
+                self.commands.update(made(MODULES[word]))
+        return super().get_command(ctx, cmd_name)
+
+
+def made(module: str) -> dict[str, Any]:
+    """What a module of this folder registers, by its words."""
+    part = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    import_module(f"llmcli.commands.{module}").register(part)
+    return dict(typer.main.get_group(part).commands)
+
 
 app = typer.Typer(
     name="llmcli",
+    cls=Commands,
     help="From a checkpoint to tokens on this machine: pull, quantize, chat, bench.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -46,22 +77,3 @@ def root(
     ),
 ) -> None:
     """From a checkpoint to tokens on this machine: pull, quantize, chat, bench."""
-
-
-models.register(app)
-show.register(app)
-diff.register(app)
-convert.register(app)
-quantize.register(app)
-chat.register(app)
-serve.register(app)
-sessions.register(app)
-benches.register(app)
-plan.register(app)
-doctor.register(app)
-eval.register(app)
-calibrate.register(app)
-pareto.register(app)
-batch.register(app)
-exports.register(app)
-worker.register(app)
