@@ -223,7 +223,7 @@ def plan(
     shapes = [(name, shape) for name, shape, _ in present]
     seconds: Mapping[str, Second] = pending.of(shapes) if pending else {}
     if moments:
-        seconds = moments.fitting(shapes, source.fold)
+        seconds = moments.fitting(shapes, source.fold or source.transform)
     imatrix = imatrix or (moments.imatrix if moments else None)
     entries = imatrix.fitting(shapes) if imatrix else {}
     chosen = recipe.choose(present, kind, source.facts, wishes, weighed=entries.keys() if imatrix else None)
@@ -303,11 +303,22 @@ def _settings(
     said |= {"keep_head": True} if wishes.keep_head else {}
     said |= {"imatrix": imatrix.digest} if imatrix else {}
     said |= {"split": most} if most else {}
+    said |= {"folded": source.transform} if source.transform else {}
     said |= {"fold": source.fold} if source.fold else {}
     said |= {"method": method.name} if method.name != "ggml" else {}
     said |= {"moments": moments.digest} if moments and method.needs == "moments" else {}
     said |= {"sequential": pending.digest} if pending and pending.digest else {}
     return json.dumps(said, sort_keys=True)
+
+
+def transform_of(settings: object) -> str:
+    """The digest of the folds that a file of ours was made under, by its settings; "" for any other."""
+    try:
+        said = json.loads(settings) if isinstance(settings, str) else None
+    except (ValueError, RecursionError):
+        return ""
+    told = [said.get(key) for key in ("folded", "fold")] if isinstance(said, dict) else []
+    return "+".join(word for word in told if isinstance(word, str))
 
 
 def shard_size(text: str, flag: str = "--split-max-size", what: str = "a shard") -> int:

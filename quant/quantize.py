@@ -19,7 +19,7 @@ from quant.errors import Refusal
 from quant.header import parse
 from quant.methods.base import Remark
 from quant.pipeline import Piece, stream
-from quant.planning import DROPPED, SETTINGS_KEY, SOURCE_KEY, Plan, Step, plan, sketch
+from quant.planning import DROPPED, SETTINGS_KEY, SOURCE_KEY, Plan, Step, plan, sketch, transform_of
 from quant.recipe import Facts
 from quant.source import Source, Weight, stored_rows
 
@@ -120,7 +120,8 @@ def open_gguf(path: Path) -> Source:
     entries = tuple((field.key, field.copy()) for field in header.fields if field.key not in DROPPED)
     match = container.SHARD.match(path.name)
     name = match["stem"] if match else path.name.removesuffix(".gguf")
-    return Source(path, header.files, name, facts, entries, weights, header.alignment)
+    transform = transform_of(header.metadata.get(SETTINGS_KEY))
+    return Source(path, header.files, name, facts, entries, weights, header.alignment, transform=transform)
 
 
 def run(

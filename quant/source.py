@@ -79,7 +79,8 @@ class Source:
     dtype: str = "F32"  # what its floats are stored as, mostly
     blobs: tuple[Blob, ...] = ()  # where the weights are stored, if few reads must tell one source from another
     origin: "Source | None" = None  # what it was made of by exact rescaling (quant/folds)
-    fold: str = ""  # the digest of that
+    transform: str = ""  # the digest of folds that its files were made under
+    fold: str = ""  # the digest of what made it of its origin
     folded: str = ""  # and how it was chosen
 
     @cached_property

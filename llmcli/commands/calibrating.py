@@ -30,6 +30,7 @@ from quant.interim import Interim, Progress
 from quant.momentfile import MomentFile
 from quant.moments import About
 from quant.pending import mixture
+from quant.planning import SETTINGS_KEY, transform_of
 
 if TYPE_CHECKING:
     from llmcli.config import Config
@@ -173,7 +174,8 @@ class _Work:
     def _file(self) -> MomentFile:
         text, moments = self.wish.text, self.wish.moments
         assert moments
-        about = About(self.wish.fingerprint, text.n_ctx, text.count, (_digest(text),), self.wish.datasets)
+        transform = transform_of(self.wish.model.header.metadata.get(SETTINGS_KEY))
+        about = About(self.wish.fingerprint, text.n_ctx, text.count, (_digest(text),), self.wish.datasets, transform)
         return MomentFile(moments, about, self.inputs)
 
     def _standing(self, found: Progress | None, file: MomentFile | None) -> Progress:

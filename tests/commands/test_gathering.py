@@ -61,3 +61,29 @@ def test_folds_gather_an_imatrix(llmcli: Callable[..., Done], model: Path, home:
     assert "--fold awq needs an imatrix: gathered from" in done.err
     assert "quantize.imatrix.file" in container.read(out).metadata
     assert not list((home / "cache" / "calibrations").glob("*.moments.gguf"))
+
+
+def test_moments_of_a_model_with_other_folds_steer_nothing(
+    llmcli: Callable[..., Done], model: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    plain, text = model, tmp_path / "words.txt"
+    text.write_text(WORDS, encoding="utf-8")
+    folded, again, out = (tmp_path / f"{name}.gguf" for name in ("folded", "again", "out"))
+    found = {}
+    for one in (plain, folded):
+        found[one] = one.with_suffix(".moments")
+        words = ("--moments", str(found[one]), "--text", str(text), "--ctx", "64", "-t", "1")
+        assert llmcli("calibrate", str(one), "-o", str(tmp_path / "s"), *words).code == 0
+        if one is plain:
+            own = ("--moments", str(found[plain]), "--fold", "awq", "--threads", "1")
+            assert llmcli("quantize", str(plain), "--q8_0", "-o", str(folded), *own).code == 0
+    assert llmcli("quantize", str(folded), "--q5_0", "-o", str(again), "--threads", "1").code == 0
+    for source, file, fits in (
+        (folded, folded, True), (again, folded, True), (folded, plain, False), (plain, folded, False),
+        (again, plain, False),
+    ):  # fmt: skip
+        words = ("--q4_0", "--method", "gptq", "--moments", str(found[file]), "-o", str(out), "--threads", "1")
+        done = llmcli("quantize", str(source), *words, "--force", "--dry-run")
+        assert done.code == (0 if fits else 1), done.err
+        assert ("holds the moments of a model with" in done.err) is not fits
