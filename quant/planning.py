@@ -257,14 +257,18 @@ def _steps(
     seconds: Mapping[str, Second],
 ) -> tuple[Step, ...]:  # fmt: skip
     return tuple(
-        _step(weight, chosen[weight.name], entries.get(weight.name), seconds.get(weight.name), method)
+        _step(weight, chosen[weight.name], entries.get(weight.name), seconds.get(weight.name), method, source.facts)
         for weight in source.weights
     )
 
 
-def _step(weight: Weight, choice: recipe.Choice, sums: Entry | None, second: Second | None, method: Method) -> Step:
+def _step(
+    weight: Weight, choice: recipe.Choice, sums: Entry | None, second: Second | None, method: Method,
+    facts: recipe.Facts,
+) -> Step:  # fmt: skip
     rows = weight.shape[1] if len(weight.shape) > 1 else 1
-    evidence = Evidence(weight.name, weight.columns, rows, weight.rows // rows, sums, second)
+    values = recipe.values(weight.name, rows, facts)
+    evidence = Evidence(weight.name, weight.columns, rows, weight.rows // rows, sums, second, values)
     nbytes = weight.rows * native.row_bytes(choice.type, weight.columns)
     coded = native.quantized(choice.type) and choice.type != weight.type
     step = Step(weight, choice.type, choice.wanted, nbytes, evidence)

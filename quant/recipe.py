@@ -144,6 +144,13 @@ def role(name: str) -> str:
     return next((role for part, role in ROLES if part in name), "other")
 
 
+def values(name: str, rows: int, facts: Facts) -> int:
+    """Of the rows of a fused attn_qkv those that put out values, its last; 0 of others, and where it is not known."""
+    heads = facts.heads + 2 * facts.kv_heads
+    fused = name.endswith(".attn_qkv.weight") and min(facts.heads, facts.kv_heads) > 0 and rows % heads == 0
+    return rows // heads * facts.kv_heads if fused else 0
+
+
 def allowed(name: str, shape: Sequence[int], facts: Facts) -> bool:
     """Whether a tensor is quantized at all: matrices named …weight, without the small and delicate ones."""
     if sum(size > 1 for size in shape[1:]) == 0 or not name.endswith("weight") or name in KEPT_NAMES:

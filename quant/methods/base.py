@@ -48,6 +48,7 @@ class Evidence:
     """What is known of one tensor's input: `matrices` of `rows` rows each lie one after another (experts).
 
     `sums` are an imatrix's mean squares of the columns, `second` their second moments; None where nobody measured.
+    Of a weight that puts out queries, keys and values the last rows, `values` of them, are for the latter.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Evidence:
     matrices: int = 1
     sums: Entry | None = None
     second: Second | None = None
+    values: int = 0
 
     def weigh(self, first: int, last: int) -> native.Importance | None:
         """What the imatrix says of the rows first .. last, None where it is silent."""

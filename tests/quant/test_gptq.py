@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from quant import accelerate, native, quantize
+from quant import accelerate, native, quantize, recipe
 from quant.errors import Refusal
 from quant.formats import FORMATS
 from quant.imatrix import Entry
@@ -128,9 +128,30 @@ def test_values_want_the_moments_of_what_attention_mixes() -> None:
     for mixed in (True, False):
         known = Evidence("blk.0.attn_v.weight", 256, ROWS, 1, None, Known(correlated(256)[None], mixed))
         assert METHODS["gptq"].handles(FORMATS["Q4_K"], known) is mixed
-        for name, wanted in (("attn_qkv", mixed), ("attn_kv_b", mixed), ("attn_v_b", True)):  # MLA mixes first
+        for name, wanted in (("attn_kv_b", mixed), ("attn_v_b", True)):  # MLA mixes first
             known = replace(known, name=f"blk.0.{name}.weight")
             assert METHODS["gptq"].handles(FORMATS["Q4_K"], known) is wanted, name
+
+
+def test_of_fused_rows_all_but_the_values_are_solved(tmp_path: Path) -> None:
+    rows, heads, keys = 40, 3, 1
+    facts = recipe.Facts("phi3", 1, heads, keys, 0)
+    values = recipe.values("blk.0.attn_qkv.weight", rows, facts)
+    assert values == 8
+    assert recipe.values("blk.0.attn_q.weight", rows, facts) == 0
+    assert recipe.values("blk.0.attn_qkv.weight", rows + 1, facts) == 0
+    known = replace(evidence(correlated(256), tmp_path, rows), name="blk.0.attn_qkv.weight", values=values)
+    floats = drawn(256, rows)
+    found, plain = (made("gptq", "Q4_K", floats, one) for one in (known, replace(known, values=0)))
+    searched = made("search", "Q4_K", floats, known)
+    np.testing.assert_array_equal(found[:-values], plain[:-values])
+    np.testing.assert_array_equal(found[-values:], searched[-values:])
+    assert (plain[-values:] != searched[-values:]).any()
+    assert METHODS["gptq"].handles(FORMATS["Q4_K"], known)
+    assert not METHODS["gptq"].handles(FORMATS["Q4_K"], replace(known, values=0))
+    solve = METHODS["gptq"].solver(FORMATS["Q4_K"], known)
+    parts = [solve(floats[first:last], first) for first, last in pairwise((0, 20, 33, 40))]
+    np.testing.assert_array_equal(np.concatenate(parts), found)
 
 
 def test_eight_bits_are_left_to_search(tmp_path: Path) -> None:
