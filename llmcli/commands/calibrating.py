@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.catalog import store
 from llmcli.catalog.partial import cannot_write, check_place, write_whole
 from llmcli.commands.scorers import Side
-from llmcli.hardware import host
+from llmcli.hardware import blas, host
 from llmcli.runtime import identity
 from llmcli.runtime.activations import Activations, open_activations
 from llmcli.runtime.binding.library import version
@@ -103,12 +103,14 @@ class _Sink:
 
     def __init__(self) -> None:
         self.listeners: list[Sums | Seconds | Survey] = []
+        self._alone = blas.alone()
 
     def __call__(self, seen: Seen | Mixed) -> None:
         if isinstance(seen, Mixed):
-            for listener in self.listeners:
-                if not isinstance(listener, Sums):
-                    listener.mix(Mixture(seen.name, seen.shares))
+            with self._alone():
+                for listener in self.listeners:
+                    if not isinstance(listener, Sums):
+                        listener.mix(Mixture(seen.name, seen.shares))
             return
         product = Product(seen.name, seen.rows, seen.matrices, seen.experts, seen.key)
         for listener in self.listeners:
