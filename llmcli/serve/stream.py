@@ -15,8 +15,8 @@ from llmcli.serve.bridge import Answering, Bridge
 from llmcli.serve.problems import Problem, problem
 from llmcli.serve.routes.base import Service
 from llmcli.serve.schema.base import Form, encoded
-from llmcli.serve.schema.fields import strict
 from llmcli.serve.settings import Settings
+from llmcli.strict import strict
 from quant.errors import Refusal
 
 T = TypeVar("T")

@@ -5,13 +5,13 @@ Every keyword is known or refused by name and place; none is passed over in sile
 """
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.size import Size, size
+from llmcli.strict import finite, strict
 
 LARGEST, DEEPEST = 1 << 18, 64  # characters of a schema, levels of JSON in it
 PARTS = 200  # tried one by one to find the one that is refused
@@ -87,7 +87,7 @@ def _read(text: str) -> Any:
     if len(text) > LARGEST:
         raise UserError(f"the schema has {len(text)} characters", hint=f"at most {LARGEST}")
     try:
-        root = json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_whole)
+        root = strict(text, _whole)
         json.dumps(root, ensure_ascii=False).encode()
     except RecursionError:
         raise _too_deep() from None
@@ -115,19 +115,8 @@ def _too_deep() -> UserError:
     return UserError(f"the schema is nested more than {DEEPEST} levels deep", hint="name its parts in $defs")
 
 
-def _no_number(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON number")
-
-
-def _finite(word: str) -> float:
-    number = float(word)
-    if math.isinf(number):
-        raise ValueError(f"{word[:40]} is too large a number")
-    return number
-
-
 def _whole(word: str) -> int:
-    _finite(word)  # the library reads whole numbers beyond 64 bits as floats
+    finite(word)  # the library reads whole numbers beyond 64 bits as floats
     return int(word)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from llmcli.errors import UserError
 from llmcli.serve.batch.lines import MOST, Line
 from llmcli.serve.problems import Problem
-from llmcli.serve.schema.fields import Fields, kind, strict
+from llmcli.serve.schema.fields import Fields, kind
+from llmcli.strict import strict
 from llmcli.utf8 import decoded
 
 CHAT, TEXT, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"

@@ -1,7 +1,5 @@
 """Values out of a JSON document from anywhere, each with its kind checked and its path in what is said about it."""
 
-import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,23 +16,6 @@ def kind(value: object) -> str:
     if value is None:
         return "null"
     return next((words for one, words in KINDS.items() if type(value) is one), type(value).__name__)
-
-
-def strict(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError, RecursionError; also for what Python alone takes for JSON, and for
-    numbers beyond a double's: told back, they would be no JSON."""
-    return json.loads(text, parse_constant=_no_number, parse_float=_finite)
-
-
-def _no_number(word: str) -> None:
-    raise ValueError(f"{word} is no number of JSON")
-
-
-def _finite(word: str) -> float:
-    number = float(word)
-    if math.isinf(number):
-        raise ValueError(f"{word[:40]} is too large a number")
-    return number
 
 
 @dataclass(frozen=True, slots=True)

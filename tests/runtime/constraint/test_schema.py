@@ -101,7 +101,7 @@ def test_the_suites_invalid_instances_cannot_be_written() -> None:
         (False, "no document is valid"),
         ("[]", "the schema is an array"),
         ("{", "is not JSON"),
-        ('{"const": NaN}', "NaN is no JSON number"),
+        ('{"const": NaN}', "NaN is no number of JSON"),
         ('{"const": 1e999}', "1e999 is too large"),
         ('{"const": "\\ud800"}', "half a character"),
         ("[" * 100_000, "more than 64 levels"),
