@@ -237,14 +237,17 @@ class Scheduler:
 
     def _step_aside(self, long: list[Sequence]) -> bool:
         """Whether prompts are long enough to be computed alone."""
-        least = self.schedule.aside
-        return least is not None and sum(len(one.tokens) - one.computed for one in long) >= least
+        return self._long_enough(sum(len(one.tokens) - one.computed for one in long))
+
+    def _long_enough(self, rows: int) -> bool:
+        """Whether others are to step aside for so many rows, and can."""
+        ledger, least = self.ledger, self.schedule.aside
+        return least is not None and rows >= least and ledger.forks and ledger.keeps and ledger.memory.whole_states
 
     @contextmanager
     def alone(self, plan: Pass) -> Iterator[None]:
         """The pool while a pass is computed: without the others' cells where it is long enough."""
-        ledger, least = self.ledger, self.schedule.aside
-        if least is None or len(plan.tokens) < least or not (ledger.forks and ledger.keeps):
+        if not self._long_enough(len(plan.tokens)):
             yield
             return
         slots = set(plan.slots)
@@ -254,7 +257,7 @@ class Scheduler:
                 yield
         finally:
             for one in others:
-                one.computed = min(one.computed, len(ledger.tokens[one.slot]))
+                one.computed = min(one.computed, len(self.ledger.tokens[one.slot]))
 
     def _fill(self, made: Pass) -> Sequence | None:
         """Add the rows of a pass; or who has no room for its own."""

@@ -38,17 +38,27 @@ def test_what_enters_the_head_is_shown_though_the_head_is_not_computed(tmp_path:
 
     path = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=2)
     seen: list[tuple[str, bytes]] = []
+    asked: list[str] = []
+
+    def wanted(name: str) -> bool:
+        asked.append(name)
+        return True
+
     ids = np.arange(32, dtype=np.int32)
     with open_model(path, gpu_layers=0) as model:
         everything = ContextOptions(32)
-        with open_activations(model, everything, lambda name: bool(name), lambda one: seen.append(_kept(one))) as found:
+        with open_activations(model, everything, wanted, lambda one: seen.append(_kept(one))) as found:
             found.read(ids)
             whole, head = seen[:], found.latest
-            found.narrow(lambda name: bool(name), head)
+            assert head in asked
+            found.narrow(wanted, head)
             for _ in range(2):
                 seen.clear()
+                asked.clear()
                 found.read(ids)
                 assert (seen, found.latest) == (whole, head)
+                assert "blk.1.ffn_down.weight" in asked
+                assert head not in asked  # llama.cpp never came to it
             found._watcher._heads.clear()  # not known: the product itself ends the pass
             seen.clear()
             found.read(ids)

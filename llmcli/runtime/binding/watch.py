@@ -91,6 +91,13 @@ class Watcher:
             raise error
 
     def _node(self, pointer: int, ask: bool, _data: object) -> bool:
+        try:
+            return self._look(pointer, ask)
+        except BaseException as error:  # noqa: BLE001 - ctypes would print it and go on
+            self.error = error
+            return False
+
+    def _look(self, pointer: int, ask: bool) -> bool:
         node = _Tensor.from_address(pointer)
         if self.last in self._heads and node.ne[1] >= LEAST_ROWS and _plain(node.name) == RESULT:
             return ask or self._end(pointer, node)
@@ -105,25 +112,18 @@ class Watcher:
         if ask:
             enough = op == EXPERTS or entered.ne[1] >= LEAST_ROWS
             return enough and entered.type == F32 and bool(name) and self.wanted(name)
-        try:
-            if mixes:
-                self.sink(Mixed(name, self._array(entered, np.float32)[0]))
-                return name != self.last
-            ids = _Tensor.from_address(node.src[2]) if op == EXPERTS else None
-            self._show(name, weight, entered, ids, int(node.src[1]))
-        except BaseException as error:  # noqa: BLE001 - ctypes would print it and go on
-            self.error = error
-            return False
+        if mixes:
+            self.sink(Mixed(name, self._array(entered, np.float32)[0]))
+            return name != self.last
+        ids = _Tensor.from_address(node.src[2]) if op == EXPERTS else None
+        self._show(name, weight, entered, ids, int(node.src[1]))
         return name != self.last
 
     def _end(self, pointer: int, node: _Tensor) -> bool:
         """What enters the head is there, and that was all."""
         self.latest = self.last
-        try:
-            rows = self._array(node, np.float32)
-            self.sink(Seen(self.last, rows, self._heads[self.last], None, (pointer, int(node.data))))
-        except BaseException as error:  # noqa: BLE001 - as below
-            self.error = error
+        rows = self._array(node, np.float32)
+        self.sink(Seen(self.last, rows, self._heads[self.last], None, (pointer, int(node.data))))
         return False
 
     def _show(self, name: str, weight: _Tensor, entered: _Tensor, ids: _Tensor | None, address: int) -> None:

@@ -25,6 +25,7 @@ LIMITS = {"max_lexer_states": 50_000, "max_grammar_size": 300_000, "max_items_in
 # 2026-11-22: 24 KB of schema, 1,600 levels deep by its references, ended the process on a stack of 8 MiB. A document
 # has room for 11,000 levels; what is not used of this is not taken.
 STACK = 256 << 20
+STARTING = threading.Lock()  # the size is that of every thread which begins meanwhile
 
 
 class Words:
@@ -186,13 +187,14 @@ class Guide:
 
 def _deep(function: Callable[[], Any]) -> Any:
     """What a function returns, run where it may call itself often."""
-    before = threading.stack_size(STACK)
-    try:
-        pool = ThreadPoolExecutor(1, "llmcli-compile")
-        with pool:
-            return pool.submit(function).result()
-    finally:
-        threading.stack_size(before)
+    with ThreadPoolExecutor(1, "llmcli-compile") as pool:
+        with STARTING:
+            before = threading.stack_size(STACK)
+            try:
+                made = pool.submit(function)
+            finally:
+                threading.stack_size(before)
+        return made.result()
 
 
 def _json_grammar(text: str) -> str:

@@ -1,6 +1,7 @@
 """Schemas that would take long to compile, or more stack than there is: refused by name, or made all the same."""
 
 import json
+import threading
 from collections import Counter
 from typing import Any
 
@@ -121,3 +122,15 @@ def test_looking_for_the_part_that_is_refused_has_an_end(monkeypatch: pytest.Mon
     with pytest.raises(UserError, match="cannot be followed"):
         words.schema({"type": "object", "$defs": parts, "properties": {name: {} for name in parts}, "allOf": [bad]})
     assert sum(told) < 2 * schema.LARGEST
+
+
+def test_only_the_thread_that_compiles_has_a_large_stack() -> None:
+    def size() -> int:
+        with llguidance.STARTING:  # held until the thread has begun
+            return threading.stack_size()
+
+    before = threading.stack_size()
+    assert llguidance._deep(size) == before
+    with pytest.raises(ZeroDivisionError):
+        llguidance._deep(lambda: 1 // 0)
+    assert threading.stack_size() == before
