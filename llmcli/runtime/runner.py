@@ -28,6 +28,7 @@ from llmcli.runtime.identity import stamp
 from llmcli.runtime.interrupt import on_interrupt
 from llmcli.runtime.request import Answer, Request, RunOptions
 from llmcli.runtime.sampling import logit_bias
+from llmcli.runtime.search import TooManyBeams
 from llmcli.runtime.strategies.base import Speculation, Vocabulary
 from llmcli.runtime.template import Template
 from llmcli.runtime.thinking import HIDDEN, TAGS, Tags, opened
@@ -263,10 +264,7 @@ class Runner:
         """Raise UserError where the memory cannot hold a search, before it begins."""
         beams, count, window = request.search.beams, len(request.tokens), self.context.n_swa
         if beams > self.context.n_seq_max:
-            raise UserError(
-                f"{beams} beams take {beams} sequences, and this model was loaded for {self.context.n_seq_max}",
-                hint=f"start with --beams {beams}",
-            )
+            raise TooManyBeams(beams, self.context.n_seq_max)
         if self.context.recurrent:
             raise UserError(
                 "beams share their memory, and this model's recurrent state cannot be shared", hint="leave out --beams"

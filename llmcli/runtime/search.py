@@ -12,6 +12,16 @@ STEEPEST = 10.0  # a penalty beyond it decides by length alone
 EARLY = ("no", "yes", "never")
 
 
+class TooManyBeams(UserError):
+    """A search wants more sequences than a model was loaded for."""
+
+    def __init__(self, beams: int, sequences: int) -> None:
+        super().__init__(
+            f"{beams} beams take {beams} sequences, and this model was loaded for {sequences}",
+            hint=f"start with --beams {beams}",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Search:
     """How a beam search goes. One beam is no search: the sampling settings hold.

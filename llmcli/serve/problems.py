@@ -5,6 +5,7 @@ Free of HTTP: a batch file's lines and the WebSocket fail in the same words.
 
 from typing import Any
 
+from llmcli.runtime.search import TooManyBeams
 from llmcli.serve.bridge import Busy, Failed, Stopping
 from quant.errors import Refusal
 
@@ -38,7 +39,10 @@ def unknown_model(name: str, names: tuple[str, ...]) -> Problem:
 
 
 def problem(error: Refusal) -> Problem:
-    """Any mistake as one: what the engine, a template or a grammar refuses is the request's."""
+    """Any mistake as one: what the engine, a template or a grammar refuses is the request's.
+
+    Hints are flags of another command line than the server's: where one helps, it is told in the server's words.
+    """
     match error:
         case Problem():
             return error
@@ -48,6 +52,8 @@ def problem(error: Refusal) -> Problem:
             return Problem(str(error), 500)
         case Stopping():
             return Problem(str(error), 503)
+        case TooManyBeams():
+            return Problem(f"{error}: ask for fewer, or start with a larger --parallel", param="beams")
     return Problem(str(error))
 
 

@@ -63,7 +63,7 @@ WRONG = {
     "grammar: the grammar is wrong in line 1": {"grammar": "root ::= ("},
     "a grammar says where the answer ends": {"grammar": 'root ::= "a"', "ignore_eos": True},
     "beams is '1000'": {"beams": 1000},
-    "7 beams take 7 sequences": {"beams": 7},
+    "loaded for 6: ask for fewer, or start with a larger --parallel": {"beams": 7},
     "functions is not known here": {"functions": [{}]},
     "modalities: this server writes text": {"modalities": ["audio"]},
     "chat_template_kwargs.messages is the server's to set": {"chat_template_kwargs": {"messages": []}},
