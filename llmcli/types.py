@@ -49,7 +49,8 @@ class Event:
     """What one step gave one sequence: a token and the text that became visible with it.
 
     `text` may be empty (half a character, or the beginning of what may be a stop string). `top` are the likeliest
-    tokens of the step and their log-probabilities, where they were asked for.
+    tokens of the step and their log-probabilities, where they were asked for. `prompt`, in an event of its own before
+    the others: how likely each token of the prompt but the first was, and the likeliest there, where that was asked.
     The last event of a sequence carries `finish`; it has no token where the end came without one.
     """
 
@@ -58,6 +59,7 @@ class Event:
     text: str
     finish: Finish | None = None
     top: tuple[tuple[int, float], ...] = ()
+    prompt: tuple[tuple[float, tuple[tuple[int, float], ...]], ...] = ()
 
 
 class Bar(Protocol):

@@ -220,7 +220,7 @@ class Engine:
             return self.context.decode(rows)
 
     def _advance(self, sequence: Sequence, count: int, rows: Iterator[Row], spent: float) -> list[Event]:
-        start = sequence.computed
+        start, told = sequence.computed, list[Event]()
         if start < len(sequence.tokens):
             self.ledger.append(sequence.slot, sequence.tokens[start : start + count])
             if sequence.prompting:
@@ -233,17 +233,19 @@ class Engine:
             sequence.computed += count
             if sequence.computed < len(sequence.tokens):
                 return []
+            if sequence.scores and not sequence.times:
+                told.append(Event(sequence.id, None, "", prompt=tuple(sequence.scores)))
             if sequence.draft:
                 self.ledger.append(sequence.slot, sequence.draft)
         else:
             for slot, token in sequence.strategy.pending():
                 self.ledger.append(slot, [token])
         if not sequence.followed:
-            return self._accept(sequence, rows, spent)
+            return told + self._accept(sequence, rows, spent)
         sequence.followed = False
         row = next(rows)
         together = (sequence, *self._fork(sequence))
-        return [event for one in together for event in self._accept(one, iter((row,)), spent)]
+        return told + [event for one in together for event in self._accept(one, iter((row,)), spent)]
 
     def _fork(self, first: Sequence) -> list[Sequence]:
         """The samples that begin where this prompt ends, in cells shared with it; those left over wait for a slot."""

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 
 from llmcli.runtime.binding.context import ContextOptions, open_context
@@ -83,6 +82,26 @@ def test_an_end_is_a_token_among_them(serve: Callable[..., Served]) -> None:
     assert choice.logprobs.text_offset == [0, 0, 1, 2, 3]
 
 
-def test_they_come_whole(serve: Callable[..., Served]) -> None:
-    with pytest.raises(openai.BadRequestError, match="leave out stream"):
-        ask(serve(), "ask", stream=True)
+def test_a_stream_tells_them_first(tiny: Served) -> None:
+    ids = list(tiny.bridge.runner.encode_prompt(TEXT * 4))
+    prompts = [ids[:60], ids[:1], ids[:61]]
+    for more in ({"max_tokens": 3, "n": 2, "seed": 1}, {"max_tokens": 0}):
+        whole = ask(tiny, prompts, **more)
+        with client(tiny) as asked:
+            stream = asked.completions.create(
+                model="tiny", prompt=prompts, echo=True, logprobs=2, stream=True, **more
+            )
+            chunks = [chunk.choices[0] for chunk in stream]
+        for number, wanted in enumerate(whole):
+            mine = [one for one in chunks if one.index == number]
+            first, told = mine[0].logprobs, [one.logprobs for one in mine if one.logprobs]
+            assert len(first.tokens) == len(prompts[number * len(prompts) // len(whole)])
+            assert "".join(one.text for one in mine) == wanted.text and mine[-1].finish_reason == wanted.finish_reason
+            for name in ("tokens", "text_offset"):
+                found = [value for about in told for value in getattr(about, name)]
+                assert found == getattr(wanted.logprobs, name)
+            values = [value for about in told for value in about.token_logprobs]
+            assert values[0] is None
+            assert values[1:] == pytest.approx(wanted.logprobs.token_logprobs[1:], abs=2e-3)
+            tops = [top for about in told for top in about.top_logprobs or [None] * len(about.tokens)]
+            assert tops[0] is None and all(2 <= len(top) <= 3 for top in tops[1:])

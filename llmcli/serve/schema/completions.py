@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from llmcli.runtime.ranked import Ranked
+from llmcli.runtime.ranked import Ranked, Scored
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.runner import Runner
 from llmcli.serve.problems import Problem
@@ -53,6 +53,7 @@ class Completions(Form):
         self.check()
         self._echoes = [self._echo(request) for request in self.requests]
         self._offsets = [len(echo) for echo in self._echoes for _ in range(self.count)]
+        self._awaited = [self.scores] * len(self.requests)  # the prompts that a stream has not told yet
 
     def _refuse(self, beams: int) -> None:
         if self.samples < self.count:
@@ -61,8 +62,6 @@ class Completions(Form):
             raise Problem("best_of is known when all are done: leave out stream", param="best_of")
         if self.logprobs is not None and beams > 1:
             raise Problem("a beam search keeps no alternatives: leave out logprobs or beams", param="logprobs")
-        if self.scores and self.stream:
-            raise Problem("the log-probabilities of a prompt come whole: leave out stream or echo", param="stream")
 
     @property
     def scores(self) -> bool:
@@ -130,15 +129,29 @@ class Completions(Form):
         return {"index": index, "text": echo + answer.text, "logprobs": about, "finish_reason": reason(answer)}
 
     def begin(self) -> Iterable[Document]:
-        """The prompts, where they are echoed."""
+        """The prompts, where they are echoed; with their log-probabilities each comes when it is computed."""
         self.begun = True
-        echoed = [echo for echo in self._echoes for _ in range(self.count)]
+        echoed = () if self.scores else [echo for echo in self._echoes for _ in range(self.count)]
         return [self._chunk(index, echo) for index, echo in enumerate(echoed) if echo]
+
+    def _prompt(self, event: Event) -> list[Document]:
+        """A prompt for each of its choices, at the first event of any."""
+        number = event.sequence // self.count
+        if not self._awaited[number]:
+            return []
+        self._awaited[number] = False
+        scores = [Scored(value, tuple(Ranked(*one) for one in top)) for value, top in event.prompt]
+        echo = self._echoes[number]
+        about = logprobs.of_prompt(self.runner, self.requests[number].tokens, scores, echo)
+        return [self._chunk(number * self.count + index, echo, about) for index in range(self.count)]
 
     def show(self, event: Event) -> Iterable[Document]:
         """The text that an event added."""
         if self.requests[0].strategy == "beam":
             return []
+        return [*self._prompt(event), *self._token(event)]
+
+    def _token(self, event: Event) -> list[Document]:
         about = None
         if self.logprobs is not None and event.token:
             top = [[Ranked(*one) for one in event.top]] if event.top else []
