@@ -5,6 +5,7 @@ The copy lies in the cache under the source's fingerprint. A run that is killed 
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from llmcli.catalog.partial import make_folder
 from llmcli.errors import UserError
 from llmcli.units import size
 from quant import quantize as road
+from quant.writer import layout
 
 if TYPE_CHECKING:
     from llmcli.config import Config
@@ -52,6 +54,15 @@ def room(wanted: dict[Path, int]) -> None:
             raise UserError(
                 f"{folder} has {have:,} bytes free, {nbytes:,} are needed", hint=f"free {nbytes - have:,} bytes"
             )
+
+
+@contextmanager
+def wordlist(source: "Source") -> Iterator[Path]:
+    """A file of the source's metadata without a weight, with which llama.cpp reads words into tokens."""
+    with tempfile.TemporaryDirectory(prefix="llmcli-") as folder:
+        file = Path(folder) / f"{source.name}.gguf"
+        file.write_bytes(layout(source.entries, (), source.alignment).header)
+        yield file
 
 
 @contextmanager

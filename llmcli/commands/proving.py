@@ -17,18 +17,14 @@ def proven(source: "Source", tokenizer: "Path", pre: str | None = None) -> "Sour
     The vocabulary goes into a file of its own, which llama.cpp loads without weights: seconds, before minutes.
     Raises Refusal where llama.cpp encodes otherwise; warns of a chat template whose turns do not end.
     """
-    import tempfile
     from dataclasses import replace
-    from pathlib import Path
 
+    from llmcli.commands import bases
     from llmcli.runtime import doctor
     from llmcli.runtime.binding.model import open_model
     from quant import container, proof
-    from quant.writer import layout
 
-    with tempfile.TemporaryDirectory(prefix="llmcli-") as folder:
-        file = Path(folder) / f"{source.name}.gguf"
-        file.write_bytes(layout(source.entries, (), source.alignment).header)
+    with bases.wordlist(source) as file:
         header = container.read(file)
         container.check(header)
         with open_model(file, vocab_only=True) as model:

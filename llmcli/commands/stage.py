@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmcli.catalog.partial import make_folder
+from llmcli.commands import bases
 from llmcli.commands.scorers import Side
 from llmcli.errors import UserError
 from llmcli.hardware import fit
@@ -93,6 +94,7 @@ class Stage:
 @contextmanager
 def staged(source: "Source", path: Path, reading: Reading, ui: "UI") -> Iterator[Stage]:
     """Write the copy, open it, and let it learn what is read; the copy is removed at the end."""
+    text = _text(source, reading)
     make_folder(path.parent)
     plan = road.plan(source, "F16")
     with ExitStack() as stack:
@@ -101,16 +103,7 @@ def staged(source: "Source", path: Path, reading: Reading, ui: "UI") -> Iterator
             road.run(plan, path, threads=reading.threads, force=True, watch=lambda progress: bar.advance(1))
         header = container.read(path)
         container.check(header)
-        n_ctx = min(N_CTX, header.context_length or N_CTX)
-        wish = RunOptions(n_ctx, reading.threads or None, None, 2048, 512, "0", "auto")
-        side = Side(header, *fit.decide(header, wish, lambda text: None))
-        text = reading.text(side)
-        if text.count < reading.measured + reading.held_out:
-            raise UserError(
-                f"the text has {text.count} chunks of {n_ctx} tokens, measuring takes "
-                f"{reading.measured} and {reading.held_out} more that are held out",
-                hint="a longer --text, or fewer --probe-chunks",
-            )
+        side = _side(header, reading)
         at_once = min(AT_ONCE, text.count)
         model = stack.enter_context(open_model(path, gpu_layers=0, latent=header.latent, repack=False))
         context = stack.enter_context(open_context(model, side.context(at_once, model.n_vocab)))
@@ -119,3 +112,23 @@ def staged(source: "Source", path: Path, reading: Reading, ui: "UI") -> Iterator
         stage = Stage(path, text, reading.measured, ChunkScorer(model, context), lanes)
         stage.learn()
         yield stage
+
+
+def _text(source: "Source", reading: Reading) -> Chunks:
+    """What will be read; raises UserError where it is too short, before anything is copied."""
+    with bases.wordlist(source) as path:
+        side = _side(container.read(path), reading)
+        text = reading.text(side)
+    if text.count < reading.measured + reading.held_out:
+        raise UserError(
+            f"the text has {text.count} chunks of {side.options.ctx_size} tokens, measuring takes "
+            f"{reading.measured} and {reading.held_out} more that are held out",
+            hint="a longer --text, or fewer --probe-chunks",
+        )
+    return text
+
+
+def _side(header: container.Header, reading: Reading) -> Side:
+    n_ctx = min(N_CTX, header.context_length or N_CTX)
+    wish = RunOptions(n_ctx, reading.threads or None, None, 2048, 512, "0", "auto")
+    return Side(header, *fit.decide(header, wish, lambda text: None))

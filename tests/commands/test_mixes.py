@@ -68,6 +68,18 @@ def test_a_size_is_kept_to_and_a_second_one_costs_no_measurement(sized: Call, te
     assert "to measure:" not in second.err
 
 
+def test_a_text_that_is_too_short_is_told_before_the_model_is_copied(
+    sized: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("quant.quantize.run")
+    text = tmp_path / "short.txt"
+    text.write_text("Once upon a time there was a little fish who lived in the sea. " * 6)
+    done = sized("--target-size", "180K", "--text", str(text), "--probe-chunks", "100")
+    assert done.code == 1
+    assert "measuring takes 100 and 100 more that are held out" in done.err
+    assert "a longer --text, or fewer --probe-chunks" in done.err
+
+
 def test_a_plan_makes_the_same_bytes_again_and_is_recognised(sized: Call, tmp_path: Path) -> None:
     plan, out = tmp_path / "plan.json", tmp_path / "o.gguf"
     told(sized("--target-size", "170K", "--quick", "--plan-out", str(plan)))
