@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quant import writer
 from quant.errors import Refusal
-from quant.imatrix import CHUNK_SIZE, CHUNKS, COUNTS, DATASETS, SUMS
+from quant.imatrix import CHUNK_SIZE, CHUNKS, COUNTS, DATASETS, MODEL, SUMS, TRANSFORM
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -102,8 +102,10 @@ class Sums:
                 found[name] = count
         return found
 
-    def file(self, datasets: Sequence[str], chunks: int, chunk_size: int) -> list[bytes]:
-        """The pieces of an imatrix as llama-imatrix writes it."""
+    def file(
+        self, datasets: Sequence[str], chunks: int, chunk_size: int, model: str = "", transform: str | None = None
+    ) -> list[bytes]:  # fmt: skip
+        """The pieces of an imatrix as llama-imatrix writes it; `model` and `transform` are told beside that."""
         if not self.sums:
             raise Refusal("the model multiplied by no weight that has a name", hint="is it a language model?")
         entries = [
@@ -112,6 +114,8 @@ class Sums:
             (CHUNKS, writer.entry("uint32", chunks)),
             (CHUNK_SIZE, writer.entry("uint32", chunk_size)),
         ]
+        own = {MODEL: model or None, TRANSFORM: transform}
+        entries += [(key, writer.entry("string", told)) for key, told in own.items() if told is not None]
         arrays: list[tuple[str, F64]] = []
         for name in sorted(self.sums):
             counts = self.counts[name]

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 DATASETS, CHUNKS, CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
+MODEL, TRANSFORM = "llmcli.imatrix.model", "llmcli.imatrix.transform"  # ours; llama.cpp's tools pass them over
+MOMENTS = "llmcli.moments"  # the general.type of a file of second moments
 MAX_NAME = 255  # bytes of a name in the .dat form
 MAX_TEXT = 127  # bytes of a text that upstream writes into the quantized file
 MAX_MATRICES = 1 << 16  # in one tensor: experts, or heads
@@ -76,6 +78,8 @@ class Imatrix:
     """A whole file; `digest` tells its content, `path` is as the user gave it.
 
     `chunk_size` is in tokens: 0 in the older form, which does not tell, and whose divisors count chunks, not rows.
+    `model` is the Source.fingerprint of what it was gathered from, `transform` the digest of the folds which that had;
+    "" and None where the file does not tell, as llama-imatrix's do not.
     """
 
     path: Path
@@ -84,6 +88,8 @@ class Imatrix:
     datasets: tuple[str, ...]
     chunks: int
     chunk_size: int = 0
+    model: str = ""
+    transform: str | None = None
 
     @property
     def dataset(self) -> str:
@@ -101,11 +107,14 @@ class Imatrix:
             told["quantize.imatrix.chunks_count"] = entry("uint32", self.chunks)
         return told
 
-    def fitting(self, tensors: Sequence[tuple[str, Sequence[int]]]) -> dict[str, Entry]:
-        """The entries of these tensors (name, shape with the row length first); one of another size is refused.
+    def fitting(self, tensors: Sequence[tuple[str, Sequence[int]]], transform: str = "") -> dict[str, Entry]:
+        """The entries of these tensors (name, shape with the row length first); one of another size is refused, and
+        what was gathered under another `transform` than the tensors have.
 
         As in llama.cpp the embedding's is passed over instead: it is read as rows, not multiplied.
         """
+        if self.transform is not None:
+            same_folds(f"{self.path} is the imatrix", self.transform, transform)
         found, wrong = {}, []
         for name, shape in tensors:
             known = self.entries.get(name)
@@ -122,6 +131,16 @@ class Imatrix:
         return found
 
 
+def same_folds(what: str, theirs: str, mine: str) -> None:
+    """Refuse `what` was gathered from a model under other folds: its columns are scaled otherwise, or elsewhere."""
+    if theirs != mine:
+        told, own = (f"folds {one[:12]}" if one else "no folds" for one in (theirs, mine))
+        raise Refusal(
+            f"{what} of a model with {told}, this one has {own}",
+            hint="calibrate this very file, or leave the folds as they were",
+        )
+
+
 def _text(blob: bytes) -> bytes:
     """A text as long as upstream writes it, without what is no UTF-8: a character that is cut, a file's odd name."""
     return entry("string", blob[:MAX_TEXT].decode("utf-8", "ignore"))
@@ -134,16 +153,17 @@ def load(path: Path) -> Imatrix:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()[:32]
             stream.seek(0)
             if stream.read(4) == header.MAGIC:
-                entries, datasets, *numbers = _gguf(path)
+                found = _gguf(path, digest)
             else:
-                entries, datasets, *numbers = _Legacy(path, stream).read()
+                entries, datasets, chunks, chunk_size = _Legacy(path, stream).read()
+                found = Imatrix(path, digest, entries, datasets, chunks, chunk_size)
     except FileNotFoundError:
         raise Refusal(f"there is no file {path}", hint="check the path given with --imatrix") from None
     except OSError as error:
         raise Refusal(f"{path} cannot be read: {error.strerror or error}", hint="check the path") from None
-    for name, known in entries.items():
+    for name, known in found.entries.items():
         _check(path, name, known)
-    return Imatrix(path, digest, entries, datasets, *numbers)
+    return found
 
 
 def _check(path: Path, name: str, known: Entry) -> None:
@@ -156,9 +176,12 @@ def _check(path: Path, name: str, known: Entry) -> None:
             raise Refusal(f"{path}: {name} holds values that are no sums of squares", hint=AGAIN)
 
 
-def _gguf(path: Path) -> tuple[dict[str, Entry], tuple[str, ...], int, int]:
+def _gguf(path: Path, digest: str) -> Imatrix:
     part = header.parse(path)
     keys = {item.key: item for item in part.fields}
+    said = {key: item.value for key, item in keys.items() if isinstance(item.value, str)}
+    if said.get("general.type") == MOMENTS:
+        raise Refusal(f"{path} holds second moments", hint=f"--moments {path}: they serve as the imatrix, too")
     if missing := [key for key in (DATASETS, CHUNKS, CHUNK_SIZE) if key not in keys]:
         raise Refusal(f"{path} is a GGUF file but no imatrix: it lacks {', '.join(missing)}", hint=AGAIN)
     tensors = {tensor.name: tensor for tensor in part.tensors}
@@ -169,7 +192,10 @@ def _gguf(path: Path) -> tuple[dict[str, Entry], tuple[str, ...], int, int]:
     datasets = keys[DATASETS].value
     texts = datasets.blobs() if isinstance(datasets, header.Array) and datasets.kind == "string" else []
     chunks, chunk_size = (_count(path, keys[key]) for key in (CHUNKS, CHUNK_SIZE))
-    return entries, tuple(text.decode("utf-8", "replace") for text in texts), chunks, chunk_size
+    read = tuple(text.decode("utf-8", "replace") for text in texts)
+    return Imatrix(
+        path, digest, entries, read, chunks, chunk_size, said.get(MODEL, ""), said.get(TRANSFORM)
+    )  # fmt: skip
 
 
 def _count(path: Path, field: header.Field) -> int:

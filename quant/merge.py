@@ -42,13 +42,18 @@ def merged(paths: Sequence[Path]) -> tuple[Merged, list[bytes]]:
         if not file.chunk_size
     ]
     sums = Sums()
+    told = [file for file in files if file.transform is not None]
     for file in files:
         _same(files[0], file)
+        if told and file.transform not in (None, told[0].transform):
+            raise _other_folds(told[0], file)
         for name, entry in file.entries.items():
             _add(sums, name, entry, 1 if file.chunk_size else usual, file)
     chunks = sum(file.chunks for file in files)
     datasets = list(dict.fromkeys(text for file in files for text in file.datasets))
-    return Merged(len(sums.sums), chunks, tuple(notes)), sums.file(datasets, chunks, usual)
+    models, folds = {file.model for file in files}, {file.transform for file in files}
+    model, transform = (known.pop() if len(known) == 1 else None for known in (models, folds))
+    return Merged(len(sums.sums), chunks, tuple(notes)), sums.file(datasets, chunks, usual, model or "", transform)
 
 
 def merge_moments(paths: Sequence[Path], out: Path) -> Merged:
@@ -104,7 +109,7 @@ def _spread(counts: momentfile.F64, many: int) -> momentfile.F64:
 
 def _alike(first: Moments, file: Moments) -> None:
     if file.about.transform != first.about.transform:
-        raise Refusal(f"{file.path} was gathered under other folds than {first.path}", hint=HINT)
+        raise _other_folds(first, file)
     if apart := sorted(first.names ^ file.names):
         raise Refusal(f"{file.path} is of another model than {first.path}: {apart[0]} is in one alone", hint=HINT)
     if apart := sorted(_mixed(first) ^ _mixed(file)):
@@ -117,6 +122,10 @@ def _alike(first: Moments, file: Moments) -> None:
             raise Refusal(f"{file.path} is of another model than {first.path}: {one.names[0]} has {sizes}", hint=HINT)
     if file.about.model != first.about.model:
         raise Refusal(f"{file.path} was gathered from another file of this model than {first.path}", hint=HINT)
+
+
+def _other_folds(first: Imatrix | Moments, file: Imatrix | Moments) -> Refusal:
+    return Refusal(f"{file.path} was gathered under other folds than {first.path}", hint=HINT)
 
 
 def _mixed(file: Moments) -> set[str]:

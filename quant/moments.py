@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 from quant import header
 from quant.errors import Refusal
-from quant.imatrix import MAX_MATRICES, Entry, Imatrix
+from quant.imatrix import CHUNKS, MAX_MATRICES, MOMENTS, Entry, Imatrix, same_folds
 
 if TYPE_CHECKING:
     from quant.native import F32
 
-KIND, KEY = "llmcli.moments", "llmcli.moments."
+KIND, KEY = MOMENTS, MOMENTS + "."
 MIXED = KEY + "mixed"
 SECOND, SQUARES, FIRST, COUNTS = ".second", ".squares", ".first", ".counts"
 CHECKED = 16  # rows of a matrix that are held against its columns
@@ -164,7 +164,10 @@ class Moments:
         """The diagonals as an importance matrix: mean squares under each weight's name."""
         entries = {name: self.inputs[number].importance for name, number in sorted(self._of.items())}
         about = self.about
-        return Imatrix(self.path, self.digest, entries, about.datasets, about.chunks, about.chunk_size)
+        return Imatrix(
+            self.path, self.digest, entries, about.datasets, about.chunks, about.chunk_size, about.model,
+            about.transform,
+        )  # fmt: skip
 
     def fitting(self, tensors: Sequence[tuple[str, Sequence[int]]], transform: str = "") -> dict[str, Second]:
         """What it has of these tensors (name, shape with the row length first).
@@ -173,12 +176,7 @@ class Moments:
         another `transform` (the folds' digest) than the tensors have. The embedding's is passed over instead where its
         size is another: it may be read as rows, not multiplied.
         """
-        if self.about.transform != transform:
-            theirs, mine = (f"folds {told[:12]}" if told else "no folds" for told in (self.about.transform, transform))
-            raise Refusal(
-                f"{self.path} holds the moments of a model with {theirs}, this one has {mine}",
-                hint="calibrate this very file, or leave the folds as they were",
-            )
+        same_folds(f"{self.path} holds the moments", self.about.transform, transform)
         found, wrong = {}, []
         for name, shape in tensors:
             known = self.of(name)
@@ -212,7 +210,8 @@ def load(path: Path) -> Moments:
     part = header.parse(path)
     keys: dict[str, Any] = {item.key: item for item in part.fields}
     if "general.type" not in keys or keys["general.type"].value != KIND:
-        raise Refusal(f"{path} is a GGUF file but holds no moments", hint=AGAIN)
+        hint = f"--imatrix {path} takes an imatrix" if CHUNKS in keys else AGAIN
+        raise Refusal(f"{path} is a GGUF file but holds no moments", hint=hint)
     fields = _Fields(path, keys)
     about = About(
         fields.text("model"), fields.number("chunk_size"), fields.number("chunks"), fields.texts("texts"),

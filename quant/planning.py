@@ -222,10 +222,11 @@ def plan(
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
     shapes = [(name, shape) for name, shape, _ in present]
     seconds: Mapping[str, Second] = pending.of(shapes) if pending else {}
+    folds = source.fold or source.transform
     if moments:
-        seconds = moments.fitting(shapes, source.fold or source.transform)
+        seconds = moments.fitting(shapes, folds)
     imatrix = imatrix or (moments.imatrix if moments else None)
-    entries = imatrix.fitting(shapes) if imatrix else {}
+    entries = imatrix.fitting(shapes, folds) if imatrix else {}
     chosen = recipe.choose(present, kind, source.facts, wishes, weighed=entries.keys() if imatrix else None)
     steps = _steps(source, chosen, entries, how, seconds if how.needs == "moments" else {})
     settings = _settings(source, kind, wishes, imatrix, most, how, moments, pending)

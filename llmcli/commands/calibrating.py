@@ -154,7 +154,8 @@ class _Work:
                 bar.advance(progress.chunks)
                 for group in groups:
                     self._pass(group, progress, file, bar)
-            pieces = progress.sums.file(self.wish.datasets, total, self.wish.text.n_ctx)
+            wish = self.wish
+            pieces = progress.sums.file(wish.datasets, total, wish.text.n_ctx, wish.fingerprint, self._transform)
             write_whole(self.wish.out, *pieces)
             if file:
                 file.finish()
@@ -176,9 +177,15 @@ class _Work:
     def _file(self) -> MomentFile:
         text, moments = self.wish.text, self.wish.moments
         assert moments
-        transform = transform_of(self.wish.model.header.metadata.get(SETTINGS_KEY))
-        about = About(self.wish.fingerprint, text.n_ctx, text.count, (_digest(text),), self.wish.datasets, transform)
+        about = About(
+            self.wish.fingerprint, text.n_ctx, text.count, (_digest(text),), self.wish.datasets, self._transform
+        )  # fmt: skip
         return MomentFile(moments, about, self.inputs)
+
+    @property
+    def _transform(self) -> str:
+        """The folds that the model was made under."""
+        return transform_of(self.wish.model.header.metadata.get(SETTINGS_KEY))
 
     def _standing(self, found: Progress | None, file: MomentFile | None) -> Progress:
         """What can be gone on with: inputs that are in their file, and the pass that was under way."""

@@ -23,6 +23,7 @@ def tell(plan: "Plan", ui: UI) -> None:
             f"the source is quantized already ({', '.join(plan.requantized)}): rounding it again adds its error "
             "(the table's error column) to the error it has; a float checkpoint gives a better file"
         )
+    _of_another(plan, ui)
     if plan.unweighed:
         some = ", ".join(plan.unweighed[:3]) + (" …" if len(plan.unweighed) > 3 else "")
         ui.note(f"the imatrix does not speak of {len(plan.unweighed)} tensors, rounded without it: {some}")
@@ -34,6 +35,17 @@ def tell(plan: "Plan", ui: UI) -> None:
         if name != plan.method.name:
             types = ", ".join(sorted({step.type for step in steps}))
             ui.note(f"{len(steps)} tensors go through {name}'s search, {plan.method.name} does not do them: {types}")
+
+
+def _of_another(plan: "Plan", ui: UI) -> None:
+    """Say where what steers the rounding was gathered from another file."""
+    known = [plan.imatrix, plan.moments.imatrix if plan.moments else None]
+    for path, model in {one.path: one.model for one in known if one}.items():
+        if model not in ("", plan.source.fingerprint):
+            ui.note(
+                f"{path} was gathered from another file than {plan.source.name}: of use where that is the same model "
+                "in another type, or a near kin of it; any other's steers wrongly"
+            )
 
 
 def _thin(plan: "Plan", ui: UI) -> None:

@@ -63,7 +63,7 @@ def test_folds_gather_an_imatrix(llmcli: Callable[..., Done], model: Path, home:
     assert not list((home / "cache" / "calibrations").glob("*.moments.gguf"))
 
 
-def test_moments_of_a_model_with_other_folds_steer_nothing(
+def test_measurements_of_a_model_with_other_folds_steer_nothing(
     llmcli: Callable[..., Done], model: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch")
@@ -74,7 +74,7 @@ def test_moments_of_a_model_with_other_folds_steer_nothing(
     for one in (plain, folded):
         found[one] = one.with_suffix(".moments")
         words = ("--moments", str(found[one]), "--text", str(text), "--ctx", "64", "-t", "1")
-        assert llmcli("calibrate", str(one), "-o", str(tmp_path / "s"), *words).code == 0
+        assert llmcli("calibrate", str(one), "-o", str(one.with_suffix(".imatrix")), *words).code == 0
         if one is plain:
             own = ("--moments", str(found[plain]), "--fold", "awq", "--threads", "1")
             assert llmcli("quantize", str(plain), "--q8_0", "-o", str(folded), *own).code == 0
@@ -87,3 +87,32 @@ def test_moments_of_a_model_with_other_folds_steer_nothing(
         done = llmcli("quantize", str(source), *words, "--force", "--dry-run")
         assert done.code == (0 if fits else 1), done.err
         assert ("holds the moments of a model with" in done.err) is not fits
+        sums = found[file].with_suffix(".imatrix")
+        done = llmcli("quantize", str(source), "--q4_k_m", "--imatrix", str(sums), "-o", str(out), "--dry-run")
+        assert done.code == (0 if fits else 1), done.err
+        assert ("is the imatrix of a model with" in done.err) is not fits
+    both = [str(file.with_suffix(".imatrix")) for file in (plain, folded)]
+    done = llmcli("calibrate", "--merge", *both, "-o", str(tmp_path / "merged"))
+    assert done.code == 1 and "was gathered under other folds than" in done.err
+
+
+def test_what_another_file_gave_is_told_and_one_kind_is_not_taken_for_the_other(
+    tmp_path: Path, llmcli: Callable[..., Done]
+) -> None:
+    model, other = (tiny.llama(tmp_path / f"{seed}.gguf", hidden=64, ff=64, layers=1, seed=seed) for seed in (0, 1))
+    sums, second, merged = (tmp_path / name for name in ("s", "m", "merged"))
+    text = tmp_path / "words.txt"
+    text.write_text(WORDS, encoding="utf-8")
+    words = ("--text", str(text), "--ctx", "32", "-t", "1")
+    assert llmcli("calibrate", str(model), "-o", str(sums), "--moments", str(second), *words).code == 0
+    assert llmcli("calibrate", "--merge", str(sums), str(sums), "-o", str(merged)).code == 0
+    out = ("--q4_k_m", "-o", str(tmp_path / "o.gguf"), "--dry-run")
+    for flag, file in (("--imatrix", sums), ("--imatrix", merged), ("--moments", second)):
+        for source in (model, other):
+            done = llmcli("quantize", str(source), flag, str(file), *out)
+            assert done.code == 0, done.err
+            assert (f"{file} was gathered from another file than" in done.err) is (source == other)
+    done = llmcli("quantize", str(model), "--imatrix", str(second), *out)
+    assert done.code == 1 and f"hint: --moments {second}" in done.err
+    done = llmcli("quantize", str(model), "--moments", str(sums), *out)
+    assert done.code == 1 and f"hint: --imatrix {sums}" in done.err
