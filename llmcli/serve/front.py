@@ -1,8 +1,9 @@
 """The HTTP side of a server whose models are in other processes: it reads a request, hands it on, and survives them.
 
-A request that was lost before the first byte of its answer is asked again, as often as TRIES; after it the answer is
-broken, which is told as an error event in a stream, and by closing the connection otherwise. Nothing is lost without
-a word. Keys, models and limits are the application's, which runs where the model is.
+A request that was lost before the first byte of its answer is asked again, as often as TRIES, and so is one whose
+stream can go on where it stopped (known.py). Any other is broken, which is told as an error event in a stream, and by
+closing the connection otherwise. Nothing is lost without a word. Keys, models and limits are the application's, which
+runs where the model is.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from llmcli.serve.affinity import key_of
 from llmcli.serve.bodies import Bodies
 from llmcli.serve.documents import Documents
 from llmcli.serve.guard import Guard
+from llmcli.serve.known import TOLD, Known, fresh
 from llmcli.serve.problems import Problem, document
 from llmcli.serve.relay import portable
 from llmcli.serve.routes.socket import SOCKET, Talk
@@ -116,21 +118,31 @@ class Front:
         """Ask until somebody has answered; raises Problem where nobody does."""
         key, why = key_of(raw), ""
         patience = 0.0 if scope["path"].endswith("/health") else PATIENCE  # who asks that wants to know now
+        sent = _Sent(send)
         for _ in range(TRIES):
             if why := await self.upstream.wait(patience):
                 break
-            sent = _Sent(send)
+            carrying = sent.known.put(scope) if sent.known else scope
             try:
-                async with aclosing(self.upstream.ask(scope, raw, key)) as messages:
+                async with aclosing(self.upstream.ask(carrying, raw, key)) as messages:
                     async for message in messages:
                         await sent.send(message)
                 if not sent.begun:
                     raise Problem("the request could not be answered: a bug of ours, told where the server runs", 500)
                 return
             except Lost:
-                if sent.begun:
-                    await sent.broken()
-                    return
+                if sent.over or not sent.known:
+                    break
+                if self.stopping:
+                    why = "the server is stopping"
+                    break
+            except Problem:
+                if not sent.begun:
+                    raise
+                break
+        if sent.begun:
+            await sent.broken()
+            return
         what = f"the model is not available: {why}" if why else f"the model was lost {TRIES} times at this request"
         raise Problem(what, 503, code="model_unavailable")
 
@@ -179,14 +191,24 @@ class Front:
 
 
 class _Sent:
-    """What of one answer has gone out."""
+    """What of one answer has gone out, and what is known of it: None once nobody could go on."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.begun = self.events = self.over = False
+        self.known: Known | None = fresh()
 
     async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
+        """Pass on what a model says; raises Lost where one that should go on does not."""
+        told = message.get(TOLD)
+        message = {name: value for name, value in message.items() if name != TOLD}
+        head = message["type"] == "http.response.start"
+        if head and self.begun:
+            if told is None:
+                raise Lost
+            return
+        self.known = self.known.more(*told) if self.known and told else None
+        if head:
             kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
             self.events = any(kind.startswith(b"text/event-stream") for kind in kinds)
         elif message["type"] == "http.response.body":

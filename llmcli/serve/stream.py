@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -12,11 +12,13 @@ from starlette.types import Receive, Scope, Send
 
 from llmcli.serve import keys, registry
 from llmcli.serve.bridge import Answering, Bridge
+from llmcli.serve.known import TOLD, Known, known
 from llmcli.serve.problems import Problem, problem
 from llmcli.serve.routes.base import Service
 from llmcli.serve.schema.base import Form, encoded
 from llmcli.serve.settings import Settings
 from llmcli.strict import strict
+from llmcli.types import Event
 from quant.errors import Refusal
 
 T = TypeVar("T")
@@ -87,10 +89,13 @@ async def answered(service: Service, request: Request, form: Form) -> Response:
     """The form's answer: a document when it is there, or a stream from the first event on."""
     address = request.client.host if request.client else ""
     client = keys.client(request.headers, address, service.settings.keys)
+    before = known(request.scope) if form.stream and form.continues else None
+    if before:
+        form.resume(before)
     requests = [replace(one, client=client) for one in form.requests]
     answering = service.bridge.answer(*requests, samples=form.each)
     if form.stream:
-        return Events(answering, form)
+        return Events(answering, form, before)
     async with aclosing(answering):
         await unless_gone(request.receive, _finished(answering))
     return json_response(form.whole(answering.answers))
@@ -126,11 +131,24 @@ def json_response(found: Any, status: int = 200, headers: dict[str, str] | None 
     return Response(encoded(found), status, headers, "application/json")
 
 
-class Events(Response):
-    """Server-Sent Events: the head goes out with the first of them, so that what fails before has its status."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of a stream; how many of the answer's events they tell, and the tokens of these; whether more follows."""
 
-    def __init__(self, answering: Answering, form: Form) -> None:
-        self.answering, self.form = answering, form
+    raw: bytes
+    events: int = 0
+    tokens: tuple[int, ...] = ()
+    more: bool = True
+
+
+class Events(Response):
+    """Server-Sent Events: the head goes out with the first of them, so that what fails before has its status.
+
+    Where something is `known` of the answer, its events are passed over, and each piece says what it tells (known.py).
+    """
+
+    def __init__(self, answering: Answering, form: Form, known: Known | None = None) -> None:
+        self.answering, self.form, self.known = answering, form, known
         self.media_type = form.media_type
         self.status_code, self.background = 200, None
         self._begun, self._spoke = False, 0.0
@@ -145,21 +163,24 @@ class Events(Response):
     async def _send(self, send: Send) -> None:
         pinging = asyncio.ensure_future(self._ping(send))
         try:
-            async for raw in self._written():
-                await self._put(send, raw)
-            await self._put(send, b"", more=False)
+            async for piece in self._written():
+                if not piece.more:
+                    pinging.cancel()
+                await self._put(send, piece)
         except TimeoutError:  # it reads nothing: its answer is of no use to anybody
             raise Gone from None
         finally:
             pinging.cancel()
 
-    async def _put(self, send: Send, raw: bytes, more: bool = True) -> None:
+    async def _put(self, send: Send, piece: Piece) -> None:
         self._spoke = asyncio.get_running_loop().time()
         if not self._begun:
             self._begun = True
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            head = {TOLD: (0, ())} if self.known else {}
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers, **head})
+        told = {TOLD: (piece.events, piece.tokens)} if self.known else {}
         async with asyncio.timeout(PATIENCE):
-            await send({"type": "http.response.body", "body": raw, "more_body": more})
+            await send({"type": "http.response.body", "body": piece.raw, "more_body": piece.more, **told})
 
     async def _ping(self, send: Send) -> None:
         """A comment now and then, so that nobody between here and there takes a long wait for an end."""
@@ -169,21 +190,33 @@ class Events(Response):
             while self.form.ping:
                 await asyncio.sleep(max(0.0, self._spoke + PING - loop.time()))
                 if loop.time() >= self._spoke + PING:
-                    await self._put(send, self.form.ping)
+                    await self._put(send, Piece(self.form.ping))
 
-    async def _written(self) -> AsyncIterator[bytes]:
-        """The events as bytes: what has come together goes out together."""
-        form, held = self.form, bytearray()
+    async def _written(self) -> AsyncIterator[Piece]:
+        """The events as bytes: what has come together goes out together, and the last one with what closes."""
+        form, held, told = self.form, bytearray(), list[Event]()
+        past = self.known.events if self.known else 0
         try:
             async for event in self.answering:
-                if not held and not form.begun:
-                    held += form.written(form.begin())
-                held += form.streamed(event)
-                if held and not self.answering.waiting:
-                    yield bytes(held)
+                head = b"" if form.begun else form.written(form.begin())
+                raw = head + form.streamed(event)
+                if past:
+                    past -= 1
+                    continue
+                held += raw
+                told.append(event)
+                last = event.finish is not None and self.answering.count == 1
+                if held and not self.answering.waiting and not last:
+                    yield Piece(bytes(held), len(told), _tokens(told))
                     held.clear()
-            yield bytes(held) + form.written(form.end(self.answering.answers)) + form.last
+                    told.clear()
+            held += form.written(form.end(self.answering.answers)) + form.last
+            yield Piece(bytes(held), len(told), _tokens(told), more=False)
         except Refusal as error:
             if not self._begun and not form.begun:
                 raise
-            yield form.failed(problem(error))
+            yield Piece(form.failed(problem(error)), more=False)
+
+
+def _tokens(events: list[Event]) -> tuple[int, ...]:
+    return tuple(event.token.id for event in events if event.token)

@@ -19,6 +19,7 @@ from llmcli.serve import front
 from llmcli.serve.bridge import Bridge
 from llmcli.serve.child import Child
 from llmcli.serve.front import Front, Lost
+from llmcli.serve.known import SCOPE, TOLD
 from llmcli.serve.settings import Settings
 from tests.serve.conftest import CHAT, GREEDY
 
@@ -33,10 +34,12 @@ class Script:
     def __init__(self, *plays: list[Any], why: str = "") -> None:
         self.plays, self.why, self.asked, self.closed = list(plays), why, 0, 0
         self.bodies: list[bytes] = []
+        self.known: list[Any] = []
 
     async def ask(self, scope: dict[str, Any], body: bytes, key: bytes) -> AsyncGenerator[Any, None]:
         self.asked += 1
         self.bodies.append(body)
+        self.known.append(scope.get(SCOPE))
         try:
             for one in self.plays.pop(0):
                 if one is Lost:
@@ -121,6 +124,67 @@ def test_lost_after_it_is_an_event() -> None:
     assert sent[:2] == [START, EVENT]
     assert sent[2]["more_body"] is False
     assert json.loads(sent[2]["body"].removeprefix(b"data: "))["error"]["code"] == "model_lost"
+
+
+def telling(message: dict[str, Any], events: int = 0, tokens: tuple[int, ...] = ()) -> dict[str, Any]:
+    return {**message, TOLD: (events, tokens)}
+
+
+def test_a_stream_goes_on_where_it_stopped() -> None:
+    second, third = ({**EVENT, "body": b"data: %d\n\n" % number} for number in (2, 3))
+    upstream = Script(
+        [telling(START), telling(EVENT, 2, (7, 8)), Lost],
+        [telling(START), telling(second, 1, (9,)), Lost],
+        [telling(START), telling(third, 1), telling(END)],
+    )
+    assert run(upstream) == [START, EVENT, second, third, END]
+    assert [(one["tokens"], one["events"]) for one in upstream.known] == [((), 0), ((7, 8), 2), ((7, 8, 9), 3)]
+    assert len({(one["name"], one["created"], one["seed"]) for one in upstream.known}) == 1
+
+
+def test_a_stream_that_nobody_goes_on_with_is_told_as_broken() -> None:
+    begun = [telling(START), telling(EVENT, 1, (7,)), Lost]
+    full = [{**START, "status": 429}, {"type": "http.response.body", "body": b"{}"}]
+    for plays in ([begun, full, full], [begun, [Lost], [Lost]], [[telling(START), EVENT, Lost]]):
+        sent = run(Script(*plays))
+        assert sent[:2] == [START, EVENT]
+        assert len(sent) == 3
+        assert json.loads(sent[2]["body"].removeprefix(b"data: "))["error"]["code"] == "model_lost"
+
+
+def test_a_stream_that_was_over_stays_so() -> None:
+    upstream = Script([telling(START), telling(END, 1, (7,)), Lost], [telling(START), telling(END)])
+    assert run(upstream) == [START, END]
+    assert upstream.asked == 1
+
+
+def test_nobody_goes_on_with_a_stream_while_it_stops() -> None:
+    async def stopped() -> list[Any]:
+        made = Front(upstream, Settings(("tiny",)))
+        task = asyncio.create_task(asked(made))
+        while not upstream.waits:
+            await asyncio.sleep(0)
+        made.stop()
+        return await task
+
+    class Stopped(Script):
+        waits, stopped = False, asyncio.Event()
+
+        async def ask(self, scope: dict[str, Any], body: bytes, key: bytes) -> AsyncGenerator[Any, None]:
+            self.asked += 1
+            for message in (telling(START), telling(EVENT, 1, (7,))):
+                yield message
+            self.waits = True
+            await self.stopped.wait()
+            raise Lost
+
+        def stop(self) -> None:
+            self.stopped.set()
+
+    upstream = Stopped()
+    sent = asyncio.run(stopped())
+    assert upstream.asked == 1
+    assert b"model_lost" in sent[-1]["body"]
 
 
 def test_a_document_that_was_begun_stays_short() -> None:
@@ -211,6 +275,15 @@ def test_nothing_is_begun_while_it_stops() -> None:
     assert asyncio.run(stopping())[0]["status"] == 503
 
 
+def chunks(sent: list[Any]) -> list[Any]:
+    lines = b"".join(one.get("body", b"") for one in sent).decode().splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+def said(sent: list[Any]) -> str:
+    return "".join(one["choices"][0]["delta"].get("content", "") for one in chunks(sent))
+
+
 @contextmanager
 def stories_apart(path: Path) -> Iterator[tuple[Bridge, Settings]]:
     """What the other process opens: it gets there by name."""
@@ -237,8 +310,9 @@ def test_a_model_that_is_killed_comes_back(child: Child) -> None:
     body = {"messages": [{"role": "user", "content": "Once"}], "max_tokens": 400, "stream": True, "ignore_eos": True}
     short = json.dumps({**body, "max_tokens": 5, "stream": False}).encode()
 
-    async def story() -> tuple[list[Any], list[Any], list[Any]]:
+    async def story() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         made = Front(child, Settings(("tiny",)))
+        unbroken = await asked(made, json.dumps(body).encode())
         seen: list[Any] = []
         parts = [{"type": "http.request", "body": json.dumps(body).encode()}]
 
@@ -252,10 +326,13 @@ def test_a_model_that_is_killed_comes_back(child: Child) -> None:
 
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
         await made(scope, receive, send)
-        return seen, await asked(made, short), await talked(made, json.loads(short))
+        return unbroken, seen, await asked(made, short), await talked(made, json.loads(short))
 
-    broken, again, talk = asyncio.run(story())
-    assert json.loads(broken[-1]["body"].removeprefix(b"data: "))["error"]["code"] == "model_lost"
+    unbroken, broken, again, talk = asyncio.run(story())
+    first, second = said(unbroken), said(broken)
+    assert second == first
+    assert len({one["id"] for one in chunks(broken)}) == 1
+    assert broken[-1]["body"].endswith(b"data: [DONE]\n\n")
     assert again[0]["status"] == 200
     assert json.loads(again[1]["body"])["usage"]["completion_tokens"] == 5
     assert talk[0]["type"] == "websocket.accept"

@@ -46,14 +46,13 @@ class Plain:
         log_sum = None
         if request.logprobs:
             log_sum = self.summing.log_sum(row, self.near) if self.summing else row.log_sum(self.near)
-        begun, ended = time.perf_counter(), False
-        if request.ignore_eos:
-            token = self._draw_no_end(row, sequence.tokens)
-        else:
-            token = self.chain.draw(row, sequence.tokens)
-            ended = self.vocabulary.ends(token)
-            if ended and not request.scores:
-                return [], "stop"
+        begun = time.perf_counter()
+        token = (self._draw_no_end if request.ignore_eos else self.chain.draw)(row, sequence.tokens)
+        if len(sequence.times) < len(request.known):
+            token = request.known[len(sequence.times)]
+        ended = not request.ignore_eos and self.vocabulary.ends(token)
+        if ended and not request.scores:
+            return [], "stop"
         sample = time.perf_counter() - begun
         logprob = None
         if log_sum is not None:

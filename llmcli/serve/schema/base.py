@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 from llmcli.runtime.constraint.base import Constraint, Grammar
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.runner import Runner
+from llmcli.runtime.sampling import RANDOM
+from llmcli.serve.known import Known
 from llmcli.serve.problems import Problem, document, unknown_model
 from llmcli.serve.schema.fields import Fields
 from llmcli.serve.schema.unknown import UNKNOWN
@@ -77,6 +79,18 @@ class Form(ABC):
     def each(self) -> int:
         """The samples that the engine makes of each request: a beam search is one."""
         return 1 if self.requests[0].strategy == "beam" else self.samples
+
+    @property
+    def continues(self) -> bool:
+        """Whether its stream can go on where another model was lost."""
+        return len(self.requests) == 1 and self.each == 1
+
+    def resume(self, known: Known) -> None:
+        """Be the answer of which so much is known."""
+        (one,) = self.requests
+        seed = known.seed if one.sampling["seed"] == RANDOM else one.sampling["seed"]
+        self.id, self.created = f"{self.prefix}{known.name}", known.created
+        self.requests = (replace(one, known=known.tokens, sampling=one.sampling.with_values({"seed": seed})),)
 
     @abstractmethod
     def whole(self, answers: Sequence[Answer]) -> Any:

@@ -1,7 +1,6 @@
 """What `/v1/responses` answers with: items that grow, and the events that tell of it, as OpenAI's client knows them."""
 
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from llmcli.serve.calls.base import given
@@ -15,9 +14,13 @@ NAME = {"message": "response.output_text", "reasoning": "response.reasoning_text
 
 
 class Output:
-    """The items of one answer. hear() and close() give the events of each change, without their numbers."""
+    """The items of one answer. hear() and close() give the events of each change, without their numbers.
 
-    def __init__(self) -> None:
+    `name` gives the digits of an item's id by its number.
+    """
+
+    def __init__(self, name: Callable[[int], str]) -> None:
+        self._name = name
         self.items: list[Document] = []
         self._open: Document | None = None
 
@@ -63,7 +66,7 @@ class Output:
         self._open = None
 
     def _begin(self, sort: str, heard: Heard) -> Iterator[Document]:
-        item: Document = {"id": PREFIX[sort] + uuid.uuid4().hex, "type": sort, "status": "in_progress"}
+        item: Document = {"id": PREFIX[sort] + self._name(len(self.items)), "type": sort, "status": "in_progress"}
         if heard.call:
             item |= {"call_id": heard.call.id, "name": heard.call.name, "arguments": ""}
         else:

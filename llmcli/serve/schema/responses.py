@@ -1,6 +1,7 @@
 """`/v1/responses`: OpenAI's newer form. Nothing is kept between two requests: a conversation comes whole each time."""
 
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -54,7 +55,15 @@ class Responses(Form):
         asked = {"strategy": runner.strategy(), **asked, "logprobs": self.logprobs, "top_logprobs": top}
         self.requests = (Request(tokens, max_tokens=most, after=opened.closes if opened else "", **asked),)
         self.check()
-        self._output, self._listener, self._number = Output(), self.prompt.listener(), 0
+        self._output, self._listener, self._number = Output(self._name), self.prompt.listener(), 0
+
+    @property
+    def continues(self) -> bool:
+        """As others', without tools: a call's id stands in many of its events, and another model would give another."""
+        return super().continues and not self.offered.tools
+
+    def _name(self, number: int) -> str:
+        return uuid.uuid5(uuid.UUID(self.id.removeprefix(self.prefix)), str(number)).hex
 
     def _thinking(self) -> dict[str, Any]:
         reasoning = self.fields.table("reasoning")
@@ -65,7 +74,7 @@ class Responses(Form):
     def whole(self, answers: Sequence[Answer]) -> Document:
         """The response with its items."""
         (answer,) = answers
-        output, listener = Output(), self.prompt.listener()
+        output, listener = Output(self._name), self.prompt.listener()
         about = logprobs.content(self.runner, answer) if self.logprobs else None
         for heard in [*listener.feed(answer.text), *listener.finish()]:
             shown, about = (about, None) if heard.kind == "said" else (None, about)
