@@ -291,6 +291,7 @@ def test_as_much_of_a_call_that_was_cut_off_is_read_as_came() -> None:
     for end in range(len(text) + 1):
         assert partly(text[:end]) == (jiter.from_json(text[:end].encode(), partial_mode=True) if end else {}), end
     assert partly("{'a': 1}") == {} == partly("[1]")
+    assert partly('{"a": 1, "b": NaN}') == {"a": 1}  # told back it would be no JSON
 
 
 def test_text_thinking_and_several_calls_are_told_apart() -> None:
@@ -309,6 +310,21 @@ def test_json_that_names_no_function_is_text_for_a_family_without_tags() -> None
     kin = family("<|python_tag|>")
     for text in ('{"name": "other", "parameters": {}}', '{"name": 5}', "{\n  1", 'Text. {"name": "weather"}'):
         assert heard(Listener(None, kin, NAMES), text)["said"] == text
+
+
+@pytest.mark.parametrize("kin", families(), ids=lambda one: one.name)
+def test_a_model_that_opens_call_after_call_is_not_read_again_for_each(kin: Family) -> None:
+    looks = 0
+
+    class Counting(type(kin)):
+        def take(self, text: str, over: bool) -> Taken | None:
+            nonlocal looks
+            looks += 1
+            return super().take(text, over)
+
+    listener, text = Listener(None, Counting(), NAMES), kin.opens[0] * 500
+    assert "".join(one.text for one in [*listener.feed(text), *listener.finish()]) == text
+    assert looks < 100
 
 
 def test_every_mark_is_known_once() -> None:
@@ -330,6 +346,8 @@ def test_calls_are_separated_by_a_constraint_only_where_there_may_be_several() -
     ("lfm", "<|tool_call_start|>f()<|tool_call_end|>", {}),
     ("dsml", '<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">3'
      '</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>', {"a": "3"}),
+    ("coder", "<tool_call><function=f><parameter=a>NaN</parameter></function></tool_call>", {"a": "NaN"}),
+    ("gemma", "<|tool_call>call:f{a:-Infinity,b:1e999}<tool_call|>", {"a": "-Infinity", "b": "1e999"}),
 ])  # fmt: skip
 def test_values_of_every_kind_are_read(name: str, text: str, given: dict) -> None:
     kin = next(one for one in families() if one.name == name)
@@ -339,6 +357,8 @@ def test_values_of_every_kind_are_read(name: str, text: str, given: dict) -> Non
 @pytest.mark.parametrize(("name", "text"), [
     ("lfm", "<|tool_call_start|>[__import__('os').system('x')]<|tool_call_end|>"),
     ("lfm", "<|tool_call_start|>[f(a=open('x'))]<|tool_call_end|>"), ("lfm", "<|tool_call_start|>[f(**x)]"),
+    ("lfm", "<|tool_call_start|>[f(a={[1]})]<|tool_call_end|>"),
+    ("lfm", "<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>"),
     ("lfm", "<|tool_call_start|>" + "(" * 5000), ("gemma", "<|tool_call>call:f{a:{<tool_call|>"),
     ("gemma", "<|tool_call>call:f" + "{a:" * 5000 + "<tool_call|>"),
     ("apertus", "<|tools_prefix|>[{}]<|tools_suffix|>"),

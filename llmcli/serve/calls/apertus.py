@@ -3,7 +3,7 @@
 import json
 from typing import ClassVar
 
-from llmcli.serve.calls.base import Call, Family, Taken, within
+from llmcli.serve.calls.base import Call, Family, Taken, made, within
 
 ONE = r'\{\s*(?P<json>"(?:[^"\\]|\\.)*")\s*:\s*(?=\{)'
 OPENS, CLOSES = "<|tools_prefix|>", "<|tools_suffix|>"
@@ -41,9 +41,7 @@ def _call(found: object) -> Call:
     if not isinstance(found, dict) or len(found) != 1:
         raise ValueError(found)
     ((name, given),) = found.items()
-    if not isinstance(given, dict):
-        raise ValueError(given)
-    return Call(name, json.dumps(given, ensure_ascii=False))
+    return made(name, given)
 
 
 FAMILIES = (Apertus(),)

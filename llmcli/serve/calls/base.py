@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from llmcli.strict import strict
+
 LETTERS = 24  # of an id; Mistral's templates want nine
 
 
@@ -20,9 +22,9 @@ class Call:
 
 
 def given(call: Call) -> dict[str, Any] | None:
-    """A call's arguments; None where they were cut off or are no JSON."""
+    """A call's arguments; None where they were cut off or are no JSON, which NaN is not."""
     try:
-        found = json.loads(call.arguments)
+        found = strict(call.arguments)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -121,6 +123,13 @@ def keyed(before: str, name: str = "name", arguments: str = "arguments|parameter
     return rf'{before}\{{\s*"{name}"\s*:\s*(?P<json>"(?:[^"\\]|\\.)*")\s*,\s*"(?:{arguments})"\s*:\s*(?=\{{)'
 
 
+def made(name: str, given: Any, id: str = "") -> Call:
+    """A call with these arguments; raises ValueError where they are no object, or hold what is no JSON (NaN)."""
+    if not isinstance(given, dict):
+        raise ValueError(given)
+    return Call(name, json.dumps(given, ensure_ascii=False, allow_nan=False), id)
+
+
 def call(found: Any, *, name: str = "name", arguments: tuple[str, ...] = ("arguments", "parameters")) -> Call:
     """A call of a JSON object; raises ValueError where it is none."""
     if not isinstance(found, dict) or not isinstance(found.get(name), str):
@@ -128,9 +137,7 @@ def call(found: Any, *, name: str = "name", arguments: tuple[str, ...] = ("argum
     given: Any = next((found[one] for one in arguments if one in found), {})
     if isinstance(given, str):  # JSON within JSON
         given = json.loads(given)
-    if not isinstance(given, dict):
-        raise ValueError(given)
-    return Call(found[name], json.dumps(given, ensure_ascii=False))
+    return made(found[name], given)
 
 
 def calls(found: Any, **keys: Any) -> tuple[Call, ...]:

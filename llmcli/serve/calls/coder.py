@@ -4,12 +4,12 @@ A value is JSON where it can be read as JSON, else text. A forced call is writte
 can hold; these models have seen both.
 """
 
-import json
 import re
 from typing import Any, ClassVar
 
-from llmcli.serve.calls.base import Call, Taken, within
+from llmcli.serve.calls.base import Taken, made, within
 from llmcli.serve.calls.hermes import CLOSES, OPENS, Hermes
+from llmcli.strict import strict
 
 FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
 PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
@@ -30,13 +30,13 @@ class Coder(Hermes):
         if not found:
             return super().take(text, over)
         given = {key.strip(): value(words) for key, words in PARAMETER.findall(found[2])}
-        return Taken((Call(found[1].strip(), json.dumps(given, ensure_ascii=False)),), inner[1])
+        return Taken((made(found[1].strip(), given),), inner[1])
 
 
 def value(words: str) -> Any:
     """What was written for an argument."""
     try:
-        return json.loads(words)
+        return strict(words)
     except ValueError:
         return words
 

@@ -7,7 +7,7 @@ import json
 import re
 from typing import ClassVar
 
-from llmcli.serve.calls.base import Call, Family, Taken, within
+from llmcli.serve.calls.base import Call, Family, Taken, made, within
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 ONE, SEP, OVER = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -47,10 +47,9 @@ def _call(part: str) -> Call:
     name, _, rest = part.partition(SEP)
     if fenced := FENCED.fullmatch(rest):
         name, rest = fenced[1], fenced[2]
-    arguments = json.loads(rest)
-    if not name.strip() or not isinstance(arguments, dict):
+    if not name.strip():
         raise ValueError(part)
-    return Call(name.strip(), json.dumps(arguments, ensure_ascii=False))
+    return made(name.strip(), json.loads(rest))
 
 
 FAMILIES = (DeepSeek(),)

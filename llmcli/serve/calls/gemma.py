@@ -4,14 +4,15 @@ Like JSON, but for keys without quotes and texts between marks, within which not
 for arguments, whose schema can be held; it is read, too.
 """
 
-import json
 import re
 from typing import Any, ClassVar
 
-from llmcli.serve.calls.base import Call, Family, Taken, within
+from llmcli.serve.calls.base import Family, Taken, made, within
+from llmcli.strict import strict
 
 HEAD = re.compile(r"call:([\w.-]+)\s*(?=\{)")
 KEY = re.compile(r"\s*([^:,{}\[\]<>\s]+)\s*:")
+BLANK = re.compile(r"\s*")
 PLAIN = re.compile(r"[^,{}\[\]<>]+")
 
 
@@ -36,12 +37,12 @@ class Gemma(Family):
             raise ValueError(text)
         rest = inner[0].strip()[found.end() :]
         try:
-            given = json.loads(rest)
+            given = strict(rest)
         except ValueError:
             given, end = _Reader(rest, self.closes[1]).value(0)
             if rest[end:].strip():
                 raise ValueError(rest) from None
-        return Taken((Call(found[1], json.dumps(given, ensure_ascii=False)),), inner[1])
+        return Taken((made(found[1], given),), inner[1])
 
     def frame(self, name: str) -> tuple[str, str]:
         return f"{self.opens[0]}call:{name}", self.closes[0]
@@ -68,11 +69,11 @@ class _Reader:
         self._text, self._quote = text, quote
 
     def value(self, at: int) -> tuple[Any, int]:
-        text = self._text
-        at += len(text[at:]) - len(text[at:].lstrip())
-        if text.startswith(self._quote, at):
-            end = text.index(self._quote, at + len(self._quote))
-            return text[at + len(self._quote) : end], end + len(self._quote)
+        text, quote = self._text, self._quote
+        at = self._skip(at)
+        if text.startswith(quote, at):
+            end = text.index(quote, at + len(quote))
+            return text[at + len(quote) : end], end + len(quote)
         if text.startswith("{", at):
             return self._several(at + 1, "}")
         if text.startswith("[", at):
@@ -82,36 +83,40 @@ class _Reader:
             raise ValueError(text[at:])
         word = found[0].strip()
         try:
-            return json.loads(word), found.end()
+            return strict(word), found.end()
         except ValueError:
             return word, found.end()
 
     def _several(self, at: int, end: str) -> tuple[Any, int]:
         text, keys, values = self._text, [], []
-        while not text[at:].lstrip().startswith(end):
+        at = self._skip(at)
+        while not text.startswith(end, at):
             if end == "}":
                 key, at = self._key(at)
                 keys.append(key)
             value, at = self.value(at)
             values.append(value)
-            rest = text[at:].lstrip()
-            at = len(text) - len(rest)
-            if rest.startswith(","):
-                at += 1
-            elif not rest.startswith(end):
-                raise ValueError(rest)
-        at = text.index(end, at) + 1
-        return (dict(zip(keys, values, strict=True)) if end == "}" else values), at
+            at = self._skip(at)
+            if text.startswith(",", at):
+                at = self._skip(at + 1)
+            elif not text.startswith(end, at):
+                raise ValueError(text[at:])
+        return (dict(zip(keys, values, strict=True)) if end == "}" else values), at + 1
 
     def _key(self, at: int) -> tuple[str, int]:
-        bare = self._text[at:].lstrip()
-        if bare.startswith(self._quote):
+        if self._text.startswith(self._quote, at):
             key, at = self.value(at)
             return str(key), self._text.index(":", at) + 1
         found = KEY.match(self._text, at)
         if not found:
-            raise ValueError(bare)
+            raise ValueError(self._text[at:])
         return found[1], found.end()
+
+    def _skip(self, at: int) -> int:
+        """Behind the white space."""
+        found = BLANK.match(self._text, at)
+        assert found
+        return found.end()
 
 
 FAMILIES = (Gemma(), FunctionGemma())

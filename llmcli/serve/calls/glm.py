@@ -3,11 +3,10 @@
 A forced call is written as hermes has it.
 """
 
-import json
 import re
 from typing import ClassVar
 
-from llmcli.serve.calls.base import Call, Taken, within
+from llmcli.serve.calls.base import Taken, made, within
 from llmcli.serve.calls.coder import value
 from llmcli.serve.calls.hermes import CLOSES, OPENS, Hermes
 
@@ -29,7 +28,7 @@ class Glm(Hermes):
         if name.startswith("{") or not name:
             return super().take(text, over)
         given = {key.strip(): value(words.strip()) for key, words in PAIR.findall(inner[0])}
-        return Taken((Call(name, json.dumps(given, ensure_ascii=False)),), inner[1])
+        return Taken((made(name, given),), inner[1])
 
 
 FAMILIES = (Glm(),)

@@ -4,7 +4,7 @@ import json
 import re
 from typing import ClassVar
 
-from llmcli.serve.calls.base import Call, Family, Taken
+from llmcli.serve.calls.base import Family, Taken, made
 
 OPENS = "<|channel|>commentary"
 HEAD = re.compile(r"<\|channel\|>commentary to=functions\.([\w.-]+)[^{]*?<\|message\|>")
@@ -27,10 +27,7 @@ class Harmony(Family):
         head = HEAD.match(text)
         if not head:
             raise ValueError(text)
-        arguments = json.loads(text[head.end() :])
-        if not isinstance(arguments, dict):
-            raise ValueError(arguments)
-        return Taken((Call(head[1], json.dumps(arguments, ensure_ascii=False)),), len(text))
+        return Taken((made(head[1], json.loads(text[head.end() :])),), len(text))
 
     def frame(self, name: str) -> tuple[str, str]:
         return f"{OPENS} to=functions.{name} <|constrain|>json<|message|>", ""

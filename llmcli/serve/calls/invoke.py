@@ -8,7 +8,7 @@ import re
 from typing import Any, ClassVar
 
 from llmcli.serve.calls import hermes
-from llmcli.serve.calls.base import Call, Taken, calls, keyed, within
+from llmcli.serve.calls.base import Call, Taken, calls, keyed, made, within
 from llmcli.serve.calls.coder import value
 from llmcli.serve.calls.hermes import Hermes
 
@@ -44,7 +44,7 @@ class MiniMax(Hermes):
 
     def _call(self, name: str, _: str, inner: str) -> Call:
         given = {key: _given(about, words) for key, about, words in self._tags("parameter").findall(inner)}
-        return Call(name, json.dumps(given, ensure_ascii=False))
+        return made(name, given)
 
 
 class Dsml(MiniMax):

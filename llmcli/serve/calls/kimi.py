@@ -8,7 +8,7 @@ import json
 import re
 from typing import ClassVar
 
-from llmcli.serve.calls.base import Call, Family, Taken, within
+from llmcli.serve.calls.base import Call, Family, Taken, made, within
 
 BEGIN, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 ONE, ARGUMENTS, OVER = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -50,11 +50,11 @@ class Kimi(Family):
 
 def _call(part: str, number: int) -> Call:
     head, _, rest = part.partition(ARGUMENTS)
-    found, arguments = ID.fullmatch(head), json.loads(rest.partition(OVER)[0])
-    if not found or not isinstance(arguments, dict):
+    found = ID.fullmatch(head)
+    if not found:
         raise ValueError(part)
     told = f"functions.{found[1]}:{number}" if number else head.strip()
-    return Call(found[1], json.dumps(arguments, ensure_ascii=False), told)
+    return made(found[1], json.loads(rest.partition(OVER)[0]), told)
 
 
 FAMILIES = (Kimi(),)

@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any, ClassVar
 
-from llmcli.serve.calls.base import Call, Family, Taken, calls, keyed, within
+from llmcli.serve.calls.base import Call, Family, Taken, calls, keyed, made, within
 
 OPENS, CLOSES = "<|tool_call_start|>", "<|tool_call_end|>"
 NAME = re.compile(r"[\w.]+")
@@ -64,7 +64,7 @@ def _call(node: ast.expr) -> Call:
     name = ast.unparse(node.func)
     if not NAME.fullmatch(name):
         raise ValueError(name)
-    return Call(name, json.dumps(given, ensure_ascii=False))
+    return made(name, given)
 
 
 def _value(node: ast.expr) -> Any:
@@ -75,10 +75,11 @@ def _value(node: ast.expr) -> Any:
             return [_value(one) for one in values]
         case ast.Dict(keys=keys, values=values) if None not in keys:
             return {str(_value(key)): _value(value) for key, value in zip(keys, values, strict=True) if key}
-    found = ast.literal_eval(node)
-    if not isinstance(found, str | int | float | bool | None):
-        raise ValueError(found)
-    return found
+        case ast.Constant() | ast.UnaryOp():
+            found = ast.literal_eval(node)
+            if isinstance(found, str | int | float | bool | None):
+                return found
+    raise ValueError(node)
 
 
 FAMILIES = (Lfm(),)

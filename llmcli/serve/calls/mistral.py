@@ -5,7 +5,7 @@ import re
 import uuid
 from typing import ClassVar
 
-from llmcli.serve.calls.base import Call, Family, Taken, calls, keyed
+from llmcli.serve.calls.base import Call, Family, Taken, calls, keyed, made
 
 OPENS, ARGS = "[TOOL_CALLS]", "[ARGS]"
 NAMED = r"\s*(?:\[TOOL_CALLS\])?\s*(?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]\s*(?=\{)"
@@ -76,9 +76,7 @@ def _named(rest: str) -> tuple[Call, ...]:
         if not head:
             raise ValueError(rest)
         arguments, end = json.JSONDecoder().raw_decode(rest, head.end())
-        if not isinstance(arguments, dict):
-            raise ValueError(arguments)
-        found.append(Call(head[1], json.dumps(arguments, ensure_ascii=False)))
+        found.append(made(head[1], arguments))
         rest = rest[end:].strip()
     if not found:
         raise ValueError(rest)

@@ -4,7 +4,6 @@ A call counts as one from where its arguments begin: what was told cannot be tak
 model wrote; where it was cut off or wrote no JSON they end there, whole and in pieces alike.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from itertools import chain, islice
 from typing import Any, Literal
 
 from llmcli.serve.calls.base import Call, Family
+from llmcli.strict import strict
 
 # Within a string and outside of one: what changes the place. Outside nothing else but words and numbers may stand.
 INSIDE, OUTSIDE = re.compile(r'["\\]'), re.compile(r'["{}\[\]]|[^\s\w.,:+-]')
@@ -145,7 +145,7 @@ def partly(arguments: str) -> dict[str, Any]:
     """As much of a call's arguments as was told whole, as Anthropic's client reads those of one that was cut off."""
     for text in _closed(arguments):
         try:
-            found = json.loads(text)
+            found = strict(text)
         except (ValueError, RecursionError):
             continue
         return found if isinstance(found, dict) else {}

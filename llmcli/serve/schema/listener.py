@@ -10,6 +10,8 @@ from llmcli.runtime.thinking import TAGS, Splitter, Tags
 from llmcli.serve.calls.base import Family
 from llmcli.serve.schema.calling import Calling, Heard, told
 
+MISTAKEN = 64  # openings that began no call; then none is looked for: each may cost a look at all that follows
+
 
 class Listener:
     """`opened`: thinking tags that the prompt ends with; `family` None: nothing can be called; `names` can be."""
@@ -19,6 +21,7 @@ class Listener:
         self._tagged = opened is not None  # the opening tag is none of the answer's
         self._held = ""
         self._calling: Calling | None = None
+        self._mistaken = 0
         self._inside = self._spoke = self._called = self._thought = False
 
     def feed(self, text: str) -> list[Heard]:
@@ -106,6 +109,7 @@ class Listener:
             if taken and family.first and not self._names.issuperset(call.name for call in taken.calls):
                 raise ValueError(self._held)
         except (ValueError, RecursionError):
+            self._mistaken += 1
             first, self._held = self._held[:1], self._held[1:]
             self._inside, self._spoke = False, True
             return [Heard("said", first)]
@@ -118,6 +122,8 @@ class Listener:
     def _opening(self, family: Family) -> int:
         """Where in what is held a call begins, or may begin; its length where none does."""
         held = self._held
+        if self._mistaken >= MISTAKEN:
+            return len(held)
         if family.first:
             blank = len(held) - len(held.lstrip())
             begins = any(held[blank:].startswith(word) or word.startswith(held[blank:]) for word in family.opens)
