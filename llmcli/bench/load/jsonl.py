@@ -25,7 +25,7 @@ def read(path: Path, shape: Shape) -> list[Job]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UserError(f"{path} is larger than {MOST_BYTES >> 30} GiB", hint="take fewer lines: head -n 10000")
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UserError(f"cannot read {path}: {why}", hint="--mix takes fixed, sonnet or a JSONL file") from None
@@ -45,7 +45,7 @@ def replayed(found: Sequence[Job], shape: Shape, seed: int) -> Iterator[Job]:
 
 def _rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
     whole = text.lstrip().startswith("[")  # ShareGPT is published as one array
-    pieces = [(1, text)] if whole else list(enumerate(text.splitlines(), 1))
+    pieces = [(1, text)] if whole else list(enumerate(text.split("\n"), 1))  # splitlines() cuts at U+2028 within a text
     for number, piece in pieces:
         if not piece.strip():
             continue

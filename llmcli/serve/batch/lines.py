@@ -54,7 +54,7 @@ class Input:
     def survey(self) -> Survey:
         """Read all of it once."""
         sha, count, unended = hashlib.sha256(), 0, 0
-        for number, (raw, size) in enumerate(self._read(sha.update), 1):
+        for number, raw, size in self._read(sha.update):
             count += bool(raw.strip()) or size > MOST
             unended = 0 if raw.endswith(b"\n") else number
         return Survey(count, sha.hexdigest(), unended)
@@ -62,23 +62,27 @@ class Input:
     def lines(self) -> Iterator[Line]:
         """The lines that are not blank, in order."""
         index = 0
-        for number, (raw, size) in enumerate(self._read(), 1):
-            raw = raw.removeprefix(BOM if number == 1 else b"").strip()
-            if size > MOST or raw:
-                yield Line(index, number, b"", size) if size > MOST else Line(index, number, raw)
+        for number, raw, size in self._read():
+            if size > MOST or raw.strip():
+                yield Line(index, number, b"", size) if size > MOST else Line(index, number, raw.strip())
                 index += 1
 
-    def _read(self, see: Callable[[bytes], object] = lambda piece: None) -> Iterator[tuple[bytes, int]]:
-        """Every line and its size; of one that is too long the last piece. `see` is shown all bytes."""
+    def _read(self, see: Callable[[bytes], object] = lambda piece: None) -> Iterator[tuple[int, bytes, int]]:
+        """Every line's number, bytes without a byte-order mark, and size; of one that is too long the last piece.
+
+        `see` is shown all bytes.
+        """
         self._stream.seek(0)
+        number = 0
         try:
             while raw := self._stream.readline(MOST):
                 see(raw)
+                number += 1
                 size = len(raw)
                 while not raw.endswith(b"\n") and (more := self._stream.readline(PIECE)):
                     see(raw := more)
                     size += len(more)
-                yield raw, size
+                yield number, raw.removeprefix(BOM if number == 1 else b""), size
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise UserError(f"{self.name} is damaged gzip: {error}", hint="make it anew: gzip -t tells") from None
 

@@ -71,6 +71,12 @@ def test_files_of_requests_are_read_in_every_form(tmp_path: Path, array: bool) -
     assert order == list(islice(jsonl.replayed(found, Shape(), 1), 10))
 
 
+def test_a_line_ends_at_its_newline_alone(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text('\ufeff{"prompt": "one\u2028two\x85three"}\r\n{"prompt": "four"}\r\n', encoding="utf-8")
+    assert [job.text for job in jsonl.read(path, Shape())] == ["one\u2028two\x85three", "four"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

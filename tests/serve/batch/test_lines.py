@@ -27,6 +27,8 @@ def test_blank_lines_count_as_numbers_only() -> None:
     assert (survey.count, survey.unended) == (3, 5)
     assert given(b'"a"\n').survey().unended == 0
     assert given(b"").survey().count == 0
+    for raw in (b"\xef\xbb\xbf", b'\xef\xbb\xbf\n"a"\n'):  # both readings count the same lines
+        assert given(raw).survey().count == len(list(given(raw).lines())) == raw.count(b"a")
 
 
 def test_a_line_that_is_too_long_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
