@@ -5,6 +5,7 @@ GBNF knows no lexemes. It knows nothing of models.
 """
 
 import re
+from itertools import count
 
 from llmcli.errors import UserError
 
@@ -98,7 +99,11 @@ class _Parser:
         items: list[str] = []
         while (item := self._item(depth)) is not None:
             self._space(lines=depth > 0)
-            while (times := self._times()) is not None:
+            for again in count():
+                if (times := self._times()) is None:
+                    break
+                if again == DEEPEST:
+                    raise self.wrong(f"more than {DEEPEST} repetitions of repetitions")
                 item = f"({item}){times}"
                 self._space(lines=depth > 0)
             items.append(item)

@@ -210,6 +210,8 @@ def _refused(path: str, matcher: Any) -> UserError:
 
 def _reason(matcher: Any) -> str:
     """The library's reason on one line."""
+    if "symbols.len()" in matcher.get_error():  # an assertion there
+        return "it has more than 65,535 parts"
     if "Too many items" in matcher.get_error():
         return "what it asks for has no end, or too many ways to go on"
     return " ".join(str(matcher.get_error()).split())[:200]

@@ -107,6 +107,7 @@ def test_a_token_is_not_its_name(both) -> None:
         ('root ::= "a"{3,2}', "at most fewer"),
         ('root ::= "a"{x}', "expected a number"),
         ("root ::= " + "(" * 100_000, "groups within groups"),
+        ('root ::= "a"' + "*+?" * 50_000, "repetitions of repetitions"),
         ("root ::= <[5]>", "only --grammar-engine llama"),
         ('root ::= "a\0b"', "NUL"),
         ("root ::= " + '"a" ' * 100_000, "characters"),
@@ -144,6 +145,11 @@ def test_the_second_engine_takes_no_schema_and_no_forced_text(both) -> None:
     for constraint in (Constraint("json_schema", "{}", "llama"), Constraint("gbnf", "root ::= .", "llama", "fast")):
         with pytest.raises(UserError, match=r"llama\.cpp's engine"):
             both[1](constraint)
+
+
+def test_a_grammar_of_too_many_parts_is_told_so() -> None:
+    with pytest.raises(UserError, match="more than 65,535 parts"):
+        followed("root ::= " + '"ab" ' * 40_000)
 
 
 def test_left_recursion_is_a_grammar_for_the_first_engine() -> None:
