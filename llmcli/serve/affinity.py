@@ -36,8 +36,8 @@ def ranked(key: bytes, names: Iterable[T]) -> list[T]:
 
 def _beginning(document: dict[str, Any]) -> str:
     messages = document.get("messages") or document.get("input")
-    if isinstance(instructions := document.get("instructions"), str) and instructions:
-        return instructions
+    if system := document.get("instructions") or document.get("system"):  # the latter Anthropic's and ollama's
+        return _text(system)
     if isinstance(messages, list) and messages and isinstance(messages[0], dict):
         return _text(messages[0].get("content"))
     return _text(messages if messages is not None else document.get("prompt"))

@@ -35,8 +35,9 @@ class Bodies:
         async def taken() -> Message:
             nonlocal read, held
             message = await receive()
-            read += len(message.get("body", b""))
-            if read > SMALL and not held:
+            part = message.get("body", b"")
+            read += len(part)
+            if part and read > SMALL and not held:  # a client that leaves a stream brings nothing more
                 size = min(self._most, _told(scope))
                 await self._take(size)
                 held = size

@@ -146,6 +146,7 @@ class Bridge:
         self._stopping = self._ended = False
         self._error: BaseException | None = None
         self._idle: list[Future[None]] = []
+        self.died: Callable[[], None] = lambda: None  # called on the engine's thread, where a bug has ended its work
         # One thread for templates and their tokens, one for grammars: neither may be used by two at once; one for
         # texts that nobody answers. A schema or a book that takes a second keeps nobody from a prompt.
         self._writers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in KINDS}
@@ -239,22 +240,27 @@ class Bridge:
     # What follows runs on the engine's thread.
 
     def _run(self) -> None:
-        engine = self.runner.engine
         try:
-            while not self._ended:
-                while not self._inbox.empty() or not (engine.busy or self._ended):
-                    self._inbox.get()()
-                    self._tell_idle()  # whoever waits for it may be all that is left
-                if engine.busy and not self._ended:
-                    self._step()
-                self._tell_idle()
+            self._work()
         except BaseException as error:  # noqa: BLE001 (a bug of ours: whoever waits is told, and close() raises it)
             self._error = error
             self._fail(error)
-        while not self._inbox.empty():  # who came too late finds the thread gone
+            self._tell_idle()
+            self.died()
+        while not (self._ended and self._inbox.empty()):  # who comes now is told, until close()
             self._inbox.get()()
+            self._tell_idle()
         self._fail(self._error or Stopping())
-        self._tell_idle()
+
+    def _work(self) -> None:
+        engine = self.runner.engine
+        while not self._ended:
+            while not self._inbox.empty() or not (engine.busy or self._ended):
+                self._inbox.get()()
+                self._tell_idle()  # whoever waits for it may be all that is left
+            if engine.busy and not self._ended:
+                self._step()
+            self._tell_idle()
 
     def _step(self) -> None:
         try:

@@ -16,7 +16,7 @@ class Documents:
     where it was an error."""
 
     def __init__(self) -> None:
-        self.queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self.queue: asyncio.Queue[Any] = asyncio.Queue()
         self._status, self._between, self._held = 500, b"", b""
         self._error: dict[str, Any] | None = None
         self._ended = False
@@ -59,7 +59,7 @@ class Documents:
         if not piece or piece == b"[DONE]":
             return
         found = json.loads(piece)
-        error = found.get("error")
+        error = found.get("error") if isinstance(found, dict) else None  # several answers of /completion are a list
         # A whole response of OpenAI's newer form has the field, too: null.
         if error and (self._status >= 400 or found.keys() <= {"error", "type"}):
             self._error = error if isinstance(error, dict) else {"message": error}

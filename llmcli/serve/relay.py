@@ -89,6 +89,7 @@ async def _serve(app: ASGIApp, bridge: Bridge, link: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=link)
     calls: dict[int, tuple[asyncio.Task[None], asyncio.Queue[Any]]] = {}
     beating = asyncio.create_task(_beat(bridge, writer))
+    beating.add_done_callback(lambda _: writer.close())  # an engine that has died: the other end starts another
     try:
         while frame := await read(reader):
             kind, number, content = frame

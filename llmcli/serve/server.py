@@ -51,6 +51,8 @@ class Server(uvicorn.Server):
         self._service = app.state.service if isinstance(bridge, Bridge) else None
         self._talks = app.state.service.talks if isinstance(bridge, Bridge) else bridge.talks
         self._grpc: Any = None
+        if isinstance(bridge, Bridge):
+            bridge.died = self.end
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -72,6 +74,10 @@ class Server(uvicorn.Server):
             self.bridge.stop()
         self.should_exit = True
         self.stopped = self.stopped or signal.Signals(sig).name
+
+    def end(self) -> None:
+        """Take no more and leave: the engine has died. Whoever started the server sees it, and may start another."""
+        self.should_exit = True
 
     async def startup(self, sockets: Any = None) -> None:
         """Listen, then tell."""

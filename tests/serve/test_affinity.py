@@ -14,6 +14,10 @@ def test_a_system_text_is_the_key() -> None:
     assert chat(("system", "be brief")) != chat(("system", "be long"))
     told = b'{"instructions": "be brief", "input": "one"}', b'{"instructions": "be brief", "input": []}'
     assert key_of(told[0]) == key_of(told[1])
+    blocks = [{"type": "text", "text": "be brief"}]
+    for system in ("be brief", blocks):
+        one, other = ({"system": system, "messages": [{"role": "user", "content": text}]} for text in "ab")
+        assert key_of(json.dumps(one).encode()) == key_of(json.dumps(other).encode()) != b""
     assert chat(("user", [{"type": "text", "text": "one"}])) != chat(("user", [{"type": "text", "text": "two"}]))
 
 

@@ -68,6 +68,33 @@ def test_large_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(asyncio.wait_for(scene(), 30))
 
 
+async def streaming(scope: Any, receive: Any, send: Any) -> None:
+    """Reads all, then answers until the client goes."""
+    while (await receive())["more_body"]:
+        pass
+    await send({"type": "http.response.start"})
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def test_who_leaves_a_stream_needs_no_room_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "AT_ONCE", 1)
+
+    async def scene() -> None:
+        app = bodies.Bodies(streaming, MOST)
+        first = Sender(app, MOST)
+        first.send(MOST, more=False)
+        await asyncio.sleep(0)
+        second = Sender(app, MOST)  # has all the room from now on
+        second.send(bodies.SMALL + 1, more=True)
+        await asyncio.sleep(0)
+        first.parts.put_nowait({"type": "http.disconnect"})
+        await first.task
+        second.task.cancel()
+
+    asyncio.run(asyncio.wait_for(scene(), 10))
+
+
 def test_who_finds_no_room_is_told_to_come_back(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "AT_ONCE", 0)
     monkeypatch.setattr(bodies, "PATIENCE", 0)

@@ -156,5 +156,7 @@ def test_a_bug_in_the_engine_reaches_whoever_waits_and_whoever_closes() -> None:
         with pytest.raises(ZeroDivisionError):
             bridge.answer(request())
 
+        await asyncio.wait_for(bridge.drain(0), 10)  # nobody is left to wait for
+
     with pytest.raises(ZeroDivisionError):
         run(use, before=fail)

@@ -18,11 +18,13 @@ from llmcli.runtime.runner import open_runner
 from llmcli.serve import front
 from llmcli.serve.bridge import Bridge
 from llmcli.serve.child import Child
+from llmcli.serve.documents import Documents
 from llmcli.serve.front import Front, Lost
 from llmcli.serve.known import SCOPE, TOLD
 from llmcli.serve.settings import Settings
 from tests.serve.conftest import CHAT, GREEDY
 
+PLAIN = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 EVENT = {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True}
 END = {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False}
@@ -350,3 +352,14 @@ def test_what_is_brought_without_a_key_is_not_read() -> None:
     settings = Settings(("tiny",), max_body=100, keys=("secret-key-1",))
     asyncio.run(asked(Front(upstream, settings), b"x" * 1000))
     assert upstream.bodies == [b""]  # the application says 401 to it
+
+
+def test_a_whole_answer_that_is_a_list_is_one_document() -> None:
+    async def scene() -> None:
+        read = Documents()
+        await read.send(PLAIN)
+        await read.send({"type": "http.response.body", "body": b'[{"index": 0}, {"index": 1}]'})
+        read.check()
+        assert read.queue.get_nowait() == [{"index": 0}, {"index": 1}]
+
+    asyncio.run(scene())

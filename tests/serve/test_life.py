@@ -15,8 +15,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.fakes import FakeContext
-from tests.serve.conftest import Served
+from tests.fakes import FakeContext, fake_runner
+from tests.serve.conftest import CHAT, Served, serving
 from tests.serve.test_chat import HELLO, client
 
 LONG = {"model": "tiny", "messages": HELLO, "max_tokens": 100_000, "ignore_eos": True, "stream": True}
@@ -135,6 +135,25 @@ def test_a_second_signal_ends_what_runs_and_says_so(serve: Callable[..., Served]
     with suppress(http.client.IncompleteRead, ConnectionError):  # cut, which is what was asked for
         assert b"[DONE]" not in answer.read()
     connection.close()
+
+
+def test_a_server_whose_engine_died_leaves_and_tells_of_what() -> None:
+    def fail(number: int) -> None:
+        raise ZeroDivisionError("a bug")
+
+    def ask() -> None:
+        with serving(fake_runner(context=FakeContext(before=fail), template=CHAT)) as served:
+            end, ended = served.bridge.died, threading.Event()
+            served.bridge.died = lambda: (end(), ended.set())
+            connection = http.client.HTTPConnection("127.0.0.1", served.settings.port, timeout=30)
+            connection.request("POST", "/v1/chat/completions", json.dumps({**LONG, "stream": False}).encode())
+            assert connection.getresponse().status == 500
+            connection.close()
+            assert ended.wait(30)
+            assert served.server.should_exit
+
+    with pytest.raises(ZeroDivisionError):
+        ask()
 
 
 def test_the_command_serves_drains_and_leaves(stories_gguf: Path, home: Path) -> None:

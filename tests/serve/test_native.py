@@ -106,7 +106,8 @@ def test_every_other_field_is_harmless_or_refused_by_name(serve: Callable[..., S
         for name, value in REFUSED.items():
             answer = asked.post(f"{served.url}/completion", json={"prompt": "ask", name: value})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, name), answer.text
-    assert post(served, f'{{"prompt": "x", "logit_bias": [[{HUGE}, 1]]}}'.encode(), "/completion")[0] == 400
+    for pair in (f"[{HUGE}, 1]", f"[5, {HUGE}]", "[5, 1e308]"):
+        assert post(served, f'{{"prompt": "x", "logit_bias": [{pair}]}}'.encode(), "/completion")[0] == 400
 
 
 @pytest.fixture

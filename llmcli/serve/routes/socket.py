@@ -46,12 +46,19 @@ class Talk:
     async def run(self) -> None:
         """Until the socket closes; a bug of ours in one request closes it."""
         async with self._group:
-            with suppress(WebSocketDisconnect, KeyError):  # a message of bytes has no text
-                while True:
-                    await self._hear(await self._socket.receive_text())
+            with suppress(WebSocketDisconnect):
+                while (text := await self._text()) is not None:
+                    await self._hear(text)
             self.closed = True
             for task in self._tasks.values():
                 task.cancel()
+
+    async def _text(self) -> str | None:
+        """The next message; None for one of bytes, which ends the talk."""
+        try:
+            return await self._socket.receive_text()
+        except KeyError:
+            return None
 
     async def _hear(self, text: str) -> None:
         name: str | None = None

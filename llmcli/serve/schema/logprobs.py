@@ -33,7 +33,7 @@ def of_event(runner: Runner, event: Event) -> Document | None:
 def legacy(runner: Runner, tokens: Sequence[TokenTime], top: Sequence[Sequence[Ranked]], start: int) -> Document:
     """Completions' older form: four lists; `start` is where the text of the first token stands."""
     texts = [text(runner, one.id) for one in tokens]
-    offsets = [start + sum(map(len, texts[:index])) for index in range(len(texts))]
+    offsets = [*accumulate(map(len, texts), initial=start)][:-1]
     ranked = [{text(runner, each): value for each, value in row} for row in top]
     return {
         "tokens": texts, "token_logprobs": [finite(one.logprob) for one in tokens],

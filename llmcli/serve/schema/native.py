@@ -198,7 +198,7 @@ def _biases(fields: Fields, runner: Runner) -> list[str]:
         if type(token) is not int and not isinstance(token, str):
             raise fields.wrong("logit_bias", "a list of pairs of a token and a number, or false")
         ids = [token] if isinstance(token, int) else runner.model.tokenize(token, special=True)
-        amount = "-inf" if bias is False else f"{float(bias):+f}"
+        amount = "-inf" if bias is False else f"{bias:+f}" if isinstance(bias, float) else f"{bias:+d}"
         found += [f"{each}{amount}" for each in ids]
     return found
 
