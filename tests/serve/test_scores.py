@@ -13,6 +13,7 @@ from tests.fakes import EOS
 from tests.serve.conftest import Served
 from tests.serve.test_chat import client
 
+# Within 0.02: which rows share a pass moves a log-probability by 0.004, a wrong token by 1 and more.
 TEXT = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her dog. "
 
 
@@ -42,7 +43,7 @@ def test_a_prompts_tokens_have_the_log_probabilities_that_eval_finds(tiny: Serve
             == [count] * 4  # fmt: skip
         assert about.token_logprobs[0] is None and about.top_logprobs[0] is None
         found = about.token_logprobs[len(ids) // 2 + 1 : len(ids)]
-        assert found == pytest.approx(wanted, abs=2e-3)
+        assert found == pytest.approx(wanted, abs=2e-2)
         for name, value, top in zip(about.tokens[1:], about.token_logprobs[1:], about.top_logprobs[1:], strict=True):
             assert top[name] == value <= max(top.values())
             assert 2 <= len(top) <= 3
@@ -55,7 +56,7 @@ def test_each_of_several_prompts_at_once_is_told_whole(tiny: Served) -> None:
     alone = [ask(tiny, prompt, max_tokens=1)[0] for prompt in prompts]
     for prompt, one, other in zip(prompts, choices, alone, strict=True):
         assert len(one.logprobs.token_logprobs) == len(prompt) + 1
-        assert one.logprobs.token_logprobs[1:] == pytest.approx(other.logprobs.token_logprobs[1:], abs=2e-3)
+        assert one.logprobs.token_logprobs[1:] == pytest.approx(other.logprobs.token_logprobs[1:], abs=2e-2)
 
 
 def test_a_text_is_told_with_the_places_of_its_tokens(tiny: Served) -> None:
@@ -71,7 +72,7 @@ def test_samples_share_what_their_prompt_was_told(tiny: Served) -> None:
     (alone,) = ask(tiny, TEXT, max_tokens=0)
     count = len(alone.logprobs.tokens)
     for choice in choices:
-        assert choice.logprobs.token_logprobs[1:count] == pytest.approx(alone.logprobs.token_logprobs[1:], abs=2e-3)
+        assert choice.logprobs.token_logprobs[1:count] == pytest.approx(alone.logprobs.token_logprobs[1:], abs=2e-2)
 
 
 def test_an_end_is_a_token_among_them(serve: Callable[..., Served]) -> None:
@@ -102,6 +103,6 @@ def test_a_stream_tells_them_first(tiny: Served) -> None:
                 assert found == getattr(wanted.logprobs, name)
             values = [value for about in told for value in about.token_logprobs]
             assert values[0] is None
-            assert values[1:] == pytest.approx(wanted.logprobs.token_logprobs[1:], abs=2e-3)
+            assert values[1:] == pytest.approx(wanted.logprobs.token_logprobs[1:], abs=2e-2)
             tops = [top for about in told for top in about.top_logprobs or [None] * len(about.tokens)]
             assert tops[0] is None and all(2 <= len(top) <= 3 for top in tops[1:])
