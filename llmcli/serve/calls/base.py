@@ -5,7 +5,7 @@ import re
 import uuid
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from llmcli.strict import strict
 
@@ -38,12 +38,33 @@ class Taken:
     used: int
 
 
+class Written(Protocol):
+    """Arguments on their way: `take` says what of a text tells of them, as JSON, and how many characters that were;
+    `over`: there is no more. `done`: they are all told, and what follows is none of them."""
+
+    done: bool
+
+    def take(self, text: str, over: bool) -> tuple[str, int]: ...
+
+
+class Form(ABC):
+    """How arguments are written that are no JSON: `begins` and `goes_on` are patterns as a family has them."""
+
+    begins: str
+    goes_on: str
+
+    @abstractmethod
+    def reader(self, texts: frozenset[str]) -> Written:
+        """Of one call's arguments, of which `texts` are text by its schema."""
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A call whose arguments, a JSON object, begin behind `used` characters."""
+    """A call whose arguments begin behind `used` characters: a JSON object, or in another `form`."""
 
     call: Call
     used: int
+    form: Form | None = None
 
 
 class Family(ABC):
@@ -61,6 +82,7 @@ class Family(ABC):
     # name, id.
     begins: ClassVar[str] = ""
     goes_on: ClassVar[str] = ""
+    form: ClassVar[Form | None] = None  # how they are written that are no JSON
 
     def fits(self, template: str) -> bool:
         """Whether a chat template is of this family."""
@@ -82,16 +104,19 @@ class Family(ABC):
 
     def head(self, text: str, number: int) -> Head | None:
         """The call that `text` begins with, the first (0) or a later one of several, where it is known by name."""
-        pattern = self.goes_on if number else self.begins
-        found = re.match(pattern, text) if pattern else None
-        if not found:
+        for form in (None, self.form):
+            kind = form or self
+            pattern = kind.goes_on if number else kind.begins
+            if found := re.match(pattern, text) if pattern else None:
+                break
+        else:
             return None
         groups = found.groupdict()
         try:
             name = json.loads(groups["json"]) if groups.get("json") else groups["name"].strip()
         except ValueError:
             return None
-        return Head(Call(name, "", self.named(groups.get("id"), name, number)), found.end())
+        return Head(Call(name, "", self.named(groups.get("id"), name, number)), found.end(), form)
 
     def named(self, given: str | None, name: str, number: int) -> str:
         """The id of a call, where it is the model's own."""

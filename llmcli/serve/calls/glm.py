@@ -3,14 +3,11 @@
 A forced call is written as hermes has it.
 """
 
-import re
 from typing import ClassVar
 
-from llmcli.serve.calls.base import Taken, made, within
-from llmcli.serve.calls.coder import value
-from llmcli.serve.calls.hermes import CLOSES, OPENS, Hermes
-
-PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+from llmcli.serve.calls.base import Form
+from llmcli.serve.calls.hermes import Hermes
+from llmcli.serve.calls.tags import Tags
 
 
 class Glm(Hermes):
@@ -19,16 +16,11 @@ class Glm(Hermes):
     name: ClassVar[str] = "glm"
     order: ClassVar[int] = 1
     marks: ClassVar[tuple[str, ...]] = ("<arg_key>",)
-
-    def take(self, text: str, over: bool) -> Taken | None:
-        inner = within(text, OPENS, CLOSES, over=False)  # what has no end may lack arguments
-        if inner is None:
-            return None
-        name = inner[0].partition("<arg_key>")[0].strip()
-        if name.startswith("{") or not name:
-            return super().take(text, over)
-        given = {key.strip(): value(words.strip()) for key, words in PAIR.findall(inner[0])}
-        return Taken((made(name, given),), inner[1])
+    form: ClassVar[Form | None] = Tags(
+        begins=r"<tool_call>\s*(?P<name>[\w.-]+)\s*(?=<arg_key>|</tool_call>)",
+        opens=r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>", closes="</arg_value>", ends="(?=</tool_call>)",
+        around=" \t\r\n",
+    )  # fmt: skip
 
 
 FAMILIES = (Glm(),)

@@ -26,7 +26,8 @@ class Hermes(Family):
         return self.closes
 
     def take(self, text: str, over: bool) -> Taken | None:
-        inner = within(text, OPENS, CLOSES, over)
+        opens, closes = next(pair for pair in zip(self.opens, self.closes, strict=True) if text.startswith(pair[0]))
+        inner = within(text, opens, closes, over)
         return inner and Taken(calls(json.loads(inner[0])), inner[1])
 
     def frame(self, name: str) -> tuple[str, str]:

@@ -6,8 +6,8 @@ A forced call is written as hermes has it.
 from typing import ClassVar
 
 from llmcli.serve.calls import hermes
-from llmcli.serve.calls.base import Taken, keyed
-from llmcli.serve.calls.coder import Coder
+from llmcli.serve.calls.base import Form, keyed
+from llmcli.serve.calls.coder import Coder, tags
 
 OPENS, CLOSES = "<seed:tool_call>", "</seed:tool_call>"
 
@@ -21,15 +21,7 @@ class Seed(Coder):
     opens: ClassVar[tuple[str, ...]] = (OPENS, hermes.OPENS)
     closes: ClassVar[tuple[str, ...]] = (CLOSES, hermes.CLOSES)
     begins: ClassVar[str] = keyed(r"<(?:seed:)?tool_call>\s*")
-
-    def take(self, text: str, over: bool) -> Taken | None:
-        if text.startswith(hermes.OPENS):
-            return super().take(text, over)
-        taken = super().take(text.replace(OPENS, hermes.OPENS, 1).replace(CLOSES, hermes.CLOSES, 1), over)
-        if taken is None:
-            return None
-        end = text.find(CLOSES)
-        return Taken(taken.calls, end + len(CLOSES) if end >= 0 else len(text))
+    form: ClassVar[Form | None] = tags(CLOSES)
 
 
 FAMILIES = (Seed(),)

@@ -5,12 +5,12 @@ model wrote; where it was cut off or wrote no JSON they end there, whole and in 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, Literal
 
-from llmcli.serve.calls.base import Call, Family
+from llmcli.serve.calls.base import Call, Family, Written
 from llmcli.strict import strict
 
 # Within a string and outside of one: what changes the place. Outside nothing else but words and numbers may stand.
@@ -50,7 +50,7 @@ class Arguments:
         """What would end it where it is; None within a string."""
         return None if self._string else "".join(reversed(self._open))
 
-    def take(self, text: str) -> tuple[str, int]:
+    def take(self, text: str, over: bool = False) -> tuple[str, int]:
         """What of a text belongs to it, and how many characters those were."""
         out: list[str] = []
         at = 0
@@ -86,12 +86,14 @@ class Arguments:
 
 
 class Calling:
-    """One block: `begin` finds its first call, `feed` goes on. `over` once nothing of it can follow."""
+    """One block: `begin` finds its first call, `feed` goes on. `over` once nothing of it can follow. `texts` are the
+    arguments that are text by the schemas, of each function by its name."""
 
-    def __init__(self, family: Family, names: frozenset[str]) -> None:
+    def __init__(self, family: Family, names: frozenset[str], texts: Mapping[str, frozenset[str]]) -> None:
         self.over = False
-        self._family, self._names, self._number = family, names, 0
-        self._call, self._arguments, self._text = Call("", ""), Arguments(), list[str]()
+        self._family, self._names, self._texts, self._number = family, names, texts, 0
+        self._call, self._text = Call("", ""), list[str]()
+        self._arguments: Written = Arguments()
 
     def begin(self, text: str) -> tuple[list[Heard], str] | None:
         """The call that `text` begins with, and the rest, which are its arguments; None where there is none (yet)."""
@@ -100,7 +102,8 @@ class Calling:
             return None
         self._number += 1
         self._call = replace(head.call, id=head.call.id or self._family.id())
-        self._arguments, self._text = Arguments(), []
+        texts = self._texts.get(head.call.name, frozenset())
+        self._arguments, self._text = head.form.reader(texts) if head.form else Arguments(), []
         return [Heard("call", "", self._call)], text[head.used :]
 
     def feed(self, text: str, over: bool) -> tuple[list[Heard], str]:
@@ -108,7 +111,7 @@ class Calling:
         out: list[Heard] = []
         while text or over:
             if not self._arguments.done:
-                piece, used = self._arguments.take(text)
+                piece, used = self._arguments.take(text, over)
                 text = text[used:]
                 if piece:
                     self._text.append(piece)

@@ -1,22 +1,30 @@
 """One answer's text told apart as it comes: what was thought, what was said, which functions are called.
 
-A call whose arguments are JSON is told as they come (calling.py), others when they are whole; what only looks like a
-call is said. Tags may be split over any pieces.
+A call is told as its arguments come (calling.py), where its family's way of writing lets it be, else when it is whole;
+what only looks like a call is said. Tags may be split over any pieces.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from llmcli.runtime.thinking import TAGS, Splitter, Tags
 from llmcli.serve.calls.base import Family
 from llmcli.serve.schema.calling import Calling, Heard, told
 
 MISTAKEN = 64  # openings that began no call; then none is looked for: each may cost a look at all that follows
+NO_TEXTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
 class Listener:
-    """`opened`: thinking tags that the prompt ends with; `family` None: nothing can be called; `names` can be."""
+    """`opened`: thinking tags that the prompt ends with; `family` None: nothing can be called; `names` can be, with
+    `texts` for arguments that are text by their schemas."""
 
-    def __init__(self, opened: Tags | None, family: Family | None, names: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, opened: Tags | None, family: Family | None, names: frozenset[str] = frozenset(),
+        texts: Mapping[str, frozenset[str]] = NO_TEXTS,
+    ) -> None:  # fmt: skip
+        self._texts = texts
         self._splitter, self._family, self._names = Splitter(opened), family, names
         self._tagged = opened is not None  # the opening tag is none of the answer's
         self._held = ""
@@ -99,7 +107,7 @@ class Listener:
 
     def _taken(self, family: Family, over: bool) -> list[Heard] | None:
         """The calls that stand first in what is held, or the text that is none; None: more must come."""
-        calling = Calling(family, self._names)
+        calling = Calling(family, self._names, self._texts)
         if begun := calling.begin(self._held):
             self._calling, self._called = calling, True
             self._held = begun[1]

@@ -25,6 +25,7 @@ from llmcli.serve.schema.chat import Chat
 from llmcli.serve.schema.fields import Fields
 from llmcli.serve.schema.messages import MOST
 from llmcli.serve.schema.prompt import Prompt, Wanted, prompt
+from llmcli.serve.schema.tools import NO_TOOLS
 from llmcli.serve.settings import Settings
 from llmcli.types import Event
 
@@ -172,7 +173,7 @@ class Generate(OllamaChat):
             return prompt(wanted, runner, settings)
         tokens = common.encoded(runner, settings, self._words) or ((runner.model.bos or 0),)
         form = None if wanted.format is None else Constraint("json_schema", json.dumps(wanted.format))
-        return Prompt(tokens, form, None, None, frozenset())
+        return Prompt(tokens, form, None, None, NO_TOOLS)
 
     def _piece(self, heard: Iterable[Heard]) -> Document:
         found = super()._piece(heard)

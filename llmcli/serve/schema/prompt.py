@@ -49,11 +49,11 @@ class Prompt:
     constraint: Constraint | None
     opened: Tags | None
     family: Family | None
-    names: frozenset[str]
+    tools: Tools
 
     def listener(self) -> Listener:
         """For one answer."""
-        return Listener(self.opened, self.family, self.names)
+        return Listener(self.opened, self.family, self.tools.names, self.tools.texts)
 
     def thought(self, answer: Answer) -> int:
         """How many of an answer's tokens are thinking."""
@@ -87,7 +87,7 @@ def prompt(wanted: Wanted, runner: Runner, settings: Settings) -> Prompt:
     tokens = common.encoded(runner, settings, text)
     kin = family(template.source) if offered.tools and known else family("") if offered.tools else None
     opened = None if wanted.continued else runner.opened(tokens)
-    return Prompt(tokens, _constraint(wanted, kin), opened, kin, offered.names)
+    return Prompt(tokens, _constraint(wanted, kin), opened, kin, offered)
 
 
 def _constraint(wanted: Wanted, kin: Family | None) -> Constraint | None:

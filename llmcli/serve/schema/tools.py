@@ -1,7 +1,7 @@
 """Functions that a model may call: OpenAI's definitions read, shown to the model, and forced where that is asked."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,11 @@ class Tools:
         return frozenset(tool.name for tool in self.tools)
 
     @property
+    def texts(self) -> dict[str, frozenset[str]]:
+        """The arguments of each function that are text by its schema."""
+        return {tool.name: frozenset(_texts(tool.parameters)) for tool in self.tools}
+
+    @property
     def forced(self) -> bool:
         """Whether the answer must be a call."""
         return bool(self.tools) and (self.named or self.choice == "required")
@@ -86,6 +91,13 @@ class Tools:
 
 
 NO_TOOLS = Tools()
+
+
+def _texts(schema: Any) -> Iterator[str]:
+    known = schema.get("properties") if isinstance(schema, dict) else None
+    for name, about in known.items() if isinstance(known, dict) else ():
+        if isinstance(about, dict) and about.get("type") == "string":
+            yield name
 
 
 def _constraint(

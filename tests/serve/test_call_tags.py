@@ -1,0 +1,99 @@
+"""Arguments that are written as tags: told while they come, whatever stands in them."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from llmcli.serve.calls import families
+from llmcli.serve.calls.base import Family, given
+from llmcli.serve.schema.calling import Heard
+from llmcli.serve.schema.fields import Fields
+from llmcli.serve.schema.listener import Listener
+from llmcli.serve.schema.tools import tools
+
+STRINGS = {"type": "object", "properties": {"text": {"type": "string"}, "any": {}, "count": {"type": "integer"}}}
+OFFERED = tools(Fields({"tools": [{"type": "function", "function": {"name": "save", "parameters": STRINGS}}]}))
+KIN = {one.name: one for one in families() if one.form}
+MARK = "｜DSML｜"
+
+
+def written(kin: Family, values: dict[str, str]) -> str:
+    """A call as the family's template writes one."""
+    name = kin.name
+    if name in ("coder", "seed"):
+        inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+        return f"{kin.opens[0]}\n<function=save>\n{inner}</function>\n{kin.closes[0]}"
+    if name == "glm":
+        pairs = (f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
+        return "<tool_call>save\n" + "".join(pairs) + "</tool_call>"
+    at = MARK if name == "dsml" else ""
+    inner = "".join(f'<{at}parameter name="{key}">{value}</{at}parameter>\n' for key, value in values.items())
+    return f'{kin.opens[0]}\n<{at}invoke name="save">\n{inner}</{at}invoke>\n{kin.closes[0]}'
+
+
+def listened(kin: Family, text: str, seed: int) -> list[Heard]:
+    listener, chance, out = Listener(None, kin, OFFERED.names, OFFERED.texts), random.Random(seed), list[Heard]()
+    while text:
+        cut = chance.choice((1, 2, 5, 30, len(text)))
+        out += listener.feed(text[:cut])
+        text = text[cut:]
+    return out + listener.finish()
+
+
+def arguments(heard: list[Heard]) -> list[dict[str, Any] | None]:
+    assert "".join(one.text for one in heard if one.kind == "said") == ""
+    calls = [one.call for one in heard if one.kind == "called" and one.call]
+    assert "".join(one.text for one in heard if one.kind == "arguments") == "".join(one.arguments for one in calls)
+    return [given(one) for one in calls]
+
+
+VALUES: dict[str, Any] = {
+    "3": 3, "-2.5e3": -2500.0, "true": True, "null": None, "[1, {\"a\": \"</b>\"}]": [1, {"a": "</b>"}], '"q"': "q",
+    "3 apples": "3 apples", "2026-11-22": "2026-11-22", "truely": "truely", "NaN": "NaN", "1e999": "1e999",
+    "[not JSON": "[not JSON", '"a" and "b"': '"a" and "b"', "{": "{", "": "", "é \\ \"\t.": "é \\ \"\t.",
+    "a\n\n  b <c> </ d": "a\n\n  b <c> </ d",
+    "if a < b:\n    print('</function>')": "if a < b:\n    print('</function>')",
+    "</tool_call": "</tool_call", "<<</par": "<<</par",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kin", KIN.values(), ids=KIN.keys())
+@pytest.mark.parametrize("value", VALUES)
+def test_every_value_is_read_however_it_is_cut(kin: Family, value: str) -> None:
+    text = written(kin, {"any": value, "text": value, "count": "7"})
+    stripped = value.strip() if kin.name == "glm" else value
+    for seed in range(6):
+        found = arguments(listened(kin, text, seed))
+        assert found == [{"any": VALUES[value], "text": stripped, "count": 7}], (seed, text)
+
+
+@pytest.mark.parametrize("kin", KIN.values(), ids=KIN.keys())
+def test_text_is_told_while_it_comes(kin: Family) -> None:
+    for key, words in (("text", "5 is a number, "), ("any", "one word and the next, ")):
+        before, after = written(kin, {key: words * 9 + "END"}).split("END")
+        listener = Listener(None, kin, OFFERED.names, OFFERED.texts)
+        told = "".join(one.text for one in listener.feed(before) if one.kind == "arguments")
+        assert told == f'{{"{key}": "{words * 9}'.rstrip() + " " * (kin.name != "glm")
+        rest = [*listener.feed("END" + after), *listener.finish()]
+        assert json.loads(told + "".join(one.text for one in rest)) == {key: words * 9 + "END"}
+    (called,) = (one for one in listened(kin, before, 1) if one.kind == "called")
+    assert called.call and called.call.arguments == told  # what was cut off is told as far as it came
+
+
+@pytest.mark.parametrize("kin", KIN.values(), ids=KIN.keys())
+def test_a_call_without_arguments_and_one_behind_another(kin: Family) -> None:
+    for text in (written(kin, {}), written(kin, {}).replace("\n", "")):
+        assert arguments(listened(kin, f"{text}\n{text}", 3)) == [{}, {}]
+    if kin.form and kin.form.goes_on:
+        one, other = (written(kin, {"any": number}) for number in "12")
+        both = one.replace(kin.closes[0], "") + other.replace(kin.opens[0], "")
+        assert arguments(listened(kin, both, 4)) == [{"any": 1}, {"any": 2}]
+
+
+def test_tags_that_were_left_out_end_a_value_where_that_is_plain() -> None:
+    kin = KIN["coder"]
+    text = "<tool_call><function=save><parameter=any>a<parameter=text>b\n</function> </tool_call>"
+    for seed in range(6):
+        assert arguments(listened(kin, text, seed)) == [{"any": "a", "text": "b"}]
