@@ -6,10 +6,10 @@ the difference does to an answer: that is for an evaluation.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import isfinite, sqrt
 from typing import TYPE_CHECKING
 
 from quant import native
+from quant.apart import relative, squares
 from quant.container import Array, Header, TensorInfo, Value
 from quant.source import stored_rows
 
@@ -99,34 +99,22 @@ def _compared(name: str, left: TensorInfo, right: TensorInfo) -> TensorDifferenc
         one, other = (read(first, min(first + step, left.rows)) for read in (read_left, read_right))
         if left.type == right.type and (one == other).all():
             if numbers:
-                signal += _squares(native.decode(one, left.type, left.columns, label=name))
+                signal += squares(native.decode(one, left.type, left.columns, label=name))
             continue
         same = False
         if not numbers:
             break
         ours = native.decode(one, left.type, left.columns, label=name)
         theirs = native.decode(other, right.type, right.columns, label=name)
-        signal += _squares(ours)
+        signal += squares(ours)
         with np.errstate(invalid="ignore"):  # infinity less infinity
-            noise += _squares(np.subtract(ours, theirs, dtype=np.float64))
-    error = 0.0 if same else _relative(noise, signal) if numbers else None
+            noise += squares(np.subtract(ours, theirs, dtype=np.float64))
+    error = 0.0 if same else relative(noise, signal) if numbers else None
     return TensorDifference(name, left, right, same, error)
-
-
-def _relative(noise: float, signal: float) -> float | None:
-    if not noise:
-        return 0.0
-    return sqrt(noise / signal) if signal and isfinite(noise) and isfinite(signal) else None
 
 
 def _reader(tensor: TensorInfo) -> "Callable[[int, int], NDArray[np.uint8]]":
     return stored_rows(tensor.file, tensor.offset, native.row_bytes(tensor.type, tensor.columns), tensor.name)
-
-
-def _squares(values: "NDArray[np.floating]") -> float:
-    import numpy as np
-
-    return float(np.square(values, dtype=np.float64).sum())
 
 
 def _shown(value: Value) -> str:

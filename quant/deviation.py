@@ -7,15 +7,15 @@ was meant. Columns are weighed by the importances where the plan has some. It kn
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import isfinite, sqrt
 from typing import TYPE_CHECKING
 
 from quant import native
+from quant.apart import relative, squares
 from quant.container import Header, TensorInfo
 from quant.source import Weight, stored_rows
 
 if TYPE_CHECKING:
-    from quant.native import F32, U8
+    from quant.native import U8
 
 SLAB = 1 << 22  # values of a tensor that are alive at a time, twice as floats
 PIECE = 1 << 18  # values a thread takes
@@ -82,8 +82,8 @@ def _deviation(original: Original, tensor: TensorInfo, pool: ThreadPoolExecutor)
         ]
         for job in jobs:
             total += job.result()
-    error = _relative(total.noise, total.signal)
-    return Deviation(tensor.name, error, _relative(total.weighed_noise, total.weighed_signal) if weighed else None)
+    error = relative(total.noise, total.signal)
+    return Deviation(tensor.name, error, relative(total.weighed_noise, total.weighed_signal) if weighed else None)
 
 
 def _sums(original: Original, tensor: TensorInfo, source: "U8", made: "U8", by: native.Importance | None) -> _Sums:
@@ -93,7 +93,7 @@ def _sums(original: Original, tensor: TensorInfo, source: "U8", made: "U8", by: 
     name, columns = tensor.name, tensor.columns
     ours = native.decode(source, original.weight.type, columns, label=name)
     apart = np.subtract(native.decode(made, tensor.type, columns, label=name), ours)
-    total = _Sums(_squares(ours), _squares(apart))
+    total = _Sums(squares(ours), squares(apart))
     if by is None:
         return total
     for first, last, vector in by.spans(0, len(ours)):
@@ -101,15 +101,3 @@ def _sums(original: Original, tensor: TensorInfo, source: "U8", made: "U8", by: 
         one, other = (np.square(rows[first:last], dtype=np.float64).sum(0) @ weigh for rows in (ours, apart))
         total += _Sums(0.0, 0.0, float(one), float(other))
     return total
-
-
-def _squares(values: "F32") -> float:
-    import numpy as np
-
-    return float(np.square(values, dtype=np.float64).sum())
-
-
-def _relative(noise: float, signal: float) -> float | None:
-    if not noise:
-        return 0.0
-    return sqrt(noise / signal) if signal and isfinite(noise) and isfinite(signal) else None

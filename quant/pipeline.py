@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from quant import native
+from quant.apart import squares
 from quant.methods.base import Solver
 from quant.source import Weight
 
 if TYPE_CHECKING:
-    from quant.native import F32, U8
+    from quant.native import U8
 
 SLAB = 1 << 24  # values read at a time: 32 MiB of BF16
 PIECE = 1 << 18  # values an encoder takes at a time: many, so that no core waits for the last of a slab
@@ -213,11 +214,5 @@ def _encode(making: _Making, first: int, stored: "U8", closes: bool, room: _Room
         sample = slice(-(first + at) % every, None, every)
         if len(chosen := floats[sample]):
             again = native.decode(made[sample], task.type, weight.columns, label=weight.name)
-            signal, noise = signal + _squares(chosen), noise + _squares(chosen - again)
+            signal, noise = signal + squares(chosen), noise + squares(chosen - again)
     return Piece(index, first, last, codes, signal, noise, time.perf_counter() - began, closes, solve)
-
-
-def _squares(values: "F32") -> float:
-    import numpy as np
-
-    return float(np.square(values, dtype=np.float64).sum())

@@ -6,6 +6,7 @@ It is the file object that sources write into. It knows nothing of where the byt
 import hashlib
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -114,12 +115,13 @@ def cannot_write(path: Path, error: OSError) -> UserError:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """Make a rename in `folder` survive a power cut, where folders can be flushed."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def check_place(path: Path) -> None:

@@ -18,7 +18,6 @@ from llmcli.commands.eval import words_of
 from llmcli.commands.scorers import Side
 from llmcli.errors import UserError
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.runner import special_words
 from llmcli.runtime.template import Template
 from llmcli.types import Message
 from quant import evaluate
@@ -72,7 +71,7 @@ def digest() -> bytes:
 def _rendered(talks: list[list[list[str]]], side: Side, model: "Model", ui: "UI") -> Iterator[str]:
     """Each talk as the model would read it; plainly where it has no template, or one that fails."""
     source = side.header.metadata.get("tokenizer.chat_template")
-    template = Template(str(source), **dict(zip(("bos", "eos"), special_words(model), strict=True))) if source else None
+    template = Template(str(source), bos=model.word(model.bos), eos=model.word(model.eos)) if source else None
     system = template is not None and template.accepts_system()
     for number, talk in enumerate(talks):
         messages = [Message(role, content) for role, content in talk]
@@ -109,7 +108,7 @@ def chunks(
 
 def _tokens(side: Side, model: "Model", text: Text) -> list[int]:
     """As llama-imatrix: BOS as the file says, and no EOS behind it. A template writes its own."""
-    bos = special_words(model)[0]
+    bos = model.word(model.bos)
     own = text.special and bos and text.words.startswith(bos)
     found = model.tokenize(text.words, special=text.special, add_special=not own)
     if side.header.metadata.get("tokenizer.ggml.add_eos_token") and found and found[-1] == model.eos:

@@ -46,7 +46,7 @@ def template_report(path: Path) -> TemplateReport:
             f"{path.name} has no chat template: a base model continues text", hint=f"llmcli run '{path}' -p TEXT"
         )
     with open_model(path, vocab_only=True) as model:
-        template = Template(str(source), bos=_word(model, model.bos), eos=_word(model, model.eos))
+        template = Template(str(source), bos=model.word(model.bos), eos=model.word(model.eos))
         probes, warnings = {}, []
         for name, messages in PROBES.items():
             try:
@@ -70,7 +70,7 @@ def _doubled_bos(model: Model, template: Template, probes: dict[str, str]) -> li
 
 def turn_end(model: Model, source: str) -> list[str]:
     """What is wrong with how a chat template ends an assistant's turn: nothing, or one warning."""
-    return _endless(model, Template(source, bos=_word(model, model.bos), eos=_word(model, model.eos)))
+    return _endless(model, Template(source, bos=model.word(model.bos), eos=model.word(model.eos)))
 
 
 def _endless(model: Model, template: Template) -> list[str]:
@@ -89,11 +89,7 @@ def _endless(model: Model, template: Template) -> list[str]:
             return []
         if ids:
             return [
-                f"an answer ends with {_word(model, ids[0])!r}, which is no end-of-generation token of this file: "
+                f"an answer ends with {model.word(ids[0])!r}, which is no end-of-generation token of this file: "
                 "generation would not stop there; stop it with -r"
             ]
     return ["nothing ends an assistant's turn: the model may never stop"]
-
-
-def _word(model: Model, token: int | None) -> str:
-    return "" if token is None else model.piece(token, special=True).decode("utf-8", "replace")

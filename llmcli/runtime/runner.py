@@ -359,8 +359,7 @@ def open_runner(
             drafting = NO_DRAFTING  # measuring what guesses are worth takes a cache
         with speculation(drafting, header, model, context, options, gpu_layers) as guesses:
             source = None if raw else template or header.metadata.get("tokenizer.chat_template")
-            words = special_words(model)
-            made = Template(str(source), bos=words[0], eos=words[1]) if source else None
+            made = Template(str(source), bos=model.word(model.bos), eos=model.word(model.eos)) if source else None
             load_ms = (time.perf_counter() - begun) * 1e3
             runner = Runner(header, model, context, options, made, load_ms, native_sampling, guesses, drafting.ngram)
             try:
@@ -383,12 +382,3 @@ def _tag_tokens(model: Model) -> set[int]:
     if any(model.piece(token, special=True) == b"<|channel|>" for token in made):
         made |= {token for word in HIDDEN for token in model.tokenize(word, special=True) if model.control(token)}
     return made
-
-
-def special_words(model: Model) -> tuple[str, str]:
-    """BOS and EOS as a template writes them; empty where the model has none."""
-    bos, eos = (
-        "" if token is None else model.piece(token, special=True).decode("utf-8", "replace")
-        for token in (model.bos, model.eos)
-    )
-    return bos, eos

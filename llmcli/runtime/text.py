@@ -42,15 +42,12 @@ class Decoder:
             self.stopped = True
             shown, self._held = self._held[:cut], ""
         else:
-            keep = max((_overlap(self._held, stop) for stop in self.stops), default=0)
+            keep = max((overlap(self._held, stop) for stop in self.stops), default=0)
             shown = self._held[: len(self._held) - keep]
             self._held = self._held[len(shown) :]
         return shown
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`, never all of it."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+def overlap(text: str, word: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `word`, never all of it."""
+    return next((length for length in range(min(len(text), len(word) - 1), 0, -1) if text.endswith(word[:length])), 0)

@@ -7,6 +7,8 @@ Knows nothing of models and screens; tags may be split over any number of pieces
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from llmcli.runtime.text import overlap
+
 
 @dataclass(frozen=True, slots=True)
 class Tags:
@@ -86,7 +88,7 @@ class Splitter:
         if at >= 0:
             self._inside = None
             return _pieces(text, at + len(closes))
-        keep = next((n for n in range(min(len(text), len(closes) - 1), 0, -1) if text.endswith(closes[:n])), 0)
+        keep = overlap(text, closes)
         self._held = text[len(text) - keep :]
         return _pieces(text, len(text) - keep)[: 1 if len(text) > keep else 0]
 

@@ -131,6 +131,10 @@ class Model:
             self._pieces[token] = raw
         return raw
 
+    def word(self, token: int | None) -> str:
+        """A token as a template writes it, a control token by its name; "" for none."""
+        return "" if token is None else self.piece(token, special=True).decode("utf-8", "replace")
+
     def show(self, token: int) -> None:
         """Let a control token be text from now on: its piece is its name."""
         self._pieces[token] = self.piece(token, special=True)

@@ -15,10 +15,11 @@ import time
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from llmcli.catalog.partial import sync_folder
 from llmcli.errors import UserError
 
 FORM = "llmcli batch 1"
@@ -156,16 +157,6 @@ def told(out: Path) -> Iterator[None]:
             f"cannot write {out}: {error.strerror or error}",
             hint="make room or check the folder, then give the same command: it goes on where it stopped",
         ) from None
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut, where folders can be flushed."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _lock(stream: BinaryIO, path: Path, out: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from llmcli.runtime.text import overlap
 from llmcli.runtime.thinking import TAGS, Splitter, Tags
 from llmcli.serve.calls.base import Family
 from llmcli.serve.schema.calling import Calling, Heard, told
@@ -137,9 +138,4 @@ class Listener:
             begins = any(held[blank:].startswith(word) or word.startswith(held[blank:]) for word in family.opens)
             return blank if begins and not self._spoke else len(held)
         at = min((found for word in family.opens if (found := held.find(word)) >= 0), default=-1)
-        return at if at >= 0 else len(held) - max(_overlap(held, word) for word in family.opens)
-
-
-def _overlap(text: str, word: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `word`, never all of it."""
-    return next((length for length in range(min(len(text), len(word) - 1), 0, -1) if text.endswith(word[:length])), 0)
+        return at if at >= 0 else len(held) - max(overlap(held, word) for word in family.opens)
