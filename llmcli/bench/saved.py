@@ -165,7 +165,7 @@ def _documents(path: Path) -> list[Any]:
         raise UserError(f"cannot read {path}: {why}", hint="check the name") from None
     try:
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
+            return [json.loads(line) for line in text.split("\n") if line.strip()]
         found = json.loads(text)
     except (ValueError, RecursionError):
         raise UserError(f"{path} is no JSON", hint="llmcli bench REF -o json > FILE makes one") from None

@@ -64,7 +64,8 @@ def compared(a: Sequence[Run], b: Sequence[Run], slo: Slo | None = None) -> Vers
     found = [_rate(one, other)]
     for name in TIMES:
         if name in one.times and name in other.times:
-            found += [_time(name, rank, a, b) for rank in ("p50", "p99") if one.times[name].ranks[rank] is not None]
+            ranks = one.times[name].ranks, other.times[name].ranks
+            found += [_time(name, rank, a, b) for rank in ("p50", "p99") if None not in (each[rank] for each in ranks)]
     known = [ratio for ratio in found if ratio.a > 0]  # to what took no time at all there is no ratio
     return Versus(one, other, tuple(known), len(a))
 

@@ -39,6 +39,8 @@ def test_a_percentile_that_too_few_requests_make_is_left_out_and_few_turns_tell_
     found = {one.name: one for one in compared([turn(1.0)] * 4, [turn(2.0)] * 4).ratios}
     assert "ttft p99" not in found  # 80 requests
     assert "itl p99" in found  # 320 gaps
+    names = [one.name for one in compared([turn(1.0)] * 8, [turn(1.0, 5)] * 8).ratios]
+    assert "ttft p99" not in names  # 160 requests of one side, 40 of the other
     assert all(one.low is None and one.high is None for one in found.values())
 
 
