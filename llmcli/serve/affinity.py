@@ -1,7 +1,7 @@
-"""Who answers what: prompts that begin alike go where the beginning is cached.
+"""Which replica gets a request: prompts that begin alike go to the same one, whose cache has their beginning.
 
-Rendezvous hashing (Thaler and Ravishankar 1998): of all replicas the one whose name hashes highest together with the
-key. One that comes or goes moves its own share of the keys and no other.
+Rendezvous hashing (Thaler and Ravishankar 1998): the replica whose name hashes highest together with the prompt's key.
+When a replica comes or goes, only its own share of the keys moves.
 """
 
 import hashlib
@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-FIRST = 1024  # characters of a prompt that count; a system text, where there is one, is all that counts
+FIRST = 1024  # characters of a prompt that count; where there is a system text, only that counts
 
 
 def key_of(body: bytes) -> bytes:
-    """What a request's prompt begins with; requests that begin alike have one key, empty: nothing to go by."""
+    """The key of a request: the same for prompts that begin alike; empty for a body that says nothing about it."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
@@ -26,7 +26,7 @@ def key_of(body: bytes) -> bytes:
 
 
 def ranked(key: bytes, names: Iterable[T]) -> list[T]:
-    """The names in the order in which they are to be asked."""
+    """The names, best first."""
 
     def weight(name: T) -> bytes:
         return hashlib.blake2b(key + str(name).encode(), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""The ASGI application: all of routes/ behind the guard, keys, and one place where a mistake becomes its status."""
+"""The ASGI application: routes/ behind the guard and the keys, and the one place where an error becomes a status."""
 
 from collections.abc import Awaitable
 from typing import Any
@@ -28,7 +28,7 @@ NOBODY = 499  # nginx's status for a client that has gone; it is not sent to any
 
 
 def make_app(bridge: Bridge, settings: Settings) -> Starlette:
-    """The application over a bridge, which whoever made it closes."""
+    """The application over a bridge; the caller closes the bridge."""
     service = Service(bridge, settings, Vectors(bridge))
     middleware = [Middleware(Guard, settings=settings), Middleware(Bodies, most=settings.max_body)]
     if settings.cors:
@@ -68,7 +68,7 @@ def _paths(route: Route, service: Service) -> list[BaseRoute]:
 
 
 async def refused(request: Request, error: Refusal) -> Response:
-    """A mistake of the request, or none that we can help."""
+    """A mistake of the request, or a state of the server (busy, stopping)."""
     told = problem(error)
     later = error.retry_after if isinstance(error, Busy) else LATER
     headers = {"retry-after": str(later)} if told.code == "busy" else None
@@ -78,7 +78,7 @@ async def refused(request: Request, error: Refusal) -> Response:
 
 
 async def not_here(request: Request, error: HTTPException) -> Response:
-    """No such path, or not with this method."""
+    """Unknown path, or wrong method."""
     where = f"{request.method} {request.url.path[:200]}"
     if error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
@@ -91,11 +91,11 @@ async def not_here(request: Request, error: HTTPException) -> Response:
 
 
 async def broken(request: Request, error: Exception) -> Response:
-    """A bug of ours: its traceback goes to stderr, the client is told that it is not to blame."""
+    """A bug of ours: starlette raises it again behind this, so that its traceback goes to stderr."""
     told = Problem("the server made a mistake; its log says which", 500)
     return json_response(document(told, request.url.path), told.status)
 
 
 async def gone(request: Request, error: Gone) -> Response:
-    """Nobody reads this."""
+    """The client has gone: nobody reads this."""
     return Response(status_code=NOBODY)

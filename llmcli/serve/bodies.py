@@ -1,9 +1,9 @@
-"""Around the application: what all bodies that lie here hold together has an end.
+"""Middleware that bounds the memory of all request bodies together.
 
-One body has an end already, and a connection that sends nothing. But a thousand connections that each send seven of
-eight megabytes and then wait a minute held gigabytes, and what JSON is read into is up to thirty times as large. So a
-body beyond SMALL needs room that it gets whole, before it is read on, and gives back when its answer begins; smaller
-ones always have it. Who waits for room is not read from: its bytes stay with its system.
+One body is bounded already, and so is a silent connection. But a thousand connections that each sent seven of eight
+megabytes and then waited a minute held gigabytes, and parsed JSON takes up to thirty times the bytes. So a body larger
+than SMALL must reserve room for all of itself before the rest of it is read, and frees it when its answer begins;
+smaller bodies need no room. While a connection waits for room nothing is read from it: TCP holds its client back.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ LATER = 5  # seconds after which to come back
 
 
 class Bodies:
-    """Middleware; `most` are the bytes that one body may have."""
+    """`most`: bytes that one body may have; AT_ONCE of such bodies fit at once."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self.app, self._most, self._free = app, most, AT_ONCE * most
         self._changed = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, counting what it brings."""
+        """Pass a request on and count the bytes of its body."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -56,14 +56,14 @@ class Bodies:
             self._give(held)
 
     async def _take(self, size: int) -> None:
-        """Wait for room; raises Problem where none is found in time."""
+        """Wait for room. Raises Problem (503) after PATIENCE seconds without."""
         try:
             async with asyncio.timeout(PATIENCE):
                 while size > self._free:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise Problem("as many large bodies lie here as there is room for; come back", 503, code="busy") from None
+            raise Problem("too many large requests at once; come back later", 503, code="busy") from None
         self._free -= size
 
     def _give(self, size: int) -> None:
@@ -72,6 +72,6 @@ class Bodies:
 
 
 def _told(scope: Scope) -> int:
-    """How long the body is to be, by its own words; one that comes in chunks may be any length."""
+    """The body's length by its Content-Length; a chunked body may have any length."""
     words = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     return int(words) if words.isdigit() and len(words) < 20 else 1 << 62

@@ -1,8 +1,8 @@
-"""Between asyncio and the engine: one thread owns the engine, coroutines ask it and read what comes.
+"""Between asyncio and the engine: one thread owns the engine; coroutines ask it and read what comes.
 
-A queue leads in; out goes one call_soon_threadsafe a step and event loop, with all that the step gave. The engine
-never waits for a reader: what a slow one has not read yet lies with its own answer, which has an end.
-Templates, tokens and grammars are made in two threads beside it. It knows nothing of HTTP.
+Requests go in through a queue. Out go all events of a step in one call_soon_threadsafe for each event loop. The engine
+never waits for a reader: what a slow reader has not read yet is kept with its answer, and an answer has an end.
+Templates, tokens and grammars are made in further threads. It knows nothing of HTTP.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from quant.errors import Refusal
 
 T = TypeVar("T")
 KINDS = "prompts", "grammars", "texts"
-LONGEST_WAIT = 60  # seconds that anybody is asked to come back after
+LONGEST_WAIT = 60  # seconds: the most that Retry-After says
 
 
 class Busy(UserError):
-    """As many wait as may wait; `retry_after` is in seconds."""
+    """The queue is full; `retry_after` is in seconds."""
 
     def __init__(self, waiting: int, retry_after: int) -> None:
         super().__init__(
@@ -41,33 +41,33 @@ class Busy(UserError):
 
 
 class Stopping(UserError):
-    """The server is about to end and begins nothing new."""
+    """The server is about to end and takes nothing new."""
 
     def __init__(self) -> None:
         super().__init__("the server is stopping", hint="start it again")
 
 
 class Failed(UserError):
-    """The model could not go on with an answer, or the machine could not."""
+    """The model or the machine could not go on with an answer."""
 
 
 def failure(error: UserError) -> UserError:
-    """What ended an answer, as whoever asked for it is told: a grammar that leads nowhere is the request's mistake."""
+    """Why an answer failed, as its client is told: a grammar that leads nowhere is the request's own mistake."""
     return error if isinstance(error, Unfollowable) else Failed(str(error), hint="ask again, or ask for something else")
 
 
 class Told(NamedTuple):
-    """What a step gave one answer: an event, and with the last one of a sample its accounts."""
+    """An event of one answer; the last event of a sample comes with its `answer`."""
 
     event: Event
     answer: Answer | None
 
 
 class Answering(AsyncIterator[Event]):
-    """Answers on the way to one coroutine: iterate for the events, then read `answers`.
+    """The answers to some requests, for one coroutine: iterate for their events, then read `answers`.
 
-    An event's `sequence` is the number of its answer: `samples` of the first request, then those of the next. Closing
-    it before the end cancels what is not finished."""
+    An event's `sequence` is the number of its answer: first the `samples` of the first request, then those of the next.
+    Closing it before the end cancels what is not finished."""
 
     def __init__(self, bridge: "Bridge", requests: tuple[Request, ...], samples: int) -> None:
         self._bridge, self.requests, self.samples = bridge, requests, samples
@@ -99,7 +99,7 @@ class Answering(AsyncIterator[Event]):
 
     @property
     def waiting(self) -> bool:
-        """Whether more has come than was read."""
+        """Whether an event has come that was not read yet."""
         return bool(self._arrived)
 
     @property
@@ -109,14 +109,14 @@ class Answering(AsyncIterator[Event]):
         return [self._answers[number] for number in range(self.count)]
 
     async def aclose(self) -> None:
-        """Nobody reads on: what is not finished ends within a step."""
+        """Cancel what is not finished; it ends within a step."""
         if not self.closed:
             self.closed = True
             self._wake.set()
             self._bridge.forget(self)
 
     def take(self, told: list[Told]) -> None:
-        """On the loop: what has come."""
+        """Called on the loop, with new events."""
         self._arrived += told
         self._wake.set()
         for _, answer in told:
@@ -124,13 +124,13 @@ class Answering(AsyncIterator[Event]):
                 self._bridge.meter.over(answer)
 
     def fail(self, error: BaseException) -> None:
-        """On the loop: nothing more comes."""
+        """Called on the loop: no more events, for this reason."""
         self._error = error
         self._wake.set()
 
 
 class Bridge:
-    """Owns the engine's thread from its making until close(); every method but those of the thread is for coroutines.
+    """Owns the engine's thread until close(). Its public methods are for coroutines, unless they say otherwise.
 
     `parallel` answers run at once and `waiting` more may wait; a request for n samples counts n.
     """
@@ -139,16 +139,16 @@ class Bridge:
         self.runner, self.parallel, self.most_waiting = runner, parallel, waiting
         self.meter = Meter()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._streams: dict[int, tuple[Answering, int]] = {}  # by the engine's id: whose, and which sample
+        self._streams: dict[int, tuple[Answering, int]] = {}  # engine's id -> its Answering, the number of its answer
         self._lock = threading.Lock()
-        self._open = 0  # samples that were asked for and are not over
-        self._seconds = 1.0  # that an answer takes, lately
+        self._open = 0  # answers asked for and not over
+        self._seconds = 1.0  # that an answer took lately, smoothed
         self._stopping = self._ended = False
         self._error: BaseException | None = None
         self._idle: list[Future[None]] = []
-        self.died: Callable[[], None] = lambda: None  # called on the engine's thread, where a bug has ended its work
-        # One thread for templates and their tokens, one for grammars: neither may be used by two at once; one for
-        # texts that nobody answers. A schema or a book that takes a second keeps nobody from a prompt.
+        self.died: Callable[[], None] = lambda: None  # called on the engine's thread when a bug has ended its work
+        # A thread for templates and their tokens, one for grammars (neither is safe to use twice at once), and one for
+        # texts that are only tokenized. So a schema or a book that takes a second delays nobody's prompt.
         self._writers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in KINDS}
         self._making = {kind: threading.Lock() for kind in KINDS}
         self._thread = threading.Thread(target=self._run, name="llmcli-engine", daemon=True)
@@ -156,12 +156,12 @@ class Bridge:
 
     @property
     def stopping(self) -> bool:
-        """Whether nothing new is begun."""
+        """Whether no new requests are taken."""
         return self._stopping or self._error is not None
 
     @property
     def open(self) -> int:
-        """Answers asked for and not over, waiting ones among them."""
+        """Answers asked for and not over, those that wait included."""
         return self._open
 
     def answer(self, *requests: Request, samples: int = 1) -> Answering:
@@ -186,11 +186,11 @@ class Bridge:
         return await asyncio.wrap_future(self._ask(function))
 
     async def prepare(self, function: Callable[..., T], *args: object, kind: str = "prompts", short: bool = False) -> T:
-        """What `function` returns, run beside the engine: `kind` prompts for templates and their tokens, grammars,
-        or texts, of which only tokens are wanted.
+        """What `function` returns, run in the thread of `kind`: "prompts" (templates and their tokens), "grammars", or
+        "texts" (only to be tokenized).
 
-        What is `short` is made right here where nothing else is being made: an answer of one token took 3.7 ms instead
-        of 17.7 at the third quartile where other programs kept both cores busy, 2.9 instead of 3.1 in the middle.
+        `short` work runs right here if that thread is idle. Where other programs kept both cores busy, an answer of one
+        token took 3.7 ms instead of 17.7 at the third quartile, 2.9 instead of 3.1 at the median.
         """
         making = self._making[kind]
         if short and making.acquire(blocking=False):
@@ -206,7 +206,7 @@ class Bridge:
         return await asyncio.get_running_loop().run_in_executor(self._writers[kind], made)
 
     async def drain(self, seconds: float) -> None:
-        """Begin nothing new and wait for what there is; what is not over after `seconds` ends as cancelled."""
+        """Take nothing new and wait for what is under way; after `seconds` the rest is cancelled."""
         self._stopping = True
         over: Future[None] = Future()
         self._inbox.put(partial(self._when_idle, over))
@@ -218,13 +218,13 @@ class Bridge:
             await waited
 
     def stop(self) -> None:
-        """End every answer now, as cancelled with what it has; callable from any thread."""
+        """Cancel every answer now; each keeps what it has. Callable from any thread."""
         self._stopping = True
         self._inbox.put(self._cancel_all)
         self.runner.context.interrupt()
 
     def close(self) -> None:
-        """End the thread; raises what it died of, where it did."""
+        """End the thread. Raises the error that it died of, if it did."""
         self._stopping = True
         self._inbox.put(self._end)
         self._thread.join()
@@ -234,7 +234,7 @@ class Bridge:
             raise self._error
 
     def forget(self, answering: Answering) -> None:
-        """Nobody reads this answer any more."""
+        """Drop an answer that nobody reads any more."""
         self._inbox.put(partial(self._drop, answering))
 
     # What follows runs on the engine's thread.
@@ -332,7 +332,7 @@ class Bridge:
             self._open += more
 
     def _patience(self) -> int:
-        """Seconds until about one of those that wait has begun."""
+        """Seconds until about one waiting answer has begun."""
         return min(LONGEST_WAIT, max(1, round(self._seconds * (self._open - self.parallel + 1) / self.parallel)))
 
     def _ask(self, function: Callable[[], T]) -> "Future[T]":
@@ -376,6 +376,6 @@ def _hand_out(batch: list[tuple[Answering, list[Told]]]) -> None:
 
 
 def _soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """Run on a loop, where it still runs."""
+    """Run a function on a loop, if the loop still runs."""
     with suppress(RuntimeError):  # it is closed, and its coroutines with it
         loop.call_soon_threadsafe(function)

@@ -1,4 +1,4 @@
-"""An answer as documents, for whoever has no Server-Sent Events: the WebSocket and gRPC."""
+"""An answer as documents, for the transports without Server-Sent Events: WebSocket and gRPC."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -9,7 +9,7 @@ from llmcli.serve.schema.base import Document, Form
 
 
 async def chunks(bridge: Bridge, form: Form, client: str) -> AsyncGenerator[Document, None]:
-    """What a stream would tell `client`, or else the whole answer. Closing it ends the answer within a step."""
+    """The chunks of a stream, or the whole answer where the form does not stream. Closing it cancels the answer."""
     requests = [replace(one, client=client) for one in form.requests]
     async with aclosing(bridge.answer(*requests, samples=form.each)) as answering:
         async for event in answering:

@@ -1,4 +1,4 @@
-"""An HTTP answer read back: ASGI messages in, the documents that they carry out, as they come."""
+"""Reads an HTTP answer back: ASGI messages in, the JSON documents that they carry out."""
 
 import asyncio
 import json
@@ -12,8 +12,8 @@ SEPARATORS = {"text/event-stream": b"\n\n", "application/x-ndjson": b"\n"}
 
 
 class Documents:
-    """`send` is the application's; `queue` has each document, at last None. Then check() raises what the answer was,
-    where it was an error."""
+    """Give `send` to the application. `queue` gets each document, then None; after that check() raises the answer's
+    error, if it was one."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[Any] = asyncio.Queue()

@@ -1,13 +1,14 @@
-"""Who may ask at all. A server without keys trusts its machine, and so every page that a browser there has open.
+"""Refuses requests that a foreign web page may have made.
 
-Two ways lead from a page of somebody else's to such a server. It asks for 127.0.0.1 and cannot read the answer, but
-the work is done: browsers send an Origin with all but plain reading, and one that is neither ours nor allowed is
-refused. Or its own name is made to mean 127.0.0.1 once it is loaded (DNS rebinding), and it reads the answers, too:
-then Host is its name. A number cannot be made to mean another, so numbers pass as Host.
+A server without keys trusts its machine, and with it every page that a browser there has open. A foreign page has two
+ways in. It may send requests to 127.0.0.1: it cannot read the answers, but the work is done. Browsers send an Origin
+with everything but plain reading, so an Origin that is neither ours nor allowed is refused. Or it may let its own name
+resolve to 127.0.0.1 once it is loaded (DNS rebinding), and then it reads the answers, too. Then Host is that name, so a
+foreign name is refused. An address cannot be rebound: as Host it passes.
 
-2026-11-22: llama-server looks at neither and answers every page (its CORS default is *); ollama looks at both, and its
-threads are full of 403 without a word. A wrong content type alone is no reason: `curl -d` says that it sends a form.
-Programs send no Origin; what has one comes from a page, and must say JSON, which no form can.
+2026-11-22: llama-server checks neither and answers every page (its CORS default is *). ollama checks both, and its
+issues are full of 403s without a reason. A wrong content type alone is no reason to refuse: `curl -d` claims to send a
+form. Programs send no Origin; a request that has one comes from a page and must be JSON, which no form can send.
 """
 
 import ipaddress
@@ -30,7 +31,7 @@ USUAL = {"http": ":80", "https": ":443"}  # ports that browsers leave out
 
 
 class Guard:
-    """Around the application, before anything else."""
+    """Middleware, the outermost."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app, self._settings = app, settings
@@ -52,7 +53,7 @@ class Guard:
         await self.app(scope, receive, send)
 
     def check(self, kind: str, method: str, headers: Mapping[str, str]) -> None:
-        """Raise Problem for a request that somebody else's page sent, or may have sent."""
+        """Raise Problem for a request that a foreign page sent, or may have sent."""
         host, origin = headers.get("host"), headers.get("origin")
         if host is not None and not self._any_host and not self._ours(host):
             name = _name(host)
@@ -72,9 +73,9 @@ class Guard:
 
 
 def origin(text: str) -> str:
-    """What was typed for --cors as browsers send it; `*` is any, `null` a page without an address (a file).
+    """An origin typed for --cors, in the form that browsers send; `*` is any page, `null` one without an address.
 
-    Raises UserError for what is no origin: no page would ever be let in by it.
+    Raises UserError for what is no origin: it would let no page in.
     """
     if text in (ANY, "null"):
         return text
@@ -86,7 +87,7 @@ def origin(text: str) -> str:
 
 
 def host(text: str) -> str:
-    """What was typed for --allow-host as a name. Raises UserError for what is none."""
+    """A name typed for --allow-host. Raises UserError for what is none."""
     found = ANY if text == ANY else _name(text)
     if not found or set(found) & set("/ @?#"):
         raise UserError(f"--allow-host {text!r} is no name", hint="--allow-host llm.example, without http://")

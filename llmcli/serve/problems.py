@@ -1,6 +1,6 @@
-"""What can be wrong with a request, as OpenAI's error objects and statuses; llama-server's types where it has more.
+"""Errors of requests: OpenAI's error objects and statuses, with llama-server's types where OpenAI has none.
 
-Free of HTTP: a batch file's lines and the WebSocket fail in the same words.
+Free of HTTP: lines of a batch and messages of a WebSocket fail in the same words.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ ANTHROPIC = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"
 
 
 class Problem(Refusal):
-    """A request that cannot be answered: `param` is the field that is to blame, `more` goes into the error object."""
+    """A request that cannot be answered. `param`: the field to blame; `more`: further fields of the error object."""
 
     def __init__(
         self, message: str, status: int = 400, *, param: str | None = None, code: str | None = None,
@@ -33,13 +33,13 @@ class Problem(Refusal):
 
 
 def unknown_model(name: str, names: tuple[str, ...]) -> Problem:
-    """A model that is not served here."""
+    """The request names a model that is not served here."""
     told = f"the model {name[:100]!r} is not served here; there is {', '.join(names)}"
     return Problem(told, 404, param="model", code="model_not_found")
 
 
 def problem(error: Refusal) -> Problem:
-    """Any mistake as one: what the engine, a template or a grammar refuses is the request's.
+    """Any refusal as a Problem: what the engine, a template or a grammar refuses is the request's mistake (400).
 
     Hints are flags of another command line than the server's: where one helps, it is told in the server's words.
     """
@@ -58,7 +58,7 @@ def problem(error: Refusal) -> Problem:
 
 
 def document(error: Problem, path: str = "") -> dict[str, Any]:
-    """The error object as the clients of a path know it: ollama's is words alone, Anthropic's says that it is one."""
+    """The error document in the form of a path: ollama's has only a message, Anthropic's a type of its own."""
     if path.startswith("/api/"):
         return {"error": str(error)}
     about = {"message": str(error), "type": error.type, "param": error.param, "code": error.code, **error.more}

@@ -8,10 +8,10 @@ from llmcli.runtime.sampling import Sampling, defaults
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`names` are what a request may call the model, the first is what it is called. `sampling`, `system`,
-    `stops` and `max_tokens` hold where a request says nothing; `most_tokens` limits every answer, `most_context`
-    prompt and answer together (None: the cache). `keys` empty: nobody needs one. `cors` are the origins whose pages
-    may ask, `allow_hosts` names of the server beside its own. Sizes in bytes, `drain` and `ping` in seconds."""
+    """`names`: what a request may call the model; the first is its own name. `sampling`, `system`, `stops` and
+    `max_tokens` apply where a request says nothing. `most_tokens` limits every answer, `most_context` prompt and answer
+    together (None: by the cache). Without `keys` nobody needs one. `cors`: origins whose pages may ask; `allow_hosts`:
+    further names of the server. `max_body` is in bytes, `drain` in seconds."""
 
     names: tuple[str, ...]
     created: int = 0

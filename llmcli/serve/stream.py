@@ -1,4 +1,7 @@
-"""From a form and the bridge to an HTTP response; whoever goes away is noticed while nothing is said, too."""
+"""Reads request bodies, and turns a form and the bridge's events into an HTTP response.
+
+A client that goes away is noticed even while nothing is being sent to it.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -23,10 +26,10 @@ from quant.errors import Refusal
 
 T = TypeVar("T")
 DEEP = "the body is nested too deeply"
-PATIENCE = 60  # seconds that a client may take for its body, or leave an answer unread
-PING = 15.0  # seconds without a word, after which a stream says that it is alive
-SHORT = 4096  # bytes of a body whose prompt is made at once
-READ = 8  # times as much as is taken is read of a body that is too large
+PATIENCE = 60  # seconds that a client may take to send its body, or to read a piece of its answer
+PING = 15.0  # seconds of silence after which a stream sends a sign of life
+SHORT = 4096  # bytes of a body whose prompt is made on the event loop
+READ = 8  # a body that is too large is read up to so many times the limit
 
 
 class Gone(Exception):
@@ -34,12 +37,12 @@ class Gone(Exception):
 
 
 async def body(request: Request, most: int) -> dict[str, Any]:
-    """The JSON object of a request; raises Problem where it is too large, no JSON, or something else."""
+    """The JSON object in a request's body; raises Problem where there is none, or the body is too large."""
     return parsed(await whole(request, most))
 
 
 async def whole(request: Request, most: int) -> bytes:
-    """All bytes of a request's body; raises Problem where they are too many or too slow, Gone where they end early."""
+    """A request's body. Raises Problem where it is too large or too slow, Gone where the client leaves."""
     if (coding := request.headers.get("content-encoding", "identity")) != "identity":
         raise Problem(f"the body is coded as {coding[:60]!r}; send it as it is", 415)
     raw, count = bytearray(), 0
@@ -55,13 +58,13 @@ async def whole(request: Request, most: int) -> bytes:
         raise Problem(f"the body was not there within {PATIENCE} s", 408) from None
     except ClientDisconnect:
         raise Gone from None
-    if count > most:  # read to its end where that is near: many clients listen only then
+    if count > most:  # most of it was read all the same: many clients listen only once they have sent everything
         raise Problem(f"the body is larger than {most:,} bytes, which is what this server takes", 413)
     return bytes(raw)
 
 
 def parsed(raw: bytes) -> dict[str, Any]:
-    """The JSON object that bytes are; raises Problem where they are none."""
+    """Bytes as a JSON object; raises Problem where they are none."""
     try:
         found = strict(raw)
     except UnicodeDecodeError as error:
@@ -78,7 +81,7 @@ def parsed(raw: bytes) -> dict[str, Any]:
 async def asked(
     bridge: Bridge, path: str, document: Mapping[str, Any], settings: Settings, short: bool = False
 ) -> Form:
-    """A request's document as the form of its path, ready to be asked; all of it is made beside the engine."""
+    """The form of a path for a request's document, ready to be answered; it is made beside the engine's thread."""
     form: Form = await bridge.prepare(registry.forms()[path], document, bridge.runner, settings, short=short)
     if form.constraint:
         await bridge.prepare(form.ready, kind="grammars")
@@ -107,7 +110,7 @@ async def _finished(answering: Answering) -> None:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns; raises Gone, with the work cancelled, when the client goes first."""
+    """What `work` returns. Cancels it and raises Gone when the client goes first."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -142,7 +145,7 @@ class Piece:
 
 
 class Events(Response):
-    """Server-Sent Events: the head goes out with the first of them, so that what fails before has its status.
+    """Server-Sent Events. The head goes out with the first event: an error before it still has its own status.
 
     Where something is `known` of the answer, its events are passed over, and each piece says what it tells (known.py).
     """
@@ -155,7 +158,7 @@ class Events(Response):
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send while they come; stop the engine's work when the client goes."""
+        """Send events as they come; when the client goes, the engine stops working on them."""
         async with aclosing(self.answering):
             with suppress(Gone):
                 await unless_gone(receive, self._send(send))
@@ -167,7 +170,7 @@ class Events(Response):
                 if not piece.more:
                     pinging.cancel()
                 await self._put(send, piece)
-        except TimeoutError:  # it reads nothing: its answer is of no use to anybody
+        except TimeoutError:  # the client reads nothing
             raise Gone from None
         finally:
             pinging.cancel()
@@ -183,7 +186,7 @@ class Events(Response):
             await send({"type": "http.response.body", "body": piece.raw, "more_body": piece.more, **told})
 
     async def _ping(self, send: Send) -> None:
-        """A comment now and then, so that nobody between here and there takes a long wait for an end."""
+        """Send a comment after each PING seconds of silence: proxies close connections that say nothing for long."""
         loop = asyncio.get_running_loop()
         self._spoke = loop.time()
         with suppress(TimeoutError):  # _send finds the same
@@ -193,7 +196,7 @@ class Events(Response):
                     await self._put(send, Piece(self.form.ping))
 
     async def _written(self) -> AsyncIterator[Piece]:
-        """The events as bytes: what has come together goes out together, and the last one with what closes."""
+        """The events as bytes. Events that came together go out as one piece, the last one with the stream's end."""
         form, held, told = self.form, bytearray(), list[Event]()
         past = self.known.events if self.known else 0
         try:

@@ -1,7 +1,7 @@
-"""A server that ends with whoever started it: its standard input is a pipe that nobody else holds the other end of.
+"""A server that ends with the process that started it, which alone holds the other end of its standard input, a pipe.
 
-2026-11-22: a pipe rather than Linux's PR_SET_PDEATHSIG: that one tells of the thread that forked, not of its process,
-and other systems have nothing like it. The kernel closes the pipe also where the starter was killed with -9.
+2026-11-22: a pipe, not Linux's PR_SET_PDEATHSIG, which follows the thread that forked instead of its process and exists
+nowhere else. The kernel closes the pipe even when the starter is killed with -9.
 """
 
 import os
@@ -12,7 +12,7 @@ PIECE = 1 << 16
 
 
 def tie(descriptor: int) -> None:
-    """Have SIGTERM come to this process when a descriptor ends; what is written to it is of no account."""
+    """Send this process SIGTERM when a descriptor reaches its end; what is written to it is ignored."""
     threading.Thread(target=_wait, args=(descriptor,), name="tether", daemon=True).start()
 
 
