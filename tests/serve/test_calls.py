@@ -108,6 +108,8 @@ def test_a_call_is_read_as_its_family_writes_it(kin: Family, text: str) -> None:
     for seed in range(8):
         found = heard(Listener(None, kin, NAMES), text, seed)
         assert found == {"thought": "", "said": "", "calls": [("weather", ARGUMENTS)]}
+        found = heard(Listener(None, kin, NAMES), f"<think>\nLet me look.\n</think>\n\n{text}", seed)
+        assert found == {"thought": "Let me look.\n", "said": "", "calls": [("weather", ARGUMENTS)]}
 
 
 @pytest.mark.parametrize("kin", families(), ids=lambda one: one.name)

@@ -31,7 +31,7 @@ class Listener:
         self._held = ""
         self._calling: Calling | None = None
         self._mistaken = 0
-        self._inside = self._spoke = self._called = self._thought = False
+        self._inside = self._begun = self._spoke = self._called = self._thought = False
 
     def feed(self, text: str) -> list[Heard]:
         """What is certain after this text."""
@@ -52,10 +52,11 @@ class Listener:
         if thinking:
             text = self._untagged(text)
             return [Heard("thought", text)] if text else []
-        if self._thought and not self._spoke:  # the blank lines behind the thinking
+        if self._thought and not self._begun:  # the blank lines behind the thinking
             text = text.lstrip()
         if not text:
             return []
+        self._begun = True
         if self._family is None:
             self._spoke = True
             return [Heard("said", text)]
