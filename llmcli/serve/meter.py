@@ -1,11 +1,10 @@
-"""What a server counts: answers as they end, refusals, clients that went; and Prometheus' text of it.
+"""What a server counts (answers as they end, refusals, clients that left), and its text for Prometheus.
 
-Definitions of the times: notes of `bench load` (a token's gap to the one before; the first one's from the call). It
-knows nothing of HTTP.
+Times are defined as in `bench load`: a token's is its gap to the one before, the first token's counts from the call.
+It knows nothing of HTTP.
 
-2026-11-22: written by hand, not with prometheus-client. Most figures here are the engine's own and are read when they
-are asked for; that library would keep each a second time, in one registry for the whole process, to save the forty
-lines below.
+2026-11-22: written by hand, without prometheus-client. Most figures are the engine's own and are read when somebody
+asks; that library would keep each of them twice, in one registry for the whole process, to save forty lines.
 """
 
 import threading
@@ -44,13 +43,13 @@ HISTOGRAMS = {
 
 
 class Histogram:
-    """How many values lie below each of some ends."""
+    """Counts of values by the bucket that they fall into; `ends` are the buckets' upper ends."""
 
     def __init__(self, ends: Sequence[float]) -> None:
         self.ends, self.counts, self.sum = ends, [0] * (len(ends) + 1), 0.0
 
     def add(self, values: Iterable[float]) -> None:
-        """Take values in; one on an end belongs below it."""
+        """Count values; one that equals an end falls below it."""
         for value in values:
             self.counts[bisect_left(self.ends, value)] += 1
             self.sum += value

@@ -1,4 +1,4 @@
-"""Texts to vectors beside the answers: one request's texts at a time, a pass of them between two steps of the engine.
+"""Embeddings beside answers: the texts of one request at a time, one pass of them between two steps of the engine.
 
 It knows nothing of HTTP.
 """

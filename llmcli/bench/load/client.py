@@ -86,7 +86,7 @@ class Client:
         return json.dumps({**told, **server.extra}).encode()
 
     async def ask(self, job: Job, answer: Answer) -> None:
-        """Send a job and fill in its answer; what goes wrong with it becomes its error. Cancelled, it is left open."""
+        """Send a job and fill in its answer, errors included. If it is cancelled the answer stays without an end."""
         import aiohttp
 
         body = self.body(job)
@@ -112,8 +112,8 @@ class Client:
         answer.ended = time.perf_counter()
 
     async def _post(self, body: bytes) -> "aiohttp.ClientResponse":
-        """The response's head. A connection that was kept may be closed by the server just as it is used again (as
-        llama-server does after each stream): before anything came back, one more try has a new one."""
+        """The response's head. A server may close a kept connection just as it is used again (llama-server does after
+        each stream): if nothing has come back yet, the request is sent once more over a new one."""
         import aiohttp
 
         try:

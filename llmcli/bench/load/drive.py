@@ -1,9 +1,9 @@
 """When requests are sent: so many at once (closed loop), or at times that do not wait for answers (open loop).
 
-The load stays as it is while it is measured: the first requests do not count, those after the last measured one are
-sent until that is answered, and then the client goes away from them. In an open loop a request is due at its time,
-and what it waits counts from then on, also where the client came late: a server that stalls cannot hide it by
-delaying the next question (coordinated omission).
+The load stays constant while it is measured: the first requests do not count, and after the last measured one more are
+sent until that one is answered; then the client leaves them. In an open loop a request is due at its own time, and its
+wait counts from that time even if the client was late. So a server that stalls cannot hide it by delaying the next
+request (coordinated omission).
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""The largest load on a server within a promise: search.py's levels, measured one after the other.
+"""The largest load for which a server keeps a promise: measures the levels that search.py asks for.
 
-A level is measured for all its requests, unless it is clear that it is beyond twice the promise, or (users that each
-wait for their answer) below half of it: what crossing.py makes of either is the same. One user alone is measured at the
-beginning, every AGAIN measurements and at the end: a machine that changes meanwhile is told.
+A level is measured to its last request unless it is clear earlier that it is beyond twice the promise, or (closed loop)
+below half of it: crossing.py treats both alike anyway. One user alone is measured at the beginning, every AGAIN
+measurements and at the end, to tell whether the machine changed meanwhile.
 """
 
 import math
@@ -31,9 +31,9 @@ DRIFTED, SECONDS_OFF = 1.1, 0.02  # times as long, and by so much, that one user
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When a level holds: `share` of its requests keep the promise, and no queue grows. `requests` and `seconds`: of a
-    level, at least; `warmup` of its requests do not count (None: see Length). `most` measurements are made.
-    `arrivals` are those of the open loop."""
+    """When a level holds: `share` of its requests keep the promise, and no queue grows. A level has at least `requests`
+    and takes at least `seconds`; its first `warmup` requests do not count (None: see Length). At most `most`
+    measurements are made. `arrivals` and `burstiness` are of the open loop."""
 
     slo: Slo
     share: float = 0.95

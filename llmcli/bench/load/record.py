@@ -22,7 +22,7 @@ class Job:
 
 @dataclass(slots=True)
 class Answer:
-    """What one request met; the client that sent it fills it in, and nobody changes it afterwards.
+    """What became of one request. The client that sends it fills this in; nobody changes it afterwards.
 
     `scheduled` is when it should have been sent, `sent` when it was. `stamps` are the arrivals of chunks with text,
     `counts` the tokens of each where the chunk tells (its ids or logprobs), else 1. `output_tokens` is what the server

@@ -1,8 +1,8 @@
-"""Whether a server falls behind: both what is open and what a request waits grow, beyond what chance allows.
+"""Whether a server falls behind: open requests and waits for the first token both grow, beyond what chance allows.
 
-After guidellm's over-saturation test: a queue that is only long is no sign, one that grows while first tokens come
-later and later is. Requests that follow one another meet the same queue, so slopes are taken over the means of BINS
-pieces of the run, each of which is nearly its own; both must be above zero with CONFIDENCE.
+After guidellm's over-saturation test: a long queue alone is no sign; a queue that grows while first tokens come later
+and later is one. Neighbouring requests meet the same queue and are not independent, so slopes are fitted to the means
+of BINS pieces of the run, which nearly are. Both slopes must be above zero with CONFIDENCE.
 """
 
 import math

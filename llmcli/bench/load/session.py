@@ -56,8 +56,8 @@ class Session:
         self, load: Load, length: Length, number: int, *, enough: Enough = lambda run, answer: False,
         tick: Callable[[], None] = lambda: None, may_fail: bool = False,
     ) -> Run:  # fmt: skip
-        """Put a load on the server, with the prompts of a number. Raises UserError where nothing at all is answered,
-        unless it may fail: a server may refuse all of a load that is too much for it."""
+        """Put a load on the server; `number` chooses its prompts. Raises UserError where every request failed, unless
+        it `may_fail`: a server may refuse all of a load that is too much for it."""
         load = replace(load, seed=self.asked.seed * 1_000_003 + number)
         run = await drive(self.client.ask, self.jobs(number), load, length, enough=enough, tick=tick)
         await asyncio.sleep(SETTLE)

@@ -20,7 +20,7 @@ JUMPS = ("lossless", "fast", "off")
 
 
 class Unfollowable(UserError):
-    """An answer cannot go on in its grammar: that is the request's doing, neither the model's nor ours."""
+    """No token goes on in an answer's grammar. The request is to blame, not the model and not the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Constraint:
 
 
 class Matcher(Protocol):
-    """One answer on its way through a grammar; ends of generation are tokens like others, legal where it accepts."""
+    """One answer's place in a grammar. Tokens that end an answer are tokens like others, legal where it accepts."""
 
     def mask(self) -> Bits:
-        """The tokens that may come next; empty where the grammar has led nowhere."""
+        """The tokens that may come next; none where the grammar leads nowhere."""
         ...
 
     def allows(self, token: int) -> bool:
@@ -57,7 +57,7 @@ class Matcher(Protocol):
         ...
 
     def forced(self, jump: str) -> list[int]:
-        """The tokens that must come next as far as `jump` looks; empty where there is a choice."""
+        """The tokens that must come next, as far as `jump` looks; none where there is a choice."""
         ...
 
     @property
@@ -71,7 +71,7 @@ class Matcher(Protocol):
         ...
 
     def copy(self) -> "Matcher":
-        """Another one at the same place, which goes its own way."""
+        """Another matcher at the same place."""
         ...
 
     def close(self) -> None: ...

@@ -1,8 +1,9 @@
-"""Function calls that an answer must consist of, or may make amid its text: texts around arguments of a JSON schema.
+"""Grammars for function calls: an answer must consist of calls, or may make some amid its text.
 
-What stands around them is the model family's way to write a call; here it is only text. A call that may be made begins
-at a mark: nothing binds the text until that is said, and from there on the schemas do (llama.cpp's lazy grammars with
-triggers). It is one grammar over the whole answer, so that a mark may end in the middle of a token.
+A call is fixed text around arguments that follow a JSON schema. The fixed text is the model family's way to write a
+call; here it is only text. A call that may be made begins at a mark: the text before the mark is free, the text behind
+it is bound by the schemas (as with llama.cpp's lazy grammars and their triggers). One grammar covers the whole answer,
+so that a mark may end in the middle of a token.
 """
 
 import json
@@ -21,8 +22,9 @@ ANY, BLANK = r"(.|\n)*", r"[ \t\r\n]*"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to write calls: what stands before all, between two (None: there is one only) and behind all; for each
-    function what stands before and behind its arguments. `mark` is what tells of it, where it need not come."""
+    """One way to write calls: the text before all of them, between two (None: only one is made) and behind all;
+    `frames`: for each function the text before and behind its arguments. `mark`: what begins a call that may be made;
+    "" where one must be."""
 
     begin: str
     frames: tuple[tuple[str, str], ...]
@@ -33,8 +35,8 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Amid:
-    """How calls stand in a text that has no mark of theirs. `first`: at its beginning or nowhere; `last`: they end it;
-    `several`: text and more calls may follow."""
+    """Where calls may stand in a text. `first`: only at its beginning; `last`: they end it; `several`: text and more
+    calls may follow them."""
 
     first: bool
     last: bool
@@ -105,7 +107,7 @@ def _start(wanted: Calls) -> str:
 
 
 def _text(ways: Sequence[Way], amid: Amid) -> list[str]:
-    """Text without a mark, and before one. What is lazy ends as soon as it can, at the mark."""
+    """The rules of text without a mark, and of text up to one. A lazy rule ends as soon as it can: at the mark."""
     before = BLANK if amid.first else ANY
     marks = "|".join(_literally(way.mark) for way in ways)
     leads = [f"lead{number}[lazy]: /{before}{_literally(way.mark)}/" for number, way in enumerate(ways)]
@@ -113,7 +115,7 @@ def _text(ways: Sequence[Way], amid: Amid) -> list[str]:
 
 
 def _way(number: str, way: Way) -> list[str]:
-    """The rules of calls in one way; where the text leads up to a mark the first one goes on behind that."""
+    """The rules of calls in one way. Where text leads up to a mark, the first call goes on behind the mark."""
     lead = f"lead{number}" if way.mark else ""
     again = "" if way.between is None else f"({_quoted(way.between)} call{number}){{0,{MOST - 1}}}"
     first = [((way.begin + before).removeprefix(way.mark), after) for before, after in way.frames]

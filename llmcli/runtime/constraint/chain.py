@@ -1,9 +1,9 @@
 """The sampler chain inside a grammar.
 
-One rule: a token that is the only legal one is taken without a draw; otherwise the logits of all illegal ones are
--inf before the first step of the chain. So a seed gives the same text whether forced text is jumped over or not.
-Where the likeliest token is always taken, it is looked for first and the mask is made only where the grammar refuses
-it: those steps look at each token by itself, so that the likeliest of all, if legal, is the likeliest of the legal.
+The rule: a token that is the only legal one is taken without a draw; otherwise all illegal tokens get the logit -inf
+before the first step of the chain. So a seed gives the same text whether forced text is jumped over or not. A greedy
+chain draws first, and the mask is made only if the grammar refuses its token: the likeliest token of all, if it is
+legal, is the likeliest legal one.
 """
 
 import time
@@ -30,8 +30,8 @@ class GuidedChain:
         self, chain: Chain, matcher: Matcher, prompt: int, tag: str = "",
         piece: Callable[[int], bytes] = lambda token: b"",
     ) -> None:  # fmt: skip
-        """`prompt` is how many of the tokens that draw() gets are not the answer's. The grammar begins behind `tag`,
-        which is looked for in the tokens' bytes (`piece`); until then all is allowed."""
+        """`prompt`: how many of the tokens that draw() gets are not the answer's. The grammar begins behind `tag`,
+        which is looked for in the tokens' bytes (`piece`); until then every token is allowed."""
         self.chain, self.matcher, self.prompt, self.tag, self.piece = chain, matcher, prompt, tag, piece
         self.choosing = chain if isinstance(chain, Choosing) else None
         self._start = None if tag else prompt  # where the grammar begins; below 0 where that has left the tokens
@@ -70,9 +70,9 @@ class GuidedChain:
         return token
 
     def follow(self, tokens: list[int]) -> bool:
-        """Bring the matcher to where `tokens` are, and tell whether the grammar has begun.
+        """Bring the matcher to the end of `tokens`; False while the grammar has not begun.
 
-        Tokens at the end that are not there any more, or are others, are taken back.
+        Tokens at the end that have gone since the last call, or have changed, are taken back.
         """
         if self._start is None or self._start > len(tokens):
             self._start = self._begin(tokens)
@@ -91,13 +91,13 @@ class GuidedChain:
         return True
 
     def shortened(self, gone: int, prompt: int) -> None:
-        """So many tokens have left, all of them before the newest; `prompt` of the others are not the answer's."""
+        """`gone` tokens have left a full context; `prompt` of those that stay are not the answer's."""
         self.prompt = prompt
         if self._start is not None:
             self._start -= gone
 
     def _begin(self, tokens: list[int]) -> int | None:
-        """Where the grammar begins."""
+        """Where in `tokens` the grammar begins: at their end, if the tag has just been said."""
         # Asked at every token: a tag that ends with the last one has no more tokens than bytes.
         recent = tokens[max(self.prompt, len(tokens) - len(self.tag.encode())) :]
         return None if after(self.tag, map(self.piece, recent)) is None else len(tokens)
@@ -168,10 +168,10 @@ def nowhere() -> Unfollowable:
 
 
 def forbid(logits: Logits, bits: Bits) -> Callable[[], None]:
-    """Write -inf where `bits` has no token, and return what puts the row right again, for others may read it, too.
+    """Write -inf for the tokens that `bits` lacks. Returns what restores the row, for others may read it, too.
 
-    Within a string nearly all tokens are legal: then only the others
-    are touched (49,152 tokens of which 400 are illegal: 20 µs instead of 60, some hundred in cold caches).
+    Within a string nearly all tokens are legal, and only the others are touched (400 illegal ones of 49,152: 20 µs
+    instead of 60; some hundred with cold caches).
     """
     holes = np.flatnonzero(bits != FULL)  # bytes
     if len(holes) * FEW < len(bits):

@@ -26,8 +26,8 @@ GZIP, BOM = b"\x1f\x8b", b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that is not blank: the `index`-th of these, from 0; `number` counts all lines, from 1. `raw` has no
-    newline; of one that is too long there is only its size."""
+    """A line that is not blank. `index` counts such lines from 0, `number` all lines from 1. `raw` has no newline, and
+    is empty for a line of `too_long` bytes."""
 
     index: int
     number: int

@@ -1,6 +1,6 @@
-"""How a line is answered: one request after another, or several at once, as a generator.
+"""How to answer a line: a generator that asks for answers, one after another or several at once.
 
-A plan yields what is to be asked, gets the answers in that order, and returns the document. It knows requests, not
+A plan yields requests, is sent their answers in the same order, and returns the line's document. It knows requests, not
 the engine.
 """
 

@@ -1,4 +1,4 @@
-"""What may begin beside what runs, where the bits of an answer must not depend on its company.
+"""Which requests may begin beside those that run, where the bits of an answer must not depend on its company.
 
 llama.cpp fills holes in the pool of cells, and attention adds up in the order of cells (runtime/reproducible.py). So in
 the reproducible mode nothing is freed while anything runs: a round begins in an empty pool, takes in as much as surely

@@ -1,7 +1,7 @@
-"""A line of OUT: OpenAI's batch output, the same whenever and in whatever order it was made.
+"""A line of OUT: OpenAI's batch output, the same bytes whenever and in whatever order it was made.
 
-2026-11: `created` is 0, there are no timings, and no counts of tokens found in the cache; ids are hashes of the batch
-and the line. A killed run's file is then an unbroken run's byte by byte, and an id tells which batch a line is of.
+2026-11: `created` is 0, and there are no timings and no counts of cached tokens; ids are hashes of the batch and the
+line. So the file of a killed run equals that of an unbroken one, and an id tells which batch a line belongs to.
 """
 
 import hashlib

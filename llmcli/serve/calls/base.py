@@ -1,4 +1,4 @@
-"""What a family is: where its calls begin, how they are read, and what stands around forced arguments."""
+"""What a family is: where its calls begin, how to read them, and what to write around forced arguments."""
 
 import json
 import re

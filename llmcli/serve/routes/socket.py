@@ -1,9 +1,9 @@
 """`/v1/ws`: the same requests over a WebSocket, several at once.
 
-A message asks: {"id": "a", "path": "/v1/chat/completions", "body": {…}}, the path being that of a form or of
-/v1/embeddings. What comes of it carries its id: {"id": "a", "data": {…}}, a chunk each where the body says
-stream, else the whole document; at the end {"id": "a", "done": true}, or {"id": "a", "error": {…}} alone.
-{"id": "a", "cancel": true} ends it within a step. When the socket closes, everything of it ends.
+A message asks: {"id": "a", "path": "/v1/chat/completions", "body": {…}}; the path is a form's or /v1/embeddings. Its
+answers carry its id: {"id": "a", "data": {…}} for each chunk if the body says stream, else once for the whole document;
+at the end {"id": "a", "done": true}, or only {"id": "a", "error": {…}}. {"id": "a", "cancel": true} cancels it within a
+step. When the socket closes, all its requests are cancelled.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""What a form is: one of OpenAI's ways to ask for an answer, and to write it whole or in chunks.
+"""What a form is: one API's way to ask for an answer, and to write that answer whole or in chunks.
 
-Free of HTTP: the server, the WebSocket and batch files read and write through the same ones.
+Free of HTTP: the server, the WebSocket, gRPC and batch files all read and write through the same forms.
 """
 
 import json
@@ -27,11 +27,11 @@ HOLE = "\x00text\x00"  # where a chunk's text stands
 
 
 class Form(ABC):
-    """One request: made of its JSON (raises Problem), it holds what the engine is asked and writes what comes of it.
+    """One request. It is made from the request's JSON (raises Problem), holds what to ask the engine, and writes the
+    answers.
 
-    `requests`, the `samples` of each and `stream` are set when it is made; ready() comes before they are asked. A
-    stream is begin(), show() for every event, end(); events and answers are numbered request by request, as the bridge
-    has them.
+    Making it sets `requests`, the `samples` of each, and `stream`. Call ready() before the engine is asked. A stream is
+    begin(), show() for every event, end(). Events and answers are numbered as the bridge numbers them.
     """
 
     path: ClassVar[str]
@@ -60,7 +60,7 @@ class Form(ABC):
         self.stream = self.fields.flag("stream")
 
     def ready(self) -> None:
-        """Compile what the answers must follow, which may take a second; raises UserError where that cannot be."""
+        """Compile the grammar, which may take a second. Raises UserError for one that cannot be followed."""
         if self.constraint is None:
             return
         grammar: Grammar = self.runner.grammars(self.constraint)
@@ -71,13 +71,13 @@ class Form(ABC):
         self.check()
 
     def check(self) -> None:
-        """Raise UserError for what this model and its context cannot answer."""
+        """Raise UserError for requests that this model and its context cannot answer."""
         for one in self.requests:
             self.runner.check(one, 1 if one.strategy == "beam" else self.samples)
 
     @property
     def each(self) -> int:
-        """The samples that the engine makes of each request: a beam search is one."""
+        """How many samples the engine makes of each request; of a beam search it makes one."""
         return 1 if self.requests[0].strategy == "beam" else self.samples
 
     @property
@@ -98,22 +98,22 @@ class Form(ABC):
 
     @abstractmethod
     def begin(self) -> Iterable[Document]:
-        """What a stream opens with; sets `begun`."""
+        """The first chunks of a stream; sets `begun`."""
 
     @abstractmethod
     def show(self, event: Event) -> Iterable[Document]:
-        """What an event adds; its `sequence` is the number of the answer."""
+        """The chunks for an event; its `sequence` is the number of the answer."""
 
     @abstractmethod
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """What a stream closes with."""
+        """The last chunks of a stream."""
 
     def streamed(self, event: Event) -> bytes:
         """show(), as Server-Sent Events."""
         return self.written(self.show(event))
 
     def framed(self, index: int, text: str, chunk: Callable[[str], Document]) -> bytes:
-        """The event of a chunk with nothing but text: all around it is written once, which takes 6 µs instead of 18."""
+        """The event of a chunk that holds only text. The JSON around the text is made once: 6 µs a chunk, not 18."""
         if index not in self._frames:
             before, after = encoded(chunk(HOLE)).split(encoded(HOLE))
             self._frames[index] = b"data: " + before, after + b"\n\n"
@@ -125,7 +125,7 @@ class Form(ABC):
         return b"".join(b"data: " + encoded(chunk) + b"\n\n" for chunk in chunks)
 
     def failed(self, error: Problem) -> bytes:
-        """What a stream ends with that cannot go on."""
+        """The end of a stream that cannot go on."""
         return b"data: " + encoded(document(error)) + b"\n\n"
 
 
@@ -135,12 +135,12 @@ def named(chunks: Iterable[Document]) -> bytes:
 
 
 def encoded(found: Any) -> bytes:
-    """JSON as bytes; half characters of a client's own text become question marks."""
+    """JSON as bytes. A lone surrogate, which only a client's own text can hold, becomes a question mark."""
     return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def usage(answers: Sequence[Answer], samples: int = 1) -> Document:
-    """OpenAI's counts: a prompt counts once, whatever is made of it; `samples` are of each."""
+    """OpenAI's token counts. A prompt counts once, though `samples` answers were made of it."""
     prompt = sum(answer.prompt_tokens for answer in answers[::samples])
     made = sum(len(answer.tokens) for answer in answers)
     return {
@@ -163,7 +163,7 @@ def timings(answer: Answer) -> Document:
 
 
 def stopped_by(runner: Runner, request: Request, answer: Answer) -> str | None:
-    """The stop sequence that ended an answer: it stands in what was drawn and in none of what was told."""
+    """The stop sequence that ended an answer: the drawn tokens hold it, the text that was told does not."""
     if not request.stops or answer.finish != "stop":
         return None
     drawn = b"".join(runner.model.piece(token.id) for token in answer.tokens).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Values out of a JSON document from anywhere, each with its kind checked and its path in what is said about it."""
+"""Reads values out of an untrusted JSON document: checks each one's kind, and names its path in every complaint."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ def kind(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """An object of the document, `path` saying where it stands. null is as good as nothing everywhere."""
+    """An object in the document; `path` says where it stands. null counts as missing, everywhere."""
 
     values: Mapping[str, Any]
     path: str = ""

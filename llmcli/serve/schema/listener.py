@@ -1,7 +1,7 @@
-"""One answer's text told apart as it comes: what was thought, what was said, which functions are called.
+"""Splits an answer's text, as it comes, into thinking, talk and calls of functions.
 
-A call is told as its arguments come (calling.py), where its family's way of writing lets it be, else when it is whole;
-what only looks like a call is said. Tags may be split over any pieces.
+A call is told while its arguments come (calling.py) where its family's way of writing allows it, otherwise once it is
+whole. Text that only looks like a call is talk. Tags may be split over any number of pieces.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ NO_TEXTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
 class Listener:
-    """`opened`: thinking tags that the prompt ends with; `family` None: nothing can be called; `names` can be, with
-    `texts` for arguments that are text by their schemas."""
+    """`opened`: the thinking tags that the prompt ends with. `family`: how the model writes calls; None: it has no
+    functions. `names`: of its functions; `texts`: by function, the arguments that are text by their schemas."""
 
     def __init__(
         self, opened: Tags | None, family: Family | None, names: frozenset[str] = frozenset(),
@@ -34,13 +34,13 @@ class Listener:
         self._inside = self._begun = self._spoke = self._called = self._thought = False
 
     def feed(self, text: str) -> list[Heard]:
-        """What is certain after this text."""
+        """What this text makes certain."""
         if self._family is None and self._splitter.talking and not self._thought:
             return [Heard("said", text)] if text else []
         return [one for piece in self._splitter.feed(text) for one in self._heard(piece.thinking, piece.text)]
 
     def finish(self) -> list[Heard]:
-        """What was held back, now that nothing follows."""
+        """What was held back, at the answer's end."""
         out = [one for piece in self._splitter.finish() for one in self._heard(piece.thinking, piece.text)]
         out += self._read(over=True) if self._family else []
         rest, self._held = self._held, ""
@@ -101,14 +101,14 @@ class Listener:
             if words:
                 self._spoke = True
                 out.append(Heard("said", words))
-            # White space waits for what follows it: before a call it is none of what is said.
+            # White space is held until it is known what follows: before a call it is dropped.
             self._held = rest if self._inside else said[len(words) :] + rest
             if not self._inside:
                 break
         return out
 
     def _taken(self, family: Family, over: bool) -> list[Heard] | None:
-        """The calls that stand first in what is held, or the text that is none; None: more must come."""
+        """The calls at the beginning of the held text, or a piece of it that is none; None: more must come."""
         calling = Calling(family, self._names, self._texts)
         if begun := calling.begin(self._held):
             self._calling, self._called = calling, True
@@ -130,7 +130,7 @@ class Listener:
         return [heard for call in calls for heard in told(call)]
 
     def _opening(self, family: Family) -> int:
-        """Where in what is held a call begins, or may begin; its length where none does."""
+        """Where in the held text a call begins, or may begin; the text's length where none does."""
         held = self._held
         if self._mistaken >= MISTAKEN:
             return len(held)

@@ -1,4 +1,4 @@
-"""A conversation out of OpenAI's messages: roles, texts, calls and their results."""
+"""Reads OpenAI's messages as a conversation: roles, texts, calls and their results."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""From a conversation to what the engine is asked: prompt, what the answer must follow, how it is heard."""
+"""From a conversation to a prompt, the constraint on its answer, and how that answer is heard."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,8 +29,8 @@ OURS = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request wants of the model, in whatever words it was asked. `format`: a JSON schema, or a constraint that
-    is none; `continued`: the last message is the answer's beginning."""
+    """What a request wants of the model, whatever API it came by. `format`: the JSON schema of the answer, or None;
+    `continued`: the last message is the answer's beginning."""
 
     messages: Sequence[Message]
     tools: Tools = NO_TOOLS

@@ -1,6 +1,6 @@
-"""Fields of other servers that would change the answer and are not known here: refused by name, not passed over.
+"""Fields of other servers that would change the answer and that we do not have: they are refused by name.
 
-What would change nothing that anybody reads is passed over: store, metadata, service_tier, user, safety_identifier,
+Fields that change nothing anybody reads are ignored: store, metadata, service_tier, user, safety_identifier,
 prompt_cache_key, prediction (a guess that saves time), cache_prompt, id_slot, timings_per_token, return_progress.
 """
 
