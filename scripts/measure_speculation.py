@@ -303,6 +303,9 @@ def line(name: str, number: int, task: Task) -> None:
 
 def told(name: str, found: list[Task]) -> None:
     """The figures of a group."""
+    if not found:
+        print(f"{name}: no answer was long enough to measure")
+        return
     prices = curve(found)
     ratios = [task.ratio()[0] for task in found]
     shares = [ratio / task.bound(prices) for ratio, task in zip(ratios, found, strict=True)]
@@ -336,6 +339,8 @@ def known(bench: Bench, texts: list[str]) -> None:
         found.append(task)
         line("known", number, task)
     told("known", found)
+    if not found:
+        return
     prices = curve(found)
     passes = [each for task in found for each in task.passes]
     right = sum(right for _, right in passes)
