@@ -22,12 +22,12 @@ from llmcli.serve.settings import Settings
 from tests.fakes import N_VOCAB, FakeContext, FakeModel, fake_runner
 from tests.serve.conftest import CHAT, GREEDY
 
+CALLED = b'<tool_call>\n{"name": "weather", "arguments": {"day": "today"}}\n</tool_call>'
 SAID = "<think>so</think>Grüße, 12 \U0001f600 times."
 LIMIT = {"max_tokens": 60, "stream": True}
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], **LIMIT}
 TEXT = {"prompt": "x", **LIMIT}
 TOOLS = [{"type": "function", "function": {"name": "weather"}}]
-RESPONSE: dict[str, Any] = {"input": "x", "stream": True, "tools": [{"type": "function", "name": "weather"}]}
 BODIES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(registry.forms().keys() - {"/infill"}, ASKED),
     "/v1/completions": TEXT, "/completion": TEXT, "/api/generate": TEXT,
@@ -87,9 +87,23 @@ def test_what_another_goes_on_with_is_the_rest(app: Any, name: str, monkeypatch:
         assert raw(whole[: cut + 1]) + raw(rest) == raw(whole), cut
 
 
+def test_a_call_keeps_its_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Answering, "waiting", False)
+    body = {"input": "x", "stream": True, "tools": [{"type": "function", "name": "weather"}]}
+    runner = fake_runner(CALLED, template=CHAT, n_ctx=1024, n_seq_max=4)
+    with closing(Bridge(runner)) as bridge:
+        app, known = make_app(bridge, Settings(("tiny",), sampling=GREEDY)), fresh()
+        whole = streamed(app, "/v1/responses", body, known)
+        cut = next(at for at, one in enumerate(whole) if b"arguments.delta" in one.get("body", b""))
+        for message in whole[: cut + 1]:
+            known = known.more(*message[TOLD])
+        rest = streamed(app, "/v1/responses", body, known)
+    assert raw(whole[: cut + 1]) + raw(rest) == raw(whole)
+    assert len(set(re.findall(rb'"call_id":"(\w+)"', raw(whole)))) == 1
+
+
 def test_of_several_answers_nothing_is_known(app: Any) -> None:
-    for path, body in (("/v1/completions", {**TEXT, "n": 2}), ("/v1/responses", RESPONSE)):
-        assert not any(TOLD in one for one in streamed(app, path, body, fresh()))
+    assert not any(TOLD in one for one in streamed(app, "/v1/completions", {**TEXT, "n": 2}, fresh()))
 
 
 def test_known_tokens_leave_the_chances_where_they_were() -> None:

@@ -4,12 +4,22 @@ import json
 import re
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from llmcli.strict import strict
 
 LETTERS = 24  # of an id; Mistral's templates want nine
+
+
+# The digits of ids, new ones at each call.
+Digits = Callable[[], str]
+
+
+def digits() -> str:
+    """Such as nobody else has."""
+    return uuid.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +103,9 @@ class Family(ABC):
         """What must be seen in an answer."""
         return (*self.opens, *self.closes)
 
-    def id(self) -> str:
-        """A new call's id."""
-        return f"call_{uuid.uuid4().hex[:LETTERS]}"
+    def id(self, digits: str) -> str:
+        """A new call's id, made of 32 hexadecimal digits."""
+        return f"call_{digits[:LETTERS]}"
 
     @property
     def ends(self) -> tuple[str, ...]:

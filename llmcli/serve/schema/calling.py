@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, Literal
 
-from llmcli.serve.calls.base import Call, Family, Written
+from llmcli.serve.calls.base import Call, Digits, Family, Written
 from llmcli.strict import strict
 
 # Within a string and outside of one: what changes the place. Outside nothing else but words and numbers may stand.
@@ -87,11 +87,13 @@ class Arguments:
 
 class Calling:
     """One block: `begin` finds its first call, `feed` goes on. `over` once nothing of it can follow. `texts` are the
-    arguments that are text by the schemas, of each function by its name."""
+    arguments that are text by the schemas, of each function by its name; `digits` are for its calls' ids."""
 
-    def __init__(self, family: Family, names: frozenset[str], texts: Mapping[str, frozenset[str]]) -> None:
+    def __init__(
+        self, family: Family, names: frozenset[str], texts: Mapping[str, frozenset[str]], digits: Digits
+    ) -> None:  # fmt: skip
         self.over = False
-        self._family, self._names, self._texts, self._number = family, names, texts, 0
+        self._family, self._names, self._texts, self._digits, self._number = family, names, texts, digits, 0
         self._call, self._text = Call("", ""), list[str]()
         self._arguments: Written = Arguments()
 
@@ -101,7 +103,7 @@ class Calling:
         if head is None or (self._family.first and head.call.name not in self._names):
             return None
         self._number += 1
-        self._call = replace(head.call, id=head.call.id or self._family.id())
+        self._call = replace(head.call, id=head.call.id or self._family.id(self._digits()))
         texts = self._texts.get(head.call.name, frozenset())
         self._arguments, self._text = head.form.reader(texts) if head.form else Arguments(), []
         return [Heard("call", "", self._call)], text[head.used :]

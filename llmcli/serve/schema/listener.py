@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from llmcli.runtime.text import overlap
 from llmcli.runtime.thinking import TAGS, Splitter, Tags
-from llmcli.serve.calls.base import Family
+from llmcli.serve.calls.base import Digits, Family, digits
 from llmcli.serve.schema.calling import Calling, Heard, told
 
 MISTAKEN = 64  # openings that began no call; then none is looked for: each may cost a look at all that follows
@@ -19,13 +19,14 @@ NO_TEXTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 class Listener:
     """`opened`: the thinking tags that the prompt ends with. `family`: how the model writes calls; None: it has no
-    functions. `names`: of its functions; `texts`: by function, the arguments that are text by their schemas."""
+    functions. `names`: of its functions; `texts`: by function, the arguments that are text by their schemas. `digits` are for the
+    ids of its calls."""
 
     def __init__(
         self, opened: Tags | None, family: Family | None, names: frozenset[str] = frozenset(),
-        texts: Mapping[str, frozenset[str]] = NO_TEXTS,
+        texts: Mapping[str, frozenset[str]] = NO_TEXTS, digits: Digits = digits,
     ) -> None:  # fmt: skip
-        self._texts = texts
+        self._texts, self._digits = texts, digits
         self._splitter, self._family, self._names = Splitter(opened), family, names
         self._tagged = opened is not None  # the opening tag is none of the answer's
         self._held = ""
@@ -109,7 +110,7 @@ class Listener:
 
     def _taken(self, family: Family, over: bool) -> list[Heard] | None:
         """The calls at the beginning of the held text, or a piece of it that is none; None: more must come."""
-        calling = Calling(family, self._names, self._texts)
+        calling = Calling(family, self._names, self._texts, self._digits)
         if begun := calling.begin(self._held):
             self._calling, self._called = calling, True
             self._held = begun[1]
@@ -126,7 +127,7 @@ class Listener:
         if taken is None:
             return None
         self._inside, self._called, self._held = False, True, self._held[taken.used :]
-        calls = [replace(call, id=call.id or family.id()) for call in taken.calls]
+        calls = [replace(call, id=call.id or family.id(self._digits())) for call in taken.calls]
         return [heard for call in calls for heard in told(call)]
 
     def _opening(self, family: Family) -> int:

@@ -1,9 +1,9 @@
 """What `/v1/responses` answers with: items that grow, and the events that tell of it, as OpenAI's client knows them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from llmcli.serve.calls.base import given
+from llmcli.serve.calls.base import Digits, given
 from llmcli.serve.schema.base import Document
 from llmcli.serve.schema.calling import Heard
 
@@ -16,11 +16,11 @@ NAME = {"message": "response.output_text", "reasoning": "response.reasoning_text
 class Output:
     """The items of one answer. hear() and close() give the events of each change, without their numbers.
 
-    `name` gives the digits of an item's id by its number.
+    `digits` are for the items' ids.
     """
 
-    def __init__(self, name: Callable[[int], str]) -> None:
-        self._name = name
+    def __init__(self, digits: Digits) -> None:
+        self._digits = digits
         self.items: list[Document] = []
         self._open: Document | None = None
 
@@ -66,7 +66,7 @@ class Output:
         self._open = None
 
     def _begin(self, sort: str, heard: Heard) -> Iterator[Document]:
-        item: Document = {"id": PREFIX[sort] + self._name(len(self.items)), "type": sort, "status": "in_progress"}
+        item: Document = {"id": PREFIX[sort] + self._digits(), "type": sort, "status": "in_progress"}
         if heard.call:
             item |= {"call_id": heard.call.id, "name": heard.call.name, "arguments": ""}
         else:

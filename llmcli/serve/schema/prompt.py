@@ -13,7 +13,7 @@ from llmcli.runtime.runner import Runner
 from llmcli.runtime.template import Template
 from llmcli.runtime.thinking import Tags
 from llmcli.serve.calls import family
-from llmcli.serve.calls.base import Family
+from llmcli.serve.calls.base import Digits, Family, digits
 from llmcli.serve.problems import Problem
 from llmcli.serve.schema import settings as common
 from llmcli.serve.schema.fields import Fields
@@ -51,9 +51,9 @@ class Prompt:
     family: Family | None
     tools: Tools
 
-    def listener(self) -> Listener:
-        """For one answer."""
-        return Listener(self.opened, self.family, self.tools.names, self.tools.texts)
+    def listener(self, digits: Digits = digits) -> Listener:
+        """For one answer; `digits` are for its calls' ids."""
+        return Listener(self.opened, self.family, self.tools.names, self.tools.texts, digits)
 
     def thought(self, answer: Answer) -> int:
         """How many of an answer's tokens are thinking."""

@@ -55,15 +55,13 @@ class Responses(Form):
         asked = {"strategy": runner.strategy(), **asked, "logprobs": self.logprobs, "top_logprobs": top}
         self.requests = (Request(tokens, max_tokens=most, after=opened.closes if opened else "", **asked),)
         self.check()
-        self._output, self._listener, self._number = Output(self._name), self.prompt.listener(), 0
+        self._named = 0
+        self._output, self._listener, self._number = Output(self._digits), self.prompt.listener(self._digits), 0
 
-    @property
-    def continues(self) -> bool:
-        """As others', without tools: a call's id stands in many of its events, and another model would give another."""
-        return super().continues and not self.offered.tools
-
-    def _name(self, number: int) -> str:
-        return uuid.uuid5(uuid.UUID(self.id.removeprefix(self.prefix)), str(number)).hex
+    def _digits(self) -> str:
+        """Of the next id: they stand in many events, and whoever goes on with a stream must find the same."""
+        self._named += 1
+        return uuid.uuid5(uuid.UUID(self.id.removeprefix(self.prefix)), str(self._named)).hex
 
     def _thinking(self) -> dict[str, Any]:
         reasoning = self.fields.table("reasoning")
@@ -74,7 +72,7 @@ class Responses(Form):
     def whole(self, answers: Sequence[Answer]) -> Document:
         """The response with its items."""
         (answer,) = answers
-        output, listener = Output(self._name), self.prompt.listener()
+        output, listener = Output(self._digits), self.prompt.listener(self._digits)
         about = logprobs.content(self.runner, answer) if self.logprobs else None
         for heard in [*listener.feed(answer.text), *listener.finish()]:
             shown, about = (about, None) if heard.kind == "said" else (None, about)
