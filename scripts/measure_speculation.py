@@ -304,8 +304,7 @@ def line(name: str, number: int, task: Task) -> None:
 def told(name: str, found: list[Task]) -> None:
     """The figures of a group."""
     if not found:
-        print(f"{name}: no answer was long enough to measure")
-        return
+        raise SystemExit(f"{name}: no answer was long enough to measure")
     prices = curve(found)
     ratios = [task.ratio()[0] for task in found]
     shares = [ratio / task.bound(prices) for ratio, task in zip(ratios, found, strict=True)]
@@ -339,8 +338,6 @@ def known(bench: Bench, texts: list[str]) -> None:
         found.append(task)
         line("known", number, task)
     told("known", found)
-    if not found:
-        return
     prices = curve(found)
     passes = [each for task in found for each in task.passes]
     right = sum(right for _, right in passes)
@@ -349,10 +346,8 @@ def known(bench: Bench, texts: list[str]) -> None:
     for name, chance in (("asked", RIGHT), ("met", met)):
         most = max((1 - chance**width) / (1 - chance) / prices[width] for width in WIDTHS)
         shares = [ratio / most for ratio in ratios]
-        print(
-            f"  acceptance {name} {chance:.3f}: bound {most:.3f}, of the bound median {statistics.median(shares):.3f}, "
-            f"from {min(shares):.3f} to {max(shares):.3f}"
-        )
+        print(f"  acceptance {name} {chance:.3f}: bound {most:.3f}, of the bound "
+              f"median {statistics.median(shares):.3f}, from {min(shares):.3f} to {max(shares):.3f}")  # fmt: skip
 
 
 @contextmanager
