@@ -19,8 +19,8 @@ NO_TEXTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 class Listener:
     """`opened`: the thinking tags that the prompt ends with. `family`: how the model writes calls; None: it has no
-    functions. `names`: of its functions; `texts`: by function, the arguments that are text by their schemas. `digits` are for the
-    ids of its calls."""
+    functions. `names`: of its functions; `texts`: by function, the arguments that are text by their schemas.
+    `digits` are for the ids of its calls."""
 
     def __init__(
         self, opened: Tags | None, family: Family | None, names: frozenset[str] = frozenset(),
