@@ -1,10 +1,15 @@
 """Second moments as they are gathered: which weights share an input, as many inputs at a time as memory holds, and the
 sums themselves.
 
-A chunk's rows are multiplied in float32 (once for each distinct input) and added up in float64, the lower triangles
-alone, in bands: 512 rows of 1,536 columns took one AVX2 thread 13 ms, numpy's own symmetric product 21 ms (2026-11).
-They are kept until the chunk was read: multiplied within the pass, BLAS's threads would share the cores with those of
-llama.cpp, which wait awake. It knows names and rows; what runs the model is passed in.
+Rows are multiplied in float32 (once for each distinct input) and added up in float64, the lower triangles alone, in
+bands: 512 rows of 1,536 columns took one AVX2 thread 13 ms, numpy's own symmetric product 21 ms (2026-11). They are
+kept until whole chunks were read, as many as make ROWS: 1,536 columns took one AVX-512 thread 7.8 ms for each 256 rows
+where they came 256 at a time, 6.4 for 512 and 6.0 for 1,024 (2026-11-22).
+
+Each product is one thread's. BLAS's own threads wait awake for the next one, as llama.cpp's do, and on as many cores
+the ones took time from the others: 20 chunks of 256 of a Llama of hidden 512 took 20, 22 and 25 CPU seconds of a loaded
+machine's two cores, 29, 29 and 39 before (2026-11-22, in turns; llama-imatrix 7 to 8). It knows names and rows; what
+runs the model, and what runs the products, is passed in.
 
 Attention mixes what comes out of a layer's values: for head h and query q o = W_v (sum over t of a_hqt x_t). The error
 of W_v is felt behind that, so that its moments are those of the sum in brackets: X^T B X with B the sum of A^T A over
@@ -15,10 +20,14 @@ feedback by the moments of x .01446 and .00901, by these .00077 and .00132; by a
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quant.calibrate import F32, F64, Mixture, Product
 from quant.errors import Refusal
@@ -26,9 +35,12 @@ from quant.momentfile import Gathered, Input
 from quant.pending import mixture
 
 BAND = 256  # rows of a triangle that are made at a time
-# A share below this counts as none: products of two would be denormal numbers, each 100 cycles of a CPU. They were ten
+ROWS, MOST = 1024, 4  # multiplied at a time, or the rows of so many chunks,
+KEPT = 1 << 28  # where no more bytes wait for it
+# A share below this counts as this: products of two would be denormal numbers, each 100 cycles of a CPU. They were ten
 # of the eleven CPU seconds that mixing took of 20 chunks of a Llama of hidden 512 and 4 layers (2026-11-22).
-TINY = 1e-15
+TINY = np.float32(1e-15)
+Each = Callable[..., Any]  # map's form
 STRIP = 64  # queries whose shares are multiplied at a time: those behind the last one that they see are zeros
 
 
@@ -39,9 +51,10 @@ def shown(one: Input) -> tuple[str, ...]:
 
 class Survey:
     """Looks once at what a pass shows: the distinct `inputs`, in the order in which the graph computes them, and how
-    many bytes of `rows` entered each."""
+    many bytes of `rows` entered each. A chunk has `tokens`; so many `threads` will multiply."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: int = ROWS, threads: int = 1) -> None:
+        self.tokens, self.threads = tokens, threads
         self.inputs: list[Input] = []
         self.rows: list[int] = []
         self._number: dict[str, int] = {}
@@ -81,9 +94,16 @@ class Survey:
             self._key = None
         self.rows[self._number[name]] += mixed.shares[0].nbytes
 
+    @property
+    def together(self) -> int:
+        """Chunks whose rows are multiplied at a time. It does not depend on what else memory has to hold: sums of the
+        same text have the same bytes in any number of passes."""
+        return max(1, min(ROWS // self.tokens, MOST, KEPT // max(1, sum(self.rows))))
+
     def cost(self, number: int) -> int:
-        """Bytes that gathering an input holds: sums of x x^T and of x in float64, and a chunk's rows."""
-        return held(self.inputs[number]) + self.rows[number]
+        """Bytes that gathering an input holds: sums of x x^T and of x in float64, and rows, joined or mixed anew."""
+        one, chunks = self.inputs[number], self.together
+        return held(one) + self.rows[number] * (2 * chunks if chunks > 1 or one.mixed else 1)
 
 
 def held(one: Input) -> int:
@@ -121,7 +141,7 @@ def groups(survey: Survey, numbers: Sequence[int], memory: int) -> list[tuple[in
 def needs(survey: Survey, group: Sequence[int]) -> int:
     """Bytes of memory that gathering these inputs takes."""
     inputs = survey.inputs
-    return sum(map(survey.cost, group)) + max((spare(inputs[number]) for number in group), default=0)
+    return sum(map(survey.cost, group)) + survey.threads * max((spare(inputs[number]) for number in group), default=0)
 
 
 class Seconds:
@@ -131,13 +151,15 @@ class Seconds:
         self.numbers = tuple(numbers)
         self._number = {name: number for number in numbers for name in inputs[number].names}
         self._names = {number: inputs[number].names for number in numbers}
-        self._keys: dict[int, tuple[int, int]] = {}
-        self._kept: dict[int, list[Product]] = {}
         self._mixing = {mixture(inputs[number].names[0]): _Mixing() for number in numbers if inputs[number].mixed}
+        self._keys: dict[int, tuple[int, int]] = {}
+        self._kept = {number: _Kept() for number in numbers}
+        self._mixes: dict[int, list[_Mix]] = {}
+        self.waiting = 0  # chunks that are not in the sums yet
         self.gathered = {number: _nothing(inputs[number]) for number in numbers}
 
     def add(self, product: Product) -> None:
-        """Keep what entered, once for all weights that share it, until `flush`."""
+        """Keep what entered, once for all weights that share it."""
         number = self._number.get(product.name)
         if number is None:
             return
@@ -145,22 +167,107 @@ class Seconds:
             assert product.key == self._keys[number], (product.name, self._names[number])
             return
         self._keys[number] = product.key
-        experts = None if product.experts is None else product.experts.copy()
-        self._kept.setdefault(number, []).append(replace(product, rows=product.rows.copy(), experts=experts))
+        self._kept[number].add(product)
 
     def mix(self, mixed: Mixture) -> None:
         """Count in how the values of a layer are mixed."""
         if mixed.name in self._mixing:
             self._mixing[mixed.name].add(mixed.shares)
 
-    def flush(self) -> None:
-        """Count in what was kept: a chunk may have come in several passes."""
-        for number, products in self._kept.items():
-            mixing = self._mixing.get(mixture(self._names[number][0]))
-            for matrix, rows in _each(_joined(products)):
-                _add(self.gathered[number], matrix, rows, mixing)
-        self._kept.clear()
+    def turn(self, each: Each = map) -> None:
+        """A chunk is over, which may have come in several passes. `each` is map, or one that has threads: the sums are
+        the same."""
+        mixed = [number for number in self.numbers if mixture(self._names[number][0]) in self._mixing]
+        mixings = [self._mixing[mixture(self._names[number][0])] for number in mixed]
+        made = each(_Mixing.of, mixings, [self._kept[number].turn() for number in mixed])
+        for number, mix in zip(mixed, made, strict=True):
+            self._mixes.setdefault(number, []).append(mix)
         self._mixing = {name: _Mixing() for name in self._mixing}
+        self.waiting += 1
+
+    def flush(self, each: Each = map) -> None:
+        """Count in all chunks that are over."""
+        work = [
+            one
+            for number, kept in self._kept.items()
+            for one in kept.work(self.gathered[number], self._mixes.get(number, []))
+        ]
+        work.sort(key=operator.itemgetter(0), reverse=True)
+        for _ in each(operator.call, [make for _, make in work]):
+            pass
+        for kept in self._kept.values():
+            kept.clear()
+        self._mixes, self.waiting = {}, 0
+
+
+class _Kept:
+    """What entered in several passes as if in one, in memory that is taken once: fresh pages cost more than copying."""
+
+    def __init__(self) -> None:
+        self.matrices, self.experts = (1, 1), list[NDArray[np.int32]]()
+        self._room = np.empty((0, 0, 0, 0), np.float32)  # [.., tokens, columns], or with experts [tokens, .., columns]
+        self._begun = self._end = 0
+
+    @property
+    def rows(self) -> F32:
+        """All rows."""
+        found: F32 = self._room[: self._end] if self.experts else self._room[..., : self._end, :]
+        return found
+
+    def add(self, product: Product) -> None:
+        """Copy it behind what is there."""
+        first, rows = self._end, product.rows
+        if product.experts is not None:
+            self.experts.append(product.experts.copy())
+        self.matrices, axis = product.matrices, 0 if self.experts else 2
+        if first + rows.shape[axis] > self._room.shape[axis]:
+            before, shape = self.rows, list(rows.shape)
+            shape[axis] += first
+            self._room = np.empty(shape, np.float32)
+            if first:
+                self.rows[...] = before
+        self._end = first + rows.shape[axis]
+        (self._room[first : self._end] if self.experts else self._room[..., first : self._end, :])[...] = rows
+
+    def turn(self) -> F32:
+        """The rows [tokens, columns] since it was last asked."""
+        first, self._begun = self._begun, self._end
+        return self.rows[0, 0, first:]
+
+    def clear(self) -> None:
+        """Nothing entered yet."""
+        self._begun = self._end = 0
+        self.experts.clear()
+
+    def work(self, into: Gathered, mixes: Sequence["_Mix"]) -> Iterator[tuple[int, Callable[[], None]]]:
+        """What is to be done to count it in: how much each part takes, and the part."""
+        rows = self.rows
+        if self.experts:
+            experts = np.concatenate(self.experts)
+            for expert in np.unique(experts):
+                places = np.nonzero(experts == expert)
+                yield len(places[0]) * rows.shape[2], partial(_expert, into, int(expert), rows, places)
+            return
+        inner, outer = self.matrices
+        entered: dict[int, list[F32]] = {}
+        for i3, i2 in np.ndindex(rows.shape[:2]):
+            entered.setdefault((i3 % outer) * inner + i2 % inner, []).append(rows[i3, i2])
+        for matrix, parts in entered.items():
+            plain = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            other = np.concatenate([mix.rows for mix in mixes]) if mixes else plain
+            into.first[matrix] += sum(mix.first for mix in mixes) if mixes else plain.sum(0, dtype=np.float64)
+            into.counts[matrix] += sum(mix.count for mix in mixes) if mixes else len(plain)
+            for first in range(0, plain.shape[1], BAND):
+                yield len(plain) * (first + BAND), partial(_band, into.second[matrix], first, plain, other)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mix:
+    """Of the rows X of a chunk: `rows` B X, `first` the sum of all mixtures, `count` how many these were."""
+
+    rows: F32
+    first: F64
+    count: int
 
 
 class _Mixing:
@@ -177,48 +284,35 @@ class _Mixing:
             self.pairs, self.plain = np.pad(self.pairs, (0, more)), np.pad(self.plain, (0, more))
         for first in range(0, queries, STRIP):
             strip = shares[:, first : first + STRIP]
-            strip = np.where(strip < TINY, np.float32(0), strip)
-            end = int(np.flatnonzero(strip.any((0, 1))).max(initial=-1)) + 1
-            rows = strip[:, :, :end].reshape(-1, end)
+            end = int(np.flatnonzero(strip.max(0).max(0)).max(initial=-1)) + 1
+            rows = np.maximum(strip[:, :, :end], TINY).reshape(-1, end)
             self.pairs[:end, :end] += rows.T @ rows
             self.plain[:end] += rows.sum(0)
         self.count += heads * queries
 
-
-def _joined(products: Sequence[Product]) -> Product:
-    """The rows of several passes as those of one."""
-    first = products[0]
-    if len(products) == 1:
-        return first
-    if first.experts is None:
-        return replace(first, rows=np.concatenate([one.rows for one in products], axis=2))
-    experts = np.concatenate([one.experts for one in products if one.experts is not None])
-    return replace(first, rows=np.concatenate([one.rows for one in products]), experts=experts)
+    def of(self, rows: F32) -> _Mix:
+        """What is made of the rows [tokens, columns]."""
+        tokens = len(rows)
+        return _Mix(self.pairs[:tokens, :tokens] @ rows, self.plain[:tokens] @ rows, self.count)
 
 
-def _each(product: Product) -> Iterator[tuple[int, F32]]:
-    """The rows [rows, columns] that enter each matrix of the weight."""
-    rows = product.rows
-    if product.experts is not None:
-        for expert in np.unique(product.experts):
-            tokens, slots = np.nonzero(product.experts == expert)
-            yield int(expert), rows[tokens, slots % rows.shape[1]]
-        return
-    inner, outer = product.matrices
-    for i3, i2 in np.ndindex(rows.shape[:2]):
-        yield (i3 % outer) * inner + i2 % inner, rows[i3, i2]
+def _expert(into: Gathered, expert: int, rows: F32, places: tuple[Any, ...]) -> None:
+    """Count in the rows that went to one expert."""
+    tokens, slots = places
+    taken = rows[tokens, slots % rows.shape[1]]
+    into.first[expert] += taken.sum(0, dtype=np.float64)
+    into.counts[expert] += len(taken)
+    for first in range(0, taken.shape[1], BAND):
+        _band(into.second[expert], first, taken, taken)
 
 
-def _add(into: Gathered, matrix: int, rows: F32, mixing: _Mixing | None) -> None:
-    rows, sums, tokens = np.ascontiguousarray(rows), into.second[matrix], len(rows)
-    other = mixing.pairs[:tokens, :tokens] @ rows if mixing else rows
-    for first in range(0, len(sums), BAND):
-        last = first + BAND
-        sums[first:last, :last] += rows[:, first:last].T @ other[:, :last]
-    if mixing:
-        np.fill_diagonal(sums, np.maximum(sums.diagonal(), 0))  # float32 may end below the least square
-    into.first[matrix] += mixing.plain[:tokens] @ rows if mixing else rows.sum(0, dtype=np.float64)
-    into.counts[matrix] += mixing.count if mixing else tokens
+def _band(sums: F64, first: int, rows: F32, other: F32) -> None:
+    """Add some rows of the triangle of rows^T other."""
+    last = first + BAND
+    sums[first:last, :last] += rows[:, first:last].T @ other[:, :last]
+    if other is not rows:
+        corner = sums[first:last, first:last]
+        np.fill_diagonal(corner, np.maximum(corner.diagonal(), 0))  # float32 may end below the least square
 
 
 def _nothing(one: Input) -> Gathered:

@@ -69,7 +69,7 @@ def calibrate(
     from llmcli.commands import calibrating, texts
     from llmcli.commands.ready import ready
     from llmcli.errors import UsageError
-    from llmcli.hardware import blas, fit
+    from llmcli.hardware import fit
     from llmcli.runtime.request import RunOptions
     from quant import quantize
     from quant.planning import shard_size
@@ -97,8 +97,7 @@ def calibrate(
     fingerprint = quantize.open_gguf(path).fingerprint
     target = moments.expanduser() if moments else None
     wish = calibrating.Wish(subject, fingerprint, some, names, out.expanduser(), target, room, fresh)
-    with blas.bounded(threads):
-        outcome = calibrating.run(wish, config, ui)
+    outcome = calibrating.run(wish, config, ui)
     _tell(wish, outcome, ui)
 
 

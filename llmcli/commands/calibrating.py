@@ -7,6 +7,7 @@ It joins quant's sums with the runtime's forward passes.
 import hashlib
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,7 +77,7 @@ def run(wish: Wish, config: "Config", ui: "UI", bar: "Bar | None" = None) -> Out
             check_place(path)
     place = hashlib.sha256(str(wish.out.absolute()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
     with store.locked(config.cache / "calibrations" / f"{place}.lock", ui, str(wish.out)):
-        with _opened(wish) as work:
+        with blas.bounded(1), _opened(wish) as work:  # the threads that multiply are ours
             try:
                 return work.run(ui, bar)
             except OSError as error:
@@ -103,14 +104,12 @@ class _Sink:
 
     def __init__(self) -> None:
         self.listeners: list[Sums | Seconds | Survey] = []
-        self._alone = blas.alone()
 
     def __call__(self, seen: Seen | Mixed) -> None:
         if isinstance(seen, Mixed):
-            with self._alone():
-                for listener in self.listeners:
-                    if not isinstance(listener, Sums):
-                        listener.mix(Mixture(seen.name, seen.shares))
+            for listener in self.listeners:
+                if not isinstance(listener, Sums):
+                    listener.mix(Mixture(seen.name, seen.shares))
             return
         product = Product(seen.name, seen.rows, seen.matrices, seen.experts, seen.key)
         for listener in self.listeners:
@@ -122,7 +121,7 @@ class _Work:
 
     def __init__(self, wish: Wish, activations: Activations, sink: _Sink, named: frozenset[str]) -> None:
         self.wish, self.activations, self.sink, self.named = wish, activations, sink, named
-        self.survey = Survey()
+        self.survey = Survey(wish.text.n_ctx, wish.model.options.threads or 1)
         if wish.moments:  # one chunk, to learn which weights share an input, and in what order they are computed
             sink.listeners = [self.survey]
             activations.read(wish.text.ids[0])
@@ -217,22 +216,30 @@ class _Work:
         else:
             self.activations.narrow(self.named.__contains__, "")
         self.sink.listeners = [progress.sums, *([progress.seconds] if progress.seconds else [])]
-        for ids in self.wish.text.ids[progress.chunks :]:
-            self.activations.read(ids)
-            if progress.seconds:
-                progress.seconds.flush()
-            progress.chunks += 1
-            bar.advance(1)
-            if not file:
-                self.activations.narrow(self.named.__contains__, self.activations.latest)
-            if self.saves and self.interim.due():
-                self.interim.save(progress)
+        with ThreadPoolExecutor(self.wish.model.options.threads) as pool:
+            for ids in self.wish.text.ids[progress.chunks :]:
+                self.activations.read(ids)
+                progress.chunks += 1
+                bar.advance(1)
+                if not progress.seconds:
+                    self.activations.narrow(self.named.__contains__, self.activations.latest)
+                elif not self._counted(progress.seconds, progress.chunks, pool):
+                    continue
+                if self.saves and self.interim.due():
+                    self.interim.save(progress)
         if file and progress.seconds:
             for number, gathered in progress.seconds.gathered.items():
                 file.put(number, gathered)
             progress.finished |= set(group)
             progress.seconds, progress.chunks, self.sink.listeners = None, 0, []
             self.interim.save(progress)
+
+    def _counted(self, seconds: Seconds, chunks: int, pool: ThreadPoolExecutor) -> bool:
+        """End a chunk; whether the sums have all of the chunks so far."""
+        seconds.turn(pool.map)
+        if seconds.waiting == self.survey.together or chunks == self.wish.text.count:
+            seconds.flush(pool.map)
+        return not seconds.waiting
 
     def _held(self, groups: list[tuple[int, ...]]) -> int:
         return max((gather.needs(self.survey, group) for group in groups), default=0)

@@ -213,7 +213,7 @@ def test_moments_are_numpys_own_of_the_rows_that_entered(llmcli: Llmcli, tmp_pat
         np.testing.assert_allclose(entry.sums(), entries[name].sums(), rtol=1e-3)
     done = llmcli(*words, "--moments", str(second), "--memory", "1M")
     assert done.code == 0, done.err
-    assert "2 passes over the text" in done.err
+    assert "4 passes over the text" in done.err
     assert (out.read_bytes(), second.read_bytes()) == (raw, plain)
 
 
@@ -255,14 +255,14 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(second: bool, llmcli:
         return ["-o", str(out), *more]
 
     assert llmcli(*words, *outputs(whole)).code == 0
-    left = 12 if second else 4  # reads until it is killed; the first of twelve is the survey, the next eight a pass
+    left = 15 if second else 4  # reads until it is killed; the first of fifteen is the survey, the next eight a pass
     done = subprocess.run([sys.executable, "-c", KILLED, str(left), *words, *outputs(broken)], capture_output=True)
     assert done.returncode == -9, done.stderr
     assert not broken.exists()
     done = llmcli(*words, *outputs(broken), "--json")
     assert done.code == 0, done.err
     assert "goes on where an earlier run was stopped" in done.err
-    assert json.loads(done.out)["resumed_chunks"] == (10 if second else 3)
+    assert json.loads(done.out)["resumed_chunks"] == (12 if second else 3)  # moments are saved four chunks at a time
     assert broken.read_bytes() == whole.read_bytes()
     if second:
         assert broken.with_suffix(".moments").read_bytes() == whole.with_suffix(".moments").read_bytes()

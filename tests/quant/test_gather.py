@@ -1,13 +1,14 @@
 """Second moments gathered from known rows: against numpy in float64, in any number of passes, and after any kill."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from quant import gather, momentfile, moments
-from quant.calibrate import Product, Sums
+from quant.calibrate import Mixture, Product, Sums
 from quant.errors import Refusal
 from quant.gather import Seconds, Survey
 from quant.interim import Interim, Progress
@@ -61,6 +62,7 @@ def gathered(folder: Path, memory: int = 1 << 20, chunks: range = range(CHUNKS))
             for chunk in chunks:
                 for product in products(chunk):
                     seconds.add(product)
+                seconds.turn()
                 seconds.flush()
             for number, one in seconds.gathered.items():
                 file.put(number, one)
@@ -119,6 +121,7 @@ def test_a_pass_that_was_saved_goes_on_with_the_same_bytes(tmp_path: Path) -> No
                 assert progress.seconds
                 progress.seconds.add(product)
             assert progress.seconds
+            progress.seconds.turn()
             progress.seconds.flush()
             progress.chunks += 1
         return progress
@@ -240,10 +243,51 @@ def test_a_chunk_may_come_in_several_passes() -> None:
         for product in products(chunk):
             apart.add(product)
             whole.add(product)
+        whole.turn()
         whole.flush()
+    apart.turn()
     apart.flush()
     for number in range(4):
         assert np.array_equal(apart.gathered[number].counts, whole.gathered[number].counts)
         np.testing.assert_allclose(apart.gathered[number].first, whole.gathered[number].first, rtol=1e-6)
         one, other = (np.tril(each.gathered[number].second) for each in (apart, whole))
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def shares(chunk: int) -> np.ndarray:
+    """Of three heads, each query seeing itself and what stands before it, some by next to nothing."""
+    found = np.random.default_rng((chunk, 9)).exponential(1, (3, TOKENS, TOKENS)) ** 40 * np.tri(TOKENS)
+    made: np.ndarray = (found / found.sum(-1, keepdims=True)).astype(np.float32)
+    return made
+
+
+def test_values_have_the_moments_of_what_attention_mixes_however_many_threads_multiply() -> None:
+    names, wide = ("blk.0.attn_q.weight", "blk.0.attn_v.weight"), 300  # more than a band
+    survey = Survey(TOKENS)
+    made: list[Seconds] = []
+
+    def read(chunk: int, listener: Survey | Seconds) -> None:
+        for name in names:
+            listener.add(Product(name, rows(chunk, wide, 0)[None, None], (1, 1), None, (1, chunk)))
+        listener.mix(Mixture("kqv-0", shares(chunk)))
+
+    read(0, survey)
+    assert [(one.names, one.mixed) for one in survey.inputs] == [(names[:1], False), (names[1:], True)]
+    assert survey.together == 4
+    with ThreadPoolExecutor(2) as pool:
+        for each in (map, pool.map):
+            made.append(Seconds(survey.inputs, range(2)))
+            for chunk in range(CHUNKS):
+                read(chunk, made[-1])
+                made[-1].turn(each)
+                if chunk in (3, CHUNKS - 1):
+                    made[-1].flush(each)
+    x = np.concatenate([rows(chunk, wide, 0) for chunk in range(CHUNKS)]).astype(np.float64)
+    mixed = np.concatenate([shares(chunk).astype(np.float64) @ rows(chunk, wide, 0) for chunk in range(CHUNKS)])
+    mixed = mixed.reshape(-1, wide)
+    for number, entered in enumerate((x, mixed)):
+        one, other = (seconds.gathered[number] for seconds in made)
+        assert all(np.array_equal(getattr(one, key), getattr(other, key)) for key in ("second", "first", "counts"))
+        assert one.counts == len(entered)
+        np.testing.assert_allclose(np.tril(one.second[0]), np.tril(entered.T @ entered), rtol=2e-5, atol=2e-3)
+        np.testing.assert_allclose(one.first[0], entered.sum(0), rtol=1e-5, atol=1e-3)
