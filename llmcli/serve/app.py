@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.routing import Route as Path
 
 from llmcli.serve import registry
-from llmcli.serve.bodies import LATER, Bodies
+from llmcli.serve.bodies import LATER, Bodies, Room
 from llmcli.serve.bridge import Bridge, Busy
 from llmcli.serve.guard import Guard
 from llmcli.serve.keys import allowed
@@ -29,8 +29,8 @@ NOBODY = 499  # nginx's status for a client that has gone; it is not sent to any
 
 def make_app(bridge: Bridge, settings: Settings) -> Starlette:
     """The application over a bridge; the caller closes the bridge."""
-    service = Service(bridge, settings, Vectors(bridge))
-    middleware = [Middleware(Guard, settings=settings), Middleware(Bodies, most=settings.max_body)]
+    service = Service(bridge, settings, Vectors(bridge), Room(settings.max_body))
+    middleware = [Middleware(Guard, settings=settings), Middleware(Bodies, room=service.room)]
     if settings.cors:
         middleware.append(Middleware(
             CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"],

@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket
 
 from llmcli.serve import keys
 from llmcli.serve.affinity import key_of
-from llmcli.serve.bodies import Bodies
+from llmcli.serve.bodies import Bodies, Room
 from llmcli.serve.documents import Documents
 from llmcli.serve.guard import Guard
 from llmcli.serve.known import TOLD, Known, fresh
@@ -66,7 +66,8 @@ class Front:
     def __init__(self, upstream: Upstream, settings: Settings) -> None:
         self.upstream, self.settings = upstream, settings
         self.talks: set[asyncio.Task[None]] = set()  # answers on their way over WebSockets
-        self._guard, self._bodies = Guard(self, settings), Bodies(self._answer, settings.max_body)
+        self._room = Room(settings.max_body)
+        self._guard, self._bodies = Guard(self, settings), Bodies(self._answer, self._room)
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -168,7 +169,7 @@ class Front:
             await socket.close(1008, "a key is needed" if scope["path"] == SOCKET else "there is nothing here")
             return
         await socket.accept()
-        await Talk(socket, partial(self._answers, portable(scope)), self.talks).run()
+        await Talk(socket, partial(self._answers, portable(scope)), self.talks, self._room).run()
 
     async def _answers(
         self, scope: dict[str, Any], path: str, body: Mapping[str, Any]

@@ -114,17 +114,20 @@ class Procedures:
     async def _single(self, name: str, function: Callable[..., Awaitable[Any]], raw: bytes, context: Any) -> Any:
         try:
             self._let_in(context, needs=name != "Health")
-            return await function(self._read(name, raw))
+            with await self._service.room.take(len(raw)):
+                return await function(self._read(name, raw))
         except Refusal as error:
             await _refuse(context, error)
 
     async def _stream(self, raw: bytes, context: Any) -> AsyncIterator[Any]:
         try:
             self._let_in(context, needs=True)
-            request = self._read("Generate", raw)
-            async with aclosing(self._generate(request, self._client(context))) as answers:
-                async for answer in answers:
-                    yield answer
+            with await self._service.room.take(len(raw)) as place:
+                request = self._read("Generate", raw)
+                async with aclosing(self._generate(request, self._client(context))) as answers:
+                    async for answer in answers:
+                        place.leave()
+                        yield answer
         except Refusal as error:
             await _refuse(context, error)
 

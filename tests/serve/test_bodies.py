@@ -1,6 +1,7 @@
 """Bodies that lie here together: large ones wait for room, small ones never do."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from llmcli.serve import bodies
 from tests.serve.conftest import Served
 from tests.serve.test_errors import post
+from tests.serve.test_socket import opened
 
 MOST = 1 << 20
 LARGE = b'{"prompt": "x", "max_tokens": 1, "user": "%s"}' % (b"y" * (bodies.SMALL + 1))
@@ -47,7 +49,7 @@ def test_large_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "AT_ONCE", 1)
 
     async def scene() -> None:
-        app = bodies.Bodies(reading, MOST)
+        app = bodies.Bodies(reading, bodies.Room(MOST))
         first, second, small = (Sender(app, size) for size in (MOST, MOST, 9))
         for one in (first, second):
             one.send(bodies.SMALL + 1, more=True)
@@ -81,7 +83,7 @@ def test_who_leaves_a_stream_needs_no_room_for_that(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bodies, "AT_ONCE", 1)
 
     async def scene() -> None:
-        app = bodies.Bodies(streaming, MOST)
+        app = bodies.Bodies(streaming, bodies.Room(MOST))
         first = Sender(app, MOST)
         first.send(MOST, more=False)
         await asyncio.sleep(0)
@@ -110,3 +112,44 @@ def test_bodies_give_their_room_back(serve: Callable[..., Served], monkeypatch: 
     served = serve(max_body=len(LARGE))
     for raw, status in ((LARGE, 200), (LARGE, 200), (LARGE[:-1], 400), (LARGE + b" ", 413), (LARGE, 200)):
         assert post(served, raw, "/v1/completions")[0] == status
+
+
+def over_a_socket(served: Served, text: str) -> str:
+    """What a request over a WebSocket ends with."""
+    with opened(served) as socket:
+        body = {"prompt": "x", "max_tokens": 1, "user": text}
+        socket.send(json.dumps({"id": "a", "path": "/v1/completions", "body": body}))
+        while True:
+            found = json.loads(socket.recv(timeout=60))
+            if found.keys() & {"done", "error"}:
+                return found.get("error", {}).get("code") or "done"
+
+
+def over_grpc(served: Served, text: str) -> str:
+    grpc = pytest.importorskip("grpc")
+    from tests.serve.test_grpc import KIND, talking
+
+    with talking(served) as stub:
+        request = KIND["GenerateRequest"](prompt="x", max_tokens=1)
+        request.more.update({"user": text})
+        try:
+            return "done" if list(stub.Generate(request)) else ""
+        except grpc.RpcError as error:
+            return "busy" if error.code() == grpc.StatusCode.UNAVAILABLE else str(error)
+
+
+@pytest.mark.parametrize("send", [over_a_socket, over_grpc])
+def test_every_protocol_takes_room_from_one_account(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, send: Callable[[Served, str], str]
+) -> None:
+    large = "y" * (bodies.SMALL + 1)
+    monkeypatch.setattr(bodies, "AT_ONCE", 1)
+    monkeypatch.setattr(bodies, "PATIENCE", 0)
+    served = serve(max_body=len(LARGE) + 1000, **({"grpc_port": 0} if send is over_grpc else {}))
+    room = served.server.config.app.state.service.room
+    assert [send(served, large) for _ in range(3)] == ["done"] * 3  # each gave its room back
+    held = asyncio.run(room.take(len(LARGE)))
+    assert (send(served, large), send(served, "y")) == ("busy", "done")
+    assert post(served, LARGE, "/v1/completions")[0] == 503
+    held.leave()
+    assert send(served, large) == "done"

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmcli.serve.bodies import Room
 from llmcli.serve.bridge import Bridge
 from llmcli.serve.settings import Settings
 from llmcli.serve.vectors import Vectors
@@ -20,6 +21,7 @@ class Service:
     bridge: Bridge
     settings: Settings
     vectors: Vectors
+    room: Room  # for large requests, over whichever protocol
     talks: "set[asyncio.Task[None]]" = field(default_factory=set)  # answers on their way over WebSockets
 
 

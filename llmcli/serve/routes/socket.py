@@ -15,6 +15,7 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from llmcli.serve import keys, registry
+from llmcli.serve.bodies import Place, Room
 from llmcli.serve.chunks import chunks
 from llmcli.serve.problems import Problem, document, problem
 from llmcli.serve.routes.base import Route, Service
@@ -36,8 +37,8 @@ Ask = Callable[[str, Mapping[str, Any]], AsyncGenerator[dict[str, Any], None]]
 class Talk:
     """One socket and the requests that are under way on it, which stand in `talks`, too."""
 
-    def __init__(self, socket: WebSocket, ask: Ask, talks: "set[asyncio.Task[None]]") -> None:
-        self._socket, self._ask, self._talks = socket, ask, talks
+    def __init__(self, socket: WebSocket, ask: Ask, talks: "set[asyncio.Task[None]]", room: Room) -> None:
+        self._socket, self._ask, self._talks, self._room = socket, ask, talks, room
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
         self._sending = asyncio.Lock()
@@ -62,8 +63,11 @@ class Talk:
 
     async def _hear(self, text: str) -> None:
         name: str | None = None
+        place, begun = Place(self._room, 0), False
         try:
-            fields = Fields(parsed(text.encode("utf-8", "surrogatepass")))
+            raw = text.encode("utf-8", "surrogatepass")
+            place = await self._room.take(len(raw))
+            fields = Fields(parsed(raw))
             name = fields.needed("id")
             if not 0 < len(name) <= LONGEST_ID:
                 name = None
@@ -76,27 +80,33 @@ class Talk:
             elif len(self._tasks) >= AT_ONCE:
                 raise Problem(f"a socket has at most {AT_ONCE} requests at once", 429, code="busy")
             else:
-                self._begin(name, fields)
+                self._begin(name, fields, place)
+                begun = True
                 await asyncio.sleep(0)  # a task that is cancelled before it begins would end without a word
         except Refusal as error:
             await self._say({"id": name, **document(problem(error))})
+        finally:
+            if not begun:
+                place.leave()
 
-    def _begin(self, name: str, fields: Fields) -> None:
+    def _begin(self, name: str, fields: Fields, place: Place) -> None:
         path, body = fields.needed("path"), fields.table("body")
         if path != EMBEDDINGS and path not in registry.forms():
             known = ", ".join(sorted([*registry.forms(), EMBEDDINGS]))
             raise Problem(f"path must be one of {known}", 404, param="path", code="not_found")
         if body is None:
             raise Problem("body is missing", param="body")
-        task = self._tasks[name] = self._group.create_task(self._answer(name, path, body.values))
+        task = self._tasks[name] = self._group.create_task(self._answer(name, path, body.values, place))
         self._talks.add(task)
         task.add_done_callback(self._talks.discard)
+        task.add_done_callback(lambda _: place.leave())
 
-    async def _answer(self, name: str, path: str, body: Mapping[str, Any]) -> None:
+    async def _answer(self, name: str, path: str, body: Mapping[str, Any], place: Place) -> None:
         last: dict[str, Any] = {"done": True}
         try:
             async with aclosing(self._ask(path, body)) as told:
                 async for data in told:
+                    place.leave()
                     await self._say({"id": name, "data": data})
         except asyncio.CancelledError:
             if self.closed:
@@ -120,7 +130,7 @@ async def talk(service: Service, socket: WebSocket) -> None:
     address = socket.client.host if socket.client else ""
     client = keys.client(socket.headers, address, service.settings.keys)
     await socket.accept()
-    await Talk(socket, partial(answers, service, client), service.talks).run()
+    await Talk(socket, partial(answers, service, client), service.talks, service.room).run()
 
 
 async def answers(
