@@ -307,6 +307,8 @@ def test_text_thinking_and_several_calls_are_told_apart() -> None:
         assert found["calls"] == [("weather", ARGUMENTS)] * 2
         opened = heard(Listener(Tags("<think>", "</think>"), None), "hm\n</think>\n\nyes", seed)
         assert opened == {"thought": "hm\n", "said": "yes", "calls": []}
+        others = heard(Listener(Tags("<think>", "</think>"), None), "see [/THINK]</think>yes", seed)  # none of its tags
+        assert others == {"thought": "see [/THINK]", "said": "yes", "calls": []}
 
 
 def test_json_that_names_no_function_is_text_for_a_family_without_tags() -> None:

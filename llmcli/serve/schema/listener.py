@@ -28,7 +28,7 @@ class Listener:
     ) -> None:  # fmt: skip
         self._texts, self._digits = texts, digits
         self._splitter, self._family, self._names = Splitter(opened), family, names
-        self._tagged = opened is not None  # the opening tag is none of the answer's
+        self._tags = opened  # those of this answer's thinking, once they are known
         self._held = ""
         self._calling: Calling | None = None
         self._mistaken = 0
@@ -66,12 +66,11 @@ class Listener:
 
     def _untagged(self, text: str) -> str:
         """Thinking without its tags: the splitter gives each of them whole."""
-        if not self._tagged:
-            body = text.lstrip()
-            tags = next((tags for tags in TAGS if body.startswith((tags.opens, tags.closes))), None)
-            text, self._tagged = body.removeprefix(tags.opens) if tags else text, True
-        for tags in TAGS:
-            text = text.removesuffix(tags.closes)
+        if self._tags is None:
+            text = text.lstrip()
+            self._tags = next(tags for tags in TAGS if text.startswith((tags.opens, tags.closes)))
+            text = text.removeprefix(self._tags.opens)
+        text = text.removesuffix(self._tags.closes)
         if not self._thought:
             text = text.lstrip("\n")
         self._thought = self._thought or bool(text)
