@@ -125,7 +125,7 @@ def messages(dice: random.Random, count: int) -> Iterator[tuple[str, bytes]]:
         if isinstance(value, float):
             made.more.fields[name].number_value = dice.choice(NUMBERS)
         else:
-            with suppress(json_format.ParseError, ValueError, TypeError, RecursionError):
+            with suppress(json_format.ParseError, ValueError, TypeError, OverflowError, RecursionError):
                 json_format.ParseDict({name: value if number % 3 else [{"type": "function", "function": TOOL}, value]},
                                       made.more)  # fmt: skip
         yield "Generate", made.SerializeToString()

@@ -44,3 +44,9 @@ def test_nothing_wrong_at_any_door(tiny: Served, doors: ModuleType) -> None:
     assert found == []
     assert {"socket done", "socket invalid_request_error", "GET 200", "GET 404", "FROB 405"} <= set(counts), counts
     assert {"Generate OK", "Generate INVALID_ARGUMENT", "Embed INVALID_ARGUMENT"} <= set(counts), counts
+
+
+def test_what_a_message_cannot_carry_is_left_out(doors: ModuleType) -> None:
+    pytest.importorskip("grpc")
+    for seed in range(4):  # 10**400, which is no double, among the values
+        assert len(list(doors.messages(random.Random(seed), 200))) >= 600
