@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any
 
-from starlette.types import Message, Receive, Send
+from starlette.types import Message
 
 from llmcli.errors import UserError
 from llmcli.serve import relay
@@ -105,29 +105,7 @@ class Child:
             while (message := await self._next(queue)) is not None:
                 yield message
         finally:
-            self._forget(number, {"type": "http.disconnect"})
-
-    async def talk(self, scope: dict[str, Any], receive: Receive, send: Send) -> bool:
-        """Upstream's."""
-        if await self.wait(0):
-            return False
-        number, queue = self._begin(scope)
-
-        async def inward() -> None:
-            while True:
-                message = await receive()
-                self._tell(number, dict(message))
-                if message["type"] == "websocket.disconnect":
-                    return
-
-        reading = asyncio.create_task(inward())
-        try:
-            while (message := await self._next(queue)) is not None:
-                await send(message)
-        finally:
-            reading.cancel()
-            self._forget(number, {"type": "websocket.disconnect", "code": 1001})
-        return True
+            self._forget(number)
 
     def _begin(self, scope: dict[str, Any]) -> "tuple[int, asyncio.Queue[Any]]":
         self._count += 1
@@ -142,8 +120,8 @@ class Child:
         if self._writer is not None and number in self._calls:
             self._writer.write(packed(("in", number, message)))
 
-    def _forget(self, number: int, word: Message) -> None:
-        self._tell(number, word)
+    def _forget(self, number: int) -> None:
+        self._tell(number, {"type": "http.disconnect"})
         self._calls.pop(number, None)
 
     async def _next(self, queue: "asyncio.Queue[Any]") -> Message | None:

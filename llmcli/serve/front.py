@@ -32,7 +32,7 @@ from llmcli.serve.stream import Gone, json_response, unless_gone, whole
 TRIES = 3
 PATIENCE = 30.0  # seconds that a request waits for a model that is being started again
 RETRY_AFTER = 5
-NO_SOCKETS = 1011
+STOPPING = 1012  # a WebSocket's code for a service that restarts
 KEPT = (b"host", b"authorization", b"x-api-key")  # of a socket's headers, what its requests have
 
 
@@ -45,10 +45,6 @@ class Upstream(Protocol):
 
     def ask(self, scope: dict[str, Any], body: bytes, key: bytes) -> AsyncGenerator[Message, None]:
         """The application's messages for one request; raises Lost. Closing it cancels the request."""
-        ...
-
-    async def talk(self, scope: dict[str, Any], receive: Receive, send: Send) -> bool:
-        """Pass a WebSocket through until it ends; False where its requests must go one by one. Raises Lost."""
         ...
 
     async def wait(self, seconds: float) -> str:
@@ -148,17 +144,10 @@ class Front:
         raise Problem(what, 503, code="model_unavailable")
 
     async def _talk(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            if not self.stopping:
-                if not await self.upstream.talk(portable(scope), receive, send):
-                    await self._talk_here(scope, receive, send)
-                return
-        except Lost:
-            pass
-        await send({"type": "websocket.close", "code": NO_SOCKETS, "reason": "the model is not available here"})
-
-    async def _talk_here(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A WebSocket whose requests go on one by one, as over HTTP: what answers them may be several."""
+        """A WebSocket: its requests go on one by one, as over HTTP, so that it outlives whoever answers them."""
+        if self.stopping:
+            await send({"type": "websocket.close", "code": STOPPING, "reason": "the server is stopping"})
+            return
         socket = WebSocket(scope, receive, send)
         try:
             self._guard.check("websocket", "GET", socket.headers)

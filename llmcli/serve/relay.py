@@ -31,7 +31,7 @@ HEAD = struct.Struct("<I")
 BEAT = 1.0  # seconds between two signs of life of the engine's thread
 SCOPE = (
     "type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers", "client",
-    "server", "subprotocols",
+    "server",
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
-from starlette.types import Message, Receive, Send
+from starlette.types import Message
 
 from llmcli.errors import UserError
 from llmcli.hardware.cluster import gone
@@ -173,10 +173,6 @@ class Replicas:
         headers = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
         headers.append((b"content-length", str(len(raw)).encode()))
         return [{**start, "headers": headers}, {"type": "http.response.body", "body": raw, "more_body": False}]
-
-    async def talk(self, scope: dict[str, Any], receive: Receive, send: Send) -> bool:
-        """Upstream's: a WebSocket's requests go to whom each fits."""
-        return False
 
     async def wait(self, seconds: float) -> str:
         """Upstream's: Ray waits for a replica itself."""

@@ -52,9 +52,6 @@ class Script:
         finally:
             self.closed += 1
 
-    async def talk(self, scope: Any, receive: Any, send: Any) -> bool:
-        return False
-
     async def wait(self, seconds: float) -> str:
         return self.why
 
@@ -231,7 +228,7 @@ def over_socket(upstream: Script, body: Any, **more: Any) -> list[Any]:
     return [one["type"] for one in sent if one["type"] != "websocket.send"] + texts
 
 
-def test_a_socket_without_one_upstream_goes_on_request_by_request() -> None:
+def test_a_socket_goes_on_request_by_request() -> None:
     said = {**START, "headers": [(b"content-type", b"text/event-stream; charset=utf-8")]}
     half = {"type": "http.response.body", "body": b': still here\n\ndata: {"n": 1}\n\nda', "more_body": True}
     rest = {"type": "http.response.body", "body": b'ta: {"n": 2}\n\ndata: [DONE]\n\n', "more_body": False}
@@ -242,6 +239,14 @@ def test_a_socket_without_one_upstream_goes_on_request_by_request() -> None:
     start = {**START, "headers": [(b"content-type", b"application/json")]}
     whole = {"type": "http.response.body", "body": b'{"n": 3, "error": null}', "more_body": False}
     assert over_socket(Script([start, whole]), {})[1:] == [{"data": {"n": 3, "error": None}}, {"done": True}]
+
+
+def test_a_socket_outlives_a_model() -> None:
+    first = {"type": "http.response.body", "body": b'data: {"n": 1}\n\n', "more_body": True}
+    second = {**first, "body": b'data: {"n": 2}\n\ndata: [DONE]\n\n', "more_body": False}
+    upstream = Script([telling(START), telling(first, 1, (7,)), Lost], [telling(START), telling(second, 1)])
+    assert over_socket(upstream, {"stream": True})[1:] == [{"data": {"n": 1}}, {"data": {"n": 2}}, {"done": True}]
+    assert upstream.known[1]["tokens"] == (7,)
 
 
 def test_a_socket_is_told_what_went_wrong() -> None:
