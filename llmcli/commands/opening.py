@@ -5,6 +5,7 @@ It joins the catalog, the machine and the runtime; what is said with the model i
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 from llmcli.catalog import catalog, store
@@ -88,6 +89,8 @@ class Models:
         if not given.no_profile and (asked := profile.chosen(header, asked, given.typed, self.config, ui.warn)).profile:
             ui.note(f"profile: {asked.profile}; --no-profile leaves it")
         options, gpu_layers = fit.decide(header, asked, ui.warn, slots, each)
+        if self.parallel > 1:
+            options = replace(options, scored=fit.scored(header))
         drafting, needed = self._drafting(), slots
         if self.talks:
             kept = fit.branches(header, options)

@@ -9,6 +9,7 @@ from llmcli.hardware import host
 from llmcli.runtime import kv
 from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.context import check_cache
+from llmcli.runtime.passes import TILE
 from llmcli.runtime.request import RunOptions
 from llmcli.runtime.schedule import Schedule
 from quant.container import Header
@@ -18,6 +19,7 @@ ROOMY = 8192  # a context nobody asked for stays below this
 # Each takes a row of logits (four bytes a word), and their cells cost the others: with 1,000 cells of another branch in
 # the pool a token of SmolLM2 took 4 to 8 % longer, with 3,000 18 % (200 tokens of its own, one AVX2 thread, 2026-11).
 BRANCHES = 4
+SCORED = 40 << 20  # bytes of logits that scored prompts may take in a pass
 SWAP = Schedule().swap_bytes
 SPARE = 256 << 20  # bytes left for compute buffers and everybody else
 SCORES = 512 << 20  # bytes of attention's scores that a pass may write out
@@ -80,6 +82,18 @@ def branches(header: Header, options: RunOptions) -> int:
     return BRANCHES
 
 
+def scored(header: Header) -> int:
+    """Rows of logits that a pass of several answers has room for beside theirs (RunOptions.scored): two tiles, or what
+    SCORED bytes hold; none where they hold no tile.
+
+    A pass computes no more rows of a prompt that is scored than it gives logits. SmolLM2, 512 tokens, CPU seconds of
+    one AVX-512 thread, 1.0 unscored: 6.0 with 16 rows, 2.0 with 80 (compute buffer as large as with 16), 1.3 with 144
+    (13 MB larger); logits take 4 bytes a word and row beside that once they are asked for (2026-11).
+    """
+    tile = 4 * _words(header) * TILE
+    return min(2, SCORED // tile) * TILE if tile else 0
+
+
 def outside(free: int | None) -> int:
     """Bytes that answers which gave way in a full pool may take beside it, and as many again those that are over:
     together at most half of what is `free` then (Schedule.swap_bytes)."""
@@ -125,8 +139,11 @@ def _shape(header: Header, options: RunOptions) -> kv.Shape | None:
 
 def _output_bytes(header: Header, slots: int) -> int:
     """The logits of every sequence beyond the first, whose row SPARE has room for."""
-    words = next((tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"), 0)
-    return 4 * words * (slots - 1)
+    return 4 * _words(header) * (slots - 1)
+
+
+def _words(header: Header) -> int:
+    return next((tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"), 0)
 
 
 def _gpu_layers(header: Header, options: RunOptions) -> int:

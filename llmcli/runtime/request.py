@@ -14,7 +14,8 @@ from llmcli.types import Finish, TokenTime
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """How a model is run. None means: decided from the machine and the model. `profile` says which of them a measured
-    profile has chosen (hardware/profile.py)."""
+    profile has chosen (hardware/profile.py). `scored`: so many more rows of logits may a pass ask for than there are
+    sequences, for prompts whose own tokens are scored (Request.scores)."""
 
     ctx_size: int | None = None
     threads: int | None = None
@@ -27,6 +28,7 @@ class RunOptions:
     cache_type_v: str = "f16"
     reproducible: bool = False
     profile: str = ""
+    scored: int = 0
 
 
 @dataclass(frozen=True, slots=True)

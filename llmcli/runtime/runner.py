@@ -315,10 +315,11 @@ class Runner:
 def context_options(options: RunOptions, slots: int, drafting: Drafting, gpu_layers: int) -> ContextOptions:
     """What the context of decided options is made with."""
     assert options.ctx_size and options.threads, options
+    outputs = max(drafting.outputs(options, on_gpu(gpu_layers)), options.scored + slots)
     return ContextOptions(
         options.ctx_size, options.batch_size, min(options.ubatch_size, options.batch_size), slots, options.threads,
         options.threads_batch or options.threads, options.cache_type_k, options.cache_type_v, options.flash_attn,
-        n_outputs=drafting.outputs(options, on_gpu(gpu_layers)), whole=options.reproducible,
+        n_outputs=outputs, whole=options.reproducible,
     )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def test_the_options_named_as_fields_are_the_run_options() -> None:
     from llmcli.runtime.request import RunOptions
 
     # `profile` tells where the others come from.
-    assert {flag.name for flag in RUN} == {field.name for field in fields(RunOptions)} - {"profile"}
+    assert {flag.name for flag in RUN} == {field.name for field in fields(RunOptions)} - {"profile", "scored"}
 
 
 @pytest.mark.parametrize(

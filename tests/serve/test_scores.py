@@ -1,14 +1,25 @@
 """`echo` with `logprobs`: how likely the prompt's own tokens are, as evaluation programs ask for it."""
 
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from llmcli import config
+from llmcli.commands.flags import Flags
+from llmcli.commands.opening import Models
+from llmcli.hardware import fit
 from llmcli.runtime.binding.context import ContextOptions, open_context
+from llmcli.runtime.request import Request, RunOptions
 from llmcli.runtime.runner import Runner
+from llmcli.runtime.sampling import defaults
 from llmcli.runtime.scoring import ChunkScorer, context_options
+from llmcli.runtime.search import NO_SEARCH
+from llmcli.ui import UI
 from tests.fakes import EOS
 from tests.serve.conftest import Served
 from tests.serve.test_chat import client
@@ -106,3 +117,22 @@ def test_a_stream_tells_them_first(tiny: Served) -> None:
             assert values[1:] == pytest.approx(wanted.logprobs.token_logprobs[1:], abs=2e-2)
             tops = [top for about in told for top in about.top_logprobs or [None] * len(about.tokens)]
             assert tops[0] is None and all(2 <= len(top) <= 3 for top in tops[1:])
+
+
+def test_a_server_scores_a_prompt_by_tiles_of_rows(
+    stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Flags(RunOptions(ctx_size=512, threads=1), {}, NO_SEARCH)
+    models = Models(given, config.load(), UI(color=False), talks=True, parallel=2)
+    with closing(models):
+        runner = models.first(str(stories_gguf)).runner
+        passes, decode = [], runner.context.decode
+        monkeypatch.setattr(runner.context, "decode", lambda rows: passes.append(len(rows)) or decode(rows))
+        ids = runner.encode_prompt(TEXT * 10)[:300]
+        reply = runner.reply(Request(ids, defaults(), max_tokens=0, scores=True, logprobs=True))
+        assert list(reply)[-1].finish == "length"
+        assert len(reply.answer.prompt) == 299
+        assert sum(passes) == 300 and len(passes) == 3
+    rows = {words: fit.scored(SimpleNamespace(tensors=[SimpleNamespace(name="token_embd.weight", shape=(64, words))]))
+            for words in (32_000, 128_256, 262_144)}  # fmt: skip
+    assert rows == {32_000: 128, 128_256: 64, 262_144: 0}
