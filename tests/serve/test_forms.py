@@ -24,12 +24,14 @@ def test_a_text_is_gone_on_with_and_ids_say_the_same(tiny: Served) -> None:
     with client(tiny) as asked:
         text = asked.completions.create(model="tiny", prompt="Once upon a time", max_tokens=12, logprobs=2)
         same = asked.completions.create(model="tiny", prompt=ids, max_tokens=12, echo=True)
+        both = asked.completions.create(model="tiny", prompt=["Once upon a time", "Once"], max_tokens=1, echo=True)
         stream = list(asked.completions.create(
             model="tiny", prompt="Once upon a time", max_tokens=12, logprobs=2, stream=True,
             stream_options={"include_usage": True},
         ))  # fmt: skip
     choice = text.choices[0]
     assert same.choices[0].text.endswith("Once upon a time" + choice.text)
+    assert [one.text.startswith("Once") for one in both.choices] == [True, True]  # without BOS, as a single one
     assert choice.logprobs is not None
     assert "".join(choice.logprobs.tokens or []) == choice.text
     assert [len(one) for one in choice.logprobs.top_logprobs or []] == [2] * 12

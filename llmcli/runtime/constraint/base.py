@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from llmcli.errors import UserError
 
 Kind = Literal["json_schema", "gbnf", "calls"]
-Jump = Literal["lossless", "fast", "off"]
 Bits = NDArray[np.uint8]  # a bit a token, the lowest id in the lowest bit of the first byte
 
 ENGINES = ("llguidance", "llama")

@@ -51,7 +51,7 @@ class Completions(Form):
             for tokens in self._prompts()
         )
         self.check()
-        self._echoes = [self._echo(request) for request in self.requests]
+        self._echoes = [self._echo(number, request) for number, request in enumerate(self.requests)]
         self._offsets = [len(echo) for echo in self._echoes for _ in range(self.count)]
         self._awaited = [self.scores] * len(self.requests)  # the prompts that a stream has not told yet
 
@@ -95,15 +95,16 @@ class Completions(Form):
             raise Problem(f"{where} has {wrong[0]}, which is no token: they end at {model.n_vocab - 1}", param="prompt")
         return tuple(value)
 
-    def _echo(self, request: Request) -> str:
+    def _echo(self, number: int, request: Request) -> str:
+        """A prompt as it was given; of ids the text that they stand for."""
         if not self.echo:
             return ""
         value = self.fields.values["prompt"]
-        if isinstance(value, str):
-            return value
-        return b"".join(self.runner.model.piece(token, special=True) for token in request.tokens).decode(
-            "utf-8", "replace"
-        )
+        one = value if self._single(value) else value[number]
+        if isinstance(one, str):
+            return one
+        raw = b"".join(self.runner.model.piece(token, special=True) for token in request.tokens)
+        return raw.decode("utf-8", "replace")
 
     def whole(self, answers: Sequence[Answer]) -> Document:
         """One document: for each prompt its choices, of `best_of` the likeliest a token."""
