@@ -1,7 +1,8 @@
 """`<|tool_call>call:name{key:<|"|>text<|"|>,other:3}<tool_call|>`: Gemma 4, and FunctionGemma in words of its own.
 
 Like JSON, but for keys without quotes and texts between marks, within which nothing is escaped. A forced call has JSON
-for arguments, whose schema can be held; it is read, too.
+for arguments, whose schema can be held; it is read, too. Gemma's own way is told whole: braces that do not close make
+it text, not a call.
 """
 
 import re

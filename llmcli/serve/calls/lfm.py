@@ -1,6 +1,7 @@
 """`<|tool_call_start|>[name(key="text", other=3)]<|tool_call_end|>`: LFM2, in Python's words.
 
-A forced call is written as JSON, which these models write where they are told to.
+A forced call is written as JSON, which these models write where they are told to. Python is told whole: whether it is
+a list of calls at all, and how far a text goes that others may be joined to, is known at its end.
 """
 
 import ast
