@@ -1,4 +1,4 @@
-"""Arguments that are written as tags: told while they come, whatever stands in them."""
+"""Arguments that are written as tags, or in braces of their own: told while they come, whatever stands in them."""
 
 import json
 import random
@@ -8,6 +8,7 @@ import pytest
 
 from llmcli.serve.calls import families
 from llmcli.serve.calls.base import Family, given
+from llmcli.serve.calls.tags import Tags
 from llmcli.serve.schema.calling import Heard
 from llmcli.serve.schema.fields import Fields
 from llmcli.serve.schema.listener import Listener
@@ -15,7 +16,7 @@ from llmcli.serve.schema.tools import tools
 
 STRINGS = {"type": "object", "properties": {"text": {"type": "string"}, "any": {}, "count": {"type": "integer"}}}
 OFFERED = tools(Fields({"tools": [{"type": "function", "function": {"name": "save", "parameters": STRINGS}}]}))
-KIN = {one.name: one for one in families() if one.form}
+KIN = {one.name: one for one in families() if isinstance(one.form, Tags)}
 MARK = "｜DSML｜"
 
 
@@ -97,3 +98,34 @@ def test_tags_that_were_left_out_end_a_value_where_that_is_plain() -> None:
     text = "<tool_call><function=save><parameter=any>a<parameter=text>b\n</function> </tool_call>"
     for seed in range(6):
         assert arguments(listened(kin, text, seed)) == [{"any": "a", "text": "b"}]
+
+
+BRACES = "{text:«a {b}: [c], \"d\"\\n», any:{x:[1,«», {}, true],«y z»:null} ,count: -2.5, more:word or two,zip:007," \
+         "flat:[]}"  # fmt: skip
+TOLD = {"text": 'a {b}: [c], "d"\\n', "any": {"x": [1, "", {}, True], "y z": None}, "count": -2.5,
+        "more": "word or two", "zip": "007", "flat": []}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "mark"), [("gemma", '<|"|>'), ("functiongemma", "<escape>")])
+def test_braces_are_told_while_they_come(name: str, mark: str) -> None:
+    kin = next(one for one in families() if one.name == name)
+    text = f"{kin.opens[0]}call:save{BRACES}{kin.closes[0]}".replace("«", mark).replace("»", mark)
+    for seed in range(20):
+        assert arguments(listened(kin, text, seed)) == [TOLD]
+    listener, words = Listener(None, kin, OFFERED.names, OFFERED.texts), "one word and the next, " * 9
+    told = "".join(one.text for one in listener.feed(f"{kin.opens[0]}call:save{{text:{mark}{words}") if one.text)
+    assert told == f'{{"text": "{words}'
+    bare = f"{kin.opens[0]}call:save{{text:12,any:12}}{kin.closes[0]}"
+    assert arguments(listened(kin, bare, 1)) == [{"text": "12", "any": 12}]
+
+
+@pytest.mark.parametrize(("inner", "told", "said"), [
+    ("{a:{", '{"a": {', ""), ("{a:" * 5000, '{"a": ' * 5000, ""),
+    ("{a:1 {b", '{"a": 1', "{b"), ("{a:1]", '{"a": 1', ""), ("{,a:1}", "{", "a:1}"),
+])  # fmt: skip
+def test_braces_that_are_none_end_the_call_where_they_are(inner: str, told: str, said: str) -> None:
+    kin = next(one for one in families() if one.name == "gemma")
+    for seed in range(3):
+        heard = listened(kin, f"<|tool_call>call:save{inner}<tool_call|>", seed)
+        assert [one.call.arguments for one in heard if one.kind == "called" and one.call] == [told]
+        assert "".join(one.text for one in heard if one.kind == "said").strip() == said
