@@ -9,6 +9,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
+from openai import LengthFinishReasonError
 from pydantic import BaseModel, Field
 
 URL = sys.argv[1]
@@ -122,8 +123,11 @@ def structured(m: ChatOpenAI) -> None:
 @call
 def json_mode(m: ChatOpenAI) -> None:
     """response_format json_object by bind"""
-    found = m.bind(response_format={"type": "json_object"}).invoke("Answer in JSON", max_tokens=400)
-    assert found.content.startswith("{")
+    try:
+        text = m.bind(response_format={"type": "json_object"}).invoke("Answer in JSON", max_tokens=400).content
+    except LengthFinishReasonError as error:  # their parser's word for a document that a small model finds no end of
+        text = error.completion.choices[0].message.content
+    assert text.startswith("{")
 
 
 @call

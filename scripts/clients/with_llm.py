@@ -75,9 +75,10 @@ def chat() -> None:
 
 @call
 def schema() -> None:
-    """llm --schema"""
-    found = json.loads(cli("-m", "local", "--schema", "age int, good bool", "A dog", "-o", "max_tokens", "400"))
-    assert set(found) >= {"age", "good"}  # it does not forbid others
+    """llm schemas dsl, llm --schema"""
+    closed = json.loads(cli("schemas", "dsl", "age int, good bool")) | {"additionalProperties": False}  # else no end
+    found = json.loads(cli("-m", "local", "--schema", json.dumps(closed), "A dog", "-o", "max_tokens", "400"))
+    assert set(found) == {"age", "good"}
 
 
 @call
@@ -120,12 +121,12 @@ def python_schema() -> None:
     """prompt(schema=pydantic model)"""
     from pydantic import BaseModel
 
-    class Dog(BaseModel):
+    class Dog(BaseModel, extra="forbid"):  # a model that may go on with properties of its own may find no end
         age: int
         good: bool
 
     found = json.loads(llm.get_model("local").prompt("A dog", schema=Dog, max_tokens=400).text())
-    assert set(found) >= {"age", "good"}
+    assert set(found) == {"age", "good"}
 
 
 @call
