@@ -129,3 +129,10 @@ def test_braces_that_are_none_end_the_call_where_they_are(inner: str, told: str,
         heard = listened(kin, f"<|tool_call>call:save{inner}<tool_call|>", seed)
         assert [one.call.arguments for one in heard if one.kind == "called" and one.call] == [told]
         assert "".join(one.text for one in heard if one.kind == "said").strip() == said
+
+
+def test_a_key_goes_no_further_than_its_call() -> None:
+    text = "<tool_call>save<arg_key>any</tool_call> So <arg_key>any</arg_key><arg_value>1"
+    for seed in range(6):
+        heard = listened(KIN["glm"], text, seed)
+        assert [one.call.arguments for one in heard if one.kind == "called" and one.call] == ["{}"]

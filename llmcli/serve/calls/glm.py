@@ -18,7 +18,7 @@ class Glm(Hermes):
     marks: ClassVar[tuple[str, ...]] = ("<arg_key>",)
     form: ClassVar[Form | None] = Tags(
         begins=r"<tool_call>\s*(?P<name>[\w.-]+)\s*(?=<arg_key>|</tool_call>)",
-        opens=r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>", closes="</arg_value>", ends="(?=</tool_call>)",
+        opens=r"<arg_key>(?P<key>[^<>]+)</arg_key>\s*<arg_value>", closes="</arg_value>", ends="(?=</tool_call>)",
         around=" \t\r\n",
     )  # fmt: skip
 
