@@ -23,7 +23,7 @@ import numpy as np
 from llmcli.bench import kernel
 from llmcli.bench.grid import Test
 from llmcli.bench.passes import run_passes
-from llmcli.runtime.binding.context import FLASH, KV_TYPES
+from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES
 from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.model import Model, open_model
 

@@ -10,7 +10,7 @@ from llmcli.bench.grid import Test
 from llmcli.bench.kernel import Extra, Result, average, deviation
 from llmcli.hardware import host
 from llmcli.runtime.binding import devices, library
-from llmcli.runtime.binding.context import FLASH
+from llmcli.runtime.binding.cache_types import FLASH
 
 FORMATS = ("md", "csv", "json", "jsonl")
 # A column of the table when it differs from llama-bench's default or between the rows.

@@ -15,7 +15,7 @@ from llmcli.bench.kernel import Result, average, deviation
 from llmcli.bench.paired import Comparison, Design, judge
 from llmcli.errors import UserError
 from llmcli.runtime import kv
-from llmcli.runtime.binding.context import KV_TYPES, check_cache
+from llmcli.runtime.binding.cache_types import KV_TYPES, check_cache
 
 # The flag of a sweep, the options whose values it chooses, and the fields of a Test they become.
 SWEEPS = {

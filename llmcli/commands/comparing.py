@@ -19,7 +19,7 @@ from llmcli.commands.ready import ready
 from llmcli.config import Config
 from llmcli.errors import UsageError, UserError
 from llmcli.hardware import host
-from llmcli.runtime.binding.context import FLASH, KV_TYPES, check_cache
+from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES, check_cache
 from llmcli.ui import UI
 
 # Spellings of a setting, and the field of a Test that it chooses.

@@ -56,6 +56,7 @@ def host(
     from llmcli.hardware import fit
     from llmcli.hardware.host import available_memory
     from llmcli.runtime.binding.devices import gpu_free
+    from llmcli.runtime.reader import LEAST
     from llmcli.runtime.sampling import defaults
     from llmcli.runtime.schedule import Schedule
     from llmcli.serve import calls
@@ -66,7 +67,7 @@ def host(
         opened.runner.show(calls.marks())
         _ask_to_think(opened.runner, given.reasoning)
         swap = fit.outside(available_memory())
-        aside = ASIDE if gpu_free() is None else None
+        aside = LEAST if opened.runner.options.reading else ASIDE if gpu_free() is None else None
         opened.runner.engine.schedule = Schedule(parallel, gap=gap, idle_cells=IDLE_CELLS, swap_bytes=swap, aside=aside)
         sampling = defaults().with_values(opened.settings).with_values(given.settings)
         system = (opened.system if given.system is None else given.system) or None

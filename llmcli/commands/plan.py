@@ -83,19 +83,21 @@ def plan(
     with standing(ref, quant, config, ui) as subject:
         header = container.read(subject.path)
         container.check(header)
-        wanted, layers = _decided(header, options, parallel, unified, ui)
+        wanted, layers, reading = _decided(header, options, parallel, unified, ui)
         with _drafting(model_draft, header, wanted, layers, config, ui) as (wanted, draft):
             told, found = _receipts(subject, header, wanted, layers, draft, measure)
+            apart = receipt.apart(header, reading, layers) if reading else 0
             other = others.look(header, wanted, layers, told, not subject.sketched, draft)
     title = receipt.title(subject.name, header, wanted, told)
     if json:
-        more = {**others.document(other, subject.quantized), "outside_bytes": receipt.outside(told, parallel)}
+        more = {**others.document(other, subject.quantized), "reading_bytes": apart}
+        more["outside_bytes"] = receipt.outside(told, parallel)
         actual = {"actual": {**document(found), **dict.fromkeys(more)}} if found else {}
         ui.result({**document(told, other.types), **more, **actual})
     else:
         ui.text(title + (f" · {subject.lacks}" if subject.lacks else ""))
         receipt.table(told, found, ui)
-        receipt.beside(told, parallel, ui)
+        receipt.beside(told, parallel, apart, ui)
         receipt.weights(other.types, ui)
         receipt.layers(told.cache, ui)
         others.tell(other, told, wanted, header.context_length, ui, quantized=subject.quantized)
@@ -146,11 +148,13 @@ def _drafting(
 
 def _decided(
     header: "Header", options: "RunOptions", slots: int, unified: bool, ui: "UI"
-) -> "tuple[ContextOptions, int]":
-    """What chat would make of these options, and a wish that it would refuse as it is."""
+) -> "tuple[ContextOptions, int, ContextOptions | None]":
+    """What chat and serve would make of these options, and a wish that they would refuse as it is: the context, the
+    layers on a GPU, and the context in which serve would read prompts apart."""
     from llmcli.hardware import fit
-    from llmcli.runtime import kv
-    from llmcli.runtime.binding.context import ContextOptions
+    from llmcli.runtime import kv, reader
+    from llmcli.runtime.drafting.wish import NO_DRAFTING
+    from llmcli.runtime.runner import context_options
 
     fit.check(options)
     kv.check(header.metadata, options.cache_type_k, options.cache_type_v)
@@ -160,12 +164,10 @@ def _decided(
     if header.context_length and size > header.context_length * slots:
         ui.warn(f"a context of {size} is longer than the {header.context_length} tokens this model was trained on")
     filled = replace(filled, ctx_size=size)
-    filled = fit.attention(header, filled, layers, slots) if slots == 1 else filled
-    assert filled.threads, filled
-    return ContextOptions(
-        size, options.batch_size, min(options.ubatch_size, options.batch_size), slots, filled.threads,
-        filled.threads_batch or filled.threads, options.cache_type_k, options.cache_type_v, filled.flash_attn, unified,
-    ), layers  # fmt: skip
+    if unified or slots == 1:
+        filled = fit.attention(header, filled, layers, slots, slots)
+    wanted = replace(context_options(filled, slots, NO_DRAFTING, layers), unified=unified)
+    return wanted, layers, reader.reading_options(wanted, filled) if filled.reading else None
 
 
 def document(receipt: "Receipt", types: dict[str, dict[str, int]] | None = None) -> dict[str, Any]:

@@ -69,8 +69,19 @@ def outside(told: "Receipt", slots: int) -> int:
     return 2 * fit.outside(told.shares[0].left) if slots > 1 else 0
 
 
-def beside(told: "Receipt", slots: int, ui: "UI") -> None:
+def apart(header: "Header", options: "ContextOptions", gpu_layers: int) -> int:
+    """Bytes of the context in which serve and batch read prompts: its cache and its buffers."""
+    from llmcli.hardware.plan import planner
+
+    with planner(header, options, gpu_layers) as held:
+        told = held.receipt()
+    return sum(told.sum(part) or 0 for part in ("kv", "compute", "output"))
+
+
+def beside(told: "Receipt", slots: int, reading: int, ui: "UI") -> None:
     """The same in words; nothing for one answer."""
+    if reading:
+        ui.text(f"serve and batch read prompts in a context of their own, {_size(reading)} more: -fa on does without")
     if slots > 1:
         most = _size(outside(told, slots))
         ui.text(f"serve and batch keep up to {most} more of what is free: answers that gave way, and finished ones")

@@ -43,7 +43,7 @@ def _cache(header: Header, options: ContextOptions) -> int:
 
 def _compute(header: Header, options: ContextOptions) -> int:
     words = next((tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"), 0)
-    outputs = reserved(max(options.n_outputs, options.n_seq_max))
+    outputs = reserved(max(options.n_outputs, options.sequences))
     rows, cells = min(options.n_ubatch, options.n_batch), kv.round_up(options.n_ctx)
     heads = header.number("attention.head_count") or 1
     scores = rows * cells * (8 * heads + 12)  # of floats, and a mask in two types

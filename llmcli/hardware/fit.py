@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from llmcli.errors import UserError
 from llmcli.hardware import host
-from llmcli.runtime import kv
+from llmcli.runtime import kv, reader
 from llmcli.runtime.binding import devices
-from llmcli.runtime.binding.context import check_cache
+from llmcli.runtime.binding.cache_types import check_cache
 from llmcli.runtime.passes import TILE
 from llmcli.runtime.request import RunOptions
 from llmcli.runtime.schedule import Schedule
@@ -22,6 +22,7 @@ BRANCHES = 4
 SCORED = 40 << 20  # bytes of logits that scored prompts may take in a pass
 SWAP = Schedule().swap_bytes
 SPARE = 256 << 20  # bytes left for compute buffers and everybody else
+FEW = 8  # answers at once; sixteen behind 512 tokens each take 251 ms a pass without flash attention and 203 with it
 SCORES = 512 << 20  # bytes of attention's scores that a pass may write out
 
 
@@ -47,27 +48,41 @@ def decide(
     return filled, gpu
 
 
-def attention(header: Header, options: RunOptions, gpu_layers: int, slots: int = 1) -> RunOptions:
+def attention(header: Header, options: RunOptions, gpu_layers: int, slots: int = 1, parallel: int = 1) -> RunOptions:
     """The decided options with flash attention off where nobody asked for it and a CPU answers faster without.
 
     ggml's goes over the cells one by one in passes of fewer than 64 rows (ggml-cpu/ops.cpp, use_tiled). SmolLM2-135M on
-    two AVX-512 threads, behind 600 tokens: 127 tokens a second without and 57 with it, behind 2,048 tokens 77 and 23;
-    eight answers at once, 33 ms a pass and 150. Prompts read slower without: 815 and 1,180 tokens a second, behind
-    2,048 tokens 271 and 318 (llama-bench, 2026-11). It takes memory: a pass's scores, for which there must be room.
+    two AVX-512 threads, behind 600 tokens: 127 tokens a second without and 57 with it, behind 2,048 tokens 77 and 23.
+    Prompts read slower without: 815 and 1,180 tokens a second, behind 2,048 tokens 271 and 318 (llama-bench, 2026-11).
+    So where several are answered they are read apart (runtime/reader.py); with more than FEW at once the rows of each
+    go over the cells of all, and it stays on. It takes memory: a pass's scores, for which there must be room.
     """
     types = options.cache_type_k, options.cache_type_v
     decided = options.flash_attn != "auto" or not kv.PLAIN.issuperset(types) or options.reproducible
-    if decided or gpu_layers or header.latent:
+    if decided or gpu_layers or header.latent or parallel > FEW:
         return options
     form, cells = _shape(header, options), options.ctx_size
     heads = header.number("attention.head_count")
     free = host.available_memory()
     if form is None or not cells or not heads or free is None:
         return options
-    scores = int(4 * heads * min(options.ubatch_size, options.batch_size) * kv.round_up(cells))
-    cache = kv.predict(form, cells, *types, n_ubatch=options.ubatch_size, n_seq_max=slots, flash=False)
+    rows, reading = min(options.ubatch_size, options.batch_size), 0
+    if parallel > 1:
+        if not _moves(header, form):
+            return options
+        rows, reading = min(rows, reader.BESIDE), min(cells, reader.CELLS)
+    scores = int(4 * heads * rows * kv.round_up(cells))
+    cache = kv.predict(form, cells, *types, n_ubatch=rows, n_seq_max=slots, flash=False)
     left = free - header.tensor_bytes - cache.nbytes - SPARE
-    return replace(options, flash_attn="off") if scores <= min(SCORES, left // 2) else options
+    if reading:
+        left -= kv.predict(form, reading, *types, n_ubatch=options.ubatch_size, n_seq_max=slots).nbytes
+    return replace(options, flash_attn="off", reading=reading) if scores <= min(SCORES, left // 2) else options
+
+
+def _moves(header: Header, form: kv.Shape) -> bool:
+    """Whether what one context computed can be put into another that keeps values otherwise (binding/turned.py)."""
+    sections = header.metadata.get(f"{header.architecture}.rope.dimension_sections")
+    return not form.window and sections is None
 
 
 def branches(header: Header, options: RunOptions) -> int:

@@ -175,15 +175,16 @@ class Planner:
     def sequences(self) -> int | None:
         """How many sequences that each have this context's tokens would fit at once; 0: not one, None: not known.
 
-        No more than llama.cpp takes (MAX_SEQUENCES), and MOST_CELLS together.
+        No more than llama.cpp takes (MAX_SEQUENCES), and MOST_CELLS together; many are not read apart (fit.attention).
         """
         each = -(-self.options.n_ctx // self.options.n_seq_max)
+        many = replace(self.options, flash_attn="auto", appends=False) if self.options.appends else self.options
         if None in self._free.values() or each > MOST_CELLS:
             return None
 
         def room(count: int) -> int | None:
             left = [share.left if share.total is not None else None for share in self.shares(
-                replace(self.options, n_ctx=each * count, n_seq_max=count, n_outputs=count)
+                replace(many, n_ctx=each * count, n_seq_max=count, n_outputs=count)
             )]  # fmt: skip
             return None if None in left else min(one for one in left if one is not None)
 

@@ -18,7 +18,7 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import cluster, host
 from llmcli.runtime.binding import devices, library
-from llmcli.runtime.binding.context import check_cache
+from llmcli.runtime.binding.cache_types import check_cache
 from llmcli.runtime.identity import content
 from llmcli.runtime.request import RunOptions
 from quant.container import Header

@@ -6,9 +6,9 @@ files are others' business.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.context import Aborted, NoSlot, Rows
@@ -27,6 +27,7 @@ from llmcli.runtime.strategies.base import Means, Speculation, Vocabulary
 from llmcli.types import Event, Finish
 
 ALONE = Schedule()
+Work = TypeVar("Work", Pass, Rows)
 
 
 class Forward(Pool, Protocol):
@@ -37,15 +38,24 @@ class Forward(Pool, Protocol):
     def interrupt(self) -> None: ...
 
 
+class Reading(Protocol):
+    """What may compute prompts elsewhere, so that afterwards they are as if the context had (reader.py)."""
+
+    def takes(self, plan: Pass) -> bool: ...
+
+    def read(self, plan: Pass) -> SequenceOf[Row]: ...
+
+
 class Engine:
     """Owns the context while it lives; all calls come from one thread (except interrupting the context)."""
 
     def __init__(
         self, context: Forward, vocabulary: Vocabulary, native: NativeChains | None,
         speculation: Speculation | None = None, keeps: bool = True, schedule: Schedule = ALONE,
+        reader: Reading | None = None,
     ) -> None:  # fmt: skip
         """`keeps` is the ledger's."""
-        self.context, self.ledger = context, Ledger(context, keeps)
+        self.context, self.reader, self.ledger = context, reader, Ledger(context, keeps)
         self.scheduler = Scheduler(context, self.ledger, schedule)
         self.means = Means(vocabulary, native, self.ledger, speculation)
         self._live: dict[int, Sequence] = {}
@@ -160,11 +170,13 @@ class Engine:
             self._passing = plan
         begun = time.perf_counter()
         try:
-            if planned:
+            if not planned:
+                rows = self._decode(plan)
+            elif self.reader and self.reader.takes(plan):
+                rows = self._with_room(self.reader.read, plan)
+            else:
                 with self.scheduler.alone(plan):
                     rows = self._decode(plan)
-            else:
-                rows = self._decode(plan)
         except Aborted:
             self._restore(plan)
             return events
@@ -211,13 +223,16 @@ class Engine:
         return Pass([tokens[at]], [at], [sequence.slot], [True], [Share(sequence, 1, 1)])
 
     def _decode(self, plan: Pass) -> SequenceOf[Row]:
-        rows = Rows(plan.tokens, plan.positions, plan.slots, plan.wants)
+        return self._with_room(self.context.decode, Rows(plan.tokens, plan.positions, plan.slots, plan.wants))
+
+    def _with_room(self, compute: Callable[[Work], SequenceOf[Row]], work: Work) -> SequenceOf[Row]:
+        """What it computes; where there was no room, once more without what is idle."""
         try:
-            return self.context.decode(rows)
+            return compute(work)
         except NoSlot:
             if not self.ledger.forget_idle():
                 raise
-            return self.context.decode(rows)
+            return compute(work)
 
     def _advance(self, sequence: Sequence, count: int, rows: Iterator[Row], spent: float) -> list[Event]:
         start, told = sequence.computed, list[Event]()

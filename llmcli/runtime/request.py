@@ -15,7 +15,8 @@ from llmcli.types import Finish, TokenTime
 class RunOptions:
     """How a model is run. None means: decided from the machine and the model. `profile` says which of them a measured
     profile has chosen (hardware/profile.py). `scored`: so many more rows of logits may a pass ask for than there are
-    sequences, for prompts whose own tokens are scored (Request.scores)."""
+    sequences, for prompts whose own tokens are scored (Request.scores). `reading`: cells of a context in which prompts
+    are read apart (runtime/reader.py); 0: there is none."""
 
     ctx_size: int | None = None
     threads: int | None = None
@@ -29,6 +30,7 @@ class RunOptions:
     reproducible: bool = False
     profile: str = ""
     scored: int = 0
+    reading: int = 0
 
 
 @dataclass(frozen=True, slots=True)

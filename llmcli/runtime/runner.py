@@ -6,13 +6,13 @@ what is said to the caller.
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.runtime import kv, reproducible
+from llmcli.runtime import kv, reader, reproducible
 from llmcli.runtime.binding.batch import no_cache
 from llmcli.runtime.binding.context import Context, ContextOptions, open_context
 from llmcli.runtime.binding.grammar import NativeGrammars
@@ -26,6 +26,7 @@ from llmcli.runtime.embedder import Embedder
 from llmcli.runtime.engine import Engine
 from llmcli.runtime.identity import stamp
 from llmcli.runtime.interrupt import on_interrupt
+from llmcli.runtime.reader import Reader
 from llmcli.runtime.request import Answer, Request, RunOptions
 from llmcli.runtime.sampling import logit_bias
 from llmcli.runtime.search import TooManyBeams
@@ -112,6 +113,7 @@ class Runner:
         native_sampling: bool,
         speculation: Speculation | None = None,
         ngram: str = "auto",
+        apart: Reader | None = None,
     ) -> None:
         self.header, self.model, self.context, self.options = header, model, context, options
         self.template, self.load_ms = template, load_ms
@@ -124,7 +126,7 @@ class Runner:
         self.grammars = Grammars(model, self.native_grammars.compile)
         keeps = not options.reproducible or context.n_seq_max == 1
         words = Vocabulary(model.piece, model.ends, model.n_vocab)
-        self.engine = Engine(context, words, native, speculation, keeps)
+        self.engine = Engine(context, words, native, speculation, keeps, reader=apart)
         self._shape = kv.shape(header.metadata)
         if self._shape and options.reproducible:
             self._shape = kv.whole(self._shape)
@@ -132,6 +134,7 @@ class Runner:
         allocated = context.allocated()
         self._kv_bytes = allocated.context if allocated else None
         self._compute_bytes = allocated.compute if allocated else None
+        self.reading_bytes = apart.nbytes if apart else 0  # of the context in which prompts are read apart
         self.pooling: str | None = None  # of embeddings; None: as the file says
         self._embedder: Embedder | None = None
 
@@ -316,10 +319,12 @@ def context_options(options: RunOptions, slots: int, drafting: Drafting, gpu_lay
     """What the context of decided options is made with."""
     assert options.ctx_size and options.threads, options
     outputs = max(drafting.outputs(options, on_gpu(gpu_layers)), options.scored + slots)
+    rows = min(options.ubatch_size, options.batch_size)
     return ContextOptions(
-        options.ctx_size, options.batch_size, min(options.ubatch_size, options.batch_size), slots, options.threads,
-        options.threads_batch or options.threads, options.cache_type_k, options.cache_type_v, options.flash_attn,
-        n_outputs=outputs, whole=options.reproducible,
+        options.ctx_size, options.batch_size, min(rows, reader.BESIDE) if options.reading else rows, slots,
+        options.threads, options.threads_batch or options.threads, options.cache_type_k, options.cache_type_v,
+        options.flash_attn, n_outputs=outputs, whole=options.reproducible,
+        appends=options.reading > 0,
     )  # fmt: skip
 
 
@@ -358,11 +363,14 @@ def open_runner(
             if answers or model.diffuses:
                 raise no_cache(model.diffuses)
             drafting = NO_DRAFTING  # measuring what guesses are worth takes a cache
-        with speculation(drafting, header, model, context, options, gpu_layers) as guesses:
+        reads = reader.opened(model, context, wanted, options) if options.reading else nullcontext()
+        with reads as apart, speculation(drafting, header, model, context, options, gpu_layers) as guesses:
             source = None if raw else template or header.metadata.get("tokenizer.chat_template")
             made = Template(str(source), bos=model.word(model.bos), eos=model.word(model.eos)) if source else None
             load_ms = (time.perf_counter() - begun) * 1e3
-            runner = Runner(header, model, context, options, made, load_ms, native_sampling, guesses, drafting.ngram)
+            runner = Runner(
+                header, model, context, options, made, load_ms, native_sampling, guesses, drafting.ngram, apart
+            )
             try:
                 yield runner
             finally:

@@ -18,7 +18,7 @@ EACH = (
     "llmcli_generation_tokens_total", "llmcli_prompt_tokens_total", "llmcli_prompt_tokens_cached_total",
 )  # fmt: skip
 ADDED = ("cells", "used_cells", "free_cells", "saved_cells", "running", "waiting", "preempted", "embedding_bytes",
-         "predicted_bytes", "allocated_bytes", "compute_bytes")  # fmt: skip
+         "reading_bytes", "predicted_bytes", "allocated_bytes", "compute_bytes")  # fmt: skip
 
 
 def metrics(texts: Mapping[str, str]) -> str:

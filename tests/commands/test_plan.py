@@ -28,7 +28,7 @@ SHAPE = {
     "compute_bytes": int, "output_bytes": int, "repacked_bytes": int, "droppable_bytes": int, "overhead_bytes": int,
     "process_bytes": int, "total_bytes": int, "available_bytes": int, "fits": bool,
     "max_ctx": {"f16": int, "q8_0": int, "q4_0": int}, "devices": [DEVICE], "runs": bool, "max_parallel": int,
-    "draft_bytes": object, "outside_bytes": int,
+    "draft_bytes": object, "outside_bytes": int, "reading_bytes": int,
     "gpu_layers": {"most": int, "layers": int}, "quants": [QUANT],
 }  # fmt: skip
 

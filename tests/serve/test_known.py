@@ -70,7 +70,7 @@ def raw(sent: list[Any]) -> bytes:
     return OWN.sub(b"", b"".join(one.get("body", b"") for one in sent))
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", sorted(BODIES))
 def test_what_another_goes_on_with_is_the_rest(app: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Answering, "waiting", False)  # each event by itself
     path, known = name if name.startswith("/") else "/v1/chat/completions", fresh()

@@ -215,7 +215,8 @@ def _grid(given: "Mapping[str, Any]") -> "Grid":
     """The values of every option; the defaults are llama-bench's."""
     from llmcli.bench import grid
     from llmcli.hardware import host
-    from llmcli.runtime.binding.context import FLASH, KV_TYPES, MAX_SEQUENCES
+    from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES
+    from llmcli.runtime.binding.context import MAX_SEQUENCES
 
     return grid.Grid(
         prompts=grid.numbers("-p", given["n_prompt"] or ["512"]),

@@ -140,7 +140,7 @@ def _space(header: "Header", kinds: str | None, usual: str) -> "Space":
     from llmcli.bench import grid, sweep, tune
     from llmcli.hardware import host
     from llmcli.runtime import kv
-    from llmcli.runtime.binding.context import KV_TYPES, check_cache
+    from llmcli.runtime.binding.cache_types import KV_TYPES, check_cache
 
     modes = []
     for kind in dict.fromkeys(["f16", *(grid.words("--kv", [kinds], list(KV_TYPES)) if kinds else [])]):

@@ -51,6 +51,22 @@ class Batch:
         self.wants[:count] = rows.wants
 
 
+class Stop:
+    """What interrupts a pass: of one context, or of several of which one computes at a time."""
+
+    def __init__(self) -> None:
+        self.flag, self._asked = ctypes.create_string_buffer(2), False
+
+    def ask(self) -> None:
+        """The running pass, or else the next one, shall end early. Safe from a signal handler."""
+        self.flag[0], self._asked = b"\1", True  # in this order: a pass that ends between must not forget it
+
+    def heard(self) -> None:
+        """A pass has ended."""
+        if self._asked:
+            self._asked, self.flag[0] = False, b"\0"
+
+
 def address(pointer: Any) -> int:
     """Where a pointer or a function of ctypes points."""
     return ctypes.cast(pointer, ctypes.c_void_p).value or 0

@@ -5,7 +5,6 @@ Every check that keeps llama.cpp from aborting the process stands here, before t
 to check them (positions.py); which cells hold which tokens is the ledger's.
 """
 
-import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,8 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding import state
-from llmcli.runtime.binding.batch import LOGITS_ITH, NEVER, Batch, abort_on, address, no_cache, reserved
+from llmcli.runtime.binding.batch import LOGITS_ITH, NEVER, Batch, Stop, abort_on, address, no_cache, reserved
+from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES, check_cache
 from llmcli.runtime.binding.library import last_words, lib, listen
 from llmcli.runtime.binding.memory import Allocated, allocated
 from llmcli.runtime.binding.model import Model
@@ -26,9 +26,6 @@ from llmcli.runtime.binding.softmax import LogSumExp
 from llmcli.runtime.binding.turning import can_shift
 from llmcli.runtime.interrupt import on_interrupt
 
-# enum ggml_type, the types that a KV cache may have (llama.cpp's -ctk/-ctv).
-KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
-FLASH = {"auto": -1, "off": 0, "on": 1}
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 
 
@@ -36,7 +33,8 @@ MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 class ContextOptions:
     """What a context is made with; sizes in tokens. `unified` is one pool of cells, otherwise each sequence has its own
     `n_ctx` / `n_seq_max`. `n_outputs` rows of logits a pass may ask for, where that is more than one a sequence.
-    `whole`: windows keep every cell, in order, and nothing is lent to a GPU."""
+    `whole`: windows keep every cell, in order, and nothing is lent to a GPU. `appends`: what another context computed
+    can be put behind what a sequence holds."""
 
     n_ctx: int
     n_batch: int = 2048
@@ -50,6 +48,12 @@ class ContextOptions:
     unified: bool = True
     n_outputs: int = 1
     whole: bool = False
+    appends: bool = False
+
+    @property
+    def sequences(self) -> int:
+        """Those that llama.cpp is to have: one more to hold on to the beginning of one whose end is put."""
+        return self.n_seq_max + self.appends
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +80,15 @@ class NoSlot(Exception):
 class Context:
     """An open context. Made by `open_context`; unusable after its `with` block."""
 
-    def __init__(self, pointer: Any, model: Model, flag: Any, options: ContextOptions) -> None:
+    def __init__(self, pointer: Any, model: Model, stop: Stop, options: ContextOptions) -> None:
         library = lib()
-        self.pointer, self._flag, self._interrupted, self.unified = pointer, flag, False, options.unified
+        self.pointer, self.stop, self.unified = pointer, stop, options.unified
         self.n_ctx: int = library.llama_n_ctx(pointer)
         self.n_batch: int = library.llama_n_batch(pointer)
         self.n_ubatch: int = library.llama_n_ubatch(pointer)
-        self.n_seq_max: int = library.llama_n_seq_max(pointer)
-        self.n_outputs = max(options.n_outputs, self.n_seq_max)
-        self._most_outputs: int = self.n_seq_max
+        self.n_seq_max = options.n_seq_max
+        self.n_outputs = max(options.n_outputs, options.sequences)
+        self.appends, self._most_outputs = options.appends, options.sequences
         self.memory = library.llama_get_memory(pointer)
         self.n_vocab, self.n_swa, self.recurrent = model.n_vocab, 0 if options.whole else model.n_swa, model.recurrent
         self._diffuses = model.diffuses
@@ -133,8 +137,7 @@ class Context:
     def _forward(self, batch: Batch, added: Iterable[Span]) -> None:
         self._positions.check(added)
         code = lib().llama_decode(self.pointer, batch.struct)
-        if self._interrupted:  # not before: Ctrl-C may have come while the batch was filled
-            self._interrupted, self._flag[0] = False, b"\0"
+        self.stop.heard()  # not before: Ctrl-C may have come while the batch was filled
         if code == 0:
             self._positions.advance(added)
             return
@@ -169,7 +172,7 @@ class Context:
 
         Safe from a signal handler.
         """
-        self._flag[0], self._interrupted = b"\1", True  # in this order: a pass that ends between must not forget it
+        self.stop.ask()
 
     def _check(self, rows: Rows) -> None:
         if not self.memory:
@@ -249,7 +252,7 @@ class Context:
         library.llama_set_abort_callback(self.pointer, *abort_on(NEVER))
         code = library.llama_decode(self.pointer, self._batch.struct)
         library.llama_synchronize(self.pointer)
-        library.llama_set_abort_callback(self.pointer, *abort_on(self._flag))
+        library.llama_set_abort_callback(self.pointer, *abort_on(self.stop.flag))
         self._sharing.cut(sequence, start)
         self._positions.put(sequence, behind)
         if code or "K-shift" in last_words():
@@ -301,6 +304,15 @@ class Context:
             self._empty(sequence)
         return good
 
+    def append_state(self, sequence: int, kept: memoryview, start: int) -> bool:
+        """Put behind the `start` positions of a sequence what another context computed for those that follow; False
+        where it cannot: then it holds what it held."""
+        self._known(sequence)
+        assert self.appends and start == self._positions.length(sequence), (start, self._positions.length(sequence))
+        good = state.append(self.pointer, self.memory, sequence, self.n_seq_max, kept, start > 0)
+        self._positions.put(sequence, self.last(sequence) + 1)
+        return good
+
     def _empty(self, sequence: int) -> None:
         lib().llama_memory_seq_rm(self.memory, sequence, -1, -1)
         self._positions.put(sequence, 0)
@@ -333,17 +345,20 @@ class Context:
 
 
 @contextmanager
-def open_context(model: Model, options: ContextOptions, seen: Any = None) -> Iterator[Context]:
-    """Make a context for `model`, `seen` by watch.py; raises UserError where llama.cpp refuses the settings."""
+def open_context(
+    model: Model, options: ContextOptions, seen: Any = None, stop: Stop | None = None
+) -> Iterator[Context]:
+    """Make a context for `model`, `seen` by watch.py; what interrupts another one may `stop` this one, too. Raises
+    UserError where llama.cpp refuses the settings."""
     library = lib()
     _refuse(options)
     params = library.llama_context_default_params()
     params.n_ctx = options.n_ctx
-    params.n_batch = max(options.n_batch, options.n_seq_max, options.n_outputs)
+    params.n_batch = max(options.n_batch, options.sequences, options.n_outputs)
     params.n_ubatch = options.n_ubatch
-    params.n_seq_max = options.n_seq_max
+    params.n_seq_max = options.sequences
     # The default reserves a row of logits for every token of a batch: 107 MB instead of 16 on SmolLM2.
-    params.n_outputs_max = reserved(max(options.n_seq_max, options.n_outputs))
+    params.n_outputs_max = reserved(max(options.sequences, options.n_outputs))
     params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
     params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
     params.flash_attn_type = FLASH[options.flash_attn]
@@ -354,8 +369,8 @@ def open_context(model: Model, options: ContextOptions, seen: Any = None) -> Ite
     params.no_perf = True
     if seen is not None:
         params.cb_eval = seen
-    flag = ctypes.create_string_buffer(2)
-    params.abort_callback, params.abort_callback_data = abort_on(flag)
+    stop = stop or Stop()
+    params.abort_callback, params.abort_callback_data = abort_on(stop.flag)
     listen()
     stopped = threading.Event()
     with on_interrupt(stopped.set):
@@ -369,25 +384,14 @@ def open_context(model: Model, options: ContextOptions, seen: Any = None) -> Ite
             f"llama.cpp refuses this context: {last_words() or 'not enough memory?'}",
             hint="try a smaller --ctx-size, or --cache-type-k f16 --cache-type-v f16",
         )
-    context = Context(pointer, model, flag, options)
+    context = Context(pointer, model, stop, options)
     try:
         yield context
     finally:
         library.llama_free(pointer)
 
 
-def check_cache(type_k: str, type_v: str, flash_attn: str) -> None:
-    """Refuse cache types and flash-attention modes that llama.cpp does not have, or not together."""
-    for flag, kind in (("-ctk", type_k), ("-ctv", type_v)):
-        if kind not in KV_TYPES:
-            raise UserError(f"unknown KV cache type {kind!r}", hint=f"{flag} takes one of: {' '.join(KV_TYPES)}")
-    if flash_attn not in FLASH:
-        raise UserError(f"unknown flash-attention mode {flash_attn!r}", hint="-fa takes auto, on or off")
-    if flash_attn == "off" and type_v not in ("f32", "f16", "bf16"):
-        raise UserError("a quantized V cache needs flash attention", hint="leave out -fa off, or use -ctv f16")
-
-
 def _refuse(options: ContextOptions) -> None:
     check_cache(options.type_k, options.type_v, options.flash_attn)
-    if not 1 <= options.n_seq_max <= MAX_SEQUENCES:
+    if not 1 <= options.n_seq_max <= options.sequences <= MAX_SEQUENCES:
         raise UserError(f"{options.n_seq_max} sequences at once", hint=f"between 1 and {MAX_SEQUENCES}")

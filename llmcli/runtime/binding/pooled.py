@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.batch import Batch, reserved
-from llmcli.runtime.binding.context import FLASH, KV_TYPES, MAX_SEQUENCES, Context, Rows, check_cache
+from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES, check_cache
+from llmcli.runtime.binding.context import MAX_SEQUENCES, Context, Rows
 from llmcli.runtime.binding.library import last_words, lib, listen
 from llmcli.runtime.binding.memory import Allocated, allocated
 from llmcli.runtime.binding.model import Model

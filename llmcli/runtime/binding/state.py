@@ -32,3 +32,23 @@ def put(context: Any, sequence: int, state: bytes | memoryview) -> bool:
     pointer = ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
     listen()
     return int(lib().llama_state_seq_set_data(context, pointer, array.size, sequence)) == array.size
+
+
+def append(
+    context: Any, memory: Any, sequence: int, beginning: int, state: bytes | memoryview, behind: bool
+) -> bool:
+    """Put a state `behind` what a sequence holds; False where llama.cpp refuses it: then it holds what it held.
+
+    llama.cpp lets go of all that a sequence holds before it takes a state: meanwhile the empty sequence `beginning`
+    holds on to it.
+    """
+    library = lib()
+    if behind:
+        library.llama_memory_seq_cp(memory, sequence, beginning, -1, -1)
+    good = put(context, sequence, state)
+    if not good:
+        library.llama_memory_seq_rm(memory, sequence, -1, -1)
+    if behind:
+        library.llama_memory_seq_cp(memory, beginning, sequence, -1, -1)
+        library.llama_memory_seq_rm(memory, beginning, -1, -1)
+    return good

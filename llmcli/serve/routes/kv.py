@@ -26,6 +26,7 @@ def report(runner: Runner, check: bool = False) -> dict[str, Any]:
     load, count, scheduler = engine.load, census(engine.ledger), engine.scheduler
     return {
         **asdict(runner.kv_report()), "embedding_bytes": runner.embedding_bytes,
+        "reading_bytes": runner.reading_bytes,
         "saved_cells": sum(map(len, engine.ledger.tokens)) - engine.ledger.used,
         "outside": {
             "swapped_bytes": scheduler.swap.nbytes, "finished_bytes": scheduler.parking.nbytes,

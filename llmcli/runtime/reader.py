@@ -1,0 +1,129 @@
+"""Prompts read in a context of their own, with flash attention, for answers that go on in one without it.
+
+On a CPU ggml's flash attention reads prompts in half the time and answers in twice: passes of 64 rows and more go by
+tiles, fewer row by row (ggml-cpu/ops.cpp, use_tiled). SmolLM2-135M, two threads, behind 512 tokens each: 512 rows
+0.47 s with it and 1.03 without; a pass of one, four, eight, sixteen answers 20, 53, 98, 203 ms with it and 12, 36, 76,
+251 without. Four users with prompts of 530 tokens and answers of 96: 42 tokens a second, so 61 (2026-11-22). To move
+what was computed is 20 to 40 µs a token, computing it 900. And answers that go on are in nobody's way: llama.cpp looks
+at all cells of a context for each row.
+
+A slot has the same number in both. What is here may be forgotten at any time: the pool of the answers has all of it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from llmcli.runtime.binding.context import Aborted, Context, ContextOptions, NoSlot, Rows, open_context
+from llmcli.runtime.binding.model import Model
+from llmcli.runtime.binding.row import Row
+from llmcli.runtime.binding.turned import turned
+from llmcli.runtime.likeness import common
+from llmcli.runtime.passes import TILE, Pass, Share
+from llmcli.runtime.request import RunOptions
+
+LEAST = 48  # rows that are worth the move
+CELLS = 4096  # of the context that reads, at most: longer texts are read where the answers are
+BESIDE = 128  # rows of a micro-batch where the answers are: without flash attention all their scores are written out
+
+
+def reading_options(home: ContextOptions, options: RunOptions) -> ContextOptions:
+    """What the context that reads is made with."""
+    rows = min(options.ubatch_size, options.batch_size)
+    return replace(home, n_ctx=options.reading, n_ubatch=rows, flash_attn="on", appends=False)
+
+
+@contextmanager
+def opened(model: Model, home: Context, made_with: ContextOptions, options: RunOptions) -> Iterator["Reader"]:
+    """Make the context that reads for `home`; what interrupts one interrupts the other. Raises UserError as
+    open_context does."""
+    with open_context(model, reading_options(made_with, options), stop=home.stop) as context:
+        yield Reader(context, home)
+
+
+class Reader:
+    """The context that reads, and the one, `home`, in which answers go on."""
+
+    def __init__(self, context: Context, home: Context) -> None:
+        self.context, self.home = context, home
+        self._held: list[list[int]] = [[] for _ in range(home.n_seq_max)]
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of its cache and its buffers; None where this build cannot be asked."""
+        allocated = self.context.allocated()
+        return None if allocated is None else allocated.context + allocated.compute + self.context.output_bytes
+
+    def takes(self, plan: Pass) -> bool:
+        """Whether it is to compute a pass: prompts' pieces alone, as many rows as are worth it, and room for them."""
+        context, shares = self.context, plan.shares
+        return (
+            LEAST <= len(plan.tokens) <= context.n_batch
+            and all(share.tokens > TILE // 4 and not share.sequence.draft for share in shares)
+            and sum(share.sequence.computed + share.tokens for share in shares) <= context.n_ctx
+            and sum(plan.wants) <= context.n_outputs
+        )
+
+    def read(self, plan: Pass) -> list[Row]:
+        """Compute a pass and move its cells home; the rows that wanted logits, in order.
+
+        Raises NoSlot where they find no room at home, and Aborted: nothing is changed there then.
+        """
+        slots = {share.sequence.slot for share in plan.shares}
+        for slot, held in enumerate(self._held):
+            if held and slot not in slots:
+                self._forget(slot)
+        rows = self._rows(plan)
+        try:
+            found = self.context.decode(rows)
+        except (Aborted, NoSlot):
+            for slot in slots:
+                self._forget(slot)
+            raise
+        moved: list[Share] = []
+        for share in plan.shares:
+            if not self._move(share):
+                for other in moved:
+                    self.home.trim(other.sequence.slot, other.sequence.computed)
+                raise NoSlot
+            moved.append(share)
+        return found
+
+    def _rows(self, plan: Pass) -> Rows:
+        """The pass as it is computed here: a rest that is no tile, with so much of what is before it that it is one."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        sequences: list[int] = []
+        wants: list[bool] = []
+        at = 0
+        for share in plan.shares:
+            sequence = share.sequence
+            start, end = sequence.computed, sequence.computed + share.tokens
+            begin = start if len(plan.shares) > 1 else max(0, min(start, end - TILE))
+            self._hold(sequence.slot, sequence.tokens[:start], begin)
+            tokens += sequence.tokens[begin:end]
+            positions += range(begin, end)
+            sequences += [sequence.slot] * (end - begin)
+            wants += [False] * (start - begin) + list(plan.wants[at : at + share.tokens])
+            at += share.tokens
+        return Rows(tokens, positions, sequences, wants)
+
+    def _hold(self, slot: int, tokens: Sequence[int], count: int) -> None:
+        """Let a slot hold the first `count` of the tokens that it holds at home."""
+        if common(self._held[slot], tokens[:count]) < count:
+            good = self.context.put_state(slot, turned(self.home.state(slot)))
+            assert good, "there is room: whoever has no part in the pass was forgotten"
+        cut = self.context.trim(slot, count)
+        assert cut, "a memory that cannot be cut"
+        self._held[slot] = list(tokens[:count])
+
+    def _move(self, share: Share) -> bool:
+        """Put what was computed behind what the slot holds at home; False where there is no room."""
+        sequence, start = share.sequence, share.sequence.computed
+        self._held[sequence.slot] = sequence.tokens[: start + share.tokens]
+        return self.home.append_state(sequence.slot, turned(self.context.state(sequence.slot), start), start)
+
+    def _forget(self, slot: int) -> None:
+        emptied = self.context.trim(slot, 0)
+        assert emptied, "a memory that cannot even be emptied"
+        self._held[slot] = []
