@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PARALLEL = 4  # answers at once where nobody says how many, as llama-server has it
 GAP = 0.5  # seconds that somebody's prompt may keep others from their next token
 IDLE_CELLS = 0  # that finished answers may hold beside running ones: the rest lies apart
-ASIDE = 128  # rows of prompts for which a CPU's other answers step out of the pool: to move them is worth 90
+ASIDE = 128  # rows of prompts for which a CPU's other answers step out of a pool that reads itself: worth 90
 # What a person at a terminal asks for, not a server: flag -> what to do instead.
 PERSONAL = {
     "prompt": ("-p", "each request brings its own"), "file": ("-f", "each request brings its own"),

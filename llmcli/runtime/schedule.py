@@ -21,7 +21,7 @@ class Schedule:
     in the host's memory; beyond, they are computed anew. `idle_cells`: that finished answers may hold once
     another begins; what they held beyond lies in the host's memory, too, as many bytes again (parking.py says what
     for). `aside`: rows of prompts from which on they are computed in passes of their own, in turn with those of the
-    answers that go on, which step out of the pool meanwhile (aside.py).
+    answers that go on, which step out of the pool meanwhile (aside.py) unless they are read elsewhere (reader.py).
     """
 
     running: int | None = None

@@ -81,7 +81,7 @@ def test_an_interruption_waits_until_the_keys_are_turned(stories_gguf: Path) -> 
                 context.interrupt()
             context.shift(0, 2, 5, 12)
             assert (context.first(0), context.last(0)) == (0, 4)
-            context._flag[0] = b"\0"  # the pass that comes next would have been stopped
+            context.stop.heard()  # the pass that comes next would have been stopped
             found.append(decode(context, [13]))
         np.testing.assert_array_equal(*found)
 
