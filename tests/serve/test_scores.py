@@ -126,8 +126,12 @@ def test_a_server_scores_a_prompt_by_tiles_of_rows(
     models = Models(given, config.load(), UI(color=False), talks=True, parallel=2)
     with closing(models):
         runner = models.first(str(stories_gguf)).runner
-        passes, decode = [], runner.context.decode
-        monkeypatch.setattr(runner.context, "decode", lambda rows: passes.append(len(rows)) or decode(rows))
+        passes: list[int] = []
+        for context in (runner.context, runner.engine.reader.context):
+            decode = context.decode
+            monkeypatch.setattr(
+                context, "decode", lambda rows, decode=decode: passes.append(len(rows)) or decode(rows)
+            )
         ids = runner.encode_prompt(TEXT * 10)[:300]
         reply = runner.reply(Request(ids, defaults(), max_tokens=0, scores=True, logprobs=True))
         assert list(reply)[-1].finish == "length"
