@@ -67,8 +67,10 @@ def host(
         opened.runner.show(calls.marks())
         _ask_to_think(opened.runner, given.reasoning)
         swap = fit.outside(available_memory())
-        aside = LEAST if opened.runner.options.reading else ASIDE if gpu_free() is None else None
-        opened.runner.engine.schedule = Schedule(parallel, gap=gap, idle_cells=IDLE_CELLS, swap_bytes=swap, aside=aside)
+        opened.runner.engine.schedule = Schedule(
+            parallel, gap=gap, idle_cells=IDLE_CELLS, swap_bytes=swap, aside=ASIDE if gpu_free() is None else None,
+            apart=LEAST if opened.runner.options.reading else None,
+        )  # fmt: skip
         sampling = defaults().with_values(opened.settings).with_values(given.settings)
         system = (opened.system if given.system is None else given.system) or None
         yield Hosted(opened.name, opened.runner, system, sampling, opened.settings)

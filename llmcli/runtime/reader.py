@@ -22,7 +22,7 @@ from llmcli.runtime.likeness import common
 from llmcli.runtime.passes import TILE, Pass, Share
 from llmcli.runtime.request import RunOptions
 
-LEAST = 48  # rows that are worth the move
+LEAST = 48  # rows of a prompt that are worth the moves: some 15 ms each, however few they are
 CELLS = 4096  # of the context that reads, at most: longer texts are read where the answers are
 BESIDE = 128  # rows of a micro-batch where the answers are: without flash attention all their scores are written out
 
@@ -55,11 +55,12 @@ class Reader:
         return None if allocated is None else allocated.context + allocated.compute + self.context.output_bytes
 
     def takes(self, plan: Pass) -> bool:
-        """Whether it is to compute a pass: prompts' pieces alone, as many rows as are worth it, and room for them."""
+        """Whether it is to compute a pass: of prompts alone, one of them long enough, and with room for them."""
         context, shares = self.context, plan.shares
         return (
             LEAST <= len(plan.tokens) <= context.n_batch
-            and all(share.tokens > TILE // 4 and not share.sequence.draft for share in shares)
+            and max(share.tokens for share in shares) >= LEAST
+            and all(share.sequence.prompting and not share.sequence.draft for share in shares)
             and sum(share.sequence.computed + share.tokens for share in shares) <= context.n_ctx
             and sum(plan.wants) <= context.n_outputs
         )

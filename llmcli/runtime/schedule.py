@@ -21,7 +21,8 @@ class Schedule:
     in the host's memory; beyond, they are computed anew. `idle_cells`: that finished answers may hold once
     another begins; what they held beyond lies in the host's memory, too, as many bytes again (parking.py says what
     for). `aside`: rows of prompts from which on they are computed in passes of their own, in turn with those of the
-    answers that go on, which step out of the pool meanwhile (aside.py) unless they are read elsewhere (reader.py).
+    answers that go on, which step out of the pool meanwhile (aside.py). `apart`: rows of one prompt from which on it is
+    read in another context (reader.py), in turn with the answers, too.
     """
 
     running: int | None = None
@@ -33,6 +34,7 @@ class Schedule:
     swap_bytes: int = 256 << 20
     idle_cells: int | None = None
     aside: int | None = None
+    apart: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("running", "rows", "chunk"):

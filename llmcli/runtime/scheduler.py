@@ -45,7 +45,7 @@ class Scheduler:
         self.aside = Aside(ledger, schedule.swap_bytes)
         self.passes = self.preemptions = 0
         self.row_seconds = 0.0  # of a pass with many, lately
-        self.prompted = False  # the last pass
+        self.prompted = False  # the last pass: prompts alone
 
     def add(self, sequence: Sequence) -> None:
         """It waits."""
@@ -76,7 +76,7 @@ class Scheduler:
             made = Pass()
             short = self._fill(made)
             if short is None:
-                self.prompted = any(share.sequence.prompting for share in made.shares)
+                self.prompted = all(share.sequence.prompting for share in made.shares)
                 return made, None
             if len(short.tokens) > self.context.n_ctx or not self.yield_to():
                 return Pass(), short
@@ -235,9 +235,14 @@ class Scheduler:
             long.sort(key=lambda one: (-one.request.priority, len(one.tokens) - one.computed, one.id))
         return short, long
 
-    def _step_aside(self, long: list[Sequence]) -> bool:
-        """Whether prompts are long enough to be computed alone."""
-        return self._long_enough(sum(len(one.tokens) - one.computed for one in long))
+    def _parted(self, short: list[Sequence], long: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+        """Which prompts are long enough for a pass of their own, and which are computed beside the answers."""
+        least = self.schedule.apart
+        if least is None:
+            rows = sum(len(one.tokens) - one.computed for one in long)
+            return (long, []) if short and self._long_enough(rows) else ([], long)
+        apart = [one for one in long if len(one.tokens) - one.computed >= least]
+        return apart, [one for one in long if one not in apart]
 
     def _long_enough(self, rows: int) -> bool:
         """Whether others are to step aside for so many rows, and can."""
@@ -263,13 +268,11 @@ class Scheduler:
         """Add the rows of a pass; or who has no room for its own."""
         short, long = self._order()
         alone, going = len(self.running) == 1, len(short)
-        if short and self._step_aside(long):
-            if self.prompted:
-                long = []
-            else:
-                full = self._fill_up(made, long, going)
-                if made.tokens:
-                    return full
+        apart, long = self._parted(short, long)
+        if apart and not (self.prompted and (short or long)):
+            full = self._fill_up(made, apart, going)
+            if made.tokens:
+                return full
         for sequence in short:
             self._make_way(sequence, len(made.tokens))
             if len(sequence.tokens) > self.context.n_ctx:

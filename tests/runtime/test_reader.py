@@ -18,7 +18,7 @@ from llmcli.runtime.sampling import defaults
 from llmcli.runtime.schedule import Schedule
 
 HOME = RunOptions(ctx_size=1024, threads=1, flash_attn="off", cache_type_k="f32", cache_type_v="f32")
-SERVED = Schedule(running=3, gap=0.5, idle_cells=0, aside=LEAST)
+SERVED = Schedule(running=3, gap=0.5, idle_cells=0, apart=LEAST)
 CLOSE = 1e-6  # of the squares of logits: the two ways of attention add up otherwise
 
 

@@ -67,10 +67,20 @@ def test_everybody_says_what_they_would_say_alone(swap: int, count: int, weights
         assert runner.engine.load.cells == 0
 
 
-def test_with_floats_and_forgetting_everybody_ends_and_the_books_agree(weights: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "schedule"),
+    [
+        (RunOptions(ctx_size=256, threads=1), Schedule(running=5, gap=0.01, aside=16)),
+        (RunOptions(ctx_size=256, threads=1, flash_attn="off", reading=128), Schedule(running=5, gap=0.01, apart=48)),
+    ],
+    ids=["aside", "apart"],
+)
+def test_with_floats_and_forgetting_everybody_ends_and_the_books_agree(
+    weights: Path, options: RunOptions, schedule: Schedule
+) -> None:
     rng = random.Random(4)
-    with open_runner(weights, RunOptions(ctx_size=256, threads=1), slots=7) as runner:
-        runner.engine.schedule = Schedule(running=5, gap=0.01, aside=16)
+    with open_runner(weights, options, slots=7) as runner:
+        runner.engine.schedule = schedule
         made = storm(runner.engine, requests(20, rng, runner.model.n_vocab, beams=True), rng, cancelled=0.005)
         assert made.preempted
         assert {answer.finish for answer in made.answers.values() if answer} <= {"length", "cancelled"}
