@@ -22,7 +22,7 @@ from llmcli.runtime.likeness import common
 from llmcli.runtime.passes import TILE, Pass, Share
 from llmcli.runtime.request import RunOptions
 
-LEAST = 48  # rows of a prompt that are worth the moves: some 15 ms each, however few they are
+LEAST = 48  # rows of a prompt that are worth the moves: into cells that lie apart they take up to 40 ms
 CELLS = 4096  # of the context that reads, at most: longer texts are read where the answers are
 BESIDE = 128  # rows of a micro-batch where the answers are: without flash attention all their scores are written out
 
