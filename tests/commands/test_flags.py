@@ -46,8 +46,8 @@ def test_the_options_named_as_fields_are_the_run_options() -> None:
 
     from llmcli.runtime.request import RunOptions
 
-    # `profile` tells where the others come from.
-    assert {flag.name for flag in RUN} == {field.name for field in fields(RunOptions)} - {"profile", "scored"}
+    decided = {"profile", "scored", "reading"}  # from the machine, and what is run
+    assert {flag.name for flag in RUN} == {field.name for field in fields(RunOptions)} - decided
 
 
 @pytest.mark.parametrize(
