@@ -46,7 +46,6 @@ class Scheduler:
         self.passes = self.preemptions = 0
         self.row_seconds = 0.0  # of a pass with many, lately
         self.prompted = False  # the last pass: prompts alone
-        self._untidy = False  # somebody was let in beside idle cells
 
     def add(self, sequence: Sequence) -> None:
         """It waits."""
@@ -73,8 +72,6 @@ class Scheduler:
     def next(self) -> tuple[Pass, Sequence | None]:
         """What to compute; or who must end first, because the pool is too small for it alone."""
         self._let_in()
-        if not any(one.prompting for one in self.running.values()):
-            self._tidy(most=1)
         while True:
             made = Pass()
             short = self._fill(made)
@@ -124,19 +121,12 @@ class Scheduler:
             if first is None:
                 return
             if self._place(first):
-                self._untidy = self.schedule.idle_cells is not None and self.ledger.keeps
-                if self.schedule.apart is None:  # else it takes long, and the prompt goes first
-                    self._tidy()
+                if self.schedule.idle_cells is not None and self.ledger.keeps:
+                    self.parking.tidy(self.schedule.idle_cells)
                 continue
             tried.add(first.id)
             if len(tried) == PASSING or self.passes - first.since > PATIENCE:
                 return
-
-    def _tidy(self, most: int | None = None) -> None:
-        """Take out what is idle since somebody was let in, at `most` so many texts."""
-        if self._untidy:
-            assert self.schedule.idle_cells is not None
-            self._untidy = self.parking.tidy(self.schedule.idle_cells, most)
 
     def _held(self, sequence: Sequence) -> bool:
         """Whether another one is about to compute what this one needs, too."""
