@@ -69,19 +69,21 @@ def outside(told: "Receipt", slots: int) -> int:
     return 2 * fit.outside(told.shares[0].left) if slots > 1 else 0
 
 
-def apart(header: "Header", options: "ContextOptions", gpu_layers: int) -> int:
-    """Bytes of the context in which serve and batch read prompts: its cache and its buffers."""
+def apart(header: "Header", options: "ContextOptions", gpu_layers: int) -> int | None:
+    """Bytes of the context in which serve and batch read prompts, its cache and its buffers; None: not known."""
     from llmcli.hardware.plan import planner
 
     with planner(header, options, gpu_layers) as held:
         told = held.receipt()
-    return sum(told.sum(part) or 0 for part in ("kv", "compute", "output"))
+    parts = [told.sum(part) for part in ("kv", "compute", "output")]
+    return None if None in parts else sum(one for one in parts if one)
 
 
-def beside(told: "Receipt", slots: int, reading: int, ui: "UI") -> None:
+def beside(told: "Receipt", slots: int, reading: int | None, ui: "UI") -> None:
     """The same in words; nothing for one answer."""
-    if reading:
-        ui.text(f"serve and batch read prompts in a context of their own, {_size(reading)} more: -fa on does without")
+    if reading != 0:
+        more = "an unknown number of bytes" if reading is None else _size(reading)
+        ui.text(f"serve and batch read prompts in a context of their own, {more} more: -fa on does without")
     if slots > 1:
         most = _size(outside(told, slots))
         ui.text(f"serve and batch keep up to {most} more of what is free: answers that gave way, and finished ones")

@@ -44,7 +44,7 @@ class Side:
         options = self.options
         assert options.ctx_size and options.threads, options
         one = ContextOptions(
-            options.ctx_size, options.batch_size, min(options.ubatch_size, options.batch_size), 1,
+            options.ctx_size, options.batch_size, options.rows, 1,
             options.threads, options.threads_batch or options.threads, options.cache_type_k, options.cache_type_v,
             options.flash_attn,
         )  # fmt: skip

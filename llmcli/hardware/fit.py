@@ -66,7 +66,7 @@ def attention(header: Header, options: RunOptions, gpu_layers: int, slots: int =
     free = host.available_memory()
     if form is None or not cells or not heads or free is None:
         return options
-    rows, reading = min(options.ubatch_size, options.batch_size), 0
+    rows, reading = options.rows, 0
     if parallel > 1:
         if not _moves(header, form):
             return options

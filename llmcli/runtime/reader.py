@@ -29,8 +29,7 @@ BESIDE = 128  # rows of a micro-batch where the answers are: without flash atten
 
 def reading_options(home: ContextOptions, options: RunOptions) -> ContextOptions:
     """What the context that reads is made with."""
-    rows = min(options.ubatch_size, options.batch_size)
-    return replace(home, n_ctx=options.reading, n_ubatch=rows, flash_attn="on", appends=False)
+    return replace(home, n_ctx=options.reading, n_ubatch=options.rows, flash_attn="on", appends=False)
 
 
 @contextmanager

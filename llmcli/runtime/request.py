@@ -32,6 +32,11 @@ class RunOptions:
     scored: int = 0
     reading: int = 0
 
+    @property
+    def rows(self) -> int:
+        """The most rows that are computed at once."""
+        return min(self.ubatch_size, self.batch_size)
+
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:

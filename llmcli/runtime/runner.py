@@ -319,11 +319,10 @@ def context_options(options: RunOptions, slots: int, drafting: Drafting, gpu_lay
     """What the context of decided options is made with."""
     assert options.ctx_size and options.threads, options
     outputs = max(drafting.outputs(options, on_gpu(gpu_layers)), options.scored + slots)
-    rows = min(options.ubatch_size, options.batch_size)
+    rows = min(options.rows, reader.BESIDE) if options.reading else options.rows
     return ContextOptions(
-        options.ctx_size, options.batch_size, min(rows, reader.BESIDE) if options.reading else rows, slots,
-        options.threads, options.threads_batch or options.threads, options.cache_type_k, options.cache_type_v,
-        options.flash_attn, n_outputs=outputs, whole=options.reproducible,
+        options.ctx_size, options.batch_size, rows, slots, options.threads, options.threads_batch or options.threads,
+        options.cache_type_k, options.cache_type_v, options.flash_attn, n_outputs=outputs, whole=options.reproducible,
         appends=options.reading > 0,
     )  # fmt: skip
 

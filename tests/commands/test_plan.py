@@ -7,6 +7,8 @@ import pytest
 
 from llmcli.commands import quants, standing
 from llmcli.hardware import host
+from llmcli.runtime.request import RunOptions
+from llmcli.runtime.runner import open_runner
 from llmcli.runtime.schedule import Schedule
 from quant import container, convert, quantize
 from tests.commands.conftest import Done
@@ -28,7 +30,7 @@ SHAPE = {
     "compute_bytes": int, "output_bytes": int, "repacked_bytes": int, "droppable_bytes": int, "overhead_bytes": int,
     "process_bytes": int, "total_bytes": int, "available_bytes": int, "fits": bool,
     "max_ctx": {"f16": int, "q8_0": int, "q4_0": int}, "devices": [DEVICE], "runs": bool, "max_parallel": int,
-    "draft_bytes": object, "outside_bytes": int, "reading_bytes": int,
+    "draft_bytes": object, "outside_bytes": int, "reading_bytes": object,
     "gpu_layers": {"most": int, "layers": int}, "quants": [QUANT],
 }  # fmt: skip
 
@@ -94,7 +96,18 @@ def test_sequences_with_a_part_each_take_what_llama_cpp_rounds_up(llmcli: Llmcli
     words = ("plan", str(model), "-c", "600", "-np", "3", "--json")
     told = json.loads(llmcli(*words).out)
     assert (told["kv"]["cells"], told["outside_bytes"]) == (768, 2 * Schedule().swap_bytes)
-    assert json.loads(llmcli(*words, "--no-kv-unified").out)["kv"]["cells"] == 3 * 256
+    apart = json.loads(llmcli(*words, "--no-kv-unified").out)
+    assert (apart["kv"]["cells"], apart["reading_bytes"]) == (3 * 256, 0)
+
+
+def test_the_context_that_reads_for_several_is_told_to_the_byte(llmcli: Llmcli, model: Path) -> None:
+    words = ("plan", str(model), "-c", "512", "-t", "1", "--json")
+    told = json.loads(llmcli(*words, "-np", "3").out)["reading_bytes"]
+    options = RunOptions(ctx_size=512, threads=1, flash_attn="off", reading=512)
+    with open_runner(model, options, slots=3) as runner:
+        assert told == runner.reading_bytes
+    for many in ("1", "9"):
+        assert json.loads(llmcli(*words, "-np", many).out)["reading_bytes"] == 0
 
 
 def test_what_does_not_fit_is_told_with_what_would(
