@@ -16,7 +16,7 @@ from llmcli.runtime.ledger import Ledger
 from llmcli.runtime.passes import Pass, Share
 from llmcli.runtime.pool import Pool
 from llmcli.runtime.repetition import EVERY, repeats
-from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.request import NEW, Answer, Request
 from llmcli.runtime.sampling import SEEDS
 from llmcli.runtime.sampling.chain import NativeChains, Row, concrete_seed
 from llmcli.runtime.schedule import Crowded, Load, Schedule
@@ -108,7 +108,7 @@ class Engine:
         self._admit(count)
         seed = concrete_seed(request.sampling.seed)
         first = self._queue(request, seed)
-        others = [self._queue(request, (seed + more) % SEEDS, after=first) for more in range(1, count)]
+        others = [self._queue(request, (seed + more) % SEEDS, more, first) for more in range(1, count)]
         first.followed = bool(others)
         return [one.id for one in (first, *others)]
 
@@ -117,7 +117,7 @@ class Engine:
         if most is not None and waiting + count > most:
             raise Crowded(f"{waiting} requests wait already", hint="ask again a little later")
 
-    def _queue(self, request: Request, seed: int, after: Sequence | None = None) -> Sequence:
+    def _queue(self, request: Request, seed: int, number: int = 0, after: Sequence | None = None) -> Sequence:
         assert 0 < len(request.tokens) <= self.context.n_ctx, (len(request.tokens), self.context.n_ctx)
         self._count += 1
         strategy = strategies()[request.strategy](request, seed, self.means)
@@ -125,7 +125,7 @@ class Engine:
         started = time.perf_counter() if request.started is None else request.started
         sequence = self._live[self._count] = Sequence(
             self._count, request, strategy, seed, started, tokens=list(request.tokens), last=started, after=after,
-            until=len(request.tokens),
+            until=len(request.tokens), known=request.known[number] if request.known else NEW,
         )  # fmt: skip
         if not (request.endless or request.ignore_eos):
             sequence.look_at = EVERY

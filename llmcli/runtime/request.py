@@ -51,6 +51,17 @@ class Hypothesis:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """What another process has told of an answer: its first tokens, and how it ended, where it did."""
+
+    tokens: tuple[int, ...] = ()
+    finish: Finish | None = None
+
+
+NEW = Begun()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One prompt and how to answer it.
 
@@ -64,9 +75,9 @@ class Request:
     conversation, `path` those before it: what the cache holds of them may give way to this one. Of those that wait the
     one with the larger `priority` goes first; `client` is whose it is, so that one who asks much leaves room to others.
     `scores`: tell how likely the prompt's own tokens are, and the one that ends the answer; the prompt is computed
-    anew, for the cache keeps no logits. `known`: the answer's first tokens, told before by another process; each is
-    drawn like any other, and then this one stands in its place. A search of beams, which has told nothing, passes them
-    over.
+    anew, for the cache keeps no logits. `known`: of each sample what another process has told of it, none: of all of
+    them nothing. A known token is drawn like any other, and then this one stands in its place. A search of beams, which
+    has told nothing, passes them over.
     """
 
     tokens: tuple[int, ...]
@@ -89,7 +100,7 @@ class Request:
     priority: int = 0
     client: str = ""
     scores: bool = False
-    known: tuple[int, ...] = ()
+    known: tuple[Begun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

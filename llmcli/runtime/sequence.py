@@ -14,7 +14,7 @@ from llmcli.runtime.overflow import Shorter
 from llmcli.runtime.pool import Away
 from llmcli.runtime.ranked import Ranked, Scored, top
 from llmcli.runtime.repetition import EVERY
-from llmcli.runtime.request import NOTHING, Answer, Hypothesis, Left, Request
+from llmcli.runtime.request import NEW, NOTHING, Answer, Begun, Hypothesis, Left, Request
 from llmcli.runtime.sampling.chain import Row
 from llmcli.types import Finish, TokenTime
 
@@ -34,7 +34,7 @@ class Sequence:
     the pass from which on it waits, `queue_seconds` what it waited for its first one, `preempted` how often it gave way
     to others, `away` what it held then. `look_at` is the number of tokens of the answer at which to look next whether
     it only repeats itself. `prompt` is how many of the tokens are the prompt's: fewer than at first where some `left` a
-    full context; then `tokens` is another list.
+    full context; then `tokens` is another list. `known` is what another process has told of the answer.
     """
 
     id: int
@@ -54,6 +54,7 @@ class Sequence:
     cancelled: bool = False
     after: "Sequence | None" = None
     until: int = 0
+    known: Begun = NEW
     followed: bool = False
     since: int = 0
     preempted: int = 0

@@ -197,7 +197,10 @@ class _Sent:
             if told is None:
                 raise Lost
             return
-        self.known = self.known.more(*told) if self.known and told else None
+        if told is None:
+            self.known = None
+        elif self.known:
+            self.known.hear(told)
         if head:
             kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
             self.events = any(kind.startswith(b"text/event-stream") for kind in kinds)

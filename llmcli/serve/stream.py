@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from llmcli.serve import keys, registry
 from llmcli.serve.bridge import Answering, Bridge
-from llmcli.serve.known import TOLD, Known, known
+from llmcli.serve.known import TOLD, Known, Past, Told, known, told
 from llmcli.serve.problems import Problem, problem
 from llmcli.serve.routes.base import Service
 from llmcli.serve.schema.base import Form, encoded
@@ -92,7 +92,7 @@ async def answered(service: Service, request: Request, form: Form) -> Response:
     """The form's answer: a document when it is there, or a stream from the first event on."""
     address = request.client.host if request.client else ""
     client = keys.client(request.headers, address, service.settings.keys)
-    before = known(request.scope) if form.stream and form.continues else None
+    before = known(request.scope) if form.stream else None
     if before:
         form.resume(before)
     requests = [replace(one, client=client) for one in form.requests]
@@ -136,18 +136,17 @@ def json_response(found: Any, status: int = 200, headers: dict[str, str] | None 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of a stream; how many of the answer's events they tell, and the tokens of these; whether more follows."""
+    """Bytes of a stream; what of the answers they tell; whether more follows."""
 
     raw: bytes
-    events: int = 0
-    tokens: tuple[int, ...] = ()
+    told: tuple[Told, ...] = ()
     more: bool = True
 
 
 class Events(Response):
     """Server-Sent Events. The head goes out with the first event: an error before it still has its own status.
 
-    Where something is `known` of the answer, its events are passed over, and each piece says what it tells (known.py).
+    Where something may be `known` of the answers it is passed over, and each piece says what it tells (known.py).
     """
 
     def __init__(self, answering: Answering, form: Form, known: Known | None = None) -> None:
@@ -179,9 +178,9 @@ class Events(Response):
         self._spoke = asyncio.get_running_loop().time()
         if not self._begun:
             self._begun = True
-            head = {TOLD: (0, ())} if self.known else {}
+            head = {TOLD: ()} if self.known else {}
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers, **head})
-        told = {TOLD: (piece.events, piece.tokens)} if self.known else {}
+        told = {TOLD: piece.told} if self.known else {}
         async with asyncio.timeout(PATIENCE):
             await send({"type": "http.response.body", "body": piece.raw, "more_body": piece.more, **told})
 
@@ -197,29 +196,25 @@ class Events(Response):
 
     async def _written(self) -> AsyncIterator[Piece]:
         """The events as bytes. Events that came together go out as one piece, the last one with the stream's end."""
-        form, held, told = self.form, bytearray(), list[Event]()
-        past = self.known.events if self.known else 0
+        form, held, events, past = self.form, bytearray(), list[Event](), Past(self.known)
         try:
             async for event in self.answering:
-                head = b"" if form.begun else form.written(form.begin())
-                raw = head + form.streamed(event)
-                if past:
-                    past -= 1
+                if not form.begun:
+                    head = form.written(form.begin())
+                    held += b"" if past.begun else head
+                raw = form.streamed(event)
+                if past.has(event):
                     continue
                 held += raw
-                told.append(event)
+                events.append(event)
                 last = event.finish is not None and self.answering.count == 1
                 if held and not self.answering.waiting and not last:
-                    yield Piece(bytes(held), len(told), _tokens(told))
+                    yield Piece(bytes(held), told(events))
                     held.clear()
-                    told.clear()
+                    events.clear()
             held += form.written(form.end(self.answering.answers)) + form.last
-            yield Piece(bytes(held), len(told), _tokens(told), more=False)
+            yield Piece(bytes(held), told(events), more=False)
         except Refusal as error:
             if not self._begun and not form.begun:
                 raise
             yield Piece(form.failed(problem(error)), more=False)
-
-
-def _tokens(events: list[Event]) -> tuple[int, ...]:
-    return tuple(event.token.id for event in events if event.token)

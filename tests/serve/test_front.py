@@ -125,24 +125,25 @@ def test_lost_after_it_is_an_event() -> None:
     assert json.loads(sent[2]["body"].removeprefix(b"data: "))["error"]["code"] == "model_lost"
 
 
-def telling(message: dict[str, Any], events: int = 0, tokens: tuple[int, ...] = ()) -> dict[str, Any]:
-    return {**message, TOLD: (events, tokens)}
+def telling(message: dict[str, Any], *told: tuple[int, int | None, str | None]) -> dict[str, Any]:
+    return {**message, TOLD: told}
 
 
 def test_a_stream_goes_on_where_it_stopped() -> None:
     second, third = ({**EVENT, "body": b"data: %d\n\n" % number} for number in (2, 3))
     upstream = Script(
-        [telling(START), telling(EVENT, 2, (7, 8)), Lost],
-        [telling(START), telling(second, 1, (9,)), Lost],
-        [telling(START), telling(third, 1), telling(END)],
+        [telling(START), telling(EVENT, (0, 7, None), (1, None, None), (0, 8, None)), Lost],
+        [telling(START), telling(second, (0, None, "stop"), (1, 9, None)), Lost],
+        [telling(START), telling(third, (1, 10, None)), telling(END)],
     )
     assert run(upstream) == [START, EVENT, second, third, END]
-    assert [(one["tokens"], one["events"]) for one in upstream.known] == [((), 0), ((7, 8), 2), ((7, 8, 9), 3)]
+    assert [one["tokens"] for one in upstream.known] == [{}, {0: [7, 8], 1: []}, {0: [7, 8], 1: [9]}]
+    assert [one["ends"] for one in upstream.known] == [{}, {}, {0: "stop"}]
     assert len({(one["name"], one["created"], one["seed"]) for one in upstream.known}) == 1
 
 
 def test_a_stream_that_nobody_goes_on_with_is_told_as_broken() -> None:
-    begun = [telling(START), telling(EVENT, 1, (7,)), Lost]
+    begun = [telling(START), telling(EVENT, (0, 7, None)), Lost]
     full = [{**START, "status": 429}, {"type": "http.response.body", "body": b"{}"}]
     for plays in ([begun, full, full], [begun, [Lost], [Lost]], [[telling(START), EVENT, Lost]]):
         sent = run(Script(*plays))
@@ -152,7 +153,7 @@ def test_a_stream_that_nobody_goes_on_with_is_told_as_broken() -> None:
 
 
 def test_a_stream_that_was_over_stays_so() -> None:
-    upstream = Script([telling(START), telling(END, 1, (7,)), Lost], [telling(START), telling(END)])
+    upstream = Script([telling(START), telling(END, (0, 7, None)), Lost], [telling(START), telling(END)])
     assert run(upstream) == [START, END]
     assert upstream.asked == 1
 
@@ -171,7 +172,7 @@ def test_nobody_goes_on_with_a_stream_while_it_stops() -> None:
 
         async def ask(self, scope: dict[str, Any], body: bytes, key: bytes) -> AsyncGenerator[Any, None]:
             self.asked += 1
-            for message in (telling(START), telling(EVENT, 1, (7,))):
+            for message in (telling(START), telling(EVENT, (0, 7, None))):
                 yield message
             self.waits = True
             await self.stopped.wait()
@@ -244,9 +245,9 @@ def test_a_socket_goes_on_request_by_request() -> None:
 def test_a_socket_outlives_a_model() -> None:
     first = {"type": "http.response.body", "body": b'data: {"n": 1}\n\n', "more_body": True}
     second = {**first, "body": b'data: {"n": 2}\n\ndata: [DONE]\n\n', "more_body": False}
-    upstream = Script([telling(START), telling(first, 1, (7,)), Lost], [telling(START), telling(second, 1)])
+    upstream = Script([telling(START), telling(first, (0, 7, None)), Lost], [telling(START), telling(second)])
     assert over_socket(upstream, {"stream": True})[1:] == [{"data": {"n": 1}}, {"data": {"n": 2}}, {"done": True}]
-    assert upstream.known[1]["tokens"] == (7,)
+    assert upstream.known[1]["tokens"] == {0: [7]}
 
 
 def test_a_socket_is_told_what_went_wrong() -> None:
@@ -287,8 +288,10 @@ def chunks(sent: list[Any]) -> list[Any]:
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
 
-def said(sent: list[Any]) -> str:
-    return "".join(one["choices"][0]["delta"].get("content", "") for one in chunks(sent))
+def said(sent: list[Any]) -> list[str]:
+    """What each of two answers says."""
+    choices = [one["choices"][0] for one in chunks(sent)]
+    return ["".join(one["delta"].get("content", "") for one in choices if one["index"] == index) for index in (0, 1)]
 
 
 @contextmanager
@@ -314,8 +317,11 @@ def child(stories_gguf: Path) -> Iterator[Child]:
 
 
 def test_a_model_that_is_killed_comes_back(child: Child) -> None:
-    body = {"messages": [{"role": "user", "content": "Once"}], "max_tokens": 400, "stream": True, "ignore_eos": True}
-    short = json.dumps({**body, "max_tokens": 5, "stream": False}).encode()
+    body = {
+        "messages": [{"role": "user", "content": "Once"}], "max_tokens": 200, "stream": True, "ignore_eos": True,
+        "n": 2, "temperature": 1, "seed": 7,
+    }  # fmt: skip
+    short = json.dumps({**body, "max_tokens": 5, "stream": False, "n": 1}).encode()
 
     async def story() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         made = Front(child, Settings(("tiny",)))
@@ -338,6 +344,7 @@ def test_a_model_that_is_killed_comes_back(child: Child) -> None:
     unbroken, broken, again, talk = asyncio.run(story())
     first, second = said(unbroken), said(broken)
     assert second == first
+    assert first[0] != first[1]
     assert len({one["id"] for one in chunks(broken)}) == 1
     assert broken[-1]["body"].endswith(b"data: [DONE]\n\n")
     assert again[0]["status"] == 200

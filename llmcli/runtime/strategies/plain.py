@@ -37,19 +37,21 @@ class Plain:
 
     def accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[list[Event], Finish | None]:
         """Draw from the one row."""
-        row, request = next(rows), sequence.request
+        row, request, known = next(rows), sequence.request, sequence.known
         if not sequence.times:
             refuse_nan(row)
         if request.max_tokens == 0:
             return [], "length"
+        if known.finish and len(sequence.times) == len(known.tokens):
+            return [], known.finish
         # Before the draw: whoever reads the row first waits for the memory, and this one computes meanwhile.
         log_sum = None
         if request.logprobs:
             log_sum = self.summing.log_sum(row, self.near) if self.summing else row.log_sum(self.near)
         begun = time.perf_counter()
         token = (self._draw_no_end if request.ignore_eos else self.chain.draw)(row, sequence.tokens)
-        if len(sequence.times) < len(request.known):
-            token = request.known[len(sequence.times)]
+        if len(sequence.times) < len(known.tokens):
+            token = known.tokens[len(sequence.times)]
         ended = not request.ignore_eos and self.vocabulary.ends(token)
         if ended and not request.scores:
             return [], "stop"

@@ -9,12 +9,13 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any, ClassVar
 
 from llmcli.runtime.constraint.base import Constraint, Grammar
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.runner import Runner
-from llmcli.runtime.sampling import RANDOM
+from llmcli.runtime.sampling import RANDOM, SEEDS
 from llmcli.serve.known import Known
 from llmcli.serve.problems import Problem, document, unknown_model
 from llmcli.serve.schema.fields import Fields
@@ -80,17 +81,17 @@ class Form(ABC):
         """How many samples the engine makes of each request; of a beam search it makes one."""
         return 1 if self.requests[0].strategy == "beam" else self.samples
 
-    @property
-    def continues(self) -> bool:
-        """Whether its stream can go on where another model was lost."""
-        return len(self.requests) == 1 and self.each == 1
-
     def resume(self, known: Known) -> None:
         """Be the answer of which so much is known."""
-        (one,) = self.requests
-        seed = known.seed if one.sampling["seed"] == RANDOM else one.sampling["seed"]
-        self.id, self.created = f"{self.prefix}{known.name}", known.created
-        self.requests = (replace(one, known=known.tokens, sampling=one.sampling.with_values({"seed": seed})),)
+        self.id, self.created, each = f"{self.prefix}{known.name}", known.created, self.each
+        self.requests = tuple(
+            replace(
+                one,
+                known=tuple(known.begun(first + more) for more in range(each)) if known.tokens else (),
+                sampling=one.sampling.with_values({"seed": _seed(one, known, first)}),
+            )
+            for first, one in zip(count(step=each), self.requests, strict=False)
+        )
 
     @abstractmethod
     def whole(self, answers: Sequence[Answer]) -> Any:
@@ -127,6 +128,12 @@ class Form(ABC):
     def failed(self, error: Problem) -> bytes:
         """The end of a stream that cannot go on."""
         return b"data: " + encoded(document(error)) + b"\n\n"
+
+
+def _seed(one: Request, known: Known, first: int) -> int:
+    """Of the first answer to a request: another one for each that has none, for two may have the same prompt."""
+    seed: int = one.sampling["seed"]
+    return (known.seed + first) % SEEDS if seed == RANDOM else seed
 
 
 def named(chunks: Iterable[Document]) -> bytes:

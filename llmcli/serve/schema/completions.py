@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from llmcli.runtime.ranked import Ranked, Scored
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.runner import Runner
+from llmcli.serve.known import Known
 from llmcli.serve.problems import Problem
 from llmcli.serve.schema import logprobs
 from llmcli.serve.schema import settings as common
@@ -54,6 +55,12 @@ class Completions(Form):
         self._echoes = [self._echo(number, request) for number, request in enumerate(self.requests)]
         self._offsets = [len(echo) for echo in self._echoes for _ in range(self.count)]
         self._awaited = [self.scores] * len(self.requests)  # the prompts that a stream has not told yet
+
+    def resume(self, known: Known) -> None:
+        """A prompt's log-probabilities came with the first event of any of its answers."""
+        super().resume(known)
+        begun = {number // self.count for number in known.tokens}
+        self._awaited = [waits and number not in begun for number, waits in enumerate(self._awaited)]
 
     def _refuse(self, beams: int) -> None:
         if self.samples < self.count:
