@@ -1,4 +1,4 @@
-"""Arguments that are written as tags, or in braces of their own: told while they come, whatever stands in them."""
+"""Arguments written as tags, in braces of their own or in Python's words: told while they come, whatever they hold."""
 
 import json
 import random
@@ -136,3 +136,61 @@ def test_a_key_goes_no_further_than_its_call() -> None:
     for seed in range(6):
         heard = listened(KIN["glm"], text, seed)
         assert [one.call.arguments for one in heard if one.kind == "called" and one.call] == ["{}"]
+
+
+PYTHON: dict[str, Any] = {
+    "'a'": "a", '"it\'s (a, b) = [c]"': "it's (a, b) = [c]", "''": "", '""': "", "'é 日 \U0001f600'": "é 日 \U0001f600",
+    r"'a\n\t\'\\ \x41\u00e9\U0001F600\N{BULLET}\101\0 \d \x4g \N{no}'": "a\n\t'\\ Aé\U0001f600•A\0 \\d \\x4g \\N{no}",
+    r"'\ud83d\ude00'": "\U0001f600", r"r'a\n\'b'": r"a\n\'b", "u'x'": "x", "'a' \"b\"\n  r'c\\d'": r"abc\d",
+    "'a\nb'": "a\nb", "'a\\\nb'": "ab", "'''it's \"so\"\n'''": "it's \"so\"\n", '"""a""b"""': 'a""b', "'<|x'": "<|x",
+    "-2.5": -2.5, "1_000": 1000, "0x1F": 31, "True": True, "false": False, "None": None, "( 'a'\n 'b' )": "ab",
+    "(1,)": [1], "()": [], "{}": {},
+    "[1, ('x,)', \"y]\"), {'k': [], 3: None}, \"\"\"}'\"\"\", '\\'<|']":
+        [1, ["x,)", "y]"], {"k": [], "3": None}, "}'", "'<|"],
+    # None of these is a value of Python's that JSON has, and nothing of them is run.
+    "Paris": "Paris", "open('x')": "open('x')", "{[1]}": "{[1]}", "1e999": "1e999", "007": "007", "b'x'": "b'x'",
+    "f(1, 2)": "f(1, 2)", "1 + 1": "1 + 1", "2026-11-22": "2026-11-22", "": "", "{1, 2}": "{1, 2}", "]": "]",
+}  # fmt: skip
+LFM = next(one for one in families() if one.name == "lfm")
+START, STOP = LFM.opens[0], LFM.closes[0]
+
+
+@pytest.mark.parametrize("value", PYTHON)
+def test_every_value_of_pythons_is_read_however_it_is_cut(value: str) -> None:
+    text = f"{START}[save(any={value}, text = {value} ,from=1), get-it(any={value},)]{STOP}"
+    for seed in range(8):
+        found = arguments(listened(LFM, text, seed))
+        stripped = value if type(PYTHON[value]) in (int, float) else PYTHON[value]
+        assert found == [{"any": PYTHON[value], "text": stripped, "from": 1}, {"any": PYTHON[value]}], (seed, text)
+
+
+def test_pythons_texts_are_told_while_they_come() -> None:
+    listener, words = Listener(None, LFM, OFFERED.names, OFFERED.texts), "one word and the next, " * 9
+    told = "".join(one.text for one in listener.feed(f"{START}[save(count=3, text='{words}") if one.kind == "arguments")
+    assert told == f'{{"count": 3, "text": "{words}'
+    told += "".join(one.text for one in [*listener.feed(f"END')]{STOP}"), *listener.finish()])
+    assert json.loads(told) == {"count": 3, "text": f"{words}END"}
+
+
+@pytest.mark.parametrize(("inner", "told", "said"), [
+    ("save(any='a' + 'b')", '{"any": "a"', "+ 'b')"), ("save(any=1, 'x')", '{"any": 1', "'x')"),
+    ("save(any=1), save('x')]", '{"any": 1}', "save('x')]"), ("save(any='x'), and more]", '{"any": "x"}', "and more]"),
+    ("save(any=[1", '{"any": ', ""), ("save(any=7", '{"any": ', ""),
+])  # fmt: skip
+def test_keywords_that_are_none_end_the_call_where_they_are(inner: str, told: str, said: str) -> None:
+    for seed in range(6):
+        heard = listened(LFM, f"{START}[{inner}{STOP}", seed)
+        assert [one.call.arguments for one in heard if one.kind == "called" and one.call] == [told]
+        assert "".join(one.text for one in heard if one.kind == "said").strip() == said
+
+
+@pytest.mark.parametrize(("inner", "told"), [
+    ("save(any=[1, 'x", '{"any": '), ("save(any=1, te", '{"any": 1'), ("save(any='a\\", '{"any": "a'), ("save(", "{"),
+    ("save(any=" + "[" * 5000, '{"any": '), ("save(any='a'", '{"any": "a"'),
+])  # fmt: skip
+def test_keywords_that_were_cut_off_are_told_as_far_as_they_came(inner: str, told: str) -> None:
+    for seed in range(6):
+        heard = listened(LFM, f"{START}[{inner}", seed)
+        said = "".join(one.text for one in heard if one.kind == "said")
+        assert [one.call.arguments for one in heard if one.kind == "called" and one.call] == [told] * (inner != "save(")
+        assert said == (f"{START}[save(" if inner == "save(" else "")

@@ -361,10 +361,8 @@ def test_values_of_every_kind_are_read(name: str, text: str, given: dict) -> Non
 
 @pytest.mark.parametrize(("name", "text"), [
     ("lfm", "<|tool_call_start|>[__import__('os').system('x')]<|tool_call_end|>"),
-    ("lfm", "<|tool_call_start|>[f(a=open('x'))]<|tool_call_end|>"), ("lfm", "<|tool_call_start|>[f(**x)]"),
-    ("lfm", "<|tool_call_start|>[f(a={[1]})]<|tool_call_end|>"),
-    ("lfm", "<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>"),
-    ("lfm", "<|tool_call_start|>" + "(" * 5000),
+    ("lfm", "<|tool_call_start|>[f('x')]<|tool_call_end|>"), ("lfm", "<|tool_call_start|>[f(**x)]"),
+    ("lfm", "<|tool_call_start|>[f(x for x in y)]"), ("lfm", "<|tool_call_start|>" + "(" * 5000),
     ("gemma", "<|tool_call>call f{a:1}<tool_call|>"), ("gemma", "<|tool_call>call:f{"),
     ("apertus", "<|tools_prefix|>[{}]<|tools_suffix|>"),
     ("kimi", "<|tool_calls_section_begin|><|tool_calls_section_end|>"),
