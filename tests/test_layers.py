@@ -25,7 +25,7 @@ DOORS = {
     "platformdirs": ("llmcli/config.py",),
     "starlette": ("llmcli/serve/",),
     "threadpoolctl": ("llmcli/hardware/blas.py",),
-    "uvicorn": ("llmcli/serve/server.py", "llmcli/serve/connection.py"),
+    "uvicorn": ("llmcli/serve/server.py", "llmcli/serve/connection.py", "llmcli/serve/wire.py"),
     "websockets": ("llmcli/serve/",),
     "grpc": ("llmcli/serve/",),
     "google": ("llmcli/serve/",),

@@ -5,8 +5,8 @@ megabytes and then waited a minute held gigabytes, and parsed JSON takes up to t
 than SMALL must reserve room for all of itself before the rest of it is read, and frees it when its answer begins;
 smaller bodies need no room. While a connection waits for room nothing is read from it: TCP holds its client back.
 
-A message over a WebSocket or gRPC is whole before we see it: it reserves room before it is parsed. A WebSocket holds
-one message, and part of the next, while it waits; gRPC as many as there are calls (procedures.AT_ONCE).
+Messages over WebSockets do the same (wire.py). Of gRPC's, which have no length before they are whole, few are read at
+once, and they take room when they are (procedures.py).
 """
 
 import asyncio
@@ -33,6 +33,17 @@ class Place:
 
     def __exit__(self, *_: object) -> None:
         self.leave()
+
+    @property
+    def size(self) -> int:
+        """Bytes; 0 where none were needed, or it was left."""
+        return self._size
+
+    def keep(self, size: int) -> None:
+        """The body is no larger than that: give back the rest."""
+        rest = max(0, self._size - size)
+        self._size -= rest
+        self._room.give(rest)
 
     def leave(self) -> None:
         """The body is read, or nobody waits for its answer any more."""

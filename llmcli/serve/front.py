@@ -62,8 +62,8 @@ class Front:
     def __init__(self, upstream: Upstream, settings: Settings) -> None:
         self.upstream, self.settings = upstream, settings
         self.talks: set[asyncio.Task[None]] = set()  # answers on their way over WebSockets
-        self._room = Room(settings.max_body)
-        self._guard, self._bodies = Guard(self, settings), Bodies(self._answer, self._room)
+        self.room = Room(settings.max_body)
+        self._guard, self._bodies = Guard(self, settings), Bodies(self._answer, self.room)
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -158,7 +158,7 @@ class Front:
             await socket.close(1008, "a key is needed" if scope["path"] == SOCKET else "there is nothing here")
             return
         await socket.accept()
-        await Talk(socket, partial(self._answers, portable(scope)), self.talks, self._room).run()
+        await Talk(socket, partial(self._answers, portable(scope)), self.talks, self.room).run()
 
     async def _answers(
         self, scope: dict[str, Any], path: str, body: Mapping[str, Any]

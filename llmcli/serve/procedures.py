@@ -3,8 +3,12 @@
 2026-11-22: the compiled file is kept as a descriptor set, and its classes are made when the server starts. Generated
 Python would be 300 lines that no one wrote, bound to the version of protobuf that made them; compiling at build would
 need grpcio-tools (3 MB) to install a wheel. A test compares the two files.
+
+A request is one message, but each call is taken as a stream of them: only so is it for us to say when it is read. Until
+then gRPC's flow control leaves all but SMALL bytes of it with the client.
 """
 
+import asyncio
 import functools
 import importlib
 import json
@@ -14,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.errors import UserError
-from llmcli.serve import keys
+from llmcli.serve import bodies, keys
+from llmcli.serve.bodies import Place
 from llmcli.serve.bridge import Busy
 from llmcli.serve.chunks import chunks
 from llmcli.serve.problems import Problem, document, problem
@@ -28,10 +33,13 @@ from quant.errors import Refusal
 FILES = Path(__file__).parent / "proto"
 NAME = "llmcli.v1.Llmcli"
 AT_ONCE = 1024  # calls, those that wait among them
+READING = 16  # of them whose requests are read, or wait for room: each may have the largest size
+PATIENCE = 60.0  # seconds for one to be whole
 PLAIN = ("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
 CODES = {
     400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
-    413: "RESOURCE_EXHAUSTED", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 501: "UNIMPLEMENTED", 503: "UNAVAILABLE",
+    408: "DEADLINE_EXCEEDED", 413: "RESOURCE_EXHAUSTED", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL",
+    501: "UNIMPLEMENTED", 503: "UNAVAILABLE",
 }  # fmt: skip
 
 
@@ -68,6 +76,7 @@ async def start(service: Service) -> Any:
     server = grpc.aio.server(
         options=(
             ("grpc.max_receive_message_length", settings.max_body), ("grpc.so_reuseport", 0),
+            ("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", bodies.SMALL),
         ), maximum_concurrent_rpcs=AT_ONCE,
     )  # fmt: skip
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, Procedures(service).handlers()),))
@@ -90,6 +99,7 @@ class Procedures:
 
     def __init__(self, service: Service) -> None:
         self._service, self._kinds = service, messages()
+        self._reading = asyncio.Semaphore(READING)
 
     def handlers(self) -> dict[str, Any]:
         """The methods as gRPC wants them. They read the bytes of a request themselves: what gRPC cannot read it calls
@@ -97,13 +107,13 @@ class Procedures:
         import grpc
 
         def single(name: str, function: Callable[..., Awaitable[Any]]) -> Any:
-            return grpc.unary_unary_rpc_method_handler(
+            return grpc.stream_unary_rpc_method_handler(
                 functools.partial(self._single, name, function), None,
                 self._kinds[f"{name}Response"].SerializeToString,
             )  # fmt: skip
 
         return {
-            "Generate": grpc.unary_stream_rpc_method_handler(
+            "Generate": grpc.stream_stream_rpc_method_handler(
                 self._stream, None, self._kinds["GenerateResponse"].SerializeToString,
             ),
             **{name: single(name, function) for name, function in (
@@ -111,18 +121,22 @@ class Procedures:
             )},
         }  # fmt: skip
 
-    async def _single(self, name: str, function: Callable[..., Awaitable[Any]], raw: bytes, context: Any) -> Any:
+    async def _single(self, name: str, function: Callable[..., Awaitable[Any]], _: object, context: Any) -> Any:
         try:
-            self._let_in(context, needs=name != "Health")
-            with await self._service.room.take(len(raw)):
+            if name == "Health":  # it has no fields, and needs no key: nothing of it is read
+                return await function()
+            self._let_in(context)
+            raw, place = await self._whole(context)
+            with place:
                 return await function(self._read(name, raw))
         except Refusal as error:
             await _refuse(context, error)
 
-    async def _stream(self, raw: bytes, context: Any) -> AsyncIterator[Any]:
+    async def _stream(self, _: object, context: Any) -> AsyncIterator[Any]:
         try:
-            self._let_in(context, needs=True)
-            with await self._service.room.take(len(raw)) as place:
+            self._let_in(context)
+            raw, place = await self._whole(context)
+            with place:
                 request = self._read("Generate", raw)
                 async with aclosing(self._generate(request, self._client(context))) as answers:
                     async for answer in answers:
@@ -130,6 +144,26 @@ class Procedures:
                         yield answer
         except Refusal as error:
             await _refuse(context, error)
+
+    async def _whole(self, context: Any) -> tuple[bytes, Place]:
+        """A call's request and its room; raises Problem where there is none, or it does not come."""
+        import grpc
+
+        try:
+            async with asyncio.timeout(bodies.PATIENCE):
+                await self._reading.acquire()
+        except TimeoutError:
+            raise Problem("too many requests are being read at once; come back later", 503, code="busy") from None
+        try:
+            async with asyncio.timeout(PATIENCE):
+                raw: Any = await context.read()
+            if raw is grpc.aio.EOF:
+                raise Problem("a call has one request; this one had none, or a larger one than is taken")
+            return raw, await self._service.room.take(len(raw))
+        except TimeoutError:
+            raise Problem(f"the request was not there within {PATIENCE:.0f} s", 408) from None
+        finally:
+            self._reading.release()
 
     def _read(self, name: str, raw: bytes) -> Any:
         from google.protobuf.message import DecodeError
@@ -139,9 +173,9 @@ class Procedures:
         except DecodeError as error:
             raise Problem(f"these bytes are no {name}Request: {error}") from None
 
-    def _let_in(self, context: Any, needs: bool) -> None:
+    def _let_in(self, context: Any) -> None:
         given = dict(context.invocation_metadata() or ())
-        if needs and not keys.allowed(given, self._service.settings.keys):
+        if not keys.allowed(given, self._service.settings.keys):
             raise Problem("this server needs a key: authorization: Bearer KEY", 401, code="invalid_api_key")
 
     def _client(self, context: Any) -> str:
@@ -204,7 +238,7 @@ class Procedures:
         vectors = [self._kinds["Vector"](values=one["embedding"]) for one in found["data"]]
         return self._kinds["EmbedResponse"](vectors=vectors, tokens=found["usage"]["prompt_tokens"])
 
-    async def _health(self, request: Any) -> Any:
+    async def _health(self) -> Any:
         bridge, age = self._service.bridge, self._service.bridge.meter.last_token_age
         made = self._kinds["HealthResponse"](
             serving=not bridge.stopping, model=self._service.settings.name, open=bridge.open

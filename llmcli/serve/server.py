@@ -27,6 +27,7 @@ from llmcli.serve.bridge import Bridge
 from llmcli.serve.connection import Connection
 from llmcli.serve.front import Front
 from llmcli.serve.settings import Settings
+from llmcli.serve.wire import Wire
 
 BACKLOG = 2048
 MOST_FILES = 1 << 16  # connections are files, and shells give a process 1,024
@@ -40,8 +41,9 @@ class Server(uvicorn.Server):
     def __init__(self, bridge: Bridge | Front, settings: Settings, ready: Callable[[], None]) -> None:
         tls = {"ssl_keyfile": settings.ssl_key, "ssl_certfile": settings.ssl_cert} if settings.ssl_cert else {}
         app: Any = make_app(bridge, settings) if isinstance(bridge, Bridge) else bridge
+        wire: Any = partial(Wire, app.state.service.room if isinstance(bridge, Bridge) else bridge.room)
         super().__init__(uvicorn.Config(
-            app, loop="asyncio", http=Connection, ws="websockets-sansio", lifespan="off",
+            app, loop="asyncio", http=Connection, ws=wire, ws_per_message_deflate=False, lifespan="off",
             ws_max_size=settings.max_body, log_config=None, log_level="error", access_log=False, proxy_headers=False,
             server_header=False, timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=int(settings.drain) + 5, **tls,  # type: ignore[arg-type]

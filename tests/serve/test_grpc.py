@@ -2,15 +2,18 @@
 
 import json
 import re
+import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmcli.errors import UserError
+from llmcli.serve import bodies, procedures
 from llmcli.serve.procedures import FILES, NAME, check
 from tests.serve.conftest import Served
 from tests.serve.test_chat import HELLO, client
@@ -149,6 +152,73 @@ def test_what_is_too_large_is_refused(serve_grpc: Callable[..., Served]) -> None
     with talking(serve_grpc(max_body=2048)) as stub, pytest.raises(grpc.RpcError) as refused:
         stub.Tokenize(KIND["TokenizeRequest"](text="x" * 4096))
     assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class Between:
+    """A proxy before a server's port that counts what it passes on to it; of one connection."""
+
+    def __init__(self, port: int) -> None:
+        self.passed, self._port = 0, port
+        self._changed = threading.Condition()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with self._listening, self._listening.accept()[0] as ours:
+            with socket.create_connection(("127.0.0.1", self._port)) as theirs:
+                back = threading.Thread(target=self._pass, args=(theirs, ours))
+                back.start()
+                self._pass(ours, theirs)
+                back.join()
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while raw := source.recv(1 << 16):
+                target.sendall(raw)
+                if target.getpeername()[1] == self._port:
+                    with self._changed:
+                        self.passed += len(raw)
+                        self._changed.notify_all()
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Wait for its end, which is the client's."""
+        self._thread.join(30)
+
+    def wait(self, count: int) -> None:
+        """Until so many bytes went to the server."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.passed >= count, 30)
+
+
+def test_a_request_stays_with_its_client_until_it_is_read(serve_grpc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(procedures, "READING", 1)
+    monkeypatch.setattr(bodies, "PATIENCE", 0)
+    served, end = serve_grpc(), threading.Event()
+    large, address = KIND["TokenizeRequest"](text="x" * (1 << 20)), f"127.0.0.1:{served.server.grpc_port}"
+    with closing(Between(served.server.grpc_port)) as between, talking(served) as stub, \
+            grpc.insecure_channel(address) as other:  # fmt: skip
+        # Of this call nothing comes but its head.
+        slow = other.stream_unary(f"/{NAME}/Tokenize").future(iter(lambda: None if end.wait() else b"", None))
+        asked = (stub.Tokenize.future(KIND["TokenizeRequest"](text="x")).exception(60) for _ in range(1000))
+        busy: Any = next(error for error in asked if error)  # its turn to be read has come
+        assert busy.code() == grpc.StatusCode.UNAVAILABLE
+        monkeypatch.setattr(bodies, "PATIENCE", 60)
+        with grpc.insecure_channel(f"127.0.0.1:{between.port}") as channel:
+            through = Stub(channel)
+            waiting = through.Tokenize.future(large)
+            between.wait(bodies.SMALL // 2)
+            for _ in range(20):  # the server reads this connection
+                assert through.Health(KIND["HealthRequest"]()).serving
+            assert between.passed < 4 * bodies.SMALL
+            end.set()
+            assert len(waiting.result(60).tokens) == 1 << 20
+        with pytest.raises(grpc.RpcError) as refused:
+            slow.result(60)
+        assert "one request" in str(refused.value)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from llmcli.serve.routes.embeddings import embedded
 from llmcli.serve.schema.base import encoded
 from llmcli.serve.schema.fields import Fields
 from llmcli.serve.stream import asked, parsed
+from llmcli.serve.wire import PLACE
 from quant.errors import Refusal
 
 AT_ONCE = 64  # requests of one socket
@@ -48,25 +49,27 @@ class Talk:
         """Until the socket closes; a bug of ours in one request closes it."""
         async with self._group:
             with suppress(WebSocketDisconnect):
-                while (text := await self._text()) is not None:
-                    await self._hear(text)
+                while message := await self._next():
+                    await self._hear(*message)
             self.closed = True
             for task in self._tasks.values():
                 task.cancel()
 
-    async def _text(self) -> str | None:
-        """The next message; None for one of bytes, which ends the talk."""
-        try:
-            return await self._socket.receive_text()
-        except KeyError:
+    async def _next(self) -> tuple[str, Place] | None:
+        """The next message and the room that it has; None at the end, which one of bytes is, too."""
+        message = await self._socket.receive()
+        text, place = message.get("text"), message.get(PLACE) or Place(self._room, 0)
+        if text is None:
+            place.leave()
             return None
+        return text, place
 
-    async def _hear(self, text: str) -> None:
+    async def _hear(self, text: str, place: Place) -> None:
         name: str | None = None
-        place, begun = Place(self._room, 0), False
+        begun = False
         try:
             raw = text.encode("utf-8", "surrogatepass")
-            place = await self._room.take(len(raw))
+            place = place if place.size else await self._room.take(len(raw))
             fields = Fields(parsed(raw))
             name = fields.needed("id")
             if not 0 < len(name) <= LONGEST_ID:
