@@ -80,7 +80,7 @@ def attention(header: Header, options: RunOptions, gpu_layers: int, slots: int =
 
 
 def _moves(header: Header, form: kv.Shape) -> bool:
-    """Whether what one context computed can be put into another that keeps values otherwise (binding/turned.py)."""
+    """Whether what one context computed can be put into another that keeps values otherwise (binding/carved.py)."""
     sections = header.metadata.get(f"{header.architecture}.rope.dimension_sections")
     return not form.window and sections is None
 

@@ -8,9 +8,9 @@ share are taken out and lie in the host's memory; a prompt that begins alike bri
 earlier: whoever goes on with the last answer finds it where it was.
 
 Without flash attention values lie by channel, and each stretch of a text's cells is a copy for each channel: 96 tokens
-that were drawn in turn with three others' take 43 ms, with it 2. To take them out behind the prompts instead, one a
-pass, gave four users their first token after 77 ms instead of 217, but the answers stood in higher cells, over which
-each row goes, too: eight users with prompts of 40 tokens 213 tokens a second instead of 230 (2026-11-22).
+that were drawn in turn with three others' took 39 ms; read with all cells and cut out, 2 (binding/state.py). To take
+them out behind the prompts instead, one a pass, let answers stand in higher cells, over which each row goes, too: eight
+users with prompts of 40 tokens 213 tokens a second instead of 230 (2026-11-22).
 """
 
 from collections.abc import Sequence

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from llmcli.runtime.binding.carved import turned
 from llmcli.runtime.binding.context import Aborted, Context, ContextOptions, NoSlot, Rows, open_context
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.row import Row
-from llmcli.runtime.binding.turned import turned
 from llmcli.runtime.likeness import common
 from llmcli.runtime.passes import TILE, Pass, Share
 from llmcli.runtime.request import RunOptions

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmcli.runtime.binding import state
+from llmcli.runtime.binding.carved import cut, turned
 from llmcli.runtime.binding.context import Context, Rows
 from llmcli.runtime.binding.row import Row
-from llmcli.runtime.binding.turned import turned
 from llmcli.runtime.reader import LEAST, Reader
 from llmcli.runtime.request import Answer, Request, RunOptions
 from llmcli.runtime.runner import Runner, open_runner
@@ -122,8 +123,47 @@ def after_again(context: Context, slot: int) -> np.ndarray:
 
 def test_turned_twice_is_the_same_to_the_byte(runner: Runner) -> None:
     fill(runner.context, 0, words(50))
-    state = runner.context.state(0)
-    assert bytes(turned(turned(state))) == bytes(state) != bytes(turned(state))
+    held = runner.context.state(0)
+    assert bytes(turned(turned(held))) == bytes(held) != bytes(turned(held))
+
+
+@pytest.mark.parametrize("flash", ["on", "off"])
+def test_a_text_cut_out_of_the_whole_pool_is_what_llama_cpp_gives_of_it(stories_gguf: Path, flash: str) -> None:
+    """Cells drawn in turn, a beginning that several hold, a hole, and one that ends early."""
+    with open_runner(stories_gguf, replace(HOME, flash_attn=flash, cache_type_v="f16"), slots=4) as runner:
+        home = runner.context
+        fill(home, 0, words(30))
+        home.copy(0, 1, 0, 20)
+        fill(home, 1, words(10, 2), 20)
+        fill(home, 2, words(25, 3))
+        for turn in range(5):
+            at = [30 + turn, 30 + turn, 25 + turn]
+            home.decode(Rows([5, 6, 7], at, [0, 1, 2], [False] * 3))
+        assert home.trim(2, 27)
+        for slot in (0, 1, 2):
+            own = state.take(home.pointer, slot)
+            assert bytes(state.take(home.pointer, slot, scattered=True)) == bytes(own)
+
+
+def test_what_lies_scattered_is_read_with_the_whole_pool(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken_apart: list[int] = []
+
+    def counted(pool: memoryview, sequence: int) -> memoryview:
+        taken_apart.append(sequence)
+        return cut(pool, sequence)
+
+    monkeypatch.setattr(state, "cut", counted)
+    fill(runner.context, 0, words(30))
+    fill(runner.context, 1, words(30))
+    alone = bytes(runner.context.state(0))
+    assert not taken_apart
+    for at in range(30, 40):
+        runner.context.decode(Rows([5, 6], [at, at], [0, 1], [False] * 2))
+    mixed = runner.context.state(0)
+    assert taken_apart == [0]
+    assert len(mixed) > len(alone)
+    assert runner.context.put_state(2, mixed)
+    assert apart(after(runner.context, 2, 40), after(runner.context, 0, 40)) < CLOSE
 
 
 def test_without_room_at_home_a_sequence_keeps_what_it_held(stories_gguf: Path) -> None:

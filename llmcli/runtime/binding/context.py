@@ -6,7 +6,7 @@ to check them (positions.py); which cells hold which tokens is the ledger's.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -130,11 +130,11 @@ class Context:
         batch.fill(rows)
         return partial(self._measured, batch, spans(rows.positions, rows.sequences))
 
-    def _measured(self, batch: Batch, added: Iterable[Span]) -> None:
+    def _measured(self, batch: Batch, added: Collection[Span]) -> None:
         self._forward(batch, added)
         lib().llama_synchronize(self.pointer)
 
-    def _forward(self, batch: Batch, added: Iterable[Span]) -> None:
+    def _forward(self, batch: Batch, added: Collection[Span]) -> None:
         self._positions.check(added)
         code = lib().llama_decode(self.pointer, batch.struct)
         self.stop.heard()  # not before: Ctrl-C may have come while the batch was filled
@@ -285,7 +285,7 @@ class Context:
         assert 0 <= start < max(1, self._positions.length(sequence)), start
         if start:
             lib().llama_memory_seq_rm(self.memory, sequence, 0, start)
-        return state.take(self.pointer, sequence)
+        return state.take(self.pointer, sequence, self.appends and self._positions.scattered(sequence))
 
     def put_state(self, sequence: int, kept: bytes | memoryview, start: int = 0, source: int = -1) -> bool:
         """Let a sequence hold what `state` gave, in cells of its own, and the first `start` of those that `source`

@@ -9,12 +9,26 @@ from typing import Any
 
 import numpy as np
 
+from llmcli.runtime.binding.carved import cut
 from llmcli.runtime.binding.library import lib, listen
 
+ALL = -1  # sequences, with whoever holds each cell
+MOST = 256 << 20  # bytes of the state of all that are read for the sake of one
 
-def take(context: Any, sequence: int) -> memoryview:
-    """The state of a sequence; the memory is the caller's."""
-    size = int(lib().llama_state_seq_get_size(context, sequence))
+
+def take(context: Any, sequence: int, scattered: bool = False) -> memoryview:
+    """The state of a sequence; the memory is the caller's. Of one whose cells lie `scattered` that of all is read and
+    taken apart, where it is not too large: the same bytes sooner, where values lie by channel."""
+    if scattered and (size := _size(context, ALL)) <= MOST:
+        return cut(_read(context, ALL, size), sequence)
+    return _read(context, sequence, _size(context, sequence))
+
+
+def _size(context: Any, sequence: int) -> int:
+    return int(lib().llama_state_seq_get_size(context, sequence))
+
+
+def _read(context: Any, sequence: int, size: int) -> memoryview:
     buffer = np.empty(size, np.uint8)  # ctypes would fill it with zeros first
     pointer = ctypes.cast(buffer.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
     written = lib().llama_state_seq_get_data(context, pointer, size, sequence)
