@@ -34,7 +34,7 @@ DOORS = {
     "subprocess": ("llmcli/catalog/sources/wheel.py", "llmcli/hardware/"),
 }
 # The modules of quant that all of llmcli may import.
-OPEN = {"registry", "errors", "native", "container", "blob", "pickled"}
+OPEN = {"registry", "errors", "native", "container", "blob", "pickled", "writer"}
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -99,7 +99,7 @@ class Models:
         sized = given.options.ctx_size is not None
         wish = Wish(model.name, header, options, gpu_layers, drafting, slots, needed, sized)
         wish = admit(wish, given.fit, ui.note)
-        options = fit.attention(header, wish.options, gpu_layers, wish.slots, self.parallel)
+        options = fit.attention(header, wish.options, gpu_layers, self.config, wish.slots, self.parallel)
         opening = runner.open_runner(
             model.path, options, template=template, raw=given.raw, slots=wish.slots, gpu_layers=gpu_layers,
             native_sampling=self.config.native_sampling, drafting=drafting, answers=self.answers,

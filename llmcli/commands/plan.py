@@ -83,7 +83,7 @@ def plan(
     with standing(ref, quant, config, ui) as subject:
         header = container.read(subject.path)
         container.check(header)
-        wanted, layers, reading = _decided(header, options, parallel, unified, ui)
+        wanted, layers, reading = _decided(header, options, parallel, unified, config, ui)
         with _drafting(model_draft, header, wanted, layers, config, ui) as (wanted, draft):
             told, found = _receipts(subject, header, wanted, layers, draft, measure)
             apart = receipt.apart(header, reading, layers) if reading else 0
@@ -147,7 +147,7 @@ def _drafting(
 
 
 def _decided(
-    header: "Header", options: "RunOptions", slots: int, unified: bool, ui: "UI"
+    header: "Header", options: "RunOptions", slots: int, unified: bool, config: "Config", ui: "UI"
 ) -> "tuple[ContextOptions, int, ContextOptions | None]":
     """What chat and serve would make of these options, and a wish that they would refuse as it is: the context, the
     layers on a GPU, and the context in which serve would read prompts apart."""
@@ -165,7 +165,7 @@ def _decided(
         ui.warn(f"a context of {size} is longer than the {header.context_length} tokens this model was trained on")
     filled = replace(filled, ctx_size=size)
     if unified or slots == 1:
-        filled = fit.attention(header, filled, layers, slots, slots)
+        filled = fit.attention(header, filled, layers, config, slots, slots)
     wanted = replace(context_options(filled, slots, NO_DRAFTING, layers), unified=unified)
     return wanted, layers, reader.reading_options(wanted, filled) if filled.reading else None
 

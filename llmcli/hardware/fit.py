@@ -4,8 +4,11 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from llmcli.config import Config
 from llmcli.errors import UserError
 from llmcli.hardware import host
+from llmcli.hardware.attention import Question, sooner_without
+from llmcli.hardware.standin import Heads
 from llmcli.runtime import kv, reader
 from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.cache_types import check_cache
@@ -22,7 +25,8 @@ BRANCHES = 4
 SCORED = 40 << 20  # bytes of logits that scored prompts may take in a pass
 SWAP = Schedule().swap_bytes
 SPARE = 256 << 20  # bytes left for compute buffers and everybody else
-FEW = 8  # answers at once; sixteen behind 512 tokens each take 251 ms a pass without flash attention and 203 with it
+FEW = 8  # answers at once; a Xeon took 251 ms for a pass of sixteen without flash attention and 203 with it
+COUNTS = 4 << 10  # bytes of a token's keys and values, below which a pass spends its time elsewhere: not measured
 SCORES = 512 << 20  # bytes of attention's scores that a pass may write out
 
 
@@ -48,35 +52,41 @@ def decide(
     return filled, gpu
 
 
-def attention(header: Header, options: RunOptions, gpu_layers: int, slots: int = 1, parallel: int = 1) -> RunOptions:
-    """The decided options with flash attention off where nobody asked for it and a CPU answers faster without.
+def attention(
+    header: Header, options: RunOptions, gpu_layers: int, config: Config, slots: int = 1, parallel: int = 1
+) -> RunOptions:
+    """The decided options with flash attention off where nobody asked for it and this CPU answers sooner without.
 
-    ggml's goes over the cells one by one in passes of fewer than 64 rows (ggml-cpu/ops.cpp, use_tiled). SmolLM2-135M on
-    two AVX-512 threads, behind 600 tokens: 127 tokens a second without and 57 with it, behind 2,048 tokens 77 and 23.
-    Prompts read slower without: 815 and 1,180 tokens a second, behind 2,048 tokens 271 and 318 (llama-bench, 2026-11).
-    So where several are answered they are read apart (runtime/reader.py); with more than FEW at once the rows of each
-    go over the cells of all, and it stays on. It takes memory: a pass's scores, for which there must be room.
+    ggml's goes over the cells one by one in passes of fewer than 64 rows (ggml-cpu/ops.cpp, use_tiled); what that costs
+    beside the other way is the processor's affair, and measured (attention.py). Where it is off, prompts read slower:
+    on a Xeon with AMX 815 tokens a second instead of 1,180 (SmolLM2-135M, llama-bench, 2026-11). So where several are
+    answered they are read apart (runtime/reader.py); with more than FEW at once it stays on. Without it a pass's scores
+    are written out, for which there must be room.
     """
     types = options.cache_type_k, options.cache_type_v
     decided = options.flash_attn != "auto" or not kv.PLAIN.issuperset(types) or options.reproducible
     if decided or gpu_layers or header.latent or parallel > FEW:
         return options
-    form, cells = _shape(header, options), options.ctx_size
-    heads = header.number("attention.head_count")
-    free = host.available_memory()
-    if form is None or not cells or not heads or free is None:
+    form, cells, free = _shape(header, options), options.ctx_size, host.available_memory()
+    heads = Heads.of(header, form) if form else None
+    if form is None or heads is None or not cells or free is None or not options.threads:
         return options
     rows, reading = options.rows, 0
     if parallel > 1:
         if not _moves(header, form):
             return options
         rows, reading = min(rows, reader.BESIDE), min(cells, reader.CELLS)
-    scores = int(4 * heads * rows * kv.round_up(cells))
+    scores = int(4 * heads.queries * rows * kv.round_up(cells))
     cache = kv.predict(form, cells, *types, n_ubatch=rows, n_seq_max=slots, flash=False)
     left = free - header.tensor_bytes - cache.nbytes - SPARE
     if reading:
         left -= kv.predict(form, reading, *types, n_ubatch=options.ubatch_size, n_seq_max=slots).nbytes
-    return replace(options, flash_attn="off", reading=reading) if scores <= min(SCORES, left // 2) else options
+    if scores > min(SCORES, left // 2):
+        return options
+    question = Question(heads, *types, options.threads, options.threads_batch or options.threads, parallel)
+    if cache.bytes_per_token >= COUNTS and not sooner_without(question, config):
+        return options
+    return replace(options, flash_attn="off", reading=reading)
 
 
 def _moves(header: Header, form: kv.Shape) -> bool:

@@ -1,11 +1,11 @@
 """Prompts read in a context of their own, with flash attention, for answers that go on in one without it.
 
-On a CPU ggml's flash attention reads prompts in half the time and answers in twice: passes of 64 rows and more go by
-tiles, fewer row by row (ggml-cpu/ops.cpp, use_tiled). SmolLM2-135M, two threads, behind 512 tokens each: 512 rows
-0.47 s with it and 1.03 without; a pass of one, four, eight, sixteen answers 20, 53, 98, 203 ms with it and 12, 36, 76,
-251 without. Four users with prompts of 530 tokens and answers of 96: 42 tokens a second, so 61 (2026-11-22). To move
-what was computed is 20 to 40 µs a token, computing it 900. And answers that go on are in nobody's way: llama.cpp looks
-at all cells of a context for each row.
+Some CPUs read prompts in half the time with ggml's flash attention and answers in twice (hardware/attention.py asks):
+passes of 64 rows and more go by tiles, fewer row by row (ggml-cpu/ops.cpp, use_tiled). SmolLM2-135M, two threads of a
+Xeon, behind 512 tokens each: 512 rows 0.47 s with it and 1.03 without; a pass of one, four, eight, sixteen answers 20,
+53, 98, 203 ms with it and 12, 36, 76, 251 without. Four users with prompts of 530 tokens and answers of 96: 42 tokens a
+second, so 61 (2026-11-22). To move what was computed is 20 to 40 µs a token, computing it 900. And answers that go on
+are in nobody's way: llama.cpp looks at all cells of a context for each row.
 
 A slot has the same number in both. What is here may be forgotten at any time: the pool of the answers has all of it.
 """

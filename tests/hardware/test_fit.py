@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from llmcli.config import load
 from llmcli.errors import UserError
-from llmcli.hardware import fit, host
+from llmcli.hardware import attention, fit, host
+from llmcli.hardware.standin import Heads
 from llmcli.runtime.request import RunOptions
 from llmcli.runtime.schedule import Schedule
 from tests.fakes import fake_header
@@ -98,7 +100,7 @@ def test_what_lies_outside_the_pool_leaves_half_of_what_is_free():
 def flash(monkeypatch, memory: int | None = 1 << 34, layers: int = 0, **options) -> str:
     monkeypatch.setattr(host, "available_memory", lambda: memory)
     wanted = RunOptions(**{"ctx_size": 8192, "threads": 1, **options})
-    return fit.attention(fake_header(), wanted, layers).flash_attn
+    return fit.attention(fake_header(), wanted, layers, load()).flash_attn
 
 
 def test_a_cpu_goes_without_flash_attention_where_nobody_asked_for_it(monkeypatch):
@@ -106,6 +108,21 @@ def test_a_cpu_goes_without_flash_attention_where_nobody_asked_for_it(monkeypatc
     assert flash(monkeypatch, flash_attn="on") == "on"
     assert flash(monkeypatch, layers=-1) == flash(monkeypatch, layers=3) == "auto"  # a GPU's is llama.cpp's to say
     assert flash(monkeypatch, cache_type_v="q8_0") == flash(monkeypatch, cache_type_k="q8_0") == "auto"
+
+
+def test_where_keys_and_values_count_it_is_measured(monkeypatch):
+    asked: list[attention.Question] = []
+
+    def answer(question: attention.Question, config: object) -> bool:
+        asked.append(question)
+        return False
+
+    monkeypatch.setattr(fit, "sooner_without", answer)
+    assert flash(monkeypatch) == "off"
+    assert not asked
+    monkeypatch.setattr(fit, "COUNTS", 1)
+    assert flash(monkeypatch, threads=3, cache_type_k="f32") == "auto"
+    assert asked == [attention.Question(Heads(2, 2, 32), "f32", "f16", 3, 3, 1)]
 
 
 def test_it_stays_where_the_scores_of_a_pass_take_too_much(monkeypatch):

@@ -95,7 +95,7 @@ def _tune(
     header = container.read(model.path)
     container.check(header)
     options, layers = fit.decide(header, RunOptions(), ui.warn)
-    options = fit.attention(header, options, layers, fit.branches(header, options))
+    options = fit.attention(header, options, layers, config, fit.branches(header, options))
     assert options.threads, options
     default = Setting(options.threads, options.threads, flash=options.flash_attn)
     space = _space(header, kinds, default.flash)

@@ -1,0 +1,89 @@
+"""Which way of attention is taken: measured on a stand-in once, and kept for this machine."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmcli import config
+from llmcli.hardware import attention, standin
+from llmcli.hardware.attention import Question, Times
+from llmcli.hardware.standin import Heads
+from llmcli.runtime import kv
+from llmcli.runtime.binding.context import ContextOptions, Rows, open_context
+from llmcli.runtime.binding.model import open_model
+from quant import container
+
+HEADS = Heads(4, 2, 16)
+ASKED = Question(HEADS, "f16", "f16", 1, 1, 2)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
+    """What is asked of the machine; it would always be sooner without."""
+    asked: list[Question] = []
+
+    def measure(question: Question) -> tuple[Times, bool]:
+        asked.append(question)
+        return Times(2.0, 1.0), question.threads < 3
+
+    monkeypatch.setattr(attention, "measure", measure)
+    return asked
+
+
+def test_the_stand_in_has_the_heads_and_computes(tmp_path: Path) -> None:
+    path = tmp_path / "standin.gguf"
+    path.write_bytes(standin.written(HEADS, 64))
+    header = container.read(path)
+    container.check(header)
+    form = kv.shape(header.metadata)
+    assert form and Heads.of(header, form) == HEADS
+    with open_model(path, gpu_layers=0) as model, open_context(model, ContextOptions(64)) as context:
+        (row,) = context.decode(Rows([1, 2], [0, 1], [0, 0], [False, True]))
+        assert not row.logits.any(), "all its weights are zero"
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_both_ways_are_timed(parallel: int) -> None:
+    found, _ = attention.measure(Question(HEADS, "f16", "f32", 1, 1, parallel))
+    assert found.flash > 0 < found.plain
+
+
+def test_only_what_is_clearly_sooner_changes_anything() -> None:
+    assert Times(1.0, 0.9).sooner_without
+    assert not Times(1.0, 0.95).sooner_without and not Times(1.0, 2.0).sooner_without
+
+
+def test_it_is_measured_once_for_each_question(measured: list[Question]) -> None:
+    found = config.load()
+    other = Question(HEADS, "f16", "f16", 1, 1, 4)
+    assert all(attention.sooner_without(one, found) for one in (ASKED, ASKED, other, ASKED))
+    assert measured == [ASKED, other]
+    attention.place(ASKED, found).write_text(json.dumps({"version": 1, "flash": 1.0, "plain": 1.0}))
+    assert not attention.sooner_without(ASKED, found), "as it was measured then"
+
+
+def test_what_a_busy_machine_tells_is_not_kept(measured: list[Question]) -> None:
+    busy = Question(HEADS, "f16", "f16", 3, 3, 2)
+    assert attention.sooner_without(busy, config.load()) and attention.sooner_without(busy, config.load())
+    assert measured == [busy, busy]
+
+
+WRONG = ("", "[]", "{}", '{"version": 1, "flash": "x", "plain": 1}', '{"version": 2}', "[" * 9000)
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_is_damaged_is_measured_anew(text: str, measured: list[Question]) -> None:
+    path = attention.place(ASKED, config.load())
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert attention.sooner_without(ASKED, config.load())
+    assert json.loads(path.read_text()) == {"version": 1, "flash": 2.0, "plain": 1.0}
+
+
+def test_a_folder_that_cannot_be_written_does_not_matter(measured: list[Question]) -> None:
+    found = config.load()
+    attention.place(ASKED, found).parent.parent.mkdir(parents=True)
+    attention.place(ASKED, found).parent.write_text("a file where the folder should be")
+    assert attention.sooner_without(ASKED, found) and attention.sooner_without(ASKED, found)
+    assert measured == [ASKED, ASKED]
