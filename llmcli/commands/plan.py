@@ -87,17 +87,18 @@ def plan(
         with _drafting(model_draft, header, wanted, layers, config, ui) as (wanted, draft):
             told, found = _receipts(subject, header, wanted, layers, draft, measure)
             apart = receipt.apart(header, reading, layers) if reading else 0
+            scored = receipt.sum_of(receipt.scored(header, one, layers, parallel) for one in (wanted, reading) if one)
             other = others.look(header, wanted, layers, told, not subject.sketched, draft)
     title = receipt.title(subject.name, header, wanted, told)
     if json:
         more = {**others.document(other, subject.quantized), "reading_bytes": apart}
-        more["outside_bytes"] = receipt.outside(told, parallel)
+        more |= {"scored_bytes": scored, "outside_bytes": receipt.outside(told, parallel)}
         actual = {"actual": {**document(found), **dict.fromkeys(more)}} if found else {}
         ui.result({**document(told, other.types), **more, **actual})
     else:
         ui.text(title + (f" · {subject.lacks}" if subject.lacks else ""))
         receipt.table(told, found, ui)
-        receipt.beside(told, parallel, apart, ui)
+        receipt.beside(told, parallel, apart, scored, ui)
         receipt.weights(other.types, ui)
         receipt.layers(told.cache, ui)
         others.tell(other, told, wanted, header.context_length, ui, quantized=subject.quantized)

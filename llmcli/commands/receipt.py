@@ -1,8 +1,11 @@
 """A receipt as people read it (`llmcli plan`): tables and lines. What is in it is hardware/plan.py's."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from llmcli.hardware.plan import Receipt
     from llmcli.runtime.binding.context import ContextOptions
     from llmcli.runtime.kv import KVCache, LayerKV
@@ -75,15 +78,42 @@ def apart(header: "Header", options: "ContextOptions", gpu_layers: int) -> int |
 
     with planner(header, options, gpu_layers) as held:
         told = held.receipt()
-    parts = [told.sum(part) for part in ("kv", "compute", "output")]
-    return None if None in parts else sum(one for one in parts if one)
+    return sum_of(told.sum(part) for part in ("kv", "compute", "output"))
 
 
-def beside(told: "Receipt", slots: int, reading: int | None, ui: "UI") -> None:
+def scored(header: "Header", options: "ContextOptions", gpu_layers: int, slots: int) -> int | None:
+    """Bytes by which serve and batch give a context larger buffers for so many answers at once, so that a pass may
+    score a prompt's tokens: compute's from the start, the logits' once they are asked for; None: not known."""
+    from llmcli.hardware import fit
+    from llmcli.hardware.plan import MOST_CELLS, planner
+
+    rows = fit.scored(header) if slots > 1 else 0
+    if not rows:
+        return 0
+    if options.n_ctx > MOST_CELLS:
+        return None
+    with planner(header, options, gpu_layers) as held:
+        without, having = (
+            sum_of(part for share in held.shares(one) for part in (share.compute, share.output))
+            for one in (options, replace(options, n_outputs=max(options.n_outputs, rows + slots)))
+        )
+    return None if without is None or having is None else having - without
+
+
+def sum_of(parts: "Iterable[int | None]") -> int | None:
+    """None where one of them is."""
+    found = list(parts)
+    return None if None in found else sum(one for one in found if one)
+
+
+def beside(told: "Receipt", slots: int, reading: int | None, scored: int | None, ui: "UI") -> None:
     """The same in words; nothing for one answer."""
     if reading != 0:
         more = "an unknown number of bytes" if reading is None else _size(reading)
         ui.text(f"serve and batch read prompts in a context of their own, {more} more: -fa on does without")
+    if scored != 0:
+        more = "an unknown number of bytes" if scored is None else _size(scored)
+        ui.text(f"their buffers take up to {more} more, for prompts whose own log-probabilities are asked for")
     if slots > 1:
         most = _size(outside(told, slots))
         ui.text(f"serve and batch keep up to {most} more of what is free: answers that gave way, and finished ones")

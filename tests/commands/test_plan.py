@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from llmcli.commands import quants, standing
-from llmcli.hardware import host
-from llmcli.runtime.request import RunOptions
+from llmcli.hardware import fit, host
+from llmcli.runtime.request import Request, RunOptions
 from llmcli.runtime.runner import open_runner
+from llmcli.runtime.sampling import defaults
 from llmcli.runtime.schedule import Schedule
 from quant import container, convert, quantize
 from tests.commands.conftest import Done
@@ -31,6 +32,7 @@ SHAPE = {
     "process_bytes": int, "total_bytes": int, "available_bytes": int, "fits": bool,
     "max_ctx": {"f16": int, "q8_0": int, "q4_0": int}, "devices": [DEVICE], "runs": bool, "max_parallel": int,
     "draft_bytes": object, "outside_bytes": int, "reading_bytes": object,
+    "scored_bytes": object,
     "gpu_layers": {"most": int, "layers": int}, "quants": [QUANT],
 }  # fmt: skip
 
@@ -108,6 +110,28 @@ def test_the_context_that_reads_for_several_is_told_to_the_byte(llmcli: Llmcli, 
         assert told == runner.reading_bytes
     for many in ("1", "9"):
         assert json.loads(llmcli(*words, "-np", many).out)["reading_bytes"] == 0
+
+
+def test_what_scoring_takes_is_told(llmcli: Llmcli, model: Path) -> None:
+    words = ("plan", str(model), "-c", "512", "-t", "1", "--json")
+    told, taken = json.loads(llmcli(*words, "-np", "3", "-fa", "on").out)["scored_bytes"], []
+    rows = fit.scored(container.read(model))
+    for scored in (0, rows):
+        options = RunOptions(ctx_size=512, threads=1, flash_attn="on", scored=scored)
+        with open_runner(model, options, slots=3) as runner:
+            request, vocabulary = Request((5,) * 150, defaults(), 1, scores=bool(scored)), runner.model.n_vocab
+            for _ in range(3):
+                runner.engine.submit(request)
+            while runner.engine.busy:
+                runner.engine.step()
+            allocated = runner.context.allocated()
+            assert allocated
+            taken.append(sum(one.compute for one in allocated.buffers) + runner.context.output_bytes)
+    assert told >= 4 * rows * vocabulary > 0
+    assert 0 <= told - (taken[1] - taken[0]) <= 4 * 3 * vocabulary  # each answer may have a row besides
+    apart = json.loads(llmcli(*words, "-np", "3").out)  # the context that reads has them, too
+    assert apart["reading_bytes"] and apart["scored_bytes"] > 2 * 4 * (rows - 1) * vocabulary
+    assert json.loads(llmcli(*words).out)["scored_bytes"] == 0
 
 
 def test_what_does_not_fit_is_told_with_what_would(
