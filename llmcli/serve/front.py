@@ -1,9 +1,10 @@
 """The HTTP side of a server whose models are in other processes: it reads a request, hands it on, and survives them.
 
 A request that was lost before the first byte of its answer is asked again, as often as TRIES, and so is one whose
-stream can go on where it stopped (known.py). Any other is broken, which is told as an error event in a stream, and by
-closing the connection otherwise. Nothing is lost without a word. Keys, models and limits are the application's, which
-runs where the model is.
+stream can go on where it stopped (known.py); such a one waits where all who are left have as much to do as they take,
+for those whose model was lost come to them at once. Any other is broken, which is told as an error event in a stream,
+and by closing the connection otherwise. Nothing is lost without a word. Keys, models and limits are the application's,
+which runs where the model is.
 """
 
 import asyncio
@@ -32,12 +33,17 @@ from llmcli.serve.stream import Gone, json_response, unless_gone, whole
 TRIES = 3
 PATIENCE = 30.0  # seconds that a request waits for a model that is being started again
 RETRY_AFTER = 5
+PAUSE = 0.5  # seconds before one whose answer was begun is asked again of those who have too much to do
 STOPPING = 1012  # a WebSocket's code for a service that restarts
 KEPT = (b"host", b"authorization", b"x-api-key")  # of a socket's headers, what its requests have
 
 
 class Lost(Exception):
     """Whoever was answering is gone, with the answer."""
+
+
+class Full(Lost):
+    """Whoever should go on with it has too much to do."""
 
 
 class Upstream(Protocol):
@@ -115,33 +121,41 @@ class Front:
         """Ask until somebody has answered; raises Problem where nobody does."""
         key, why = key_of(raw), ""
         patience = 0.0 if scope["path"].endswith("/health") else PATIENCE  # who asks that wants to know now
-        sent = _Sent(send)
-        for _ in range(TRIES):
+        sent, tries, pauses = _Sent(send), TRIES, round(PATIENCE / PAUSE)
+        while tries and pauses:
             if why := await self.upstream.wait(patience):
                 break
-            carrying = sent.known.put(scope) if sent.known else scope
             try:
-                async with aclosing(self.upstream.ask(carrying, raw, key)) as messages:
-                    async for message in messages:
-                        await sent.send(message)
-                if not sent.begun:
-                    raise Problem("the request could not be answered: a bug of ours, told where the server runs", 500)
+                await self._once(sent.known.put(scope) if sent.known else scope, raw, key, sent)
                 return
+            except Full:
+                pauses -= 1
+                await asyncio.sleep(PAUSE)
             except Lost:
-                if sent.over or not sent.known:
-                    break
-                if self.stopping:
-                    why = "the server is stopping"
-                    break
-            except Problem:
-                if not sent.begun:
-                    raise
+                tries -= 1
+            if sent.over or not sent.known:
+                break
+            if self.stopping:
+                why = "the server is stopping"
                 break
         if sent.begun:
             await sent.broken()
             return
         what = f"the model is not available: {why}" if why else f"the model was lost {TRIES} times at this request"
         raise Problem(what, 503, code="model_unavailable")
+
+    async def _once(self, scope: dict[str, Any], raw: bytes, key: bytes, sent: "_Sent") -> None:
+        """Ask whoever answers next, and pass it on; raises Problem before the first byte, and Lost."""
+        try:
+            async with aclosing(self.upstream.ask(scope, raw, key)) as messages:
+                async for message in messages:
+                    await sent.send(message)
+        except Problem as error:
+            if not sent.begun:
+                raise
+            raise (Full if error.status == 429 else Lost) from None
+        if not sent.begun:
+            raise Problem("the request could not be answered: a bug of ours, told where the server runs", 500)
 
     async def _talk(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A WebSocket: its requests go on one by one, as over HTTP, so that it outlives whoever answers them."""
@@ -189,13 +203,13 @@ class _Sent:
         self.known: Known | None = fresh()
 
     async def send(self, message: Message) -> None:
-        """Pass on what a model says; raises Lost where one that should go on does not."""
+        """Pass on what a model says; raises Lost where one that should go on does not, Full where it cannot yet."""
         told = message.get(TOLD)
         message = {name: value for name, value in message.items() if name != TOLD}
         head = message["type"] == "http.response.start"
         if head and self.begun:
             if told is None:
-                raise Lost
+                raise Full if message["status"] == 429 else Lost
             return
         if told is None:
             self.known = None

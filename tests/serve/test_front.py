@@ -21,6 +21,7 @@ from llmcli.serve.child import Child
 from llmcli.serve.documents import Documents
 from llmcli.serve.front import Front, Lost
 from llmcli.serve.known import SCOPE, TOLD
+from llmcli.serve.problems import Problem
 from llmcli.serve.settings import Settings
 from tests.serve.conftest import CHAT, GREEDY
 
@@ -44,8 +45,8 @@ class Script:
         self.known.append(scope.get(SCOPE))
         try:
             for one in self.plays.pop(0):
-                if one is Lost:
-                    raise Lost
+                if one is Lost or isinstance(one, Problem):
+                    raise one
                 if one is None:
                     await asyncio.Event().wait()
                 yield one
@@ -144,12 +145,23 @@ def test_a_stream_goes_on_where_it_stopped() -> None:
 
 def test_a_stream_that_nobody_goes_on_with_is_told_as_broken() -> None:
     begun = [telling(START), telling(EVENT, (0, 7, None)), Lost]
-    full = [{**START, "status": 429}, {"type": "http.response.body", "body": b"{}"}]
-    for plays in ([begun, full, full], [begun, [Lost], [Lost]], [[telling(START), EVENT, Lost]]):
+    other = [{**START, "status": 500}, {"type": "http.response.body", "body": b"{}"}]
+    for plays in ([begun, other, other], [begun, [Lost], [Lost]], [[telling(START), EVENT, Lost]]):
         sent = run(Script(*plays))
         assert sent[:2] == [START, EVENT]
         assert len(sent) == 3
         assert json.loads(sent[2]["body"].removeprefix(b"data: "))["error"]["code"] == "model_lost"
+
+
+def test_a_stream_waits_for_those_who_have_too_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "PAUSE", 0.001)
+    begun = [telling(START), telling(EVENT, (0, 7, None)), Lost]
+    full = [{**START, "status": 429}, {"type": "http.response.body", "body": b"{}"}]
+    busy = [Problem("as many requests wait as may wait", 429, code="busy")]  # as replicas say it
+    assert run(Script(begun, full, busy, full, busy, [telling(START), telling(END)])) == [START, EVENT, END]
+    monkeypatch.setattr(front, "PATIENCE", 0.002)
+    assert run(Script(begun, full, busy))[-1]["body"].startswith(b'data: {"error"')
+    assert error(run(Script(busy))) == (429, "busy")  # who has not begun is told at once
 
 
 def test_a_stream_that_was_over_stays_so() -> None:
