@@ -39,6 +39,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "LLMCLI_DEBUG",
     ):
         monkeypatch.delenv(name, raising=False)
+    # Else each home would measure it anew, and what a test runs would depend on the machine.
+    monkeypatch.setattr("llmcli.hardware.fit.sooner_without", lambda question, config: True)
     return folder
 
 
