@@ -24,7 +24,7 @@ from llmcli.runtime.binding.context import Context, ContextOptions, Rows, open_c
 from llmcli.runtime.binding.model import open_model
 
 BEHIND, CELLS = 512, 2048  # tokens before an answer's next one; of all answers together, at most
-ROWS = 256  # of a prompt that is measured
+ROWS = 256  # of a prompt that is measured, and of a micro-batch: without flash attention its scores are written out
 EXCHANGE = 512 // ROWS, 128  # times those, and tokens of the answer: bench tune's "chat"
 TIMES, FEW = 12, 3  # passes of each way, in turn: the shortest counts, for others' work only lengthens them
 WORTH = 0.93  # of the other way's time: for less nothing is changed
@@ -90,7 +90,7 @@ def measure(question: Question) -> tuple[Times, bool]:
     behind = min(BEHIND, CELLS // question.parallel)
     n_ctx = (behind + 2 * TIMES) * question.parallel + ROWS
     options = ContextOptions(
-        n_ctx, BEHIND, BEHIND, question.parallel + 1, question.threads, question.threads_batch,
+        n_ctx, BEHIND, ROWS, question.parallel + 1, question.threads, question.threads_batch,
         question.type_k, question.type_v,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
