@@ -8,15 +8,15 @@ are llama-quantize alone and with llama-imatrix; every method is a row of `METHO
 rows stay in FOLDER and are not made again; the table is printed from it. A teacher's own logits are computed once.
 
 Beside each baseline our default method makes the same file: `equal` counts the tensors whose bytes are the same. With
---answers every file also answers in an unmodified llama-cli and llama-server (prove_stock.py); the exit code is 1 where
-one did not.
+--answers every file also answers in an unmodified llama-cli and llama-server (prove_stock.py). The exit code is 1 where
+one did not, and where a method was refused.
 """
 
 import argparse
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import prove_stock
@@ -54,6 +54,7 @@ class Work:
     ledger: Ledger
     keep: bool
     tools: Path | None = None  # llama-cli's and llama-server's folder, where files are to answer in them
+    refused: list[str] = field(default_factory=list)  # methods that made no file
 
     def lacks(self, key: Key) -> bool:
         """Whether a row has to be made: it is not there, or its file never answered and should."""
@@ -101,7 +102,7 @@ class Work:
 
 
 def main() -> int:
-    """Make what is missing, print the table; 1 where a file was to answer and did not."""
+    """Make what is missing, print the table; 1 where a file was to answer and did not, or a method was refused."""
     asked = arguments()
     asked.out.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(asked.out)
@@ -115,20 +116,21 @@ def main() -> int:
     )  # fmt: skip
     methods = {name: flags for name, flags in METHODS.items() if name in asked.method}
     methods |= dict(pair.split("=", 1) for pair in asked.also)
-    shown = []
+    shown, refused = [], []
     for teacher in asked.teachers:
         source = sha(teacher)
         work = Work(teacher, source, setting, Judge(setting, teacher, source), ledger, asked.keep, asked.answers)
         for kind in asked.type:
             for key in rows(work, kind, methods, range(len(asked.calibration)), fresh=asked.fresh):
                 shown.append(key.digest)
+        refused += work.refused
     done = ledger.rows()
     found = [done[digest] for digest in dict.fromkeys(shown) if digest in done]
     print(table(found, ledger, BASELINE))
     failed = [row for row in found if row.answers.startswith(UNFIT)]
     if asked.answers:
         print(f"{len(found) - len(failed)} of {len(found)} files load and answer")
-    return 1 if failed else 0
+    return 1 if failed or refused else 0
 
 
 def arguments() -> argparse.Namespace:
@@ -178,12 +180,20 @@ def rows(work: Work, kind: str, methods: dict[str, str], seeds: range, fresh: li
                 try:
                     file, cost, before = made(work, key, sizes[seed].file_bytes)
                 except Failed as problem:
-                    print(f"{key.teacher} {kind} {name}: {str(problem).splitlines()[-1]}", file=sys.stderr)
+                    print(f"{key.teacher} {kind} {name}: {refusal(problem)}", file=sys.stderr, flush=True)
+                    work.refused.append(name)
                     break
                 if abs(nbytes(file) / sizes[seed].nbytes - 1) > BYTES:
                     print(f"{key.teacher} {kind} {name}: not the baseline's size", file=sys.stderr)
                 work.finish(key, file, cost, before)
             yield key
+
+
+def refusal(problem: Failed) -> str:
+    """The refusal in a program's last words with its hint, or its last line where it died otherwise."""
+    lines = str(problem).splitlines()
+    first = max((number for number, line in enumerate(lines) if line.startswith("error: ")), default=len(lines) - 1)
+    return "; ".join(lines[first:])
 
 
 def plain(work: Work, kind: str) -> Key:

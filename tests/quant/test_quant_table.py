@@ -9,6 +9,8 @@ import pytest
 from quant.divergence import Scores
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+import compare_quants
+from quant_runs import Failed, Setting
 from quant_table import Key, Ledger, Row, figures, ratio, table
 
 
@@ -84,3 +86,22 @@ def test_row_from_before_files_were_asked_to_answer_is_one_that_was_not_asked(tm
     (found,) = ledger.rows().values()
     assert '"answers"' not in ledger.file.read_text()
     assert found.answers == ""
+
+
+def test_a_method_that_is_refused_is_told_with_why_and_kept_for_the_exit_code(tmp_path, monkeypatch, capsys):
+    ledger, text = Ledger(tmp_path), tmp_path / "text"
+    text.write_text("words")
+    setting = Setting(tmp_path, tmp_path, 512, {}, [text], None, None, 1, None)
+    work = compare_quants.Work(tmp_path / "tiny.gguf", "0", setting, None, ledger, keep=False)
+    for method, seed in ((compare_quants.PLAIN, -1), (compare_quants.BASELINE, 0)):
+        key = work.key("Q4_K_M", method, "", seed)
+        ledger.add(Row(key, 1000, 1050, 2.0, 1.5, 1 << 20, 0.0, 0, "", "v1"), scores([0.1, 0.2]))
+
+    def refused(*_):
+        raise Failed("1 of 2 tensors\nerror: --method gptq needs torch\nhint: install it")
+
+    monkeypatch.setattr(compare_quants, "made", refused)
+    made = list(compare_quants.rows(work, "Q4_K_M", {"gptq": ""}, range(1), []))
+    assert [key.method for key in made] == [compare_quants.PLAIN, compare_quants.BASELINE]
+    assert work.refused == ["gptq"]
+    assert capsys.readouterr().err == "tiny Q4_K_M gptq: error: --method gptq needs torch; hint: install it\n"
