@@ -74,9 +74,17 @@ def reading(path: Path, wish: Wish, ui: "UI") -> "tuple[Side, Chunks, tuple[str,
         raise Refusal(str(error), hint=hint if wish.text else error.hint) from None
 
 
+def long_enough(wish: Wish, ui: "UI") -> None:
+    """Raise Refusal for a text of the user's that is too short, before a copy is made: the list of words tells it."""
+    if wish.text:
+        with bases.wordlist(wish.source.origin or wish.source) as file:
+            reading(file, wish, ui)
+
+
 def _file(wish: Wish, config: "Config", ui: "UI") -> Path:
     source = wish.source.origin or wish.source
-    folder, key = config.cache / "calibrations", _key(wish)
+    # samples miss a small edit of the source, its time does not; it is no part of what a plan depends on
+    folder, key = config.cache / "calibrations", f"{_key(wish)}-{source.changed:x}"
     sums, second = folder / f"{key}.imatrix.gguf", folder / f"{key}.moments.gguf"
     wanted, what = (second, "second moments") if wish.moments else (sums, "an imatrix")
     make_folder(folder)
@@ -85,6 +93,8 @@ def _file(wish: Wish, config: "Config", ui: "UI") -> Path:
             ui.note(f"{wish.why} needs {what}: what an earlier run gathered, {wanted}")
             return wanted
         bases.check(source)
+        if bases.copied(source):
+            long_enough(wish, ui)
         with bases.runnable(source, config, ui, wish.threads) as path:
             subject, some, names = reading(path, wish, ui)
             ui.note(f"{wish.why} needs {what}: gathered from {some.ids.size:,} tokens of {names[0]}, into {wanted}")
@@ -94,7 +104,7 @@ def _file(wish: Wish, config: "Config", ui: "UI") -> Path:
 
 
 def _key(wish: Wish) -> str:
-    """All that decides what would be gathered."""
+    """All that decides what would be gathered, as far as the source's fingerprint tells it."""
     words = b"".join(text.words.encode() for text in texts.given(wish.text)) if wish.text else texts.digest()
     said = [(wish.source.origin or wish.source).fingerprint, hashlib.sha256(words).hexdigest(), CTX, version()]
     if wish.text:

@@ -70,6 +70,7 @@ class _Making:
 
     def run(self) -> None:
         """All groups in their turn."""
+        gathering.long_enough(self.wish, self.ui)
         self._lay()
         subject, text, names = gathering.reading(self.prefix.model, self.wish, self.ui)
         left = []

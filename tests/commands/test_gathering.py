@@ -34,7 +34,6 @@ def codes(path: Path) -> list[bytes]:
 def test_second_moments_are_those_of_calibrate_and_are_kept(
     llmcli: Callable[..., Done], model: Path, home: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch")
     one, two, three = (tmp_path / f"{name}.gguf" for name in ("one", "two", "three"))
     words = ("quantize", str(model), "--q4_0", "--method", "gptq", "--threads", "1", "-o")
     done = llmcli(*words, str(one))
@@ -66,7 +65,6 @@ def test_folds_gather_an_imatrix(llmcli: Callable[..., Done], model: Path, home:
 def test_measurements_of_a_model_with_other_folds_steer_nothing(
     llmcli: Callable[..., Done], model: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch")
     plain, text = model, tmp_path / "words.txt"
     text.write_text(WORDS, encoding="utf-8")
     folded, again, out = (tmp_path / f"{name}.gguf" for name in ("folded", "again", "out"))
@@ -116,3 +114,17 @@ def test_what_another_file_gave_is_told_and_one_kind_is_not_taken_for_the_other(
     assert done.code == 1 and f"hint: --moments {second}" in done.err
     done = llmcli("quantize", str(model), "--moments", str(sums), *out)
     assert done.code == 1 and f"hint: --imatrix {sums}" in done.err
+
+
+@pytest.mark.parametrize("more", [(), ("--sequential",)])
+def test_a_text_that_is_too_short_is_told_before_a_checkpoint_is_copied(
+    llmcli: Callable[..., Done], stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    for copying in ("quant.quantize.run", "quant.prefix.Prefix.begin"):
+        monkeypatch.delattr(copying)
+    text = tmp_path / "short.txt"
+    text.write_text("Once there was a bird.", encoding="utf-8")
+    words = ("--q4_0", "--method", "gptq", "--calibration", str(text), "-o", str(tmp_path / "o.gguf"), *more)
+    done = llmcli("quantize", str(stories), *words, "--threads", "1")
+    assert done.code == 1, done.err
+    assert "hint: a longer --calibration text" in done.err
