@@ -211,10 +211,11 @@ def _fixed(source: "Source", planned: Planned, types: Mapping[str, Sequence[str]
 
 
 def _shown(wish: Wish) -> dict[str, Any]:
-    """All that the divergence of a probe depends on."""
+    """All that the divergence of a probe depends on. The fingerprint's samples miss a small edit, the time does not."""
     return {
-        "kind": "sensitivity", "source": wish.source.fingerprint, "text": wish.text, "probe": wish.sizing.probe,
-        "n_ctx": N_CTX, "chunks": wish.reading.measured, "build": version(),
+        "kind": "sensitivity", "source": wish.source.fingerprint, "changed": str(wish.source.changed),
+        "text": wish.text, "probe": wish.sizing.probe, "n_ctx": N_CTX, "chunks": wish.reading.measured,
+        "build": version(),
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 from llmcli.commands import fitting
 from llmcli.commands.sizing import nbytes
 from llmcli.errors import UsageError
-from quant import container
+from quant import container, quantize
 from tests.commands.conftest import Done
 from tests.quant import tiny
 
@@ -66,6 +66,23 @@ def test_a_size_is_kept_to_and_a_second_one_costs_no_measurement(sized: Call, te
     assert 0.997 * 7 <= 8 * told(second)["bytes"] / weights <= 7
     assert "31 of 31 measurements were made before" in second.err
     assert "to measure:" not in second.err
+
+
+def test_a_file_with_an_edit_that_the_samples_miss_is_measured_anew(
+    llmcli: Call, text: Path, tmp_path: Path
+) -> None:
+    model = tiny.llama(tmp_path / "one.gguf", hidden=64, ff=96, layers=1, tied=True)
+    words = ("quantize", str(model), "-o", str(tmp_path / "o.gguf"), "--threads", "1", "--probe-chunks", "1")
+    words = (*words, "--target-bpw", "7", "--text", str(text), "--swaps", "0")
+    before = quantize.open_gguf(model).fingerprint
+    assert "to measure:" in llmcli(*words).err
+    assert "to measure:" not in llmcli(*words, "--force").err
+    edited = next(one for one in container.read(model).tensors if one.name == "blk.0.attn_q.weight")
+    with model.open("r+b") as file:
+        file.seek(edited.offset + 20 * 64 * 4)
+        file.write(bytes(4 * 64))
+    assert quantize.open_gguf(model).fingerprint == before
+    assert "to measure:" in llmcli(*words, "--force").err
 
 
 def test_a_text_that_is_too_short_is_told_before_the_model_is_copied(
