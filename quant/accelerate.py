@@ -6,11 +6,10 @@ already, and sums run over the first axis, so that they add up in the same order
 
 import importlib.util
 import sys
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from quant.errors import Refusal
 
 if TYPE_CHECKING:
     from quant.native import F32
@@ -26,9 +25,13 @@ class Numpy:
         import numpy as np
 
         self.np = np
-        self.multiply, self.add, self.clip = np.multiply, np.add, np.clip
+        self.multiply, self.add, self.subtract, self.clip = np.multiply, np.add, np.subtract, np.clip
         self.round, self.sqrt = np.rint, np.sqrt
         self.where: Any = np.where
+
+    def quiet(self) -> AbstractContextManager[object]:
+        """Nothing is told of what gets infinite, and no gradient is kept."""
+        return self.np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore")
 
     def array(self, values: "F32") -> Array:
         """Values of numpy, laid out one behind the other."""
@@ -36,6 +39,15 @@ class Numpy:
 
     def empty_like(self, values: Array) -> Array:
         return self.np.empty_like(values)
+
+    def zeros(self, *shape: int) -> Array:
+        """F32 zeros."""
+        return self.np.zeros(shape, self.np.float32)
+
+    def bound(self, values: Array, low: Any, high: Any) -> None:
+        """Clip in place: for short arrays, where what clip does beside that takes longer."""
+        self.np.maximum(values, low, out=values)
+        self.np.minimum(values, high, out=values)
 
     def total(self, values: Array) -> Array:
         """Sums over the first axis."""
@@ -71,7 +83,8 @@ class Torch:
         import torch
 
         self.torch, self.device = torch, torch.device(device)
-        self.multiply, self.add, self.where = torch.multiply, torch.add, torch.where
+        self.multiply, self.add, self.subtract, self.where = torch.multiply, torch.add, torch.subtract, torch.where
+        self.quiet = torch.inference_mode
         self.round, self.sqrt, self.empty_like = torch.round, torch.sqrt, torch.empty_like
 
     def array(self, values: "F32") -> Array:
@@ -81,6 +94,12 @@ class Torch:
 
     def clip(self, values: Array, low: float, high: float, out: Array = None) -> Array:
         return self.torch.clamp(values, low, high, out=out)
+
+    def zeros(self, *shape: int) -> Array:
+        return self.torch.zeros(shape, device=self.device)
+
+    def bound(self, values: Array, low: Any, high: Any) -> None:
+        self.torch.clamp(values, low, high, out=values)
 
     def total(self, values: Array) -> Array:
         return values.sum(0)
@@ -123,13 +142,18 @@ def device() -> str | None:
     return "mps" if torch.backends.mps.is_available() else None
 
 
-def torch(what: str) -> Any:
-    """torch itself; raises Refusal in the name of `what` wants it where it is not installed."""
-    if importlib.util.find_spec("torch") is None:
-        raise Refusal(f"{what} needs torch, which is not installed", hint="pip install 'llmcli[torch]'")
-    import torch
+@cache
+def _pools() -> Any:
+    """numpy's threads."""
+    import numpy as np  # noqa: F401 (what is not loaded yet is not found)
+    from threadpoolctl import ThreadpoolController
 
-    return torch
+    return ThreadpoolController()
+
+
+def one_thread() -> None:
+    """From now on numpy's products take the thread that asks for them, and no more: the encoders are the threads."""
+    _pools().limit(limits=1, user_api="blas")
 
 
 @cache

@@ -10,7 +10,7 @@ RANK = {
     "ui": 3, "config": 1, "types": 0, "errors": 0, "units": 0, "strict": 0, "utf8": 1, "terminal": 0, "__init__": 0,
 }  # fmt: skip
 DOORS = {
-    "torch": ("quant/methods/", "quant/accelerate.py", "quant/pickled.py"),
+    "torch": ("quant/accelerate.py", "quant/pickled.py"),
     "yaml": ("quant/card.py",),
     "gguf": ("quant/",),
     "ctypes": ("quant/native.py", "llmcli/runtime/binding/"),
@@ -24,7 +24,7 @@ DOORS = {
     "huggingface_hub": ("llmcli/catalog/sources/hub.py", "llmcli/catalog/hub/"),
     "platformdirs": ("llmcli/config.py",),
     "starlette": ("llmcli/serve/",),
-    "threadpoolctl": ("llmcli/hardware/blas.py",),
+    "threadpoolctl": ("llmcli/hardware/blas.py", "quant/accelerate.py"),
     "uvicorn": ("llmcli/serve/server.py", "llmcli/serve/connection.py", "llmcli/serve/wire.py"),
     "websockets": ("llmcli/serve/",),
     "grpc": ("llmcli/serve/",),

@@ -154,10 +154,7 @@ class Steering:
 
     def missing(self, method: "Method") -> str:
         """What wants a measurement that was not given, as a flag; "" where nothing does."""
-        from quant import accelerate
-
         if method.needs == "moments" and not self.moments:
-            accelerate.torch(f"--method {method.name}")  # said before minutes of measuring
             if not self.sequential:
                 return f"--method {method.name}"
             return "" if self.imatrix else "--sequential"

@@ -26,7 +26,9 @@ with 0.01; weighing rows by how little they are of the residual behind them, ffn
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from quant.accelerate import Array, Ops
 
 if TYPE_CHECKING:
     from quant.native import F32
@@ -38,36 +40,40 @@ MOST = 1e4
 
 @dataclass(frozen=True)
 class Factor:
-    """H of one input, damped, and its factor; F32 tensors on the device. `damping` is what it took."""
+    """H of one input, damped, and its factor; F32 arrays. `damping` is what it took."""
 
-    moments: Any  # H [columns, columns]
-    feed: Any  # F transposed [columns, columns], strictly lower: row j takes from the columns before j
-    weights: Any  # D [columns]
+    moments: Array  # H [columns, columns]
+    feed: Array  # F transposed [columns, columns], strictly lower: row j takes from the columns before j
+    weights: Array  # D [columns]
     damping: float
 
 
-def factor(mean: "F32", device: Any, damping: float = DAMPING) -> Factor:
+def factor(mean: "F32", ops: Ops, damping: float = DAMPING) -> Factor:
     """Factor mean moments [columns, columns]; they are finite and symmetric.
 
     A channel that never spoke, or less text than columns, leaves H without an inverse: damping makes one up, ten times
     more of it each time until the factorisation succeeds. Where H is zero altogether it becomes the identity.
     """
-    import torch
+    import numpy as np
 
-    plain = torch.from_numpy(mean).to(torch.float64)
-    scale = float(plain.diagonal().mean())
+    damped = mean.astype(np.float64)
+    plain = damped.diagonal().copy()
+    scale = float(plain.mean())
     if not scale > 0:
-        plain, scale = torch.eye(len(plain), dtype=torch.float64), 1.0
+        damped, plain, scale = np.eye(len(mean)), np.ones(len(mean)), 1.0
     while True:
-        damped = plain.clone()
-        damped.diagonal().add_(damping * scale)
-        lower, wrong = torch.linalg.cholesky_ex(damped.flip(0, 1))
-        if not wrong and bool(torch.isfinite(lower).all()):
+        np.fill_diagonal(damped, plain + damping * scale)
+        try:
+            lower = np.linalg.cholesky(damped[::-1, ::-1])
+        except np.linalg.LinAlgError:
+            lower = None
+        if lower is not None and np.isfinite(lower.diagonal()).all():
             break
         assert damping < MOST, "no damping makes these moments positive"
         damping *= STEP
-    upper = lower.flip(0, 1)  # H = upper upper^T
-    root = upper.diagonal().clone()
-    feed = (upper / root).triu(1).T.contiguous()
-    moments, fed, weights = (part.to(torch.float32).to(device) for part in (damped, feed, root * root))
+    upper = lower[::-1, ::-1]  # H = upper upper^T
+    root = upper.diagonal().copy()
+    feed = (upper / root).T.astype(np.float32)
+    np.fill_diagonal(feed, 0)
+    moments, fed, weights = (ops.array(part.astype(np.float32)) for part in (damped, feed, root * root))
     return Factor(moments, fed, weights, damping)

@@ -19,9 +19,11 @@ both). Fitting a block's scales again and feeding it anew before going on made b
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from quant.methods.panels import Grid, Kind, Levels, half, inverse, search
+from quant.accelerate import Array, Ops
+from quant.methods.lanes import inverted
+from quant.methods.panels import Grid, Kind, scaled
 
 if TYPE_CHECKING:
     from quant.methods.factor import Factor
@@ -29,128 +31,141 @@ if TYPE_CHECKING:
 RUN = 32  # columns after which the errors are fed into the rest of a block
 
 
-def solve(kind: Kind, levels: Levels, panel: Any, factor: "Factor", sweeps: int) -> tuple[list[Grid], Any]:
+def solve(kind: Kind, panel: Array, factor: "Factor", sweeps: int, ops: Ops) -> tuple[list[Grid], Array]:
     """Grids, one a block, and the levels [columns, rows] of a panel [columns, rows]."""
-    import torch
-
-    errors, found, grids = torch.zeros_like(panel), torch.empty_like(panel), []
+    errors, found, grids = ops.zeros(*panel.shape), ops.empty_like(panel), []
     for first in range(0, len(panel), kind.size):
         block = slice(first, first + kind.size)
-        target = panel[block].clone()
-        if first:
-            target.addmm_(factor.feed[block, :first], errors[:first])
-        grid = search(kind, levels, target, factor.weights[block])
-        _feed(grid, panel[block], target, factor.feed[block, block], found[block], errors[block])
+        target = panel[block] + factor.feed[block, :first] @ errors[:first]
+        grid = scaled(kind, target, factor.weights[block], ops)
+        _feed(grid, panel[block], target, factor.feed[block, block], found[block], errors[block], ops)
         grids.append(grid)
     for _ in range(sweeps):
         for number, first in enumerate(range(0, len(panel), kind.size)):
             block = slice(first, first + kind.size)
             pull = factor.moments[block] @ errors
             own = factor.moments[block, block]
-            _descend(grids[number], found[block], pull, own)
-            grids[number] = _refitted(grids[number], found[block], pull, own)
-            torch.sub(panel[block], grids[number].value(found[block]), out=errors[block])
+            _descend(grids[number], found[block], pull, own, ops)
+            grids[number] = _refitted(grids[number], found[block], pull, own, ops)
+            ops.subtract(panel[block], grids[number].value(found[block]), out=errors[block])
     return grids, found
 
 
-def _feed(grid: Grid, weights: Any, target: Any, feed: Any, found: Any, errors: Any) -> None:
+def lost(errors: Array, factor: "Factor", size: int) -> Array:
+    """The error [rows] in the layer's output of errors [columns, rows] in its weights, `size` columns at a time."""
+    found = 0 * errors[0]
+    for first in range(0, len(errors), size):
+        block, end = slice(first, first + size), first + size
+        lack = errors[block] + factor.feed[block, :end] @ errors[:end]
+        found += factor.weights[block] @ (lack * lack)
+    return found
+
+
+def _feed(grid: Grid, weights: Array, target: Array, feed: Array, found: Array, errors: Array, ops: Ops) -> None:
     """Round the columns of a block in turn into `found`; `errors` are those of its `weights`; consumes `target`."""
-    import torch
-
-    size, kind, levels = len(target), grid.kind, grid.levels
+    size, span, (low, high) = len(target), grid.kind.span, grid.kind.bounds(ops)
     step, least = grid.steps()
-    over, value, ahead = inverse(step), torch.empty_like(target[0]), feed.T
+    over, value = inverted(step), ops.empty_like(target[0])
     for start in range(0, size, RUN):
         end = min(start + RUN, size)
         for column in range(start, end):
-            group, code = column // kind.span, found[column]
-            if least is None:
-                torch.mul(target[column], over[group], out=code).round_().clamp_(levels.low, levels.high)
-                torch.mul(code, step[group], out=value)
-            else:
-                torch.sub(target[column], least[group], out=code).mul_(over[group])
-                torch.mul(code.round_().clamp_(levels.low, levels.high), step[group], out=value).add_(least[group])
-            torch.sub(weights[column], value, out=errors[column])
-            if column + 1 < end:
-                target[column + 1 : end].addr_(ahead[column, column + 1 : end], errors[column])
+            group, code, wanted = column // span, found[column], target[column]
+            if column > start:
+                ops.add(wanted, feed[column, start:column] @ errors[start:column], out=wanted)
+            if least is not None:
+                ops.subtract(wanted, least[group], out=wanted)
+            ops.multiply(wanted, over[group], out=wanted)
+            ops.round(wanted, out=code)
+            ops.bound(code, low, high)
+            ops.multiply(code, step[group], out=value)
+            if least is not None:
+                ops.add(value, least[group], out=value)
+            ops.subtract(weights[column], value, out=errors[column])
         if end < size:
-            target[end:].addmm_(feed[end:, start:end], errors[start:end])
+            target[end:] += feed[end:, start:end] @ errors[start:end]
 
 
-def _descend(grid: Grid, found: Any, pull: Any, own: Any) -> None:
+def _descend(grid: Grid, found: Array, pull: Array, own: Array, ops: Ops) -> None:
     """Move each code of a block to its best place; `pull` [size, rows] is H times the errors, and follows."""
-    import torch
-
-    size, kind, levels = len(found), grid.kind, grid.levels
+    size, span, (low, high) = len(found), grid.kind.span, grid.kind.bounds(ops)
     step, _ = grid.steps()
-    over, steep = inverse(step), (1 / own.diagonal()).tolist()
-    new, moves = torch.empty_like(found[0]), torch.empty_like(found[:RUN])
+    over, steep = inverted(step), (1 / own.diagonal()).tolist()
+    new, moves = ops.empty_like(found[0]), ops.empty_like(found[:RUN])
     for start in range(0, size, RUN):
         end = min(start + RUN, size)
         for column in range(start, end):
-            group, code = column // kind.span, found[column]
-            torch.mul(pull[column], over[group], out=new)
-            torch.add(code, new, alpha=steep[column], out=new).round_().clamp_(levels.low, levels.high)
-            move = torch.sub(new, code, out=moves[column - start]).mul_(step[group])
-            code.copy_(new)
-            if column + 1 < end:
-                pull[column + 1 : end].addr_(own[column, column + 1 : end], move, alpha=-1)
-        pull[:start].addmm_(own[:start, start:end], moves[: end - start], alpha=-1)
-        pull[end:].addmm_(own[end:, start:end], moves[: end - start], alpha=-1)
-        # within the run the columns behind each have had its move already
-        pull[start:end].addmm_(own[start:end, start:end].triu(), moves[: end - start], alpha=-1)
+            group, move = column // span, moves[column - start]
+            if column > start:
+                ops.subtract(pull[column], own[column, start:column] @ moves[: column - start], out=new)
+                ops.multiply(new, over[group], out=new)
+            else:
+                ops.multiply(pull[column], over[group], out=new)
+            ops.multiply(new, steep[column], out=new)
+            ops.add(new, found[column], out=new)
+            ops.round(new, out=new)
+            ops.bound(new, low, high)
+            ops.subtract(new, found[column], out=move)
+            ops.multiply(move, step[group], out=move)
+            found[column] = new
+        pull -= own[:, start:end] @ moves[: end - start]
 
 
-def _refitted(grid: Grid, found: Any, pull: Any, own: Any) -> Grid:
+def _refitted(grid: Grid, found: Array, pull: Array, own: Array, ops: Ops) -> Grid:
     """The same codes on scales that fit them better; `pull` is used up."""
+    kind, rows = grid.kind, found.shape[1]
     if grid.scales is not None:
-        grid = _groups(grid, found, pull, own)
-    kind, size = grid.kind, len(found)
-    codes = found.view(kind.groups, kind.span, -1)
-    by = found if grid.scales is None else (codes * grid.scales[:, None]).view_as(found)
-    heavy = own @ by
-    aa, ra = (by * heavy).sum(0), (by * pull).sum(0)
+        grid = _groups(grid, found, pull, own, ops)
+    by = found
+    if grid.scales is not None:
+        by = (found.reshape(kind.groups, kind.span, rows) * grid.scales[:, None]).reshape(found.shape)
+    aa, ra = ops.dot(by, own @ by), ops.dot(by, pull)
     if grid.m is None:
-        new = half(grid.d + ra / aa).where(aa > 0, grid.d)
+        new = ops.half(grid.d + ra / aa)
+        new = ops.where(aa > 0, new, grid.d)
         more = new - grid.d
-        return replace(grid, d=new.where(more * (more * aa - 2 * ra) < 0, grid.d))
-    if grid.mins is None:
-        sums = own.sum(1, keepdim=True)
-        ab, bb, rb = (sums * found).sum(0), sums.sum(), pull.sum(0)
-    else:
-        down = (-grid.mins[:, None]).expand(kind.groups, kind.span, -1).reshape(size, -1)
-        other = own @ down
-        ab, bb, rb = (by * other).sum(0), (down * other).sum(0), (down * pull).sum(0)
+        return replace(grid, d=ops.where(more * (more * aa - 2 * ra) < 0, new, grid.d))
+    # What minimums do is the same for all columns of a group.
+    sums = own.reshape(kind.size, kind.groups, kind.span).sum(2)
+    down = -grid.mins if grid.mins is not None else 1 + ops.zeros(1, rows)
+    other = sums @ down
+    ab, rb = ops.dot(by, other), ops.dot(down, _grouped(pull, kind))
+    bb = ops.dot(down, _grouped(other, kind))
     det = aa * bb - ab * ab
     sound = det > 1e-6 * aa * bb
     one, two = (ra * bb - rb * ab) / det, (rb * aa - ra * ab) / det
-    d, m = half(grid.d + one).where(sound, grid.d), half(grid.m + two).where(sound, grid.m)
+    d, m = ops.where(sound, ops.half(grid.d + one), grid.d), ops.where(sound, ops.half(grid.m + two), grid.m)
     x, y = d - grid.d, m - grid.m
     better = x * x * aa + 2 * x * y * ab + y * y * bb - 2 * (x * ra + y * rb) < 0
-    return replace(grid, d=d.where(better, grid.d), m=m.where(better, grid.m))
+    return replace(grid, d=ops.where(better, d, grid.d), m=ops.where(better, m, grid.m))
 
 
-def _groups(grid: Grid, found: Any, pull: Any, own: Any) -> Grid:
+def _grouped(columns: Array, kind: Kind) -> Array:
+    """Sums [groups, rows] over the columns of each group."""
+    return columns.reshape(kind.groups, kind.span, -1).sum(1)
+
+
+def _groups(grid: Grid, found: Array, pull: Array, own: Array, ops: Ops) -> Grid:
     """Each group's whole numbers moved to their best places in turn; `pull` follows."""
     kind = grid.kind
     assert kind.scales is not None
     low, high = kind.scales
-    scales, mins = grid.scales.clone(), None if grid.mins is None else grid.mins.clone()
+    scales, mins = grid.scales + 0, None if grid.mins is None else grid.mins + 0  # copies
     for group in range(kind.groups):
         part = slice(group * kind.span, (group + 1) * kind.span)
         codes, corner = found[part], own[part, part]
-        steep = (codes * (corner @ codes)).sum(0).mul_(grid.d)
-        wanted = ((codes * pull[part]).sum(0) / steep).where(steep != 0, 0 * steep)
-        new = (scales[group] + wanted).round_().clamp_(low, high)
+        steep = ops.dot(codes, corner @ codes) * grid.d
+        wanted = ops.where(steep != 0, ops.dot(codes, pull[part]) / steep, 0 * steep)
+        new = ops.clip(ops.round(scales[group] + wanted), low, high)
         moves = codes * ((new - scales[group]) * grid.d)
         scales[group] = new
         if mins is not None:
-            sums = corner.sum(1, keepdim=True)
-            rest = pull[part].sum(0) - (sums * moves).sum(0)
+            assert kind.mins is not None
+            sums = corner.sum(1)
+            rest = pull[part].sum(0) - sums @ moves
             steep = grid.m * sums.sum()
-            wanted = (rest / steep).where(steep != 0, 0 * steep)
-            new = (mins[group] - wanted).round_().clamp_(0, kind.mins)
+            wanted = ops.where(steep != 0, rest / steep, 0 * steep)
+            new = ops.clip(ops.round(mins[group] - wanted), 0, kind.mins)
             moves -= (new - mins[group]) * grid.m
             mins[group] = new
-        pull.addmm_(own[:, part], moves, alpha=-1)
+        pull -= own[:, part] @ moves
     return replace(grid, scales=scales, mins=mins)

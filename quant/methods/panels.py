@@ -1,68 +1,70 @@
-"""The grids of the evenly spaced formats on torch tensors: column-major, one row of the weight in each column.
+"""The grids of the evenly spaced formats, column-major: one row of the weight in each column of an array.
 
 A panel is [columns, rows]: what belongs to one column of the weight lies together, so that a step from column to column
-works on long vectors. Here stand what a block can hold and the search for its scales; bytes are quant/formats'.
+works on long vectors. Here stand what a block can hold and its scales, by the search of `--method search`; bytes are
+quant/formats'.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from quant import native
+from quant.accelerate import Array, Numpy, Ops
+from quant.methods.grids import GRIDS, SLIGHT
+from quant.methods.grids import Grid as Form
+from quant.methods.search import asking, stepped
 
 if TYPE_CHECKING:
     from quant.formats.base import Linear
 
-STARTS = (-0.9, -0.45, 0.0, 0.45, 0.9)  # how much more than the range of the codes a first scale spans
-ROUNDS = 3  # of codes and least squares from each start
-NOISE = 1e-7  # of the weighted squares of a group: what sums of F32 make of an error of zero
-OUTER = (-0.4, 0.0, 0.4)  # the same for the scale of the scales
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Kind:
-    """What a block of a format holds: `groups` scales within `scales`, or one without.
+    """What a block of a format holds: `size` values in `groups`, levels `low` to `high` around the code of zero;
+    `scales` and `mins` are the whole numbers that a group may have, None where the format has none."""
 
-    Levels are codes less the code of zero.
-    """
-
-    name: str
-    size: int
-    groups: int = 1
-    scales: tuple[int, int] | None = None
-    mins: int | None = None  # the highest minimum; 0 where it is a number of its own
-
-    @property
-    def span(self) -> int:
-        """Columns of a group."""
-        return self.size // self.groups
-
-
-KINDS = {
-    kind.name: kind
-    for kind in (
-        Kind("Q2_K", 256, 16, (0, 15), 15),
-        Kind("Q3_K", 256, 16, (-32, 31)),
-        Kind("Q4_K", 256, 8, (0, 63), 63),
-        Kind("Q5_K", 256, 8, (0, 63), 63),
-        Kind("Q6_K", 256, 16, (-128, 127)),
-        Kind("Q4_0", 32),
-        Kind("Q5_0", 32),
-        Kind("Q8_0", 32),
-        Kind("Q4_1", 32, mins=0),
-        Kind("Q5_1", 32, mins=0),
-    )
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Levels:
-    """The whole numbers that codes stand for: `low` to `high`."""
-
+    form: Form
     low: int
     high: int
 
     @staticmethod
-    def of(format: "Linear") -> "Levels":
-        """Those of a format."""
-        return Levels(format.low - format.zero, format.high - format.zero)
+    def of(format: "Linear") -> "Kind":
+        """That of a format. Columns weigh what they are said to: a value's size adds nothing."""
+        return Kind(replace(GRIDS[format.name], spread=0.0), format.low - format.zero, format.high - format.zero)
+
+    @property
+    def size(self) -> int:
+        return self.form.values
+
+    @property
+    def groups(self) -> int:
+        return self.form.groups
+
+    @property
+    def span(self) -> int:
+        """Columns of a group."""
+        return self.form.values // self.form.groups
+
+    @property
+    def scales(self) -> tuple[int, int] | None:
+        return self.form.whole
+
+    @property
+    def mins(self) -> int | None:
+        """The highest minimum; None where minimums are no whole numbers."""
+        return None if self.form.most is None or self.form.whole is None else self.form.whole[1]
+
+    def bounds(self, ops: Ops) -> tuple[Array, Array]:
+        """The lowest and the highest level, for ops.bound."""
+        import numpy as np
+
+        return (np.float32(self.low), np.float32(self.high)) if isinstance(ops, Numpy) else (self.low, self.high)
+
+    @cached_property
+    def asked(self) -> native.Searching:
+        """How our C looks for scales."""
+        return asking(self.form, self.low, self.high, 0.0)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,6 @@ class Grid:
     """One block of each row: `d` and `m` [rows] are F16 numbers, `scales` and `mins` [groups, rows] whole ones."""
 
     kind: Kind
-    levels: Levels
     d: Any
     m: Any = None
     scales: Any = None
@@ -86,127 +87,32 @@ class Grid:
     def value(self, levels: Any) -> Any:
         """What levels [columns, rows] stand for."""
         step, least = self.steps()
-        found = levels.view(self.kind.groups, -1, levels.shape[1]) * step[:, None]
+        found = levels.reshape(self.kind.groups, -1, levels.shape[1]) * step[:, None]
         if least is not None:
             found += least[:, None]
-        return found.view_as(levels)
+        return found.reshape(levels.shape)
 
 
-def half(numbers: Any) -> Any:
-    """Rounded to F16; what is too large is infinite, and refused later."""
-    return numbers.half().float()
-
-
-def inverse(numbers: Any) -> Any:
-    """1 / numbers, 0 for 0."""
-    return (1 / numbers).masked_fill_(numbers == 0, 0)
-
-
-def search(kind: Kind, levels: Levels, values: Any, weights: Any) -> Grid:
-    """Scales and minimums for the values [size, rows] of a block, columns weighed by `weights` [size].
-
-    Alternating least squares per group from several starts, then whole numbers for the scales and an F16 for theirs,
-    each scale weighed by its group: section 11 of the project's notes on quantization.
-    """
+def scaled(kind: Kind, values: Array, weights: Array, ops: Ops) -> Grid:
+    """Scales and minimums for the values [size, rows] of a block, columns weighed by `weights` [size]."""
+    even = weights / weights.max()
+    even = ops.where(even > SLIGHT, even, SLIGHT + 0 * even)
+    if isinstance(ops, Numpy) and native.searches():
+        return _in_c(kind, values, even)
     rows = values.shape[1]
-    values, weights = values.view(kind.groups, -1, rows), weights.view(kind.groups, -1, 1)
-    if kind.mins is None:
-        step, least = _symmetric(levels, values, weights), None
-    else:
-        step, least = _ranged(levels, values, weights, clamped=kind.mins > 0)
+    x = values.reshape(kind.groups, kind.span, rows).swapaxes(0, 1)
+    w = even.reshape(kind.groups, kind.span).swapaxes(0, 1)[:, :, None] + ops.zeros(kind.span, kind.groups, rows)
+    effort = kind.form.brief if isinstance(ops, Numpy) else kind.form.long
+    _, steps = stepped(x + ops.zeros(*x.shape), w, kind.form, (kind.low, kind.high), ops, effort)
+    return Grid(kind, *steps)
+
+
+def _in_c(kind: Kind, values: Array, weights: Array) -> Grid:
+    import numpy as np
+
+    found = native.search(np.ascontiguousarray(values.T), weights[None], kind.asked)
+    m = found.m if kind.form.most is not None else None
     if kind.scales is None:
-        return Grid(kind, levels, half(step[0]), None if least is None else half(least[0]))
-    total = weights.sum(1)
-    d, scales = _whole(step, total, *kind.scales)
-    if least is None or kind.mins is None:
-        return Grid(kind, levels, d, scales=scales)
-    m, mins = _whole(-least, total, 0, kind.mins)
-    return Grid(kind, levels, d, m, scales, mins)
-
-
-def _rounded(levels: Levels, values: Any, step: Any, least: Any = None) -> Any:
-    over = inverse(step)[:, None]
-    numbers = values * over if least is None else (values - least[:, None]).mul_(over)
-    return numbers.round_().clamp_(levels.low, levels.high)
-
-
-class _Best:
-    """The candidates with the least error so far, place by place."""
-
-    def __init__(self) -> None:
-        self.error: Any = None
-        self.found: tuple[Any, ...] = ()
-
-    def offer(self, error: Any, *found: Any) -> None:
-        if self.error is None:
-            self.error, self.found = error, found
-            return
-        better = error < self.error
-        self.error = error.where(better, self.error)
-        self.found = tuple(new.where(better, old) for new, old in zip(found, self.found, strict=True))
-
-
-def _ranged(levels: Levels, values: Any, weights: Any, *, clamped: bool) -> tuple[Any, Any]:
-    """Scale and minimum of each group; `clamped` minimums are never above zero."""
-    best, heavy = _Best(), weights * values
-    lowest, most = values.amin(1), values.amax(1)
-    if clamped:
-        lowest = lowest.clamp(max=0)
-    sw, sx, sxx = weights.sum(1), heavy.sum(1), (heavy * values).sum(1)
-    for start in STARTS:
-        step, least = (most - lowest) / (levels.high + start), lowest
-        for _ in range(ROUNDS):
-            codes = _rounded(levels, values, step, least)
-            sxl = (heavy * codes).sum(1)
-            weighed = weights * codes
-            sl, sll = weighed.sum(1), weighed.mul_(codes).sum(1)
-            det = sw * sll - sl * sl
-            sound = det > 1e-9 * sw * sll
-            step = ((sw * sxl - sx * sl) / det).where(sound, step)  # codes all alike leave it open
-            least = (sx - step * sl) / sw
-            if clamped:
-                above = least > 0
-                step, least = (sxl / sll).where(above & (sll > 0), step), least.masked_fill(above, 0)
-        codes = _rounded(levels, values, step, least)
-        sxl = (heavy * codes).sum(1)
-        weighed = weights * codes
-        sl, sll = weighed.sum(1), weighed.mul_(codes).sum(1)
-        error = sxx - 2 * (step * sxl + least * sx) + step * step * sll + 2 * step * least * sl + least * least * sw
-        best.offer(error.maximum(NOISE * sxx), step, least)  # among equals the first: groups alike get scales alike
-    return best.found[0], best.found[1]
-
-
-def _symmetric(levels: Levels, values: Any, weights: Any) -> Any:
-    """Scale of each group, of either sign; zero is a level."""
-    best, heavy = _Best(), weights * values
-    place = values.abs().argmax(1, keepdim=True)
-    farthest = values.gather(1, place)[:, 0]
-    for start in STARTS:
-        for side in (levels.low - start, start - levels.low):
-            step = farthest / side
-            for _ in range(ROUNDS):
-                codes = _rounded(levels, values, step)
-                sxl, sll = (heavy * codes).sum(1), (weights * codes).mul_(codes).sum(1)
-                step = (sxl / sll).where(sll > 0, step)
-            codes = _rounded(levels, values, step)
-            sxl, sll = (heavy * codes).sum(1), (weights * codes).mul_(codes).sum(1)
-            best.offer(step * (step * sll - 2 * sxl), step)
-    return best.found[0]
-
-
-def _whole(numbers: Any, weights: Any, low: int, high: int) -> tuple[Any, Any]:
-    """An F16 [rows] and whole numbers low .. high [groups, rows] whose products are near `numbers` [groups, rows]."""
-    best = _Best()
-    place = numbers.abs().argmax(0, keepdim=True)
-    farthest = numbers.gather(0, place)[0]
-    for more in OUTER:
-        for end in (high,) if low == 0 else (high, low):
-            unit = farthest / (end + more)
-            for _ in range(2):
-                counts = (numbers * inverse(unit)).round_().clamp_(low, high)
-                squares = (weights * counts * counts).sum(0)
-                unit = ((weights * numbers * counts).sum(0) / squares).where(squares > 0, unit)
-            unit = half(unit)
-            counts = (numbers * inverse(unit)).round_().clamp_(low, high)
-            best.offer((weights * (numbers - unit * counts).square_()).sum(0), unit, counts)
-    return best.found[0], best.found[1]
+        return Grid(kind, found.d, m)
+    scales, mins = (part.T.astype(np.float32) for part in (found.scales, found.mins))
+    return Grid(kind, found.d, m, scales, mins if m is not None else None)

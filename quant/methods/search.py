@@ -68,21 +68,26 @@ def _in_c(rows: "F32", importance: native.Importance | None, format: Linear, gri
     """In C, with the importance of each matrix in its turn."""
     import numpy as np
 
-    effort, spread = grid.long, grid.spread_with(importance)
-    asked = native.Searching(
-        grid.values // grid.groups, grid.groups, (format.low - format.zero, format.high - format.zero), grid.most,
-        grid.whole, spread, effort.starts, effort.rounds, effort.around,
-    )  # fmt: skip
+    asked = asking(grid, format.low - format.zero, format.high - format.zero, grid.spread_with(importance))
     even = np.ones(rows.shape[1], np.float32)
     spans = importance.spans(0, len(rows)) if importance else ((0, len(rows), even),)
     made = [
-        _packed(native.search(rows[first:last], grid.even(vector), asked), format, grid)
+        packed(native.search(rows[first:last], grid.even(vector), asked), format, grid)
         for first, last, vector in spans
     ]
     return made[0] if len(made) == 1 else np.concatenate(made)
 
 
-def _packed(found: native.Found, format: Linear, grid: Grid) -> "U8":
+def asking(grid: Grid, low: int, high: int, spread: float) -> native.Searching:
+    """How our C searches a grid with levels from `low` to `high`."""
+    effort = grid.long
+    return native.Searching(
+        grid.values // grid.groups, grid.groups, (low, high), grid.most, grid.whole, spread, effort.starts,
+        effort.rounds, effort.around,
+    )  # fmt: skip
+
+
+def packed(found: native.Found, format: Linear, grid: Grid) -> "U8":
     """What was found as blocks, by our C too where the build has it."""
     import numpy as np
 
@@ -111,18 +116,28 @@ def searched(
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # what gets infinite is refused by check_made
         if spread := grid.spread_with(importance):
             _spread(x, w, spread, ops)
-        lanes = Lanes(ops, x, w, format.low - format.zero, format.high - format.zero, grid.most)
-        scale, least, sums = fitted(lanes, effort.starts, effort.rounds)
+        lanes, steps = stepped(x, w, grid, (format.low - format.zero, format.high - format.zero), ops, effort)
         if grid.whole is None:
-            steps = Steps(ops.half(scale)[0], None if least is None else ops.half(least)[0], None, None)
-            levels = lanes.levels(steps.d[None], None if least is None else steps.m[None])
+            levels = lanes.levels(steps.d[None], None if steps.m is None else steps.m[None])
         else:
-            search = Superblocks(lanes, *grid.whole)
-            steps = search.rounded(scale, least, sums)
-            for around in effort.around:
-                steps = search.improved(steps, around)
             levels = lanes.levels(steps.scale, steps.least)
         return _fields(levels, steps, format, count, ops)
+
+
+def stepped(
+    x: "Array", w: "Array", grid: Grid, levels: tuple[int, int], ops: "Ops", effort: Effort
+) -> tuple[Lanes, Steps]:
+    """Scales and minimums for values [values of a group, groups of a block, blocks] with weights of the same shape, for
+    levels from the lowest to the highest."""
+    lanes = Lanes(ops, x, w, *levels, grid.most)
+    scale, least, sums = fitted(lanes, effort.starts, effort.rounds)
+    if grid.whole is None:
+        return lanes, Steps(ops.half(scale)[0], None if least is None else ops.half(least)[0], None, None)
+    search = Superblocks(lanes, *grid.whole)
+    steps = search.rounded(scale, least, sums)
+    for around in effort.around:
+        steps = search.improved(steps, around)
+    return lanes, steps
 
 
 def _filled(values: "F32", ops: "Ops") -> "Array":

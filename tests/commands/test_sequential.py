@@ -26,7 +26,6 @@ LAYERS = 3
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    pytest.importorskip("torch")
     return tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=LAYERS, tied=True)
 
 
@@ -181,7 +180,6 @@ def test_the_file_and_its_certificate_say_so(quantized: Quantize, model: Path, t
 def test_a_folder_is_run_from_its_shards_and_folds_go_before(
     llmcli: Llmcli, stories: Path, text: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch")
     out, words = tmp_path / "out.gguf", ("--sequential", "--calibration", str(text), "--calibration-chunks", "1")
     text.write_text(WORDS * 6, encoding="utf-8")
     own = shutil.copytree(stories, tmp_path / "stories")

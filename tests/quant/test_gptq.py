@@ -15,13 +15,11 @@ from quant.formats import FORMATS
 from quant.imatrix import Entry
 from quant.methods import METHODS, gptq
 from quant.methods.base import Evidence, Remark
+from quant.methods.factor import DAMPING, factor
+from quant.methods.gptq import LANES, PANEL, width
 from quant.momentfile import Gathered, write
 from quant.moments import load
 from tests.quant import tiny
-
-pytest.importorskip("torch")
-from quant.methods.factor import DAMPING, factor
-from quant.methods.gptq import LANES, PANEL, width
 
 KS, FLAT = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"), ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 ROWS = 32
@@ -198,16 +196,16 @@ def test_moments_without_an_inverse_still_steer(what: str, tmp_path: Path) -> No
 
 
 def test_a_matrix_that_is_not_positive_takes_more_damping() -> None:
-    assert factor(correlated(64).astype(np.float32), "cpu").damping == DAMPING
-    assert factor((correlated(64) - 0.1 * np.eye(64)).astype(np.float32), "cpu").damping > DAMPING
+    assert factor(correlated(64).astype(np.float32), accelerate.operations()).damping == DAMPING
+    assert factor((correlated(64) - 0.1 * np.eye(64)).astype(np.float32), accelerate.operations()).damping > DAMPING
 
 
 def test_the_factor_is_of_the_damped_moments() -> None:
     moments = correlated(96).astype(np.float32)
-    made = factor(moments, "cpu")
+    made = factor(moments, accelerate.operations())
     damped = moments + DAMPING * moments.diagonal().mean() * np.eye(96)
-    upper = made.feed.numpy().T.astype(np.float64) + np.eye(96)
-    np.testing.assert_allclose((upper * made.weights.numpy()) @ upper.T, damped, rtol=1e-4, atol=1e-5)
+    upper = made.feed.T.astype(np.float64) + np.eye(96)
+    np.testing.assert_allclose((upper * made.weights) @ upper.T, damped, rtol=1e-4, atol=1e-5)
 
 
 def test_each_expert_is_rounded_by_its_own_moments(tmp_path: Path) -> None:
@@ -262,8 +260,22 @@ def test_moments_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
         quantize.run(quantize.plan(source, "Q4_K_M", method="gptq", moments=moments), tmp_path / "o.gguf")
 
 
-def test_without_torch_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("type", ["Q2_K", "Q3_K", "Q4_1"])
+def test_torch_computes_the_same_as_numpy(type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    moments, rows = correlated(256), drawn(256)
+    known = evidence(moments, tmp_path)
+    mine = lost(made("gptq", type, rows, known), type, rows, moments)
+    monkeypatch.setattr(accelerate, "device", lambda: "cpu")
+    theirs = lost(made("gptq", type, rows, known), type, rows, moments)
+    assert abs(theirs / mine - 1) < 0.03
+
+
+def test_it_needs_no_torch_and_no_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments, rows = correlated(256), drawn(256)
+    known = evidence(moments, tmp_path)
+    off = [lost(made("gptq", "Q4_K", rows, known), "Q4_K", rows, moments)]
     monkeypatch.setattr(accelerate.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(Refusal, match="--method gptq needs torch") as told:
-        METHODS["gptq"].solver(FORMATS["Q4_K"], evidence(correlated(256, 64), tmp_path))
-    assert "llmcli[torch]" in (told.value.hint or "")
+    monkeypatch.setattr(native, "_own", lambda *_: None)
+    off.append(lost(made("gptq", "Q4_K", rows, known), "Q4_K", rows, moments))
+    assert abs(off[1] / off[0] - 1) < 0.03

@@ -57,7 +57,7 @@ def test_c_puts_into_blocks_what_the_format_puts_there(type: str, monkeypatch: p
     d, m = rng.normal(0, 0.1, (2, 9)).astype(np.float16).astype(np.float32)
     scales, mins = rng.integers(low, high + 1, (2, 9, grid.groups))
     found = native.Found(levels.astype(np.int16), d, m, scales.astype(np.int16), mins.astype(np.int16))
-    made = search._packed(found, format, grid)
+    made = search.packed(found, format, grid)
     fields = format.unpack(made)
     assert (fields.codes - format.zero == levels).all()
     assert (fields.d == d).all()
@@ -65,7 +65,7 @@ def test_c_puts_into_blocks_what_the_format_puts_there(type: str, monkeypatch: p
     assert grid.whole is None or (fields.scales == scales).all()
     assert grid.whole is None or grid.most is None or (fields.mins == mins).all()
     monkeypatch.setattr(native, "packed", lambda found, name: None)
-    assert search._packed(found, format, grid).tobytes() == made.tobytes()
+    assert search.packed(found, format, grid).tobytes() == made.tobytes()
 
 
 @pytest.mark.parametrize("type", ["Q2_K", "Q3_K", "Q4_K", "Q5_1", "Q8_0"])
