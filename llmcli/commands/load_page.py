@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.bench import page
 from llmcli.bench.charts.chart import Chart, Table
-from llmcli.bench.load import told
+from llmcli.bench.load import mixes, told
 from llmcli.bench.load.figures import DEFINITIONS, Figures
 from llmcli.bench.load.slo import Slo
 from llmcli.bench.pictures import load as drawing
@@ -91,10 +91,7 @@ def made(result: "Result", promise: Slo | None, rules: "Rules | None") -> "Page"
     """The whole page."""
     world = result.worlds[0]
     names = " and ".join(f"{one.model} at {one.server}" for one in result.worlds)
-    about = (
-        f"{world.mix} prompts of about {world.shape.prompt} tokens, answers of {world.shape.output}, "
-        f"{world.shape.shared:.0%} of each prompt shared · {world.endpoint} · {world.began}"
-    )
+    about = f"{_asked(world)} · {world.endpoint} · {world.began}"
     lead = [line for one in result.edges for line in (verdict(one, rules), *doubts(one, rules))]
     lead += [line for pair in result.beside for line in _pair(pair)]
     lead += [f"{one.load.name}: {_line(one)}" for one in result.found]
@@ -140,11 +137,18 @@ def doubts(edge: "Edge", rules: "Rules | None") -> list[str]:
     return told
 
 
+def _asked(world: told.World) -> str:
+    """What was sent; a file's requests have their own lengths."""
+    shape = world.shape
+    if world.mix not in mixes.mixes():
+        return f"the requests of {world.mix}, answers of {shape.output} tokens where they do not say"
+    shared = f", {shape.shared:.0%} of it shared" if shape.shared else ""
+    return f"{world.mix}, {shape.prompt} tokens{shared} + {shape.output}"
+
+
 def _words(result: "Result", rules: "Rules | None", ui: "UI") -> None:
     for world in result.worlds:
-        shape = world.shape
-        shared = f", {shape.shared:.0%} of it shared" if shape.shared else ""
-        ui.text(f"{world.model} at {world.server} · {world.mix}, {shape.prompt} tokens{shared} + {shape.output}")
+        ui.text(f"{world.model} at {world.server} · {_asked(world)}")
     ui.text()
     for pair in result.beside:
         columns = (pair.a.load.name, "A", "B", "B / A", "interval (95 %)")

@@ -195,6 +195,8 @@ def _check(b: str | None, rules: Rules | None, given: Given) -> None:
         raise UsageError(f"--endpoint does not know {given.endpoint!r}", hint="--endpoint takes: chat completions")
     if given.api_key and given.api_key_file:
         raise UsageError("two keys", hint="leave out --api-key or --api-key-file")
+    if given.shared and given.mix not in mixes.mixes():
+        raise UsageError(f"--shared is of prompts that are made; {given.mix} has its own", hint="leave out --shared")
     if not rules:
         return
     if b:

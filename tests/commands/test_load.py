@@ -59,6 +59,16 @@ def test_people_get_tables_definitions_and_a_page(llmcli: Llmcli, ours: Served, 
     assert {"Throughput over load", "Time to first token", "What the figures are"} <= set(headings)
 
 
+def test_a_files_requests_have_their_own_lengths(llmcli: Llmcli, ours: Served, tmp_path: Path) -> None:
+    file, page = tmp_path / "own.jsonl", tmp_path / "own.html"
+    file.write_text('{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}\n')
+    words = ("--mix", str(file), *SMALL, "--report", str(page))
+    done = llmcli("bench", "load", ours.url, *words)
+    assert done.code == 0, done.err
+    assert f"the requests of {file}, answers of" in done.out and "512 tokens" not in done.out
+    assert "where they do not say" in page.read_text()
+
+
 @pytest.mark.parametrize("words", [("compare",), ("--against",)])
 def test_two_servers_are_compared_in_turns(llmcli: Llmcli, ours: Served, words: tuple[str, ...]) -> None:
     done = llmcli("bench", "load", ours.url, *words, ours.url, *SMALL, "-r", "2", "--json")
@@ -148,6 +158,7 @@ def test_a_server_that_does_not_start_says_why(llmcli: Llmcli, tmp_path: Path) -
         (("http://h", "--slo", "tt:3"), 1, "does not know 'tt:3'"),
         (("http://h", "--arrivals", "often"), 2, "does not know 'often'"),
         (("http://h", "--rate", "0"), 1, "does not know '0'"),
+        (("http://h", "--mix", "own.jsonl", "--shared", "0.5"), 2, "own.jsonl has its own"),
         (("http://h", "--endpoint", "talk"), 2, "does not know 'talk'"),
         (("http://h", "--body", "[1]"), 1, "no JSON object"),
         (("http://h", "-o", "xml"), 2, "does not know 'xml'"),
