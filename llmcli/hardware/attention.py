@@ -62,7 +62,10 @@ def sooner_without(question: Question, config: Config) -> bool:
     path = place(question, config)
     known = _read(path)
     if known is None:
-        known, steady = measure(question)
+        try:
+            known, steady = measure(question)
+        except UserError:  # no room for the stand-in: the model's own may still be had
+            return False
         if steady:
             with suppress(UserError):  # of a folder that cannot be written: next time it is measured again
                 write_whole(path, (json.dumps({"version": 1, **asdict(known)}) + "\n").encode())

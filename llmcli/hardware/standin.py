@@ -15,6 +15,7 @@ BLOCKS = 4
 WIDTH = 32  # of the residual: what is multiplied beside attention is small
 WORDS = 32
 ALIGNMENT = 32
+EVEN = 8  # sizes of heads are multiples of it
 ARCH = "llama"
 
 
@@ -28,13 +29,15 @@ class Heads:
 
     @classmethod
     def of(cls, header: Header, form: kv.Shape) -> Self | None:
-        """Those of a model's largest block; None where they are not known, or keys and values differ in size."""
+        """Those of a model's largest block; None where they are not known, or keys and values differ in size, or it is
+        one at which nobody has heads: of an odd one llama.cpp aborts, which turns pairs of values."""
         queries = header.number("attention.head_count")
         most = max(range(len(form.k)), key=form.k.__getitem__, default=None)
         if not queries or most is None or form.latent or form.k_heads[most] != form.v_heads[most]:
             return None
         size = form.k_heads[most]
-        return cls(queries, form.k[most] // size, size) if size and queries * size % form.k[most] == 0 else None
+        whole = size and size % EVEN == 0 and queries * size % form.k[most] == 0
+        return cls(queries, form.k[most] // size, size) if whole else None
 
 
 def written(heads: Heads, n_ctx: int) -> bytes:

@@ -1,11 +1,13 @@
 """Which way of attention is taken: measured on a stand-in once, and kept for this machine."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llmcli import config
+from llmcli.errors import UserError
 from llmcli.hardware import attention, standin
 from llmcli.hardware.attention import Question, Times
 from llmcli.hardware.standin import Heads
@@ -13,6 +15,7 @@ from llmcli.runtime import kv
 from llmcli.runtime.binding.context import ContextOptions, Rows, open_context
 from llmcli.runtime.binding.model import open_model
 from quant import container
+from tests.fakes import fake_header
 
 HEADS = Heads(4, 2, 16)
 ASKED = Question(HEADS, "f16", "f16", 1, 1, 2)
@@ -79,6 +82,21 @@ def test_what_is_damaged_is_measured_anew(text: str, measured: list[Question]) -
     path.write_text(text)
     assert attention.sooner_without(ASKED, config.load())
     assert json.loads(path.read_text()) == {"version": 1, "flash": 2.0, "plain": 1.0}
+
+
+def test_where_it_cannot_be_measured_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(question: Question) -> None:
+        raise UserError("no room", hint="none")
+
+    monkeypatch.setattr(attention, "measure", refused)
+    assert not attention.sooner_without(ASKED, config.load())
+
+
+@pytest.mark.parametrize(("size", "values"), [(15, 15), (12, 12), (16, 8)])
+def test_heads_that_llama_cpp_would_not_take_are_none(size: int, values: int) -> None:
+    form = kv.Shape((2 * size,), (2 * values,), 0, (False,), (size,), (values,), 2 * values)
+    assert Heads.of(fake_header(), form) is None
+    assert Heads.of(fake_header(), replace(form, k=(32,), k_heads=(16,), v_heads=(16,))) == Heads(2, 2, 16)
 
 
 def test_a_folder_that_cannot_be_written_does_not_matter(measured: list[Question]) -> None:
