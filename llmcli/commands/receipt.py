@@ -113,7 +113,7 @@ def beside(told: "Receipt", slots: int, reading: int | None, scored: int | None,
         ui.text(f"serve and batch read prompts in a context of their own, {more} more: -fa on does without")
     if scored != 0:
         more = "an unknown number of bytes" if scored is None else _size(scored)
-        ui.text(f"their buffers take up to {more} more, for prompts whose own log-probabilities are asked for")
+        ui.text(f"serve's and batch's buffers take up to {more} more, where prompts are scored (echo and logprobs)")
     if slots > 1:
         most = _size(outside(told, slots))
         ui.text(f"serve and batch keep up to {most} more of what is free: answers that gave way, and finished ones")
