@@ -143,20 +143,6 @@ def device() -> str | None:
 
 
 @cache
-def _pools() -> Any:
-    """numpy's threads."""
-    import numpy as np  # noqa: F401 (what is not loaded yet is not found)
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()
-
-
-def one_thread() -> None:
-    """From now on numpy's products take the thread that asks for them, and no more: the encoders are the threads."""
-    _pools().limit(limits=1, user_api="blas")
-
-
-@cache
 def operations(where: str | None = None) -> Ops:
     """The operations on a device of torch's, or numpy's where that is None."""
     return Torch(where) if where else Numpy()

@@ -24,7 +24,7 @@ DOORS = {
     "huggingface_hub": ("llmcli/catalog/sources/hub.py", "llmcli/catalog/hub/"),
     "platformdirs": ("llmcli/config.py",),
     "starlette": ("llmcli/serve/",),
-    "threadpoolctl": ("llmcli/hardware/blas.py", "quant/accelerate.py"),
+    "threadpoolctl": ("quant/blas.py",),
     "uvicorn": ("llmcli/serve/server.py", "llmcli/serve/connection.py", "llmcli/serve/wire.py"),
     "websockets": ("llmcli/serve/",),
     "grpc": ("llmcli/serve/",),

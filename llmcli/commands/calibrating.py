@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from llmcli.catalog import store
 from llmcli.catalog.partial import cannot_write, check_place, write_whole
 from llmcli.commands.scorers import Side
-from llmcli.hardware import blas, host
+from llmcli.hardware import host
 from llmcli.runtime import identity
 from llmcli.runtime.activations import Activations, open_activations
 from llmcli.runtime.binding.library import version
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.binding.watch import Mixed, Seen
 from llmcli.units import size
-from quant import gather, interim
+from quant import blas, gather, interim
 from quant.calibrate import Mixture, Product, Sums
 from quant.evaluate import Chunks
 from quant.gather import Seconds, Survey

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from llmcli.catalog import elsewhere
 from llmcli.catalog.partial import make_folder
 from llmcli.commands import bases, calibrating, gathering, weights
-from llmcli.hardware import blas, host
+from llmcli.hardware import host
 from llmcli.units import size
-from quant import container, moments
+from quant import blas, container, moments
 from quant import quantize as road
 from quant.prefix import Group, Prefix, unquantized
 

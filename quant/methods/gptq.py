@@ -25,7 +25,7 @@ their moments is 0.2 % larger in the geometric mean of the tensors.
 
 from typing import TYPE_CHECKING, Any
 
-from quant import accelerate, native
+from quant import accelerate, blas, native
 from quant.accelerate import Array
 from quant.formats.base import Linear
 from quant.methods.base import Evidence, Method, Remark, Solver
@@ -96,7 +96,7 @@ class _Tensor:
         from threading import Lock
 
         self.ops = accelerate.operations(accelerate.device())
-        accelerate.one_thread()
+        blas.one_thread()
         assert isinstance(format, Linear), format
         self.format, self.evidence, self.kind = format, evidence, Kind.of(format)
         self.search = SEARCH.solver(format, evidence)

@@ -2,7 +2,7 @@
 
 import threadpoolctl
 
-from llmcli.hardware import blas
+from quant import blas
 
 
 def threads() -> set[int]:
