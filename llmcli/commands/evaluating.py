@@ -17,6 +17,7 @@ import numpy as np
 from llmcli.catalog import store
 from llmcli.catalog.partial import cannot_write, check_place, make_folder, sync_folder
 from llmcli.commands.scorers import Side, both_fit, in_turn, opened, refuse_other, tokens
+from llmcli.config import rotated_cache
 from llmcli.errors import UserError
 from llmcli.runtime import identity, scoring
 from llmcli.runtime.binding.library import version
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 OTHERS = {
     "base": "--base", "written": "time of its file", "text": "text", "n_ctx": "--ctx", "type_k": "-ctk",
     "type_v": "-ctv", "flash_attn": "-fa", "n_batch": "-b", "n_ubatch": "-ub", "gpu_layers": "-ngl",
-    "build": "build of llama.cpp",
+    "build": "build of llama.cpp", "rotated": "LLAMA_ATTN_ROT_DISABLE",
 }  # fmt: skip
 
 
@@ -163,13 +164,19 @@ def _head(wish: Wish, text: Chunks) -> dict[str, Any]:
     base = identity.content(wish.base.header) if wish.base else _digest(wish.kept.head) if wish.kept else ""
     return {
         "kind": "evaluation", "model": identity.content(wish.model.header), "base": base,
-        "written": [identity.written(side.header) for side in sides],
+        "written": [*(identity.written(side.header) for side in sides), *_written(wish.kept)],
         "text": hashlib.sha256(text.ids.tobytes()).hexdigest(), "n_ctx": text.n_ctx, "n_vocab": n_vocab,
         "at_once": scoring.at_once(text.n_ctx, options.batch_size, n_vocab, text.count),
         "type_k": options.cache_type_k, "type_v": options.cache_type_v, "flash_attn": options.flash_attn,
         "n_batch": options.batch_size, "n_ubatch": options.ubatch_size,
         "gpu_layers": [side.gpu_layers for side in sides], "build": version(),
+        **({} if rotated_cache() else {"rotated": False}),
     }  # fmt: skip
+
+
+def _written(kept: BaseLogits | None) -> list[int]:
+    """When a file of base logits was: its head does not tell it from one of a base with a small edit."""
+    return [kept.path.stat().st_mtime_ns] if kept else []
 
 
 def _tell_others(folder: Path, head: dict[str, Any], ui: "UI") -> None:
@@ -179,7 +186,7 @@ def _tell_others(folder: Path, head: dict[str, Any], ui: "UI") -> None:
         if other is None:
             continue
         other.close()
-        differ = [key for key in OTHERS if other.head.get(key) != head[key]]
+        differ = [key for key in OTHERS if other.head.get(key) != head.get(key)]
         if "n_ctx" in differ and "text" in differ:  # chunks of another length end elsewhere
             differ.remove("text")
         if other.head.get("model") == head["model"] and differ:

@@ -22,7 +22,7 @@ from llmcli.runtime.scoring import ChunkScorer
 from quant.container import Array, Header
 from quant.evaluate import I32, Chunks
 
-HELD = 4 << 30  # bytes of a base's logits that are held while the model takes its turn
+HELD = 4 << 30  # bytes of a base's logits that are held at most while the model takes its turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,15 @@ def in_turn(
 ) -> Iterator[tuple[list[int], ChunkScorer, "Held"]]:
     """Groups of chunks with the model open, and the base's logits of them, which were computed when it was.
 
-    As many groups as `HELD` bytes of logits hold are taken at each turn.
+    As many groups as `HELD` bytes of logits hold, or half of the memory that is free, are taken at each turn.
     """
     at_once = max(map(len, groups))
     left = list(groups)
     while left:
         with opened(base, None, at_once) as (scorer, _):
-            most = max(1, HELD // (4 * scorer.n_vocab * text.scored * at_once))
+            free = host.available_memory()
+            room = HELD if free is None else min(HELD, free // 2)
+            most = max(1, room // (4 * scorer.n_vocab * text.scored * at_once))
             held = [Held([block.copy() for block in scorer.blocks(text.ids[group])]) for group in left[:most]]
         with opened(model, None, at_once) as (scorer, _):
             for group, logits in zip(left[:most], held, strict=True):

@@ -139,6 +139,34 @@ def test_a_small_edit_of_the_file_begins_anew(told: Callable[..., Any], small: P
     assert told(own, "--base-logits", tmp_path / "base")["kl_divergence"]["value"] < 1e-4
 
 
+def test_a_small_edit_of_the_base_begins_anew_with_its_kept_logits(
+    told: Callable[..., Any], small: Path, stories_gguf: Path, tmp_path: Path
+) -> None:
+    base, file = Path(shutil.copy2(small, tmp_path / "own.gguf")), tmp_path / "base"
+    told(base, "--save-base", file)
+    before = told(stories_gguf, "--base-logits", file)
+    assert told(stories_gguf, "--base-logits", file)["resumed_chunks"] == before["chunks"]
+    tensor = next(one for one in container.read(base).tensors if one.name == "blk.0.ffn_down.weight")
+    with base.open("r+b") as stream:
+        stream.seek(tensor.offset)
+        stream.write(np.float16(8).tobytes())
+    told(base, "--save-base", file)
+    after = told(stories_gguf, "--base-logits", file)
+    assert after["resumed_chunks"] == 0
+    assert after["kl_divergence"]["value"] != before["kl_divergence"]["value"]
+
+
+def test_another_rotation_of_the_cache_begins_anew(
+    told: Callable[..., Any], stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (stories_gguf, "-ctk", "bf16")
+    assert told(*words)["resumed_chunks"] == 0
+    monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
+    assert told(*words)["resumed_chunks"] == 0
+    monkeypatch.delenv("LLAMA_ATTN_ROT_DISABLE")
+    assert told(*words)["resumed_chunks"] > 0
+
+
 def test_other_settings_begin_anew_and_more_chunks_go_on(llmcli: Llmcli, stories_gguf: Path, text: Path) -> None:
     words = ("eval", str(stories_gguf), "--text", str(text), "-t", "1")
     assert "begins anew" not in llmcli(*words, "--ctx", "64", "--chunks", "2").err
@@ -154,8 +182,20 @@ def test_one_after_the_other_gives_the_same(
     words = (small, "--base", stories_gguf, "-b", "128")
     whole = told(*words)
     monkeypatch.setattr(evaluating, "both_fit", lambda model, base: False)
-    monkeypatch.setattr(scorers, "HELD", 3 * 4 * 512 * 31 * 2)  # three groups at a turn
+    with monkeypatch.context() as patch:
+        patch.setattr(scorers, "HELD", 3 * 4 * 512 * 31 * 2)  # three groups at a turn
+        assert told(*words, "--fresh") == whole
+    opened, turns = scorers.opened, 0
+
+    def counted(*given: Any) -> Any:
+        nonlocal turns
+        turns += 1
+        return opened(*given)
+
+    monkeypatch.setattr(scorers, "opened", counted)
+    monkeypatch.setattr(scorers.host, "available_memory", lambda: 2 * 4 * 512 * 31 * 2)  # half of it: one group
     assert told(*words, "--fresh") == whole
+    assert turns == 2 * -(-whole["chunks"] // 2)
 
 
 def test_blocks_and_batches_change_nothing_but_the_last_digits(
