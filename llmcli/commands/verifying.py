@@ -7,6 +7,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -163,14 +164,16 @@ def _origin(plan: "Plan") -> Origin:
 
 
 def steering(plan: "Plan") -> tuple[Steering, ...]:
-    """What the rounding was steered by. A text's hash is that of the file as it is now, where it is still there."""
+    """What the rounding was steered by. A text's hash is that of its file, where that is still there and is no younger
+    than what was gathered from it."""
     diagonal = plan.imatrix is not None and plan.moments is not None and plan.imatrix.digest == plan.moments.digest
     files = {} if plan.imatrix is None or diagonal else {"imatrix": plan.imatrix}
-    if plan.moments is not None and (diagonal or plan.method.needs == "moments"):
+    if plan.moments is not None and (diagonal or plan.method.needs == "moments" or plan.source.fold):  # they chose it
         files["moments"] = plan.moments.imatrix
     return (*_behind(plan), *(
         Steering(
-            kind, one.digest, tuple(map(_name, one.datasets)), tuple(map(_hash_now, one.datasets)), one.chunks or None,
+            kind, one.digest, tuple(map(_name, one.datasets)),
+            tuple(_hash(name, one.path.stat().st_mtime) for name in one.datasets), one.chunks or None,
             one.chunks * one.chunk_size or None,
         )
         for kind, one in files.items()
@@ -182,7 +185,7 @@ def _behind(plan: "Plan") -> tuple[Steering, ...]:
     one = plan.pending
     if one is None or not one.digest:
         return ()
-    names, hashes = tuple(map(_name, one.texts)), tuple(map(_hash_now, one.texts))
+    names, hashes = tuple(map(_name, one.texts)), tuple(map(_hash, one.texts))
     return (Steering("sequential", one.digest, names, hashes, one.chunks or None, one.chunks * one.chunk_size or None),)
 
 
@@ -194,12 +197,13 @@ def _mixing(plan: "Plan", wish: Wish) -> tuple[Steering, ...]:
     return (Steering("mix", json.loads(plan.settings)["mix"], ("",), (digest,), chunks, chunks * CTX),)
 
 
-def _hash_now(name: str) -> str:
-    """The hash of a text that a stats file names, if it is a file of this machine: anybody may have written that."""
+def _hash(name: str, before: float = inf) -> str:
+    """The hash of a text that a stats file names, if it is a file of this machine, last written `before` that: anybody
+    may have written it, and another text may stand there by now."""
     path = Path(name)
     try:
-        small = path.is_file() and path.stat().st_size < LARGEST_TEXT
-        return _sha256(words_of(path)[0]) if small else ""
+        known = path.is_file() and path.stat().st_size < LARGEST_TEXT and path.stat().st_mtime <= before
+        return _sha256(words_of(path)[0]) if known else ""
     except (UserError, OSError, ValueError):
         return ""
 

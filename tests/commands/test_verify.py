@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
@@ -19,8 +20,10 @@ from llmcli.bench.paired import Comparison
 from llmcli.commands import certifying, verifying
 from llmcli.runtime.binding.model import open_model
 from llmcli.ui import UI
-from quant import certificate, container, folds, quantize, recipe
+from quant import certificate, container, folds, imatrix, momentfile, moments, quantize, recipe
+from quant.calibrate import Sums
 from quant.folds import replan
+from quant.momentfile import Gathered
 from quant.recipe import Wishes
 from tests.commands.conftest import Done
 from tests.quant import tiny
@@ -182,6 +185,24 @@ def test_figures_of_the_calibration_text_are_said_to_flatter(
     assert (steered["texts"], steered["tokens"]) == (["some.txt"], 512)
     assert steered["hashes"] == [found["answers"]["text_sha256"]]
     assert [one["name"] for one in found["tensors"] if one["weighted"]] == ["blk.0.attn_q.weight"]
+    os.utime(matrix, (1, 1))  # what stands there now may be another text than was read
+    document, _ = verify(stories_gguf, "--q4_0", "-o", tmp_path / "small.gguf", "--imatrix", matrix)
+    (steered,) = document["certificate"]["steering"]
+    assert (steered["texts"], steered["hashes"]) == (["some.txt"], [""])
+
+
+def test_moments_that_chose_folds_are_named_whatever_the_method(stories_gguf: Path, tmp_path: Path) -> None:
+    source = quantize.open_gguf(stories_gguf)
+    rows = np.random.default_rng(0).normal(size=(80, 64))
+    file = momentfile.write(tmp_path / "moments.gguf", [(["blk.0.attn_q.weight"], Gathered.of(rows))])
+    matrix = tmp_path / "imatrix.gguf"
+    sums = Sums()
+    sums.sums["blk.0.attn_q.weight"], sums.counts["blk.0.attn_q.weight"] = np.ones((1, 64)), np.ones(1)
+    matrix.write_bytes(b"".join(sums.file(["a"], 1, 512)))
+    plan = quantize.plan(source, "Q4_0", imatrix=imatrix.load(matrix), moments=moments.load(file))
+    assert [one.kind for one in verifying.steering(plan)] == ["imatrix"]
+    folded = replan.folded(plan, folds.shaken(source, 0), "a test")
+    assert [one.kind for one in verifying.steering(folded)] == ["imatrix", "moments"]
 
 
 def test_a_text_that_types_were_chosen_by_is_said_to_flatter(stories_gguf: Path, tmp_path: Path, text: Path) -> None:
