@@ -222,10 +222,11 @@ def _gathered(site: Site, readers: Sequence[Reader], vectors: "Sequence[F32 | F6
 
 
 def _factors(wanted: "F64") -> "F32":
-    """Factors around 1, within RANGE; a channel that nothing enters gets the least."""
+    """Factors around 1, within RANGE; a channel that nothing enters gets the least, and says nothing of the others."""
     import numpy as np
 
-    middle = np.exp(np.log(np.maximum(wanted, 1e-30)).mean())
+    live = wanted[wanted > 0]
+    middle = np.exp(np.log(live).mean()) if len(live) else 1.0
     found: F32 = np.clip(wanted / middle, 1 / RANGE, RANGE).astype(np.float32)
     return found
 

@@ -74,6 +74,18 @@ def test_the_finished_file_has_less_error_and_the_same_size(
         assert error(source, better, imatrix, role) < 0.95 * error(source, plain, imatrix, role)
 
 
+def test_channels_that_nothing_enters_do_not_hide_the_others(source: Source, imatrix: Imatrix) -> None:
+    sums, dead = np.fromfile(imatrix.path, "<f4"), np.arange(HIDDEN) % 5 == 0
+    for entry in imatrix.entries.values():
+        sums[entry.offset // 4 : entry.offset // 4 + entry.count : 5] = 0
+    sums.tofile(imatrix.path)
+    found = choose.choose(quantize.plan(source, "Q4_K_M", imatrix=imatrix), ("awq",), 1)
+    fold = next(one.fold for one in found if one.site.name == "blk.0.attn_norm")
+    assert fold and fold.scale is not None
+    assert fold.scale[~dead].max() > 1.5 * fold.scale[~dead].min()
+    assert (fold.scale[dead] == fold.scale.min()).all()
+
+
 def test_a_loss_is_that_of_rounded_weights_and_rounded_inputs(source: Source, imatrix: Imatrix) -> None:
     plan = quantize.plan(source, "Q4_0", imatrix=imatrix)
     step = next(step for step in plan.steps if step.weight.name == "blk.0.attn_output.weight")
