@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
@@ -47,7 +47,8 @@ POSITION = 2700  # bytes that are kept of the base's logits
 @dataclass(frozen=True, slots=True)
 class Point:
     """A finished setting. `doubt`: what the part of the base's logits that was kept adds to the divergence's error;
-    `seconds` quantizing took, 0 where the file was there; `klds` are the mean divergences of the chunks."""
+    `seconds` quantizing took, 0 where an earlier run had made a part of it or all; `klds` are the mean divergences of
+    the chunks."""
 
     name: str
     file_type: str
@@ -170,7 +171,7 @@ def _point(wish: Wish, name: str, base: "tuple[Side, BaseLogits]", folder: Path,
     began = time.monotonic()
     with ui.bar(f"quantize to {name}", len(plan.steps), unit="tensors") as bar:
         report = road.run(plan, out, threads=wish.threads, watch=lambda progress: bar.advance(1))
-    seconds = 0.0 if report.present else time.monotonic() - began
+    seconds = 0.0 if report.present or report.resumed_bytes else time.monotonic() - began
     model = side(out, wish.options, ui)
     outcome = evaluating.run(evaluating.Wish(model, None, base[1], None, wish.chunks, quiet=True), config, ui)
     against = outcome.quality.against
@@ -223,13 +224,14 @@ def _clean(folder: Path) -> None:
 
 
 def _finished(wish: Wish, name: str, folder: Path) -> Point | None:
-    """A setting that is there, None where it is not, or was made of other settings."""
+    """A setting that is there, whatever it was called then; None where it is not, or was made of other settings."""
     try:
         found = parse(Point, _place(wish, name, folder).read_text(encoding="utf-8"), LONGEST)
     except (OSError, ValueError):
         return None
-    kept = wish.keep is None or (wish.keep / _file(wish, name)).exists()
-    return found if found.settings == wish.plans[name].settings and kept else None
+    plan = wish.plans[name]
+    kept = wish.keep is None or road.finished(plan, wish.keep / _file(wish, name))
+    return replace(found, name=name) if found.settings == plan.settings and kept else None
 
 
 def _file(wish: Wish, name: str) -> str:

@@ -36,7 +36,7 @@ def rows(points: Sequence[Point], beaten: dict[str, str]) -> list[tuple[str, ...
             f"{answers.kld_ranks.get('99.9', answers.kld_most):.4f}", f"{answers.same_top.value:.2%}",
             f"{answers.perplexity_ratio.value:.4f}",
             *(_rate(speeds.get(test)) for test in ("pp", "tg")),
-            f"{one.seconds:.1f}", beaten.get(one.name, ""),
+            f"{one.seconds:.1f}" if one.seconds else "", beaten.get(one.name, ""),
         ))  # fmt: skip
     return told
 
