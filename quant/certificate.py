@@ -7,7 +7,7 @@ signature: who wants to deceive can write another. It knows files and figures, n
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import BinaryIO
 
@@ -22,6 +22,7 @@ LONGEST = 64 << 20  # characters: a table of a million tensors
 SAMPLE = 4096  # bytes of each tensor's middle that a look at the file reads
 BLOCK = 1 << 22
 SHOWN = 3  # tensors that are named
+TENSOR, TEXT, REST = 160, 160, 8192  # bytes of JSON that they take at most, beside their names: see room()
 # Not of the model, but of how its files are cut; and the certificate, which cannot speak of itself.
 ASIDE = frozenset({KEY, "split.no", "split.count", "split.tensors.count"})
 
@@ -160,6 +161,14 @@ class Certificate:
     def text(self) -> str:
         """As it is stored."""
         return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
+
+
+def room(tensors: Iterable[str], texts: Iterable[str]) -> int:
+    """Bytes that a certificate adds to a file at most, where it names these tensors, and these texts as what steered:
+    a file that must have a size is planned without them."""
+    each = ((tensors, TENSOR), (texts, TEXT))
+    named = (len(json.dumps(name, ensure_ascii=False).encode()) + more for names, more in each for name in names)
+    return REST + sum(named)
 
 
 def read(header: Header) -> Certificate | None:

@@ -43,6 +43,15 @@ class Mix:
         }  # fmt: skip
         return _lines(told).encode()
 
+    @property
+    def chosen_by(self) -> dict[str, Any]:
+        """What the types were chosen by, as `quantize --json` tells it ("allocation"): a text's digest and so many
+        chunks of it. Nothing where the file does not say so."""
+        told = {key: self.made_from.get(key) for key in ("text", "chunks", "held_out_chunks", "quick")}
+        kinds = (str, int, int, bool)
+        sound = all(type(value) is kind for value, kind in zip(told.values(), kinds, strict=True))
+        return {"allocation": told} if sound else {}
+
     def check(self, fingerprint: str, steered: Mapping[str, str]) -> None:
         """Refuse a run that would not make the bytes that were planned: another source, another method."""
         if fingerprint != self.fingerprint:

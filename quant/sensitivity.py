@@ -108,14 +108,18 @@ class Probe:
     names: tuple[str, ...]
 
 
-def probes(names: Sequence[str], grouped: bool) -> list[Probe]:
-    """One measurement for each tensor, or for each group of a layer: q with k, gate with up."""
+def probes(types: Mapping[str, Sequence[str]], grouped: bool) -> list[Probe]:
+    """One measurement for each tensor that has a choice, or for each group of a layer: q with k, gate with up.
+
+    Those without one are counted as well: a number means the same tensor whatever `types` leave it to choose from.
+    """
     found: dict[tuple[int, str], list[str]] = {}
-    for name in names:
+    for name in types:
         part = recipe.role(name)
         group = GROUPS.get(part, "") if grouped else ""
         found.setdefault((recipe.order(name)[0], group) if group else (-2, name), []).append(name)
-    return [Probe(number, tuple(group)) for number, group in enumerate(found.values())]
+    chosen = [tuple(name for name in group if len(types[name]) > 1) for group in found.values()]
+    return [Probe(number, names) for number, names in enumerate(chosen) if names]
 
 
 class Sensing:

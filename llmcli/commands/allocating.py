@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
     from quant.source import Source
 
-FOLD = 512  # bytes of a header that tells of folds, more than it takes
 READ = 1 << 30  # records of mixes that were read by stand behind all others
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What is to be allocated: `planned` gives the plan of a mix, `plain` without method and importance; `steered` is
-    what decides its bytes beside the types, `reading` what the model is measured on, `text` the digest of that."""
+    what decides its bytes beside the types, `reading` what the model is measured on, `text` the digest of that.
+    `spare` are bytes of the file that no plan has: what folds and a certificate write into it."""
 
     source: "Source"
     planned: Planned
@@ -48,6 +48,7 @@ class Wish:
     steered: Mapping[str, str]
     reading: Reading
     text: str
+    spare: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,9 @@ def run(wish: Wish, config: "Config", ui: "UI") -> Outcome:
             stack.callback(one.close)
         sensing = Sensing(wish.planned, wish.plain, types, both[0], both[1], wish.reading.threads)
         work = _Work(wish, sensing, path.with_suffix(".gguf"), stack, ui)
-        budget = reachable(wish.source, wish.planned, sizing, folds=bool(wish.steered.get("fold")))
+        budget = reachable(wish.source, wish.planned, sizing, wish.spare)
         work.weigh()
-        parts = [] if sizing.quick else sensitivity.probes(sensing.open, sizing.probe == "group")
+        parts = [] if sizing.quick else sensitivity.probes(types, sizing.probe == "group")
         work.measure(parts)
         sensed = sensing.sensed(parts)
         menu = sensitivity.menu(sensing, sensed, wish.source.alignment)
@@ -108,7 +109,7 @@ class _Work:
         self._pass = 0.0  # seconds of one measurement
         self._closed = {name: kinds[0] for name, kinds in sensing.types.items() if len(kinds) == 1}
         self.positions = 0
-        self.fixed = _fixed(wish.source, wish.planned, sensing.types, folds=bool(wish.steered.get("fold")))
+        self.fixed = _fixed(wish.source, wish.planned, sensing.types, wish.spare)
 
     def whole(self, mix: Mapping[str, str]) -> dict[str, str]:
         """A mix with the tensors that have no choice."""
@@ -116,7 +117,8 @@ class _Work:
 
     def fitting(self, menu: Menu) -> Budget:
         """The largest file that the free memory runs."""
-        most = fitting.largest(menu, self.fixed, lambda mix: self.wish.planned(self.whole(mix)), self.path)
+        beside = self.path.with_name(f"fit-{self.path.name}")  # not the scratch copy's place: that may be open
+        most = fitting.largest(menu, self.fixed, lambda mix: self.wish.planned(self.whole(mix)), beside)
         _, all_of_it = reach(menu)
         full = " and no mix of these types is larger" if most == all_of_it + self.fixed else ""
         self.ui.note(f"--fit: a file of {most:,} bytes runs in the memory that is free with the default context{full}")
@@ -185,13 +187,13 @@ class _Work:
         return self._stage
 
 
-def reachable(source: "Source", planned: Planned, sizing: "Sizing", *, folds: bool = False) -> Budget | None:
+def reachable(source: "Source", planned: Planned, sizing: "Sizing", spare: int = 0) -> Budget | None:
     """The target as bytes; None where memory decides. Refuses a size that no mix has before anything is measured."""
     most = sizing.most(sum(weight.elements for weight in source.weights))
     if most is None:
         return None
     types = sensitivity.options(source, sizing.kinds)
-    budget = Budget(most, _fixed(source, planned, types, folds=folds))
+    budget = Budget(most, _fixed(source, planned, types, spare))
     rooms: dict[str, list[Option]] = {}  # by size alone, the larger the better
     for (name, kind), step in sensitivity.choices(planned, types).items():
         if len(types.get(name, ())) > 1:
@@ -202,12 +204,12 @@ def reachable(source: "Source", planned: Planned, sizing: "Sizing", *, folds: bo
     return budget
 
 
-def _fixed(source: "Source", planned: Planned, types: Mapping[str, Sequence[str]], *, folds: bool) -> int:
+def _fixed(source: "Source", planned: Planned, types: Mapping[str, Sequence[str]], spare: int) -> int:
     """Bytes of the file that are the same whatever the types of the tensors that have a choice."""
     some = planned({name: kinds[0] for name, kinds in types.items()})
     chosen = (step for step in some.steps if len(types.get(step.weight.name, ())) > 1)
     held = sum(sensitivity.room(step, source.alignment) for step in chosen)
-    return some.nbytes - held + (FOLD if folds else 0)
+    return some.nbytes - held + spare
 
 
 def _shown(wish: Wish) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`--verify` of the commands that write a model file: the options, and what they ask for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
     from quant.certificate import Certificate
     from quant.quantize import Plan, Report
+    from quant.source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,12 @@ class Verifying:
             if given is not None:
                 raise UsageError(f"{flag} goes with --verify", hint="add --verify")
         return None
+
+    def room(self, source: "Source", texts: Sequence[str]) -> int:
+        """Bytes of a file that are kept for the certificate; `texts` steered the rounding."""
+        from quant import certificate
+
+        return certificate.room((one.name for one in source.weights), (*texts, "")) if self.verify else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How a plan is made of a file type and wishes, all else as the run has it; `steered` is that as words."""
+    """How a plan is made of a file type and wishes, all else as the run has it; `steered` is that as words. `spare` are
+    bytes that the file will have beside those of the plan."""
 
     source: "Source"
     make: Callable[[str, Wishes], Plan]
     steered: Mapping[str, str]
     threads: int
+    spare: int = 0
 
     def of(self, types: Mapping[str, str]) -> Plan:
         """The plan of a mix."""
@@ -58,7 +60,7 @@ def planned(
     elif sizing.plan is not None:
         mix = plans.load(sizing.plan.expanduser())
         mix.check(making.source.fingerprint, making.steered)
-        plan, told = making.of(mix.types), {"plan": str(sizing.plan)}
+        plan, told = making.of(mix.types), {"plan": str(sizing.plan), **mix.chosen_by}
     else:
         plan, mix, told = _allocated(sizing, making, config, ui)
     return plan, told | keep(sizing.plan_out, mix, ui)
@@ -90,17 +92,18 @@ def _allocated(sizing: Sizing, making: Making, config: "Config", ui: "UI") -> tu
     from llmcli.commands import allocating
 
     reading, text = _reading(sizing, making.threads, ui)
-    wish = allocating.Wish(making.source, making.of, making.plain, sizing, making.steered, reading, text)
+    wish = allocating.Wish(making.source, making.of, making.plain, sizing, making.steered, reading, text, making.spare)
     outcome = allocating.run(wish, config, ui)
     plan, source = making.of(outcome.mix), making.source
-    assert plan.nbytes <= outcome.budget.most, (plan.nbytes, outcome.budget)
+    nbytes = plan.nbytes + making.spare
+    assert nbytes <= outcome.budget.most, (nbytes, outcome.budget)
     made = {
         "target_bytes": outcome.budget.most, "expected_kld": outcome.expected, "text": text,
         "chunks": reading.measured, "held_out_chunks": reading.held_out, "probe": sizing.probe, "quick": sizing.quick,
         "trials": [{"role": t.role, "factor": t.factor, "kld": t.kld, "kept": t.kept} for t in outcome.trials],
     }  # fmt: skip
     mix = Mix(source.fingerprint, outcome.mix, making.steered, source.name, plan.nbytes, _rows(plan, outcome), made)
-    _tell(plan, outcome, sizing, ui)
+    _tell(nbytes, outcome, sizing, ui)
     return plan, mix, {"target_bytes": outcome.budget.most, "allocation": {**made, "seconds": outcome.seconds}}
 
 
@@ -132,9 +135,9 @@ def _rows(plan: Plan, outcome: "Outcome") -> dict[str, dict[str, Any]]:
     return found
 
 
-def _tell(plan: Plan, outcome: "Outcome", sizing: Sizing, ui: "UI") -> None:
+def _tell(nbytes: int, outcome: "Outcome", sizing: Sizing, ui: "UI") -> None:
     """The mix in a few lines; a file well below its target is said to be."""
-    short = 1 - plan.nbytes / outcome.budget.most
+    short = 1 - nbytes / outcome.budget.most
     if short > CLOSE:
         ui.warn(f"the file stays {short:.1%} below its target: the tensors are too few for a nearer mix")
     if sizing.quick:

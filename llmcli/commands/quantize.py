@@ -83,6 +83,13 @@ class Known:
         return {"imatrix": self.imatrix, "moments": self.moments, "pending": self.pending}
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts that all of it was, or will be, gathered from, by their names."""
+        sums = self.imatrix.datasets if self.imatrix else ()
+        moments = self.moments.about.datasets if self.moments else ()
+        return (*sums, *moments, *(self.pending.texts if self.pending else ()))
+
+    @property
     def digests(self) -> dict[str, str]:
         """Those that there are, by what they are."""
         said = {"imatrix": self.imatrix, "moments": self.moments, "sequential": self.pending}
@@ -125,8 +132,10 @@ class Steering:
     ] = None
     fold: Fold = "none"
 
-    def known(self, method: "Method", source: "Source", writing: Writing, config: "Config", ui: "UI") -> Known:
-        """The files of --imatrix and --moments, and what is missing gathered."""
+    def known(
+        self, method: "Method", source: "Source", writing: Writing, config: "Config", ui: "UI", *, dry_run: bool
+    ) -> Known:
+        """The files of --imatrix and --moments, and what is missing gathered, unless it is a `dry_run`."""
         from quant import imatrix, moments
         from quant.pending import Pending
 
@@ -135,7 +144,7 @@ class Steering:
         if self.runs(method):
             from llmcli.commands import gathering  # it opens the runtime
 
-            wish = self.wish(method, source, writing)
+            wish = self.wish(method, source, writing, dry_run=dry_run)
             if self.missing(method):
                 sums, second = gathering.gathered(wish, sums, config, ui)
             if self.sequential:
@@ -182,14 +191,16 @@ class Steering:
         if (self.calibration or self.calibration_chunks) and not (self.sequential or self.missing(method)):
             raise UsageError("--calibration is for what is gathered, and nothing is", hint="leave it out")
 
-    def wish(self, method: "Method", source: "Source", writing: Writing) -> "gathering.Wish":
+    def wish(
+        self, method: "Method", source: "Source", writing: Writing, *, dry_run: bool = False
+    ) -> "gathering.Wish":
         """The measurement that is missing; with --sequential that of the whole model, which comes before the others."""
         from llmcli.commands.gathering import Wish
 
         moments = method.needs == "moments" and not self.sequential
         text = tuple(path.expanduser() for path in self.calibration or ())
         why = self.missing(method) or "--sequential"
-        return Wish(source, why, moments, writing.threads, writing.dry_run, text, self.calibration_chunks)
+        return Wish(source, why, moments, writing.threads, dry_run, text, self.calibration_chunks)
 
     @property
     def files(self) -> tuple[Path | None, ...]:
@@ -230,11 +241,13 @@ def quantize(
     from llmcli.commands import certifying, closing, folding, mixes, weights
     from quant import planning, recipe
     from quant import quantize as road
+    from quant.folds import rewrite
 
     config, ui = start(writing.json, writing.offline, reading.allow_pickle)
     how, wish = planning.named(steering.method), verifying.wish(writing.threads)
     steering.check(how, sizing)
-    workers.join(ui, runs=verifying.verify or (steering.runs(how) and not writing.dry_run))
+    dry_run = writing.dry_run and not sizing.steered  # of what is gathered
+    workers.join(ui, runs=verifying.verify or (steering.runs(how) and not dry_run))
     kept = reading.keep_source or verifying.verify or steering.folds or steering.runs(how)
     model = weights.find_model(source, config, ui, kept)
     kind = recipe.parse(quant or (model.quant if model else None) or DEFAULT)
@@ -249,10 +262,11 @@ def quantize(
     )
     check_apart([writing.out, sizing.plan_out], [*steering.files, *sizing.files, verifying.verify_text])
     check_apart([sizing.plan_out], opened.files)
-    known = steering.known(how, opened, writing, config, ui)
+    known = steering.known(how, opened, writing, config, ui, dry_run=dry_run)
     making = mixes.Making(
         opened, lambda name, wishes: road.plan(opened, name, wishes, most=most, method=how.name, **known.given),
         {"method": how.name, "fold": steering.fold * steering.folds, **known.digests}, writing.threads,
+        rewrite.ROOM * steering.folds + verifying.room(opened, known.texts),
     )  # fmt: skip
     plan, told = mixes.planned(sizing, making, kind.name, wishes, config, ui)
     if known.imatrix or known.moments or not writing.dry_run:

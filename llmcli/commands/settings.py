@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from llmcli.commands import allocating, bases, folding, gathering, mixes
 from llmcli.commands.pareto import TYPES, Settings
+from llmcli.commands.quantize import Known
 from llmcli.commands.sizing import Sizing
 from llmcli.errors import UsageError
 from quant import imatrix, moments, planning, recipe
-from quant.folds import choose
+from quant.folds import choose, rewrite
 from quant.imatrix import Imatrix
 from quant.moments import Moments
 from quant.recipe import STOCK, Wishes
@@ -80,11 +81,10 @@ def _measured(
 
 def _making(source: "Source", method: str, fold: str, measured: Measured, threads: int) -> mixes.Making:
     """How plans of a method are made; `steered` as in quantize, so that both find what the other has measured."""
-    sums, second = measured
-    steered = {"method": method, "imatrix": sums.digest if sums else "", "fold": fold * bool(choose.parse(fold))}
-    steered |= {"moments": second.digest} if second else {}
+    known, folds = Known(*measured, None), bool(choose.parse(fold))
+    steered = {"method": method, "fold": fold * folds, **known.digests}
 
     def make(kind: str, wishes: Wishes) -> "Plan":
-        return planning.plan(source, kind, wishes, sums, method=method, moments=second)
+        return planning.plan(source, kind, wishes, method=method, **known.given)
 
-    return mixes.Making(source, make, steered, threads)
+    return mixes.Making(source, make, steered, threads, rewrite.ROOM * folds)

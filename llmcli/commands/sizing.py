@@ -58,12 +58,17 @@ class Sizing:
     @property
     def wanted(self) -> bool:
         """Whether a size is asked for."""
-        return bool(self.fit or self.target_size or self.target_bpw is not None)
+        return self.fit or self.target_size is not None or self.target_bpw is not None
 
     @property
     def any(self) -> bool:
         """Whether the types are not the recipe's."""
         return self.wanted or self.plan is not None
+
+    @property
+    def steered(self) -> bool:
+        """Whether types go by what was measured of the model's inputs, or a plan file tells what that was."""
+        return self.any or self.plan_out is not None
 
     @property
     def files(self) -> tuple[Path | None, ...]:
@@ -81,8 +86,8 @@ class Sizing:
         """Refuse what excludes each other; `typed`: a file type was asked for as well."""
         asked = [
             flag for flag, given in (
-                ("--target-bpw", self.target_bpw is not None), ("--target-size", self.target_size), ("--fit", self.fit),
-                ("--plan", self.plan),
+                ("--target-bpw", self.target_bpw is not None), ("--target-size", self.target_size is not None),
+                ("--fit", self.fit), ("--plan", self.plan),
             ) if given
         ]  # fmt: skip
         if len(asked) > 1:
@@ -113,7 +118,7 @@ class Sizing:
             if not 0 < self.target_bpw <= 32:
                 raise UsageError(f"--target-bpw is {self.target_bpw}", hint="for example --target-bpw 4.8")
             return int(self.target_bpw * weights / 8)
-        return nbytes(self.target_size) if self.target_size else None
+        return None if self.target_size is None else nbytes(self.target_size)
 
 
 def nbytes(text: str) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from quant.native import U8
 
 FOLD_KEY = "llmcli.quantize.fold"
+ROOM = 512  # bytes of a header that tell of folds, more than they are
 OTHERS = "folded: LoRA adapters, control vectors and projectors made for the original do not fit the new file"
 SPREAD = 1.1  # of random factors, either way
 NEAR = 4  # rows that are read in vain rather than by another read

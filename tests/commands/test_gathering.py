@@ -1,5 +1,6 @@
 """`llmcli quantize` where a method or a fold needs what was not given: gathered with the text that ships, once."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,6 +61,24 @@ def test_folds_gather_an_imatrix(llmcli: Callable[..., Done], model: Path, home:
     assert "--fold awq needs an imatrix: gathered from" in done.err
     assert "quantize.imatrix.file" in container.read(out).metadata
     assert not list((home / "cache" / "calibrations").glob("*.moments.gguf"))
+
+
+def test_a_size_and_a_plan_go_by_what_is_gathered_where_nothing_is_written_too(
+    llmcli: Callable[..., Done], model: Path, tmp_path: Path
+) -> None:
+    plan, words = str(tmp_path / "plan.json"), ("quantize", str(model), "--method", "gptq", "--threads", "1", "--json")
+    words = (*words, "-o", str(tmp_path / "out.gguf"))
+    size = ("--target-bpw", "7.5", "--quick")
+    planned = llmcli(*words, *size, "--dry-run")
+    assert planned.code == 0, planned.err
+    assert "--method gptq needs second moments: gathered from" in planned.err
+    made = llmcli(*words, *size)
+    for key in ("bytes", "methods", "fallbacks"):
+        assert json.loads(planned.out)[key] == json.loads(made.out)[key]
+    assert llmcli(*words, "-t", "q5_0", "--dry-run", "--plan-out", plan).code == 0
+    for more in (("--dry-run",), ()):
+        done = llmcli(*words, "--plan", plan, *more)
+        assert done.code == 0, done.err
 
 
 def test_measurements_of_a_model_with_other_folds_steer_nothing(

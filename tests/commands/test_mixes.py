@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from llmcli.commands import fitting
+from llmcli.bench.paired import Comparison
+from llmcli.commands import fitting, verifying
 from llmcli.commands.sizing import nbytes
 from llmcli.errors import UsageError
-from quant import container, quantize
+from quant import certificate, container, quantize
+from quant.planning import Plan
 from tests.commands.conftest import Done
 from tests.quant import tiny
 
@@ -85,6 +87,21 @@ def test_a_file_with_an_edit_that_the_samples_miss_is_measured_anew(
     assert "to measure:" in llmcli(*words, "--force").err
 
 
+def test_a_certificate_is_part_of_the_size(
+    sized: Call, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alike = Comparison(1.0, 0.9, 1.1, 0.95, (9.0, 10.0, 11.0), (9.0, 10.0, 11.0))
+    monkeypatch.setattr(verifying.sides, "run", lambda pairs, design, ui: [alike for _ in pairs])
+    verify = ("--verify", "--verify-text", str(text), "--verify-chunks", "2")
+    document = told(sized("--target-size", "210K", "--quick", *verify))
+    header = container.read(tmp_path / "o.gguf")
+    found = certificate.read(header)
+    assert found is not None
+    room = certificate.room([tensor.name for tensor in header.tensors], [""])
+    assert len(found.text().encode()) + 100 < room
+    assert 210_000 - room <= document["bytes"] == header.path.stat().st_size <= 210_000
+
+
 def test_a_text_that_is_too_short_is_told_before_the_model_is_copied(
     sized: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,10 +124,22 @@ def test_a_plan_makes_the_same_bytes_again_and_is_recognised(sized: Call, tmp_pa
     assert (again["present"], told(sized("--plan", str(plan)))["present"]) == (False, True)
 
 
+def test_a_plan_tells_the_text_that_its_types_were_chosen_by(sized: Call, text: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    words = ("--target-size", "180K", "--text", str(text), "--swaps", "0", "--plan-out", str(plan), "--dry-run")
+    made = told(sized(*words))["allocation"]
+    again = told(sized("--plan", str(plan), "--dry-run"))["allocation"]
+    assert again == {key: made[key] for key in ("text", "chunks", "held_out_chunks", "quick")}
+    plan.write_text(plan.read_text().replace('"chunks": 1', '"chunks": "one"'))
+    assert "allocation" not in told(sized("--plan", str(plan), "--dry-run"))
+
+
 def test_a_recipe_can_be_written_down_as_a_plan(sized: Call, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     stock = told(sized("-t", "q5_0", "--plan-out", str(plan), "--dry-run"))
-    assert told(sized("--plan", str(plan), "--dry-run"))["types"] == stock["types"]
+    again = told(sized("--plan", str(plan), "--dry-run"))
+    assert again["types"] == stock["types"]
+    assert "allocation" not in again  # no text chose them
 
 
 def test_a_plan_of_another_source_is_refused(sized: Call, tmp_path: Path) -> None:
@@ -140,6 +169,24 @@ def test_the_largest_file_that_fits(sized: Call, monkeypatch: pytest.MonkeyPatch
     assert "does not fit into the memory that is free" in sized("--fit", "--quick", "--force").err
 
 
+def test_what_fits_is_looked_for_beside_the_copy_that_is_measured_with(
+    sized: Call, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits, looked = fitting.fits, 0
+
+    def alone(plan: Plan, path: Path) -> bool:
+        nonlocal looked
+        looked += 1
+        assert not path.exists(), "llama.cpp has it mapped"
+        return fits(plan, path) and plan.nbytes <= 200_000
+
+    monkeypatch.setattr(fitting, "fits", alone)
+    document = told(sized("--fit", "--text", str(text), "--swaps", "1", "--dry-run"))
+    assert looked > 2
+    assert 0.99 * 200_000 <= document["bytes"] <= 200_000
+    assert [trial["kld"] > 0 for trial in document["allocation"]["trials"]] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -149,6 +196,7 @@ def test_the_largest_file_that_fits(sized: Call, monkeypatch: pytest.MonkeyPatch
         (("--quick",), "--quick goes with a size"),
         (("--target-bpw", "0"), "--target-bpw is 0"),
         (("--target-size", "90 potatoes"), "is no size"),
+        (("--target-size", ""), "'' is no size"),
         (("--target-size", "1M", "--split-max-size", "1M"), "--target-size is for one file"),
         (("--target-size", "1M", "--types", "q4_7"), "no tensor type 'q4_7'"),
     ],

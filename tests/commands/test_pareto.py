@@ -18,6 +18,7 @@ from llmcli.commands.frontier import Point, dominated
 from llmcli.commands.texts import SHIPPED, Text
 from quant import container
 from quant.certificate import Answers, Figure, Speed
+from quant.draft import Draft
 from tests.commands.conftest import Done
 
 Llmcli = Callable[..., Done]
@@ -119,13 +120,45 @@ def test_files_stay_where_they_are_to_be_kept_and_people_get_a_table(
     assert "| setting |" in done.out
     assert "Divergence over size" in done.out
     assert "Speed over size" not in done.out
-    (keep / "stories260K-F32-Q4_0.gguf").unlink()
+    kept = keep / "stories260K-F32-Q4_0.gguf"
+    whole = kept.read_bytes()
+    kept.unlink()
     assert "1 of 2 settings were finished before" in pareto(stories_gguf, "--seconds", "0", "--keep", keep).err
+    kept.write_bytes((keep / "stories260K-F32-Q8_0.gguf").read_bytes())  # another file of that name
+    assert "1 of 2 settings were finished before" in pareto(stories_gguf, "--seconds", "0", "--keep", keep).err
+    assert kept.read_bytes() == whole
+
+
+def test_what_was_finished_goes_by_the_name_that_it_has_now(pareto: Callable[..., Done], stories_gguf: Path) -> None:
+    words: tuple[Any, ...] = (stories_gguf, "--seconds", "0", "--types", "Q4_0", "--json")
+    (alone,) = json.loads(pareto(*words).out)["settings"]
+    done = pareto(*words, "--methods", "ggml,search")
+    assert "1 of 2 settings were finished before" in done.err
+    first, second = json.loads(done.out)["settings"]
+    assert (first["name"], second["name"]) == ("Q4_0 ggml", "Q4_0 search")
+    assert first == {**alone, "name": "Q4_0 ggml", "dominated_by": first["dominated_by"]}
+
+
+def test_the_time_of_a_part_is_not_told_as_that_of_the_whole(
+    pareto: Callable[..., Done], stories_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words: tuple[Any, ...] = (stories_gguf, "--seconds", "0", "--types", "Q4_0", "--keep", tmp_path / "kept", "--json")
+    finish = Draft.finish
+
+    def killed(draft: Draft) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Draft, "finish", killed)
+    assert pareto(*words).code == 130
+    monkeypatch.setattr(Draft, "finish", finish)
+    (one,) = json.loads(pareto(*words).out)["settings"]
+    assert one["seconds"] == 0
 
 
 def test_folds_and_sizes_are_settings_too(
-    pareto: Callable[..., Done], stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    pareto: Callable[..., Done], llmcli: Llmcli, stories_gguf: Path, home: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr(texts, "shipped", lambda *_: [Text(SHIPPED, "The rain sang on the roofs of the town. " * 60)])
     monkeypatch.setattr(stage, "N_CTX", 32)
     words: tuple[Any, ...] = (stories_gguf, "--seconds", "0", "--json")
@@ -141,6 +174,10 @@ def test_folds_and_sizes_are_settings_too(
     less, more = json.loads(sized.out)["settings"]
     assert (less["name"], more["name"]) == ("0.26M", "0.33M")
     assert less["nbytes"] < 260_000 < more["nbytes"] < 330_000
+    measured = {path.name for path in (home / "cache" / "sensitivity").glob("*.records")}
+    alone = ("--target-size", "0.26M", "--threads", "1", "--dry-run", "-o", str(tmp_path / "o.gguf"))
+    assert llmcli("quantize", str(stories_gguf), *alone).code == 0
+    assert measured == {path.name for path in (home / "cache" / "sensitivity").glob("*.records")}  # it knew all
 
 
 def test_a_damaged_figure_is_made_anew(pareto: Callable[..., Done], stories_gguf: Path, home: Path) -> None:

@@ -68,7 +68,7 @@ def factors(source: Source) -> dict[str, float]:
 def test_one_measurement_tells_what_every_type_costs_and_costs_add_up(source: Source, tmp_path: Path) -> None:
     stage = FakeStage(source, factors(source))
     with sensing(source, tmp_path / "r") as work:
-        parts = sensitivity.probes(work.open, grouped=False)
+        parts = sensitivity.probes(work.types, grouped=False)
         assert list(work.weigh()) == work.open
         assert [part.names for part in work.measure(parts, stage)] == [(name,) for name in work.open]
         assert all(np.array_equal(stage.now[name], values) for name, values in stage.original.items())
@@ -85,7 +85,7 @@ def test_what_was_measured_is_there_after_a_kill(source: Source, tmp_path: Path)
     stage = FakeStage(source, factors(source))
     stage.most = 5
     with sensing(source, tmp_path / "r") as work:
-        parts = sensitivity.probes(work.open, grouped=False)
+        parts = sensitivity.probes(work.types, grouped=False)
         with pytest.raises(KeyboardInterrupt):
             list(work.measure(parts, stage))
     stage = FakeStage(source, factors(source))
@@ -94,9 +94,27 @@ def test_what_was_measured_is_there_after_a_kill(source: Source, tmp_path: Path)
         assert len(list(work.measure(parts, stage))) == stage.reads == len(parts) - 5
 
 
+def test_what_was_measured_serves_another_choice_of_types(source: Source, tmp_path: Path) -> None:
+    with sensing(source, tmp_path / "r") as work:
+        list(work.measure(sensitivity.probes(work.types, grouped=False), FakeStage(source, factors(source))))
+        list(work.weigh())
+        klds = {name: one.kld for name, one in work.sensed(sensitivity.probes(work.types, grouped=False)).items()}
+        few = sensitivity.options(source, ["Q4_K", "Q8_0"])  # rows of 64 have no choice of these
+        errors = Records.begin(tmp_path / "other", {})
+        other = Sensing(planner(source), planner(source), few, work.shows, errors, 1)
+        assert 0 < len(other.open) < len(work.open)
+        list(other.weigh())
+        for grouped in (False, True):
+            assert {name for part in sensitivity.probes(few, grouped) for name in part.names} == {*other.open}
+        parts = sensitivity.probes(few, grouped=False)
+        assert other.known(parts) == len(parts)
+        assert {name: one.kld for name, one in other.sensed(parts).items()} == {name: klds[name] for name in other.open}
+        errors.close()
+
+
 def test_a_group_shares_its_divergence_by_the_errors_of_its_tensors(source: Source, tmp_path: Path) -> None:
     with sensing(source, tmp_path / "r") as work:
-        parts = sensitivity.probes(work.open, grouped=True)
+        parts = sensitivity.probes(work.types, grouped=True)
         assert {"blk.0.attn_q.weight", "blk.0.attn_k.weight"} in [set(part.names) for part in parts]
         assert len(parts) == len(work.open) - 4
         list(work.weigh())
