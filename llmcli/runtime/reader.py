@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from llmcli.errors import UserError
 from llmcli.runtime.binding.carved import turned
 from llmcli.runtime.binding.context import Aborted, Context, ContextOptions, NoSlot, Rows, open_context
 from llmcli.runtime.binding.model import Model
@@ -67,19 +68,18 @@ class Reader:
     def read(self, plan: Pass) -> list[Row]:
         """Compute a pass and move its cells home; the rows that wanted logits, in order.
 
-        Raises NoSlot where they find no room at home, and Aborted: nothing is changed there then.
+        Raises NoSlot where they find no room at home, and Aborted and UserError as decode does: nothing is changed
+        there then.
         """
-        slots = {share.sequence.slot for share in plan.shares}
-        for slot, held in enumerate(self._held):
-            if held and slot not in slots:
-                self._forget(slot)
         rows = self._rows(plan)
         try:
             found = self.context.decode(rows)
-        except (Aborted, NoSlot):
-            for slot in slots:
-                self._forget(slot)
+        except (Aborted, NoSlot, UserError):  # parts of it may be in the cache
+            for share in plan.shares:
+                self._cut(share.sequence.slot, 0)
             raise
+        for share in plan.shares:
+            self._held[share.sequence.slot] = share.sequence.tokens[: share.sequence.computed + share.tokens]
         moved: list[Share] = []
         for share in plan.shares:
             if not self._move(share):
@@ -91,15 +91,16 @@ class Reader:
 
     def _rows(self, plan: Pass) -> Rows:
         """The pass as it is computed here: a rest that is no tile, with so much of what is before it that it is one."""
+        begins = [self._begin(share, alone=len(plan.shares) == 1) for share in plan.shares]
+        self._make_room(plan, begins)
         tokens: list[int] = []
         positions: list[int] = []
         sequences: list[int] = []
         wants: list[bool] = []
         at = 0
-        for share in plan.shares:
+        for share, begin in zip(plan.shares, begins, strict=True):
             sequence = share.sequence
             start, end = sequence.computed, sequence.computed + share.tokens
-            begin = start if len(plan.shares) > 1 else max(0, min(start, end - TILE))
             self._hold(sequence.slot, sequence.tokens[:start], begin)
             tokens += sequence.tokens[begin:end]
             positions += range(begin, end)
@@ -108,22 +109,34 @@ class Reader:
             at += share.tokens
         return Rows(tokens, positions, sequences, wants)
 
+    def _begin(self, share: Share, alone: bool) -> int:
+        """The first token of a sequence that is computed in a pass."""
+        start = share.sequence.computed
+        return max(0, min(start, start + share.tokens - TILE)) if alone else start
+
+    def _make_room(self, plan: Pass, begins: Sequence[int]) -> None:
+        """Cut every slot back to what the pass begins with, all of them before any is filled from home."""
+        pairs = zip(plan.shares, begins, strict=True)
+        wanted = {share.sequence.slot: share.sequence.tokens[:begin] for share, begin in pairs}
+        for slot, held in enumerate(self._held):
+            stays = len(wanted.get(slot, ()))
+            if held:
+                self._cut(slot, stays if stays and common(held, wanted[slot]) == stays else 0)
+
     def _hold(self, slot: int, tokens: Sequence[int], count: int) -> None:
         """Let a slot hold the first `count` of the tokens that it holds at home."""
-        if common(self._held[slot], tokens[:count]) < count:
+        if len(self._held[slot]) < count:
             good = self.context.put_state(slot, turned(self.home.state(slot)))
-            assert good, "there is room: whoever has no part in the pass was forgotten"
-        cut = self.context.trim(slot, count)
-        assert cut, "a memory that cannot be cut"
-        self._held[slot] = list(tokens[:count])
+            assert good, "there is room: what the pass does not begin with was cut away"
+            self._held[slot] = list(tokens)
+            self._cut(slot, count)
 
     def _move(self, share: Share) -> bool:
         """Put what was computed behind what the slot holds at home; False where there is no room."""
         sequence, start = share.sequence, share.sequence.computed
-        self._held[sequence.slot] = sequence.tokens[: start + share.tokens]
         return self.home.append_state(sequence.slot, turned(self.context.state(sequence.slot), start), start)
 
-    def _forget(self, slot: int) -> None:
-        emptied = self.context.trim(slot, 0)
-        assert emptied, "a memory that cannot even be emptied"
-        self._held[slot] = []
+    def _cut(self, slot: int, count: int) -> None:
+        cut = self.context.trim(slot, count)
+        assert cut, "a memory that cannot be cut"
+        del self._held[slot][count:]

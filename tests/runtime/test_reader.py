@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmcli.errors import UserError
 from llmcli.runtime.binding import state
 from llmcli.runtime.binding.carved import cut, turned
 from llmcli.runtime.binding.context import Context, Rows
@@ -220,6 +221,54 @@ def test_a_prompt_that_is_cancelled_while_it_is_read_leaves_nothing(runner: Runn
     assert engine.answer(number).finish == "cancelled"
     assert engine.ledger.used == 0
     assert len(answered(runner, request(words(200)))[0].tokens) == 4
+
+
+def test_what_a_slot_held_before_takes_no_room_from_the_others_of_a_pass(stories_gguf: Path) -> None:
+    """One goes on behind what is cached at home, in the slot that was read last another one begins."""
+    with open_runner(stories_gguf, replace(HOME, reading=512), slots=3) as runner:
+        runner.engine.schedule = SERVED
+        text = words(150)
+        answered(runner, request(text))
+        answered(runner, request(words(400, 2)))
+        read = watched(runner)
+        first, second = answered(runner, request(text + words(50, 3)), request(words(60, 4)))
+        assert first.cached_tokens >= 150
+        assert second.cached_tokens == 0
+        assert read == [110], "both in one pass"
+
+
+def test_a_pass_that_fails_leaves_room_for_the_next(runner: Runner) -> None:
+    engine, away = runner.engine, reader(runner).context
+    inner = away.decode
+
+    def fails(rows: Rows) -> list[Row]:
+        away.decode = inner  # type: ignore[method-assign]
+        inner(rows)
+        raise UserError("llama.cpp could not compute this batch")
+
+    away.decode = fails  # type: ignore[method-assign]
+    number = engine.submit(request(words(300)))
+    with pytest.raises(UserError, match="could not compute"):
+        engine.step()
+    engine.drop(number)
+    answered(runner, request(words(20, 5)))
+    (answer,) = answered(runner, request(words(400, 6)))
+    assert (answer.finish, len(answer.tokens)) == ("length", 4)
+
+
+def test_a_pass_for_which_home_had_no_room_is_read_again(runner: Runner) -> None:
+    home, prompts = runner.context, [words(60), words(70, 2)]
+    inner = home.append_state
+
+    def refuses(sequence: int, kept: memoryview, start: int) -> bool:
+        home.append_state = inner  # type: ignore[method-assign]
+        return False
+
+    home.append_state = refuses  # type: ignore[method-assign]
+    found = answered(runner, *map(request, prompts))
+    wanted = [answered(runner, request(prompt))[0] for prompt in prompts]
+    assert [answer.text for answer in found] == [answer.text for answer in wanted]
+    assert runner.engine.load.preemptions == 1
 
 
 def test_its_bytes_are_told(runner: Runner) -> None:
