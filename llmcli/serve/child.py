@@ -163,6 +163,7 @@ class Child:
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
         finally:
+            self._up.clear()  # before its process is gone: whoever asks now waits for the next one
             self._writer.close()
             self._writer, self._link = None, None
 

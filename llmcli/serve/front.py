@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from llmcli.serve import keys
+from llmcli.serve import keys, registry
 from llmcli.serve.affinity import key_of
 from llmcli.serve.bodies import Bodies, Room
 from llmcli.serve.documents import Documents
@@ -26,7 +26,7 @@ from llmcli.serve.known import TOLD, Known, fresh
 from llmcli.serve.problems import Problem, document
 from llmcli.serve.relay import portable
 from llmcli.serve.routes.socket import SOCKET, Talk
-from llmcli.serve.schema.base import encoded
+from llmcli.serve.schema.base import Form, encoded
 from llmcli.serve.settings import Settings
 from llmcli.serve.stream import Gone, json_response, unless_gone, whole
 
@@ -121,7 +121,7 @@ class Front:
         """Ask until somebody has answered; raises Problem where nobody does."""
         key, why = key_of(raw), ""
         patience = 0.0 if scope["path"].endswith("/health") else PATIENCE  # who asks that wants to know now
-        sent, tries, pauses = _Sent(send), TRIES, round(PATIENCE / PAUSE)
+        sent, tries, pauses = _Sent(send, registry.form(scope["path"])), TRIES, round(PATIENCE / PAUSE)
         while tries and pauses:
             if why := await self.upstream.wait(patience):
                 break
@@ -197,9 +197,9 @@ class Front:
 class _Sent:
     """What of one answer has gone out, and what is known of it: None once nobody could go on."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.begun = self.events = self.over = False
+    def __init__(self, send: Send, form: type[Form] | None) -> None:
+        self._send, self._form = send, form
+        self.begun = self.over = False
         self.known: Known | None = fresh()
 
     async def send(self, message: Message) -> None:
@@ -217,7 +217,8 @@ class _Sent:
             self.known.hear(told)
         if head:
             kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
-            self.events = any(kind.startswith(b"text/event-stream") for kind in kinds)
+            if self._form and not any(kind.startswith(self._form.media_type.encode()) for kind in kinds):
+                self._form = None  # no stream, which words could be added to
         elif message["type"] == "http.response.body":
             self.over = not message.get("more_body")
         self.begun = True
@@ -225,8 +226,7 @@ class _Sent:
 
     async def broken(self) -> None:
         """Tell that no more comes. Where no words can, the server closes the connection early: the length tells."""
-        if self.over or not self.events:
+        if self.over or self._form is None:
             return
         told = Problem("the model was lost in the middle of this answer; ask again", 503, code="model_lost")
-        raw = b"data: " + encoded(document(told)) + b"\n\n"
-        await self._send({"type": "http.response.body", "body": raw, "more_body": False})
+        await self._send({"type": "http.response.body", "body": self._form.failed(told), "more_body": False})

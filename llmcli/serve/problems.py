@@ -62,6 +62,6 @@ def document(error: Problem, path: str = "") -> dict[str, Any]:
     if path.startswith("/api/"):
         return {"error": str(error)}
     about = {"message": str(error), "type": error.type, "param": error.param, "code": error.code, **error.more}
-    if path.startswith("/v1/messages"):
+    if path.removeprefix("/v1").startswith("/messages"):
         return {"type": "error", "error": {**about, "type": ANTHROPIC.get(error.status, error.type)}}
     return {"error": about}

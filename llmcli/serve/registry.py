@@ -16,3 +16,8 @@ def routes() -> dict[str, Any]:
 def forms() -> dict[str, Any]:
     """Every Form by its path: OpenAI's ways to ask for an answer."""
     return collect("llmcli.serve.schema", "FORMS", key="path")
+
+
+def form(path: str) -> Any:
+    """The Form that answers a path, which may stand without /v1; None where none does."""
+    return forms().get(path) or forms().get(f"/v1{path}")

@@ -60,7 +60,9 @@ class Script:
         pass
 
 
-async def asked(app: Any, body: bytes = b"{}", *, leaves: bool = False) -> list[Any]:
+async def asked(
+    app: Any, body: bytes = b"{}", *, leaves: bool = False, path: str = "/v1/chat/completions"
+) -> list[Any]:
     """What the application sends for one request; a client that `leaves` does so after the first message."""
     sent: list[Any] = []
     first = asyncio.Event()
@@ -76,7 +78,7 @@ async def asked(app: Any, body: bytes = b"{}", *, leaves: bool = False) -> list[
         sent.append(message)
         first.set()
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
     await app(scope, receive, send)
     return sent
 
@@ -124,6 +126,22 @@ def test_lost_after_it_is_an_event() -> None:
     assert sent[:2] == [START, EVENT]
     assert sent[2]["more_body"] is False
     assert json.loads(sent[2]["body"].removeprefix(b"data: "))["error"]["code"] == "model_lost"
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/messages"])
+def test_it_is_an_event_that_anthropics_client_knows(path: str) -> None:
+    sent = run(Script([START, EVENT, Lost]), path=path)
+    name, data = sent[-1]["body"].decode().rstrip("\n").split("\n")
+    assert (name, sent[-1]["more_body"]) == ("event: error", False)
+    told = json.loads(data.removeprefix("data: "))
+    assert (told["type"], told["error"]["type"]) == ("error", "overloaded_error")
+
+
+def test_it_is_a_line_that_ollamas_clients_know() -> None:
+    start = {**START, "headers": [(b"content-type", b"application/x-ndjson")]}
+    sent = run(Script([start, {**EVENT, "body": b"{}\n"}, Lost]), path="/api/chat")
+    assert json.loads(sent[-1]["body"]).keys() == {"error"}
+    assert sent[-1]["more_body"] is False
 
 
 def telling(message: dict[str, Any], *told: tuple[int, int | None, str | None]) -> dict[str, Any]:
@@ -363,6 +381,34 @@ def test_a_model_that_is_killed_comes_back(child: Child) -> None:
     assert json.loads(again[1]["body"])["usage"]["completion_tokens"] == 5
     assert talk[0]["type"] == "websocket.accept"
     assert json.loads(talk[1]["text"])["data"]["usage"]["completion_tokens"] == 5
+
+
+def test_whoever_asks_while_a_lost_model_is_buried_waits_for_the_next(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end of the link is closed; the process itself, which may have gigabytes to free, is still there."""
+    body = json.dumps({"messages": [{"role": "user", "content": "Once"}], "max_tokens": 5}).encode()
+
+    async def story() -> list[Any]:
+        made, closed, buried = Front(child, Settings(("tiny",))), asyncio.Event(), asyncio.Event()
+        end = child._end
+
+        async def ending() -> str:
+            closed.set()
+            await buried.wait()
+            return await end()
+
+        monkeypatch.setattr(child, "_end", ending)
+        assert await child.wait(30) == ""
+        os.kill(child.pid, signal.SIGKILL)
+        await closed.wait()
+        answer = asyncio.create_task(asked(made, body))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        buried.set()
+        return await answer
+
+    assert asyncio.run(story())[0]["status"] == 200
 
 
 def test_a_model_that_does_not_open_is_told_in_its_words() -> None:

@@ -10,7 +10,7 @@ from llmcli.serve.stream import SHORT, answered, asked, body
 
 async def ask(service: Service, request: Request) -> Response:
     """Read the body as the path's form, ask the engine, write as the form says."""
-    path = request.url.path if request.url.path in registry.forms() else f"/v1{request.url.path}"
+    path = registry.form(request.url.path).path
     document = await body(request, service.settings.max_body)
     short = int(request.headers.get("content-length", SHORT + 1)) <= SHORT  # its form was checked by the server
     form = await asked(service.bridge, path, document, service.settings, short)

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from llmcli.runtime.request import Answer
 from llmcli.runtime.runner import Runner
-from llmcli.serve.problems import Problem, document
+from llmcli.serve.problems import Problem
 from llmcli.serve.schema import blocks
-from llmcli.serve.schema.base import Document, encoded, named, stopped_by
+from llmcli.serve.schema.base import Document, named, stopped_by
 from llmcli.serve.schema.blocks import Blocks
 from llmcli.serve.schema.chat import Chat
 from llmcli.serve.schema.fields import Fields
@@ -79,9 +79,10 @@ class Messages(Chat):
         """Events with their names."""
         return named(chunks)
 
-    def failed(self, error: Problem) -> bytes:
+    @classmethod
+    def failed(cls, error: Problem) -> bytes:
         """An error event."""
-        return b"event: error\ndata: " + encoded(document(error, self.path)) + b"\n\n"
+        return b"event: error\n" + super().failed(error)
 
     def _message(self, found: Blocks, answer: Answer | None) -> Document:
         why, stop = (None, None) if answer is None else self._reason(found, answer)

@@ -125,9 +125,10 @@ class Form(ABC):
         """Chunks as Server-Sent Events."""
         return b"".join(b"data: " + encoded(chunk) + b"\n\n" for chunk in chunks)
 
-    def failed(self, error: Problem) -> bytes:
+    @classmethod
+    def failed(cls, error: Problem) -> bytes:
         """The end of a stream that cannot go on."""
-        return b"data: " + encoded(document(error)) + b"\n\n"
+        return b"data: " + encoded(document(error, cls.path)) + b"\n\n"
 
 
 def _seed(one: Request, known: Known, first: int) -> int:

@@ -117,9 +117,10 @@ class OllamaChat(Chat):
         """Objects, a line each."""
         return b"".join(encoded(chunk) + b"\n" for chunk in chunks)
 
-    def failed(self, error: Problem) -> bytes:
+    @classmethod
+    def failed(cls, error: Problem) -> bytes:
         """A line that says why."""
-        return encoded(document(error, self.path)) + b"\n"
+        return encoded(document(error, cls.path)) + b"\n"
 
     def _piece(self, heard: Iterable[Heard]) -> Document:
         found = list(heard)
