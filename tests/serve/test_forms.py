@@ -59,6 +59,41 @@ def test_several_prompts_and_the_best_of_several_answers(tiny: Served) -> None:
     assert len({found.text for found in beams.choices}) == 2
 
 
+@pytest.mark.parametrize("most", [9, 0], ids=["two answers of three", "no answer has a token"])
+def test_a_search_that_finds_fewer_answers_than_were_asked_for_tells_those(
+    serve: Callable[..., Served], most: int
+) -> None:
+    more: Any = {"beams": 3, "grammar": 'root ::= "yes" | "no"'}
+    with client(serve(b"yes")) as asked:
+        chat: Any = {"model": "tiny", "messages": HELLO, "n": 3, "max_tokens": most, "extra_body": more}
+        talk = asked.chat.completions.create(**chat)
+        talked = list(asked.chat.completions.create(**chat, stream=True))
+        text: Any = {"model": "tiny", "prompt": ["a", "b"], "n": 3, "max_tokens": most, "echo": True,
+                     "extra_body": more}  # fmt: skip
+        gone_on = asked.completions.create(**text)
+        going = list(asked.completions.create(**text, stream=True))
+    found = ["yes", "no"] if most else [""]
+    assert [one.message.content for one in talk.choices] == found
+    assert [told(talked, index) for index in range(3)] == [found[0], found[1] if most else None, None]
+    places = range(len(found))
+    assert [(one.index, one.text) for one in gone_on.choices] == [
+        (3 * number + at, prompt + found[at]) for number, prompt in enumerate("ab") for at in places
+    ]
+    assert {one.index: told(going, one.index) for one in gone_on.choices} == {
+        one.index: one.text for one in gone_on.choices
+    }
+    assert {one.choices[0].index for one in going} == {one.index for one in gone_on.choices}
+
+
+def told(chunks: list[Any], index: int) -> str | None:
+    """What a stream told of a choice, with a beginning and an end; None where it told nothing of it."""
+    mine = [one.choices[0] for one in chunks if one.choices and one.choices[0].index == index]
+    if not mine:
+        return None
+    assert [bool(one.finish_reason) for one in mine] == [False] * (len(mine) - 1) + [True]
+    return "".join((one.delta.content if hasattr(one, "delta") else one.text) or "" for one in mine)
+
+
 def test_an_answer_follows_a_schema_or_a_grammar(tiny: Served) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "it", "strict": True, "schema": SCHEMA}}
     with client(tiny) as asked:

@@ -31,6 +31,7 @@ class Messages(Chat):
 
     path: ClassVar[str] = "/v1/messages"
     prefix: ClassVar[str] = "msg_"
+    searches: ClassVar[bool] = False
     last: ClassVar[bytes] = b""
     ping: ClassVar[bytes] = b'event: ping\ndata: {"type":"ping"}\n\n'
     refused: ClassVar[dict[str, str]] = {
@@ -41,8 +42,6 @@ class Messages(Chat):
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
         super().__init__(_openai(Fields(body)), runner, settings)
-        if self.requests[0].strategy == "beam":
-            raise Problem("beams are for /v1/chat/completions and /v1/completions", param="beams")
         self._blocks = Blocks()
 
     def whole(self, answers: Sequence[Answer]) -> Document:

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any, ClassVar
 
 from llmcli.runtime.constraint.base import Constraint, Grammar
-from llmcli.runtime.request import Answer, Request
+from llmcli.runtime.request import Answer, Hypothesis, Request
 from llmcli.runtime.runner import Runner
 from llmcli.runtime.sampling import RANDOM, SEEDS
 from llmcli.serve.known import Known
@@ -41,6 +41,7 @@ class Form(ABC):
     last: ClassVar[bytes] = b"data: [DONE]\n\n"
     ping: ClassVar[bytes] = b": still here\n\n"  # of a stream that has had nothing to say for a while
     refused: ClassVar[dict[str, str]] = {}  # fields that would change the answer and are not known -> what there is
+    searches: ClassVar[bool] = False  # whether it has a place for all that a beam search finds
     requests: tuple[Request, ...]
     samples: int = 1
     constraint: Constraint | None = None
@@ -66,20 +67,27 @@ class Form(ABC):
             return
         grammar: Grammar = self.runner.grammars(self.constraint)
         self.requests = tuple(
-            replace(one, grammar=grammar, strategy="beam" if one.strategy == "beam" else self.runner.strategy(grammar))
+            replace(one, grammar=grammar, strategy="beam" if self.searched else self.runner.strategy(grammar))
             for one in self.requests
         )
         self.check()
 
     def check(self) -> None:
-        """Raise UserError for requests that this model and its context cannot answer."""
+        """Raise Problem and UserError for requests that this form, this model and its context cannot answer."""
+        if self.searched and not self.searches:
+            raise Problem("beams are for /v1/chat/completions and /v1/completions", param="beams")
         for one in self.requests:
-            self.runner.check(one, 1 if one.strategy == "beam" else self.samples)
+            self.runner.check(one, self.each)
+
+    @property
+    def searched(self) -> bool:
+        """Whether it is a beam search: nothing of it is told before its end."""
+        return bool(self.requests) and self.requests[0].strategy == "beam"
 
     @property
     def each(self) -> int:
         """How many samples the engine makes of each request; of a beam search it makes one."""
-        return 1 if self.requests[0].strategy == "beam" else self.samples
+        return 1 if self.searched else self.samples
 
     def resume(self, known: Known) -> None:
         """Be the answer of which so much is known."""
@@ -168,6 +176,12 @@ def timings(answer: Answer) -> Document:
         "ttft_ms": answer.ttft_ms,
         **({} if answer.drafted is None else {"draft_n": answer.drafted, "draft_n_accepted": answer.accepted}),
     }  # fmt: skip
+
+
+def best(answer: Answer, count: int) -> Sequence[Hypothesis]:
+    """What a beam search found, best first and `count` at most. A grammar may allow fewer; where nothing was to be
+    drawn there is the empty answer."""
+    return answer.beams[:count] or (Hypothesis(answer.text, 0.0, ()),)
 
 
 def stopped_by(runner: Runner, request: Request, answer: Answer) -> str | None:

@@ -9,7 +9,7 @@ from llmcli.serve.calls.base import Call
 from llmcli.serve.problems import Problem
 from llmcli.serve.schema import logprobs
 from llmcli.serve.schema import settings as common
-from llmcli.serve.schema.base import Document, Form, reason, timings, usage
+from llmcli.serve.schema.base import Document, Form, best, reason, timings, usage
 from llmcli.serve.schema.calling import Heard
 from llmcli.serve.schema.messages import messages
 from llmcli.serve.schema.prompt import Prompt, Wanted, answer_format, grammar, prompt, variables
@@ -26,6 +26,7 @@ class Chat(Form):
 
     path: ClassVar[str] = "/v1/chat/completions"
     prefix: ClassVar[str] = "chatcmpl-"
+    searches: ClassVar[bool] = True
     refused: ClassVar[dict[str, str]] = {
         "functions": "tools are", "function_call": "tool_choice is", "audio": "this server writes text",
         "web_search_options": "this server searches nothing",
@@ -72,10 +73,10 @@ class Chat(Form):
 
     def whole(self, answers: Sequence[Answer]) -> Document:
         """One document with a choice a sample; of a beam search the best, with their scores."""
-        if self.requests[0].strategy == "beam":
+        if self.searched:
             found = [
                 {**self._choice(index, one.text, reason(answers[0])), "score": one.score}
-                for index, one in enumerate(answers[0].beams[: self.samples])
+                for index, one in enumerate(best(answers[0], self.samples))
             ]
         else:
             found = [self._choice(index, answer.text, reason(answer)) for index, answer in enumerate(answers)]
@@ -99,19 +100,22 @@ class Chat(Form):
         return {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
 
     def begin(self) -> Iterable[Document]:
-        """The role of each choice."""
+        """The role of each choice; of a search nobody knows yet how many there will be."""
         self.begun = True
-        return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self.samples)]
+        return [] if self.searched else [self._role(index) for index in range(self.samples)]
+
+    def _role(self, index: int) -> Document:
+        return self._chunk(index, {"role": "assistant", "content": ""})
 
     def show(self, event: Event) -> Iterable[Document]:
         """What an event added: text, thinking, pieces of calls."""
-        if self.requests[0].strategy == "beam":  # which of them is the best is known at the end
+        if self.searched:  # which of them is the best is known at the end
             return []
         return self._shown(event, self._heard[event.sequence].feed(event.text))
 
     def streamed(self, event: Event) -> bytes:
         """The same, quickly where it is a piece of text only."""
-        if self.logprobs or self.requests[0].strategy == "beam":
+        if self.logprobs or self.searched:
             return super().streamed(event)
         heard = self._heard[event.sequence].feed(event.text)
         if len(heard) != 1 or heard[0].kind != "said":
@@ -129,18 +133,20 @@ class Chat(Form):
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """What was held back, why each choice ended, and the counts where they were asked for."""
         chunks: list[Document] = []
-        beams = answers[0].beams if self.requests[0].strategy == "beam" else ()
-        for index, listener in enumerate(self._heard):
-            if beams:
-                chunks += self._deltas(index, listener.feed(beams[index].text))
-            chunks += self._deltas(index, listener.finish())
-            finish = reason(answers[0 if beams else index])
-            finish = "tool_calls" if self._calls[index] and finish == "stop" else finish
-            chunks.append(self._chunk(index, {}, finish))
+        if self.searched:
+            for index, one in enumerate(best(answers[0], self.samples)):
+                chunks += [self._role(index), *self._deltas(index, self._heard[index].feed(one.text))]
+                chunks += self._ended(index, reason(answers[0]))
+        else:
+            chunks += [chunk for index, answer in enumerate(answers) for chunk in self._ended(index, reason(answer))]
         chunks[-1]["timings"] = timings(answers[0])
         if self.counted:
             chunks.append({**self._head(CHUNK), "choices": [], "usage": self._usage(answers)})
         return chunks
+
+    def _ended(self, index: int, finish: str) -> Iterator[Document]:
+        yield from self._deltas(index, self._heard[index].finish())
+        yield self._chunk(index, {}, "tool_calls" if self._calls[index] and finish == "stop" else finish)
 
     def _usage(self, answers: Sequence[Answer]) -> Document:
         thought = sum(self.prompt.thought(answer) for answer in answers)

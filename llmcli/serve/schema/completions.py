@@ -11,7 +11,7 @@ from llmcli.serve.known import Known
 from llmcli.serve.problems import Problem
 from llmcli.serve.schema import logprobs
 from llmcli.serve.schema import settings as common
-from llmcli.serve.schema.base import Document, Form, reason, timings, usage
+from llmcli.serve.schema.base import Document, Form, best, reason, timings, usage
 from llmcli.serve.schema.prompt import answer_format, grammar
 from llmcli.serve.settings import Settings
 from llmcli.types import Event
@@ -27,6 +27,7 @@ class Completions(Form):
     path: ClassVar[str] = "/v1/completions"
     prefix: ClassVar[str] = "cmpl-"
     few: ClassVar[int | None] = 16  # tokens where nobody says how many: OpenAI's
+    searches: ClassVar[bool] = True
     refused: ClassVar[dict[str, str]] = {"suffix": "text is gone on with at its end, not filled in"}
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
@@ -118,14 +119,15 @@ class Completions(Form):
         found: list[Document] = []
         for number, echo in enumerate(self._echoes):
             mine = answers[number * self.each : (number + 1) * self.each]
-            if mine[0].beams:
-                kept = [replace(mine[0], text=beam.text) for beam in mine[0].beams[: self.count]]
+            if self.searched:
+                kept = [replace(mine[0], text=one.text) for one in best(mine[0], self.count)]
             else:
                 kept = sorted(mine, key=_mean, reverse=True)[: self.count] if self.samples > self.count else list(mine)
             about = None
             if self.scores:
                 about = logprobs.of_prompt(self.runner, self.requests[number].tokens, mine[0].prompt, echo)
-            found += [self._choice(len(found) + index, echo, one, about) for index, one in enumerate(kept)]
+            first = number * self.count
+            found += [self._choice(first + index, echo, one, about) for index, one in enumerate(kept)]
         counts = usage(answers, self.each)
         return {**self._head(), "choices": found, "usage": counts, "timings": timings(answers[0])}
 
@@ -137,9 +139,11 @@ class Completions(Form):
         return {"index": index, "text": echo + answer.text, "logprobs": about, "finish_reason": reason(answer)}
 
     def begin(self) -> Iterable[Document]:
-        """The prompts, where they are echoed; with their log-probabilities each comes when it is computed."""
+        """The prompts, where they are echoed; with their log-probabilities each comes when it is computed, those of a
+        search with what it found."""
         self.begun = True
-        echoed = () if self.scores else [echo for echo in self._echoes for _ in range(self.count)]
+        later = self.scores or self.searched
+        echoed = () if later else [echo for echo in self._echoes for _ in range(self.count)]
         return [self._chunk(index, echo) for index, echo in enumerate(echoed) if echo]
 
     def _prompt(self, event: Event) -> list[Document]:
@@ -155,7 +159,7 @@ class Completions(Form):
 
     def show(self, event: Event) -> Iterable[Document]:
         """The text that an event added."""
-        if self.requests[0].strategy == "beam":
+        if self.searched:
             return []
         return [*self._prompt(event), *self._token(event)]
 
@@ -169,17 +173,19 @@ class Completions(Form):
 
     def streamed(self, event: Event) -> bytes:
         """The same, quickly where it is a piece of text only."""
-        if self.logprobs is not None or not event.text or self.requests[0].strategy == "beam":
+        if self.logprobs is not None or not event.text or self.searched:
             return super().streamed(event)
         return self.framed(event.sequence, event.text, lambda text: self._chunk(event.sequence, text))
 
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """Why each choice ended, and the counts where they were asked for."""
         chunks = []
-        for number in range(len(self.requests) * self.count):
-            answer = answers[number // self.count if answers[0].beams else number]
-            text = answer.beams[number % self.count].text if answer.beams else ""
-            chunks.append(self._chunk(number, text, None, reason(answer)))
+        for number, answer in enumerate(answers):
+            if not self.searched:
+                chunks.append(self._chunk(number, "", None, reason(answer)))
+                continue
+            for index, one in enumerate(best(answer, self.count), number * self.count):
+                chunks.append(self._chunk(index, self._echoes[number] + one.text, None, reason(answer)))
         chunks[-1]["timings"] = timings(answers[0])
         if self.counted:
             chunks.append({**self._head(), "choices": [], "usage": usage(answers, self.each)})

@@ -33,6 +33,7 @@ class Native(Completions):
     path: ClassVar[str] = "/completion"
     last: ClassVar[bytes] = b""
     few: ClassVar[int | None] = None
+    searches: ClassVar[bool] = False
     refused: ClassVar[dict[str, str]] = {
         "suffix": "/infill takes input_suffix", "post_sampling_probs": "n_probs tells those of the whole vocabulary",
         "multimodal_data": "this server reads text", "response_format": "json_schema is",
@@ -45,8 +46,6 @@ class Native(Completions):
         if wrong := next((name for name in INSTEAD if fields.values.get(name)), None):
             raise Problem(f"{wrong} is not known here: {INSTEAD[wrong]}", param=wrong)
         super().__init__(_openai(fields, runner), runner, settings)
-        if self.requests[0].strategy == "beam":
-            raise Problem("beams are for /v1/chat/completions and /v1/completions", param="beams")
         self._begun = [0] * (len(self.requests) * self.each)
 
     def _single(self, value: Any) -> bool:

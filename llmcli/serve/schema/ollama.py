@@ -41,6 +41,7 @@ class OllamaChat(Chat):
 
     path: ClassVar[str] = "/api/chat"
     prefix: ClassVar[str] = "ollama-"
+    searches: ClassVar[bool] = False
     media_type: ClassVar[str] = "application/x-ndjson"
     last: ClassVar[bytes] = b""
     ping: ClassVar[bytes] = b""  # a line that is no JSON would be an error to them
@@ -51,8 +52,6 @@ class OllamaChat(Chat):
         self._words = fields.text("prompt") or ""
         self._raw = fields.flag("raw") or runner.template is None
         super().__init__(self._openai(fields, settings), runner, settings)
-        if self.requests[0].strategy == "beam":
-            raise Problem("beams are for /v1/chat/completions and /v1/completions", param="beams")
         self.stream = fields.flag("stream", True)
         self.name = fields.text("model") or settings.name
         if self._nothing(fields):
@@ -79,7 +78,7 @@ class OllamaChat(Chat):
 
     @property
     def each(self) -> int:
-        """One answer, or none."""
+        """One answer, whatever `n` is among the options."""
         return 1
 
     def whole(self, answers: Sequence[Answer]) -> Document:

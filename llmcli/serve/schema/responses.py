@@ -45,8 +45,6 @@ class Responses(Form):
         self.prompt = prompt(wanted, runner, settings)
         self.constraint = self.prompt.constraint
         asked = common.common(fields, settings, LIMITS)
-        if asked["search"].beams > 1:
-            raise Problem("beams are for /v1/chat/completions and /v1/completions", param="beams")
         self.logprobs = LOGPROBS in fields.words("include", 100)
         top = fields.whole("top_logprobs", 0, logprobs.MOST, 0) or 0
         self.limit = common.asked_limit(fields, LIMITS)
