@@ -192,7 +192,7 @@ class Scheduler:
         sequence.slot, sequence.computed = place
         if not sequence.preempted:
             sequence.reused = sequence.computed
-        sequence.spare = [ledger.claim() for _ in range(slots - 1)]
+        sequence.spare = [ledger.claim(self.scope(sequence)) for _ in range(slots - 1)]
         self._run(sequence)
         return True
 

@@ -254,6 +254,20 @@ def test_a_finished_prompt_is_found_again_and_clients_share_only_where_they_may(
         assert machine.answer(other).cached_tokens == found
 
 
+def test_what_a_search_branches_into_is_its_own_clients_alone():
+    stem = tuple(b"a text that somebody searches on from, long enough")
+    machine, _ = engine(Schedule(shared=False), n_ctx=256, n_batch=64)
+    machine.submit(Request(stem, WILD, 20, ignore_eos=True, strategy="beam", search=Search(beams=3), client="a"))
+    for _ in range(4):
+        machine.step()
+    other = machine.submit(Request((*stem, 1), WILD, 2, ignore_eos=True))
+    own = machine.submit(Request((*stem, 2), WILD, 2, ignore_eos=True, client="a"))
+    while machine.busy:
+        machine.step()
+        machine.check()
+    assert (machine.answer(other).cached_tokens, machine.answer(own).cached_tokens) == (0, len(stem))
+
+
 def talk(machine: Engine, tokens: tuple[int, ...], seed: int = 0, count: int = 8) -> tuple[Answer, tuple[int, ...]]:
     """An answer, and what its conversation goes on with."""
     one = machine.submit(Request(tokens, WILD.with_values({"seed": seed}), count, ignore_eos=True))
