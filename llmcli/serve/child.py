@@ -48,15 +48,16 @@ class Child:
     def start(self) -> None:
         """Open the model; raises UserError where that fails, in its words."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            # A fresh interpreter: llama.cpp's threads do not survive a fork.
-            process = multiprocessing.get_context("spawn").Process(target=relay.live, args=(self._open, theirs))
-            process.start()
+        # A fresh interpreter: llama.cpp's threads do not survive a fork.
+        process = multiprocessing.get_context("spawn").Process(target=relay.live, args=(self._open, theirs))
         try:
+            with theirs:
+                process.start()
             frame = relay.read_now(ours)
         except BaseException:
             ours.close()
-            process.join()
+            if process.pid is not None:
+                process.join()
             raise
         if frame is None or frame[0] != "ready":
             ours.close()
@@ -145,7 +146,7 @@ class Child:
             try:
                 await asyncio.to_thread(self.start)
                 self._note("the model is back")
-            except UserError as error:
+            except (UserError, OSError) as error:  # the latter where the system has no process or file for it just now
                 if str(error) != self._why:
                     self._note(f"it does not start: {error}")
                 self._why = str(error)
