@@ -142,7 +142,7 @@ class Bridge:
         self._streams: dict[int, tuple[Answering, int]] = {}  # engine's id -> its Answering, the number of its answer
         self._lock = threading.Lock()
         self._open = 0  # answers asked for and not over
-        self._seconds = 1.0  # that an answer took lately, smoothed
+        self._seconds = 1.0  # that an answer took lately from its first pass on, smoothed
         self._stopping = self._ended = False
         self._error: BaseException | None = None
         self._idle: list[Future[None]] = []
@@ -324,15 +324,15 @@ class Bridge:
 
     def _over(self, answer: Answer) -> None:
         self._count(-1)
-        spent = sum(token.ms for token in answer.tokens) / 1e3
-        self._seconds += (spent - self._seconds) / 8
+        spent = (sum(token.ms for token in answer.tokens) - answer.queue_ms) / 1e3
+        self._seconds += (max(0.0, spent) - self._seconds) / 8
 
     def _count(self, more: int) -> None:
         with self._lock:
             self._open += more
 
     def _patience(self) -> int:
-        """Seconds until about one waiting answer has begun."""
+        """Seconds until about all that wait now have begun."""
         return min(LONGEST_WAIT, max(1, round(self._seconds * (self._open - self.parallel + 1) / self.parallel)))
 
     def _ask(self, function: Callable[[], T]) -> "Future[T]":

@@ -1,6 +1,7 @@
 """The bridge: coroutines ask, one thread answers."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing, closing
 from functools import partial
@@ -104,6 +105,27 @@ def test_a_full_queue_is_told_at_once_with_a_time_to_come_back() -> None:
         assert await said(bridge, request()) == ["hello"]
 
     run(use, waiting=1)
+
+
+def test_the_time_to_come_back_counts_what_answers_waited_for_one_another_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes five seconds from its first pass to its last token, and up to twelve before."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def second(_: int) -> None:
+        now[0] += 1.0
+
+    async def use(bridge: Bridge) -> None:
+        for _ in range(20):
+            await asyncio.gather(*(said(bridge, request(f"number {n}")) for n in range(3)))
+        long = [bridge.answer(request("a" * n, max_tokens=200, ignore_eos=True)) for n in range(1, 4)]
+        with pytest.raises(Busy) as busy:
+            bridge.answer(request())
+        assert busy.value.retry_after == 15
+        for one in long:
+            await one.aclose()
+
+    run(use, waiting=2, parallel=1, before=second, n_seq_max=1)
 
 
 def test_functions_run_on_the_engines_thread_and_their_mistakes_come_back() -> None:
