@@ -11,6 +11,8 @@ import pytest
 from llmcli.errors import UserError
 from llmcli.runtime.request import RunOptions
 from llmcli.runtime.runner import open_runner
+from llmcli.serve.problems import Problem
+from llmcli.serve.routes import rerank
 from tests.runtime import bert
 from tests.serve.conftest import Served, serving
 
@@ -35,6 +37,20 @@ def ranker(path: Path, model: Any = None, **more: Any) -> Iterator[Served]:
 def ranks(tmp_path: Path) -> Iterator[Served]:
     """A tiny model that ranks, served."""
     yield from ranker(tmp_path / "rank.gguf")
+
+
+def test_too_many_tokens_are_told_before_all_documents_are_cut_into_them() -> None:
+    class Long:
+        most, asked = 100_000, 0
+
+        def pair(self, query: str, text: str) -> list[int]:
+            self.asked += 1
+            return [1] * self.most
+
+    embedder: Any = Long()
+    with pytest.raises(Problem, match="first 4 documents have 400,000 tokens, at most 300,000"):
+        rerank.pairs(embedder, "a long query", ["a"] * 1000)
+    assert embedder.asked == 4
 
 
 def ask(served: Served, path: str = "/v1/rerank", **body: Any) -> httpx.Response:

@@ -67,7 +67,7 @@ def documents(fields: Fields, name: str) -> list[str]:
 
 def pairs(embedder: Embedder, query: str, texts: list[str]) -> list[list[int]]:
     """Each text with the query, as ids; raises Problem for one that is too long."""
-    found = []
+    found, count = [], 0
     for index, text in enumerate(texts):
         ids = embedder.pair(query, text)
         if len(ids) > embedder.most:
@@ -77,8 +77,10 @@ def pairs(embedder: Embedder, query: str, texts: list[str]) -> list[list[int]]:
                 n_ctx=embedder.most,
             )  # fmt: skip
         found.append(ids)
-    if (count := sum(map(len, found))) > MOST_TOKENS:
-        raise Problem(f"the documents have {count:,} tokens, at most {MOST_TOKENS:,} are taken", param="documents")
+        count += len(ids)
+        if count > MOST_TOKENS:  # asked as it grows: the query counts, and is cut into tokens, once for each document
+            told = f"the query and the first {index + 1:,} documents have {count:,} tokens"
+            raise Problem(f"{told}, at most {MOST_TOKENS:,} are taken", param="documents")
     return found
 
 
