@@ -267,6 +267,21 @@ def test_responses_are_items_and_events_that_the_client_knows(tiny: Served) -> N
                 assert found.status == "completed"
 
 
+def test_a_responses_log_probabilities_are_those_of_its_text_whole_and_streamed(serve: Callable[..., Served]) -> None:
+    """Of each byte, also where a piece of text is held until it is certain."""
+    said = "Gr\u00fc\u00dfe, \U0001f600 \n."
+    args: Any = {"model": "tiny", "input": "Hi", "include": ["message.output_text.logprobs"], "tools": FLAT}
+    with client(serve(said.encode(), n_ctx=2048)) as asked:
+        whole = asked.responses.create(**args)
+        events = list(asked.responses.create(**args, stream=True))
+    for found in (whole, events[-1].response):
+        (message,) = found.output
+        assert message.content[0].text == said
+        assert bytes(byte for one in message.content[0].logprobs for byte in one.bytes) == said.encode()
+    deltas = [one for one in events if one.type == "response.output_text.delta"]
+    assert b"".join(bytes(one.to_dict()["bytes"]) for event in deltas for one in event.logprobs) == said.encode()
+
+
 def test_a_conversation_of_items_is_one_of_messages(serve: Callable[..., Served]) -> None:
     said: list[str] = []
 

@@ -2,7 +2,9 @@
 
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 from llmcli.runtime.request import Answer, Request
@@ -11,13 +13,14 @@ from llmcli.serve.problems import Problem
 from llmcli.serve.schema import logprobs
 from llmcli.serve.schema import settings as common
 from llmcli.serve.schema.base import Document, Form, named, reason, usage
+from llmcli.serve.schema.calling import Heard
 from llmcli.serve.schema.fields import Fields
 from llmcli.serve.schema.items import conversation
 from llmcli.serve.schema.output import Output
 from llmcli.serve.schema.prompt import Wanted, answer_format, prompt, variables
 from llmcli.serve.schema.tools import tools
 from llmcli.serve.settings import Settings
-from llmcli.types import Event
+from llmcli.types import Event, TokenTime
 
 LIMITS = ("max_output_tokens",)
 LOGPROBS = "message.output_text.logprobs"
@@ -54,6 +57,7 @@ class Responses(Form):
         self.requests = (Request(tokens, max_tokens=most, after=opened.closes if opened else "", **asked),)
         self.check()
         self._named = 0
+        self._untold: list[Document] = []  # log-probabilities of tokens whose text is not certain yet
         self._output, self._listener, self._number = Output(self._digits), self.prompt.listener(self._digits), 0
 
     def _digits(self) -> str:
@@ -70,15 +74,13 @@ class Responses(Form):
     def whole(self, answers: Sequence[Answer]) -> Document:
         """The response with its items."""
         (answer,) = answers
-        output, listener = Output(self._digits), self.prompt.listener(self._digits)
-        about = logprobs.content(self.runner, answer) if self.logprobs else None
-        for heard in [*listener.feed(answer.text), *listener.finish()]:
-            shown, about = (about, None) if heard.kind == "said" else (None, about)
-            for _ in output.hear(heard, shown):
-                pass
-        for _ in output.close(_status(answer)):
-            pass
-        return self._response(output, answer)
+        top = answer.top or ((),) * len(answer.tokens)
+        told = 0
+        for token, ranked in zip(answer.tokens, top, strict=True) if self.logprobs else ():
+            deque(self._heard(token.text, token, ranked), maxlen=0)
+            told += len(token.text)
+        deque(chain(self._heard(answer.text[told:]), self._over(answer)), maxlen=0)
+        return self._response(self._output, answer)
 
     def begin(self) -> Iterable[Document]:
         """That it has been taken."""
@@ -90,15 +92,31 @@ class Responses(Form):
 
     def show(self, event: Event) -> Iterable[Document]:
         """What an event adds to the items."""
-        heard = self._listener.feed(event.text)
-        about = [logprobs.token(self.runner, event.token, event.top)] if self.logprobs and event.token else None
-        return self._numbered(one for each in heard for one in self._output.hear(each, about))
+        return self._numbered(self._heard(event.text, event.token, event.top))
+
+    def _heard(
+        self, text: str, token: TokenTime | None = None, top: Sequence[tuple[int, float]] = ()
+    ) -> Iterator[Document]:
+        """What a token, or text without one, adds to the items. A token whose text is not certain yet waits for it; one
+        that was thought, or is a call's, has no log-probability there."""
+        if self.logprobs and token:
+            self._untold.append(logprobs.token(self.runner, token, top))
+        yield from self._grown(self._listener.feed(text))
+
+    def _over(self, answer: Answer) -> Iterator[Document]:
+        """What was held back, and the end of the item that is open."""
+        yield from self._grown(self._listener.finish())
+        yield from self._output.close(_status(answer))
+
+    def _grown(self, heard: Sequence[Heard]) -> Iterator[Document]:
+        for one in heard:
+            yield from self._output.hear(one, self._untold if one.kind == "said" else None)
+            self._untold = []
 
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """What was held back, and the whole response."""
         (answer,) = answers
-        yield from self._numbered(one for each in self._listener.finish() for one in self._output.hear(each))
-        yield from self._numbered(self._output.close(_status(answer)))
+        yield from self._numbered(self._over(answer))
         told = {"type": f"response.{_status(answer)}", "response": self._response(self._output, answer)}
         yield from self._numbered([told])
 
