@@ -19,6 +19,7 @@ from llmcli.serve.batch.plans import Plan, Wanted, plain
 from llmcli.serve.problems import Problem
 from llmcli.serve.schema.base import Form
 from llmcli.serve.schema.chat import Chat
+from llmcli.serve.schema.conversation import Conversation
 
 LEAST, MOST = 3, 10  # points of an outline
 LONGEST, WORDS = 80, 8  # letters of a point that are drawn, words that are kept
@@ -39,7 +40,7 @@ def skeleton(form: Form) -> Plan:
     Where the outline did not come to an end the plain answer is given. Raises Problem for what is no conversation
     that ends with a question, or wants more than one text.
     """
-    if not isinstance(form, Chat):
+    if not isinstance(form, Conversation):
         raise Problem("a skeleton answers a conversation, at /v1/chat/completions")
     for name in ASIDE:
         if form.fields.values.get(name) not in (None, False, 1):
@@ -56,7 +57,7 @@ def skeleton(form: Form) -> Plan:
     return {**form.whole([_joined(begun, answers, parts)]), "skeleton": parts}
 
 
-def _outlined(form: Chat, question: str) -> Generator[Sequence[Wanted], list[list[Answer]], Answer]:
+def _outlined(form: Conversation, question: str) -> Generator[Sequence[Wanted], list[list[Answer]], Answer]:
     request = _ask(form, OUTLINE.format(question=question, least=LEAST, most=MOST))
     grammar = form.runner.grammars(Constraint("gbnf", listed()))
     tags = form.runner.opened(request.tokens)
@@ -67,7 +68,7 @@ def _outlined(form: Chat, question: str) -> Generator[Sequence[Wanted], list[lis
     return answer
 
 
-def _point(form: Chat, question: str, points: list[str], number: int) -> Request:
+def _point(form: Conversation, question: str, points: list[str], number: int) -> Request:
     outline = "\n".join(f"{at}. {point}" for at, point in enumerate(points, 1))
     text = POINT.format(question=question, outline=outline, point=points[number])
     request, whole = _ask(form, text), form.requests[0]
@@ -78,7 +79,7 @@ def _point(form: Chat, question: str, points: list[str], number: int) -> Request
     )
 
 
-def _question(form: Chat) -> str:
+def _question(form: Conversation) -> str:
     """What the conversation ends with."""
     last = form.fields.list("messages")[-1]
     if last.get("role") != "user" or not isinstance(last.get("content"), str):
@@ -86,7 +87,7 @@ def _question(form: Chat) -> str:
     return str(last["content"])
 
 
-def _ask(form: Chat, text: str) -> Request:
+def _ask(form: Conversation, text: str) -> Request:
     """The same conversation with other last words; as long an answer as there is room for."""
     body: dict[str, Any] = {**form.fields.values, "max_tokens": None, "max_completion_tokens": None}
     body["messages"] = [*body["messages"][:-1], {"role": "user", "content": text}]

@@ -1,4 +1,4 @@
-"""`/v1/messages`: Anthropic's way to ask, for programs that speak nothing else. It is Chat in other words.
+"""`/v1/messages`: Anthropic's way to ask, for programs that speak nothing else. It is a conversation in other words.
 
 What is asked becomes OpenAI's document; what has no name there (temperature, top_k, our own settings) goes along as it
 is. An assistant's message at the end is the answer's beginning, as Anthropic has it.
@@ -13,7 +13,7 @@ from llmcli.serve.problems import Problem
 from llmcli.serve.schema import blocks
 from llmcli.serve.schema.base import Document, named, stopped_by
 from llmcli.serve.schema.blocks import Blocks
-from llmcli.serve.schema.chat import Chat
+from llmcli.serve.schema.conversation import Conversation
 from llmcli.serve.schema.fields import Fields
 from llmcli.serve.settings import Settings
 from llmcli.types import Event
@@ -26,12 +26,11 @@ OTHERS = {
 EFFORTS = {"enabled": "medium", "adaptive": "medium", "disabled": "none"}
 
 
-class Messages(Chat):
+class Messages(Conversation):
     """Anthropic's messages."""
 
     path: ClassVar[str] = "/v1/messages"
     prefix: ClassVar[str] = "msg_"
-    searches: ClassVar[bool] = False
     last: ClassVar[bytes] = b""
     ping: ClassVar[bytes] = b'event: ping\ndata: {"type":"ping"}\n\n'
     refused: ClassVar[dict[str, str]] = {
@@ -59,10 +58,6 @@ class Messages(Chat):
     def show(self, event: Event) -> Iterable[Document]:
         """What an event adds to the blocks."""
         return [one for heard in self._heard[0].feed(event.text) for one in self._blocks.hear(heard)]
-
-    def streamed(self, event: Event) -> bytes:
-        """With their names."""
-        return self.written(self.show(event))
 
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """What was held back, why it ended, the counts."""

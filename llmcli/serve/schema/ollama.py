@@ -21,7 +21,7 @@ from llmcli.serve.schema import logprobs
 from llmcli.serve.schema import settings as common
 from llmcli.serve.schema.base import Document, encoded, reason
 from llmcli.serve.schema.calling import Heard
-from llmcli.serve.schema.chat import Chat
+from llmcli.serve.schema.conversation import Conversation
 from llmcli.serve.schema.fields import Fields
 from llmcli.serve.schema.messages import MOST
 from llmcli.serve.schema.prompt import Prompt, Wanted, prompt
@@ -36,12 +36,11 @@ KEPT = ("messages", "tools", "logprobs", "top_logprobs", "model")
 LOADING = "load"  # of a request that asks for nothing, by which clients have a model loaded
 
 
-class OllamaChat(Chat):
+class OllamaChat(Conversation):
     """ollama's conversations."""
 
     path: ClassVar[str] = "/api/chat"
     prefix: ClassVar[str] = "ollama-"
-    searches: ClassVar[bool] = False
     media_type: ClassVar[str] = "application/x-ndjson"
     last: ClassVar[bytes] = b""
     ping: ClassVar[bytes] = b""  # a line that is no JSON would be an error to them
@@ -51,6 +50,7 @@ class OllamaChat(Chat):
         fields = Fields(body)
         self._words = fields.text("prompt") or ""
         self._raw = fields.flag("raw") or runner.template is None
+        self._called = 0  # functions so far
         super().__init__(self._openai(fields, settings), runner, settings)
         self.stream = fields.flag("stream", True)
         self.name = fields.text("model") or settings.name
@@ -102,10 +102,6 @@ class OllamaChat(Chat):
             return []
         return [{**self._piece(heard), "done": False, **({"logprobs": about["content"]} if about else {})}]
 
-    def streamed(self, event: Event) -> bytes:
-        """As lines."""
-        return self.written(self.show(event))
-
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """What was held back, and the counts."""
         if self.requests and (heard := self._heard[0].finish()):
@@ -132,9 +128,9 @@ class OllamaChat(Chat):
         if made := [(one, values) for one in calls if (values := given(one)) is not None]:
             message["tool_calls"] = [
                 {"id": one.id, "function": {"index": at, "name": one.name, "arguments": values}}
-                for at, (one, values) in enumerate(made, self._calls[0])
+                for at, (one, values) in enumerate(made, self._called)
             ]
-            self._calls[0] += len(made)
+            self._called += len(made)
         return {"model": self.name, "created_at": datetime.now(UTC).isoformat(), "message": message}
 
     def _last(self, answers: Sequence[Answer], whole: bool = True) -> Document:

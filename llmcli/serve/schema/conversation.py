@@ -1,0 +1,58 @@
+"""A conversation that is gone on with, whatever API it came by: what is asked of the engine, and how it is heard."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmcli.runtime.request import Request
+from llmcli.runtime.runner import Runner
+from llmcli.serve.problems import Problem
+from llmcli.serve.schema import logprobs
+from llmcli.serve.schema import settings as common
+from llmcli.serve.schema.base import Form
+from llmcli.serve.schema.messages import messages
+from llmcli.serve.schema.prompt import Prompt, Wanted, answer_format, grammar, prompt, variables
+from llmcli.serve.schema.tools import tools
+from llmcli.serve.settings import Settings
+
+
+class Conversation(Form):
+    """Reads the fields of OpenAI's chat completions; how the answers are written is each API's own.
+
+    `prompt` is what the model is shown, `logprobs` whether they are told, `_heard` a listener for each sample.
+    """
+
+    def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
+        super().__init__(body, runner, settings)
+        fields = self.fields
+        if set(fields.words("modalities", 8)) - {"text"}:
+            raise Problem("modalities: this server writes text", param="modalities")
+        if fields.choice("verbosity", ("low", "medium", "high"), "medium") != "medium":
+            raise Problem("verbosity is not known here: say it in the system text", param="verbosity")
+        self.prompt = self._prompt(self._wanted(), runner, settings)
+        self.logprobs = fields.flag("logprobs")
+        top = fields.whole("top_logprobs", 0, logprobs.MOST, 0) or 0
+        if top and not self.logprobs:
+            raise Problem("top_logprobs needs logprobs to be true", param="top_logprobs")
+        asked = common.common(fields, settings)
+        self.samples = common.samples(fields, asked["search"].beams)
+        if self.logprobs and asked["search"].beams > 1:
+            raise Problem("a beam search keeps no alternatives: leave out logprobs or beams", param="logprobs")
+        wanted = common.limit(common.asked_limit(fields), settings)
+        tokens, opened = self.prompt.tokens, self.prompt.opened
+        most = common.room(runner, settings, len(tokens), wanted, self.samples)
+        self.constraint = self.prompt.constraint
+        asked = {"strategy": runner.strategy(), **asked, "logprobs": self.logprobs, "top_logprobs": top}
+        self.requests = (Request(tokens, max_tokens=most, after=opened.closes if opened else "", **asked),)
+        self.check()
+        self._heard = [self.prompt.listener() for _ in range(self.samples)]
+
+    def _prompt(self, wanted: Wanted, runner: Runner, settings: Settings) -> Prompt:
+        return prompt(wanted, runner, settings)
+
+    def _wanted(self) -> Wanted:
+        fields = self.fields
+        generate, continued = fields.flag("add_generation_prompt", True), fields.flag("continue_final_message")
+        return Wanted(
+            messages(fields), tools(fields), answer_format(fields, "response_format"), grammar(fields),
+            variables(fields, self.runner.template), generate, continued,
+        )  # fmt: skip
