@@ -70,6 +70,7 @@ class Front:
         self.talks: set[asyncio.Task[None]] = set()  # answers on their way over WebSockets
         self.room = Room(settings.max_body)
         self._guard, self._bodies = Guard(self, settings), Bodies(self._answer, self.room)
+        registry.forms()  # read from their folder now, not while the first one waits
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
