@@ -254,7 +254,7 @@ def quantize(
     if quant and quant.upper() in recipe.ALIASES:
         ui.note(f"{quant.upper()} means {kind.name}")
     wishes = mixing.wishes
-    sizing.check(split=bool(split_max_size), typed=bool(quant) or wishes.any)
+    sizing.check(split=bool(split_max_size), typed=bool(quant), wished=wishes.any)
     most = planning.shard_size(split_max_size) if split_max_size else 0
     place, blobs = (model.path, model.blobs) if model else (Path(source), None)
     opened = weights.open_source(

@@ -39,7 +39,7 @@ def plans_of(
     methods = [planning.named(one).name for one in _words(settings.methods)]
     folds = list(dict.fromkeys(settings.fold or ["none"]))
     for size in sizes:
-        Sizing(target_size=size).check(split=False, typed=False)
+        Sizing(target_size=size).check(split=False, typed=False, wished=False)
     if not (types or sizes) or not methods:
         raise UsageError("there is no setting", hint=f"--types {TYPES} --methods ggml")
     plain = _making(source, "ggml", "none", (None, None), threads)

@@ -82,8 +82,8 @@ class Sizing:
 
         return tuple(dict.fromkeys(tensor_type(word) for word in (self.types or "").split(",") if word.strip()))
 
-    def check(self, *, split: bool, typed: bool) -> None:
-        """Refuse what excludes each other; `typed`: a file type was asked for as well."""
+    def check(self, *, split: bool, typed: bool, wished: bool) -> None:
+        """Refuse what excludes each other; `typed`: a file type was asked for as well; `wished`: types of tensors."""
         asked = [
             flag for flag, given in (
                 ("--target-bpw", self.target_bpw is not None), ("--target-size", self.target_size is not None),
@@ -94,6 +94,11 @@ class Sizing:
             raise UsageError(f"{asked[0]} and {asked[1]} exclude each other", hint="give one of them")
         if asked and typed:
             raise UsageError(f"{asked[0]} decides every tensor's type", hint="leave out the file type")
+        if asked and wished:
+            raise UsageError(
+                f"{asked[0]} decides every tensor's type",
+                hint="leave out --tensor-type and the like; what --plan-out FILE writes may be changed by hand",
+            )
         if self.wanted and split:
             raise UsageError(
                 f"{asked[0]} is for one file",

@@ -191,8 +191,9 @@ def test_what_fits_is_looked_for_beside_the_copy_that_is_measured_with(
     ("words", "told"),
     [
         (("--target-size", "1M", "--fit"), "--target-size and --fit exclude each other"),
-        (("--target-bpw", "5", "-t", "q4_0"), "--target-bpw decides every tensor's type"),
+        (("--target-bpw", "5", "-t", "q4_0"), "leave out the file type"),
         (("--plan", "p.json", "--pure"), "--plan decides every tensor's type"),
+        (("--target-size", "1M", "--token-embedding-type", "q8_0"), "leave out --tensor-type and the like"),
         (("--quick",), "--quick goes with a size"),
         (("--target-bpw", "0"), "--target-bpw is 0"),
         (("--target-size", "90 potatoes"), "is no size"),
