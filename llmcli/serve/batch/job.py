@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ class Job:
         try:
             wants = asked(line, templated=self.runner.template is not None)
             if wants.url == VECTORS:
-                return Task(line.index, None, aside=partial(self._embedded, self._named(dict(wants.body))))
+                return Task(line.index, None, aside=self._embedded(self._named(dict(wants.body))))
             return Task.begin(line.index, self.rules.plan(self._form(wants)))
         except Refusal as error:
             return Task(line.index, None, refusal=error)
@@ -90,15 +89,15 @@ class Job:
             self.renamed.add(body.pop("model"))
         return body
 
-    def _embedded(self, body: Mapping[str, Any]) -> Document:
-        """Vectors of texts; on the engine's thread."""
+    def _embedded(self, body: Mapping[str, Any]) -> Iterator[Document | None]:
+        """Vectors of texts, on the engine's thread: None behind each pass but the last, then the document."""
         request, embedder = embeddings.Asked(body, self.rules.settings), self.runner.embedder()
         cut = request.length(embedder)
         ids = embeddings.encoded(request.texts, embedder)
         work = embedder.work(ids)
         while work.step():
-            pass
-        return request.answer(ids, work.vectors, cut)
+            yield None
+        yield request.answer(ids, work.vectors, cut)
 
     def _form(self, wants: Asked) -> Form:
         make = forms().get(wants.url)

@@ -26,7 +26,8 @@ WINDOW, MOST_TOKENS = 1024, 1 << 18  # lines that are made ready at once, and to
 @dataclass(slots=True, eq=False)
 class Task:
     """A line on its way: its plan, what it wants now, and what has come of it; `open` answers are still to come.
-    `refusal`: it was over before it began. `aside` makes its document on the engine's thread, beside what runs."""
+    `refusal`: it was over before it began. `aside` makes its document on the engine's thread, beside what runs: None
+    while there is more to do."""
 
     index: int
     plan: Plan | None
@@ -34,7 +35,7 @@ class Task:
     got: list[dict[int, Answer]] = field(default_factory=list)
     open: int = 0
     refusal: Refusal | None = None
-    aside: "Callable[[], Document] | None" = None
+    aside: "Iterator[Document | None] | None" = None
 
     @classmethod
     def begin(cls, index: int, plan: Plan) -> "Task":
@@ -150,14 +151,17 @@ class Work:
             self._running |= {one: (part, number) for number, one in enumerate(ids)}
 
     def _beside(self) -> None:
-        """One of those that the engine has nothing to do with."""
-        if self._asides:
-            task = self._asides.popleft()
-            assert task.aside is not None
-            try:
-                came: Document | Refusal = task.aside()
-            except Refusal as error:
-                came = error
+        """A piece of one of those that the engine has nothing to do with."""
+        if not self._asides:
+            return
+        task = self._asides[0]
+        assert task.aside is not None
+        try:
+            came: Document | Refusal | None = next(task.aside)
+        except Refusal as error:
+            came = error
+        if came is not None:
+            self._asides.popleft()
             self._done(task.index, came)
 
     def _step(self) -> None:
