@@ -73,7 +73,8 @@ def factor(mean: "F32", ops: Ops, damping: float = DAMPING) -> Factor:
         damping *= STEP
     upper = lower[::-1, ::-1]  # H = upper upper^T
     root = upper.diagonal().copy()
-    feed = (upper / root).T.astype(np.float32)
+    feed = np.empty(mean.shape, np.float32)  # no float64 between: fresh pages cost more than what is done with them
+    np.divide(upper.T, root[:, None], out=feed, casting="same_kind")
     np.fill_diagonal(feed, 0)
-    moments, fed, weights = (ops.array(part.astype(np.float32)) for part in (damped, feed, root * root))
-    return Factor(moments, fed, weights, damping)
+    weights = (root * root).astype(np.float32)
+    return Factor(ops.array(damped.astype(np.float32)), ops.array(feed), ops.array(weights), damping)
