@@ -66,6 +66,27 @@ def test_what_enters_the_head_is_shown_though_the_head_is_not_computed(tmp_path:
     assert head in ("output.weight", "token_embd.weight")
 
 
+def test_products_with_one_key_take_the_same_rows_and_experts(tmp_path: Path) -> None:
+    import numpy as np
+
+    path = tiny.llama(tmp_path / "moe.gguf", hidden=64, ff=96, layers=1, experts=4)
+    found: dict[tuple[int, int], list[tuple[str, bytes]]] = {}
+
+    def sink(one: Seen | Mixed) -> None:
+        assert isinstance(one, Seen)
+        entered = one.rows.tobytes() + (b"" if one.experts is None else one.experts.tobytes())
+        found.setdefault(one.key, []).append((one.name, entered))
+
+    with open_model(path, gpu_layers=0) as model:
+        with open_activations(model, ContextOptions(32), lambda name: name.startswith("blk."), sink) as activations:
+            activations.read(np.arange(32, dtype=np.int32))
+    shared = [sorted(name.split(".")[2] for name, _ in products) for products in found.values()]
+    assert sorted(names for names in shared if len(names) > 1) == [
+        ["attn_k", "attn_q", "attn_v"], ["ffn_gate_exps", "ffn_up_exps"],
+    ]  # fmt: skip
+    assert all(len({entered for _, entered in products}) == 1 for products in found.values())
+
+
 def _kept(one: Seen | Mixed) -> tuple[str, bytes]:
     assert isinstance(one, Seen)
     return one.name, one.rows.tobytes()

@@ -42,7 +42,8 @@ class _InitParams(ctypes.Structure):
 @dataclass(frozen=True, slots=True)
 class Seen:
     """A product: the weight's name, what entered [i3, i2, rows, columns], the weight's matrices (ne[2], ne[3]), and
-    the experts' numbers [tokens, used] where there are such; `key` names what entered. Valid within the call."""
+    the experts' numbers [tokens, used] where there are such; `key` names the tensor that entered, with experts theirs,
+    too: products with the same in a pass have the same of both. Valid within the call."""
 
     name: str
     rows: NDArray[np.float32]
@@ -129,13 +130,14 @@ class Watcher:
     def _show(self, name: str, weight: _Tensor, entered: _Tensor, ids: _Tensor | None, address: int) -> None:
         rows = self._array(entered, np.float32)
         experts = None
+        key = address, int(entered.data)
         self.latest = name
         if ids is None and _plain(entered.name) == RESULT:
             self._heads[name] = weight.ne[2], weight.ne[3]
         if ids is not None:
             assert ids.type == I32, ids.type
-            experts, rows = self._array(ids, np.int32)[0, 0], rows[0]
-        self.sink(Seen(name, rows, (weight.ne[2], weight.ne[3]), experts, (address, int(entered.data))))
+            experts, rows, key = self._array(ids, np.int32)[0, 0], rows[0], (address, ctypes.addressof(ids))
+        self.sink(Seen(name, rows, (weight.ne[2], weight.ne[3]), experts, key))
 
     def _array(self, tensor: _Tensor, kind: Any) -> NDArray[Any]:
         """The values [ne3, ne2, ne1, ne0], where they lie, or copied from a device."""
