@@ -1,12 +1,12 @@
 """What enters each weight while a model reads a text: sums of squares per input column, as llama-imatrix takes them.
 
-Follows IMatrixCollector (tools/imatrix/imatrix.cpp), but for two things: sums are float64 above the rows of one pass
+Follows IMatrixCollector (tools/imatrix/imatrix.cpp), but for two things: sums are float64 above 512 rows
 (upstream adds all rows up in float32), and a tied head counts too, under the name of the embedding that it is. It
 knows names and rows; what runs the model is passed in.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from quant.imatrix import CHUNK_SIZE, CHUNKS, COUNTS, DATASETS, MODEL, SUMS, TRA
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 ALIGNMENT = 32
+ROWS = 512  # squares of so many are added up in float32
 DAMAGED = "the model's file may be damaged: llmcli diff it against its source"
 
 
@@ -58,20 +59,31 @@ class Sums:
         else:
             self._experts(product, product.experts)
 
+    def share(self, product: Product, names: Sequence[str]) -> None:
+        """Count in rows that enter all weights of these `names`. Several threads may do so, each for other weights."""
+        if product.experts is None:
+            squares = _squares(product)
+            for name in names:
+                self._count(name, product, squares)
+        else:
+            for name in names:
+                self._experts(replace(product, name=name), product.experts)
+
     def _dense(self, product: Product) -> None:
-        inner, outer = product.matrices
-        rows = product.rows
         # The next pass may show other rows under the same key: a name comes once in a pass.
         if self._last is None or self._last[0] != product.key or product.name in self._last[1]:
-            made = np.einsum("abij,abij->abj", rows, rows).astype(np.float64)  # [i3, i2, columns]
-            self._last = product.key, set(), _finite(made, product.name)
-        squares = self._last[2]
+            self._last = product.key, set(), _squares(product)
         self._last[1].add(product.name)
-        sums = self.sums.setdefault(product.name, np.zeros((inner * outer, rows.shape[-1])))
+        self._count(product.name, product, self._last[2])
+
+    def _count(self, name: str, product: Product, squares: F64) -> None:
+        """Add the `squares` [i3, i2, columns] of what entered."""
+        inner, outer = product.matrices
+        sums = self.sums.setdefault(name, np.zeros((inner * outer, squares.shape[-1])))
         for i3, i2 in np.ndindex(squares.shape[:2]):
             sums[(i3 % outer) * inner + i2 % inner] += squares[i3, i2]
-        counts = self.counts.setdefault(product.name, np.zeros(1))
-        counts += rows[..., 0].size // (inner * outer)
+        counts = self.counts.setdefault(name, np.zeros(1))
+        counts += product.rows[..., 0].size // (inner * outer)
 
     def _experts(self, product: Product, experts: NDArray[np.int32]) -> None:
         rows, count = product.rows, product.matrices[0]
@@ -127,6 +139,13 @@ class Sums:
             pieces += [bytes(slot.offset - at), raw]
             at = slot.offset + len(raw)
         return [*pieces, bytes(laid.nbytes - at)]
+
+
+def _squares(product: Product) -> F64:
+    """Sums of squares of what entered [i3, i2, columns], float64 above some rows."""
+    parts = (product.rows[:, :, first : first + ROWS] for first in range(0, product.rows.shape[2], ROWS))
+    made = sum((np.einsum("abij,abij->abj", rows, rows).astype(np.float64) for rows in parts), np.zeros(1))
+    return _finite(made, product.name)
 
 
 def _finite(squares: F64, name: str) -> F64:

@@ -2,52 +2,42 @@
 sums themselves.
 
 Rows are multiplied in float32 (once for each distinct input) and added up in float64, the lower triangles alone, in
-bands: 512 rows of 1,536 columns took one AVX2 thread 13 ms, numpy's own symmetric product 21 ms (2026-11). They are
-kept until whole chunks were read, as many as make ROWS: 1,536 columns took one AVX-512 thread 7.8 ms for each 256 rows
-where they came 256 at a time, 6.4 for 512 and 6.0 for 1,024 (2026-11-22). Of another's 1,024 rows took 28.4 ms in bands
-of 128, 29.8 in bands of 256 and 29.9 as numpy's symmetric product; twice the rows at a time made no band faster.
+parts: 1,024 rows of 1,536 columns took two AVX-512 threads 16.4 ms in bands of 128 rows of the triangle, 15.2 in bands
+of 256, 14.4 in squares of 256 along the diagonal and whole rectangles between them (2026-11-23); numpy's own symmetric
+product takes as long as bands. They are kept until whole chunks were read, as many as make ROWS: 1,536 columns took
+one thread 7.8 ms for each 256 rows where they came 256 at a time, 6.4 for 512 and 6.0 for 1,024 (2026-11-22). While
+llama.cpp waits for what looks at its products, with all of its threads awake and idle, they are copied and nothing
+else: squares and mixtures, too, are made later.
 
 Each product is one thread's. BLAS's own threads wait awake for the next one, as llama.cpp's do, and on as many cores
 the ones took time from the others: 20 chunks of 256 of a Llama of hidden 512 took 20, 22 and 25 CPU seconds of a loaded
 machine's two cores, 29, 29 and 39 before (2026-11-22, in turns; llama-imatrix 7 to 8). It knows names and rows; what
 runs the model, and what runs the products, is passed in.
-
-Attention mixes what comes out of a layer's values: for head h and query q o = W_v (sum over t of a_hqt x_t). The error
-of W_v is felt behind that, so that its moments are those of the sum in brackets: X^T B X with B the sum of A^T A over
-heads. 2026-11-22, SmolLM2-135M, attn_v of all layers at Q4_K_M's types and nothing else quantized, KL divergence on
-three chunks of Wikipedia and three of plays, 24 chunks of calibration: ggml with its imatrix .01031 and .00842; error
-feedback by the moments of x .01446 and .00901, by these .00077 and .00132; by a B for each head of keys .00078 and
-.00130 (three times the disk and the work); by each token's sum of a^2 instead of B .00080 and .00150.
-Neighbouring queries look at nearly the same: with every second one alone (30 chunks of 512 of a Llama of hidden 512)
-the error of attn_v's codes under the moments of all queries of 100 chunks was the same (+0.0 %), with every fourth
-0.6 % larger.
 """
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.calibrate import F32, F64, Mixture, Product
+from quant.calibrate import F32, F64, Mixture, Product, Sums
 from quant.errors import Refusal
+from quant.mixing import Mix, Mixing, counted
 from quant.momentfile import Gathered, Input
 from quant.pending import mixture
 
-BAND = 128  # rows of a triangle that are made at a time
+SQUARE, LARGE = 256, 1024  # sides of a triangle's parts: of those on its diagonal, and of others at most
 ROWS, MOST = 1024, 4  # multiplied at a time, or the rows of so many chunks,
 KEPT = 1 << 28  # where no more bytes wait for it
-# A share below this counts as this: products of two would be denormal numbers, each 100 cycles of a CPU. They were ten
-# of the eleven CPU seconds that mixing took of 20 chunks of a Llama of hidden 512 and 4 layers (2026-11-22).
-TINY = np.float32(1e-15)
 Each = Callable[..., Any]  # map's form
-WAITING = 1 << 27  # bytes of attention's shares that are multiplied at the end of their chunk; others at once
-EVERY = 2  # of so many queries in a row one is counted in: see above
-STRIP = 64  # queries whose shares are multiplied at a time: those behind the last one that they see are zeros
+Work = tuple[int, Callable[[], None]]  # how much it takes, and what is to be done
+Part = tuple[slice, slice]  # rows and columns of a matrix
+WAITING = 1 << 27  # bytes of attention's shares that wait to be multiplied; beyond it they are at once
 
 
 def shown(one: Input) -> tuple[str, ...]:
@@ -64,7 +54,7 @@ class Survey:
         self.inputs: list[Input] = []
         self.rows: list[int] = []
         self._number: dict[str, int] = {}
-        self._shares: dict[str, int] = {}  # bytes in a chunk, by the weight
+        self._shares: dict[str, int] = {}  # bytes that are kept of a chunk, by the weight
         self._key: tuple[int, int] | None = None
 
     def add(self, product: Product) -> None:
@@ -100,7 +90,7 @@ class Survey:
             self._number = {each: at for at, one in enumerate(self.inputs) for each in one.names}
             self._key = None
         self.rows[self._number[name]] += mixed.shares[0].nbytes
-        self._shares[name] = self._shares.get(name, 0) + mixed.shares.nbytes
+        self._shares[name] = self._shares.get(name, 0) + counted(mixed.shares).nbytes
 
     @property
     def together(self) -> int:
@@ -114,9 +104,9 @@ class Survey:
         return held(one) + self.rows[number] * (2 * chunks if chunks > 1 or one.mixed else 1)
 
     def waiting(self, group: Sequence[int]) -> int:
-        """Bytes of attention's shares that wait until the chunk is over, and those that come when there is no room."""
+        """Bytes of attention's shares that wait to be multiplied, and those that come when there is no room."""
         shares = [self._shares.get(self.inputs[number].names[0], 0) for number in group]
-        return min(sum(shares), WAITING + max(shares, default=0))
+        return min(self.together * sum(shares), WAITING + max(shares, default=0))
 
 
 def held(one: Input) -> int:
@@ -126,7 +116,7 @@ def held(one: Input) -> int:
 
 def spare(one: Input) -> int:
     """Bytes that a product of it takes, and the sums that it becomes."""
-    return 8 * min(BAND, one.columns) * one.columns
+    return 8 * max(map(_area, _parts(0, one.columns)))
 
 
 def groups(survey: Survey, numbers: Sequence[int], memory: int) -> list[tuple[int, ...]]:
@@ -165,10 +155,10 @@ class Seconds:
         self.numbers = tuple(numbers)
         self._number = {name: number for number in numbers for name in inputs[number].names}
         self._names = {number: inputs[number].names for number in numbers}
-        self._mixing = {mixture(inputs[number].names[0]): _Mixing() for number in numbers if inputs[number].mixed}
+        self._mixed = {mixture(inputs[number].names[0]): number for number in numbers if inputs[number].mixed}
+        self._mixing = {number: [Mixing()] for number in self._mixed.values()}  # a chunk's each
         self._keys: dict[int, tuple[int, int]] = {}
         self._kept = {number: _Kept() for number in numbers}
-        self._mixes: dict[int, list[_Mix]] = {}
         self.waiting = 0  # chunks that are not in the sums yet
         self.gathered = {number: _nothing(inputs[number]) for number in numbers}
 
@@ -184,36 +174,54 @@ class Seconds:
         self._kept[number].add(product)
 
     def mix(self, mixed: Mixture) -> None:
-        """Count in how the values of a layer are mixed."""
-        if mixed.name in self._mixing:
-            self._mixing[mixed.name].add(mixed.shares)
-            if sum(one.waiting for one in self._mixing.values()) > WAITING:
-                self._mixing[mixed.name].settle()
+        """Keep how the values of a layer are mixed, or count it in where too much waits already."""
+        number = self._mixed.get(mixed.name)
+        if number is None:
+            return
+        last = self._mixing[number][-1]
+        last.add(mixed.shares)
+        if self._shares > WAITING:
+            last.settle()
+
+    @property
+    def _shares(self) -> int:
+        """Bytes of them that wait."""
+        return sum(one.waiting for chunks in self._mixing.values() for one in chunks)
 
     def turn(self, each: Each = map) -> None:
         """A chunk is over, which may have come in several passes. `each` is map, or one that has threads: the sums are
         the same."""
-        mixed = [number for number in self.numbers if mixture(self._names[number][0]) in self._mixing]
-        mixings = [self._mixing[mixture(self._names[number][0])] for number in mixed]
-        made = each(_Mixing.of, mixings, [self._kept[number].turn() for number in mixed])
-        for number, mix in zip(mixed, made, strict=True):
-            self._mixes.setdefault(number, []).append(mix)
-        self._mixing = {name: _Mixing() for name in self._mixing}
+        if self._shares > WAITING // 2:  # room for what comes with the next chunk
+            _all(each, [one.settle for chunks in self._mixing.values() for one in chunks])
+        for number, chunks in self._mixing.items():
+            chunks[-1].rows = self._kept[number].turn()
+            chunks.append(Mixing())
         self.waiting += 1
 
-    def flush(self, each: Each = map) -> None:
-        """Count in all chunks that are over."""
+    def flush(self, sums: Sums, each: Each = map) -> None:
+        """Count in all chunks that are over, and their squares into `sums`."""
+        squares = [
+            partial(sums.share, kept.product(self._names[number][0]), self._names[number])
+            for number, kept in self._kept.items()
+            if kept.rows.size
+        ]
+        _all(each, squares)  # what is not finite is told here, by the first weight that it enters
+        order = [(number, one) for number, chunks in self._mixing.items() for one in chunks[:-1]]
+        made = each(Mixing.made, [one for _, one in order], [self._kept[number].rows[0, 0] for number, _ in order])
+        mixes: dict[int, list[Mix]] = {}
+        for (number, _), mix in zip(order, made, strict=True):
+            mixes.setdefault(number, []).append(mix)
         work = [
             one
             for number, kept in self._kept.items()
-            for one in kept.work(self.gathered[number], self._mixes.get(number, []))
+            for one in kept.work(self.gathered[number], mixes.get(number, []))
         ]
         work.sort(key=operator.itemgetter(0), reverse=True)
-        for _ in each(operator.call, [make for _, make in work]):
-            pass
+        _all(each, [make for _, make in work])
         for kept in self._kept.values():
             kept.clear()
-        self._mixes, self.waiting = {}, 0
+        self._mixing = {number: [Mixing()] for number in self._mixing}
+        self.waiting = 0
 
 
 class _Kept:
@@ -245,18 +253,23 @@ class _Kept:
         self._end = first + rows.shape[axis]
         (self._room[first : self._end] if self.experts else self._room[..., first : self._end, :])[...] = rows
 
-    def turn(self) -> F32:
-        """The rows [tokens, columns] since it was last asked."""
+    def turn(self) -> slice:
+        """Where the rows stand that came since it was last asked."""
         first, self._begun = self._begun, self._end
-        return self.rows[0, 0, first:]
+        return slice(first, self._end)
+
+    def product(self, name: str) -> Product:
+        """All as what entered one weight at once."""
+        experts = np.concatenate(self.experts) if self.experts else None
+        return Product(name, self.rows, self.matrices, experts, (0, 0))
 
     def clear(self) -> None:
         """Nothing entered yet."""
         self._begun = self._end = 0
         self.experts.clear()
 
-    def work(self, into: Gathered, mixes: Sequence["_Mix"]) -> Iterator[tuple[int, Callable[[], None]]]:
-        """What is to be done to count it in: how much each part takes, and the part."""
+    def work(self, into: Gathered, mixes: Sequence[Mix]) -> Iterator[Work]:
+        """What is to be done to count it in."""
         rows = self.rows
         if self.experts:
             experts = np.concatenate(self.experts)
@@ -271,59 +284,21 @@ class _Kept:
         for matrix, parts in entered.items():
             plain = parts[0] if len(parts) == 1 else np.concatenate(parts)
             other = np.concatenate([mix.rows for mix in mixes]) if mixes else plain
-            into.first[matrix] += sum(mix.first for mix in mixes) if mixes else plain.sum(0, dtype=np.float64)
-            into.counts[matrix] += sum(mix.count for mix in mixes) if mixes else len(plain)
-            for first in range(0, plain.shape[1], BAND):
-                yield len(plain) * (first + BAND), partial(_band, into.second[matrix], first, plain, other)
+            yield plain.size, partial(_first, into, matrix, plain, mixes)
+            for part in _parts(0, plain.shape[1]):
+                yield len(plain) * _area(part), partial(_product, into.second[matrix], part, plain, other)
 
 
-@dataclass(frozen=True, slots=True)
-class _Mix:
-    """Of the rows X of a chunk: `rows` B X, `first` the sum of all mixtures, `count` how many these were."""
-
-    rows: F32
-    first: F64
-    count: int
+def _all(each: Each, work: Iterable[Callable[[], None]]) -> None:
+    """Do it; what one raises is raised, the first of them where several do."""
+    for _ in each(operator.call, work):
+        pass
 
 
-class _Mixing:
-    """How one layer's values are mixed in a chunk: with A [queries, keys] for each head, the sums of A^T A and of A
-    over heads and every other query, and how many these were."""
-
-    def __init__(self) -> None:
-        self.pairs, self.plain, self.count = np.zeros((0, 0), np.float32), np.zeros(0), 0
-        self._strips: list[F32] = []
-
-    @property
-    def waiting(self) -> int:
-        """Bytes of what is not multiplied yet."""
-        return sum(rows.nbytes for rows in self._strips)
-
-    def add(self, shares: F32) -> None:
-        """One pass; the next one's queries have more keys. Copied, no more: llama.cpp waits awake meanwhile."""
-        shares = shares[:, EVERY - 1 :: EVERY]
-        heads, queries, keys = shares.shape
-        if (more := keys - len(self.plain)) > 0:
-            self.pairs, self.plain = np.pad(self.pairs, (0, more)), np.pad(self.plain, (0, more))
-        for first in range(0, queries, STRIP):
-            strip = shares[:, first : first + STRIP]
-            end = int(np.flatnonzero(strip.max(0).max(0)).max(initial=-1)) + 1
-            self._strips.append(np.maximum(strip[:, :, :end], TINY).reshape(-1, end))
-        self.count += heads * queries
-
-    def settle(self) -> None:
-        """Multiply what waits, in the order in which it came."""
-        for rows in self._strips:
-            end = rows.shape[1]
-            self.pairs[:end, :end] += rows.T @ rows
-            self.plain[:end] += rows.sum(0)
-        self._strips.clear()
-
-    def of(self, rows: F32) -> _Mix:
-        """What is made of the rows [tokens, columns]."""
-        self.settle()
-        tokens = len(rows)
-        return _Mix(self.pairs[:tokens, :tokens] @ rows, self.plain[:tokens] @ rows, self.count)
+def _first(into: Gathered, matrix: int, rows: F32, mixes: Sequence[Mix]) -> None:
+    """Count in the sum of the rows, or of what was mixed of them."""
+    into.first[matrix] += sum(mix.first for mix in mixes) if mixes else rows.sum(0, dtype=np.float64)
+    into.counts[matrix] += sum(mix.count for mix in mixes) if mixes else len(rows)
 
 
 def _expert(into: Gathered, expert: int, rows: F32, places: tuple[Any, ...]) -> None:
@@ -332,16 +307,34 @@ def _expert(into: Gathered, expert: int, rows: F32, places: tuple[Any, ...]) -> 
     taken = rows[tokens, slots % rows.shape[1]]
     into.first[expert] += taken.sum(0, dtype=np.float64)
     into.counts[expert] += len(taken)
-    for first in range(0, taken.shape[1], BAND):
-        _band(into.second[expert], first, taken, taken)
+    for part in _parts(0, taken.shape[1]):
+        _product(into.second[expert], part, taken, taken)
 
 
-def _band(sums: F64, first: int, rows: F32, other: F32) -> None:
-    """Add some rows of the triangle of rows^T other."""
-    last = first + BAND
-    sums[first:last, :last] += rows[:, first:last].T @ other[:, :last]
-    if other is not rows:
-        corner = sums[first:last, first:last]
+def _parts(first: int, last: int) -> Iterator[Part]:
+    """What a triangle is made of: squares on its diagonal, half of them for nothing, and what lies between."""
+    if last - first <= SQUARE:
+        yield slice(first, last), slice(first, last)
+        return
+    middle = first + -(-(last - first) // (2 * SQUARE)) * SQUARE
+    for row in range(middle, last, LARGE):
+        for column in range(first, middle, LARGE):
+            yield slice(row, min(row + LARGE, last)), slice(column, min(column + LARGE, middle))
+    yield from _parts(first, middle)
+    yield from _parts(middle, last)
+
+
+def _area(part: Part) -> int:
+    rows, columns = part
+    return int((rows.stop - rows.start) * (columns.stop - columns.start))
+
+
+def _product(sums: F64, part: Part, rows: F32, other: F32) -> None:
+    """Add a part of the triangle of rows^T other."""
+    down, across = part
+    sums[part] += rows[:, down].T @ other[:, across]
+    if other is not rows and down == across:
+        corner = sums[part]
         np.fill_diagonal(corner, np.maximum(corner.diagonal(), 0))  # float32 may end below the least square
 
 

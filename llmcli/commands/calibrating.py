@@ -215,7 +215,7 @@ class _Work:
             self.activations.narrow(frozenset(shown).__contains__, shown[-1])
         else:
             self.activations.narrow(self.named.__contains__, "")
-        self.sink.listeners = [progress.sums, *([progress.seconds] if progress.seconds else [])]
+        self.sink.listeners = [progress.seconds or progress.sums]  # the former hands the squares on
         with ThreadPoolExecutor(self.wish.model.options.threads) as pool:
             for ids in self.wish.text.ids[progress.chunks :]:
                 self.activations.read(ids)
@@ -223,7 +223,7 @@ class _Work:
                 bar.advance(1)
                 if not progress.seconds:
                     self.activations.narrow(self.named.__contains__, self.activations.latest)
-                elif not self._counted(progress.seconds, progress.chunks, pool):
+                elif not self._counted(progress.seconds, progress.sums, progress.chunks, pool):
                     continue
                 if self.saves and self.interim.due():
                     self.interim.save(progress)
@@ -234,11 +234,11 @@ class _Work:
             progress.seconds, progress.chunks, self.sink.listeners = None, 0, []
             self.interim.save(progress)
 
-    def _counted(self, seconds: Seconds, chunks: int, pool: ThreadPoolExecutor) -> bool:
+    def _counted(self, seconds: Seconds, sums: Sums, chunks: int, pool: ThreadPoolExecutor) -> bool:
         """End a chunk; whether the sums have all of the chunks so far."""
         seconds.turn(pool.map)
         if seconds.waiting == self.survey.together or chunks == self.wish.text.count:
-            seconds.flush(pool.map)
+            seconds.flush(sums, pool.map)
         return not seconds.waiting
 
     def _held(self, groups: list[tuple[int, ...]]) -> int:

@@ -4,7 +4,7 @@ Rows are independent: a tensor's factor is made once, and panels of its rows are
 panel has always the same width, zeros where the rows end, so that the same arithmetic meets a row whatever it is cut
 from.
 
-2026-11-22, attention's values want the moments of what attention mixes (quant/gather.py has the numbers). Those of the
+2026-11-22, attention's values want the moments of what attention mixes (quant/mixing.py has the numbers). Those of the
 rows that enter count every token alike, attention does not: the first token, which most heads look at, is one of 512 in
 them. Where a file has no better ones the values are left to search, and so are those rows of attn_qkv that put out
 values, and all of attn_kv_b, where they stand among others: an input would have to be gathered twice for one weight.

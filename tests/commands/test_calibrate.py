@@ -13,7 +13,7 @@ import pytest
 from llmcli.commands.eval import words_of
 from llmcli.ui import UI
 from quant import container, imatrix, moments, quantize
-from quant.gather import EVERY
+from quant.mixing import EVERY
 from tests.commands.conftest import Done
 from tests.quant import tiny
 
@@ -157,6 +157,7 @@ def test_mistakes_are_one_line(llmcli: Llmcli, tmp_path: Path, text: Path) -> No
         ((str(model), "--text", str(shipped)), "nothing may be calibrated with it"),
         ((str(model), "--text", str(text)), "chunks of 512 need at least 1024"),
         ((str(broken), "--text", str(text), "--ctx", "32"), "what enters blk.0.attn_"),
+        ((str(broken), "--text", str(text), "--ctx", "32", "--moments", str(out) + "2"), "what enters blk.0.attn_"),
     ):
         done = llmcli("calibrate", *words, "-o", str(out), "-t", "1")
         assert (done.code, done.out) == (1, ""), words

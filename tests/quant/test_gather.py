@@ -10,9 +10,10 @@ import pytest
 from quant import gather, momentfile, moments
 from quant.calibrate import Mixture, Product, Sums
 from quant.errors import Refusal
-from quant.gather import EVERY, Seconds, Survey
+from quant.gather import Seconds, Survey
 from quant.interim import Interim, Progress
 from quant.merge import merge_moments, merged
+from quant.mixing import EVERY
 from quant.moments import About
 
 CHUNKS, TOKENS, WIDE, EXPERTS = 5, 24, 6, 4
@@ -63,7 +64,7 @@ def gathered(folder: Path, memory: int = 1 << 20, chunks: range = range(CHUNKS))
                 for product in products(chunk):
                     seconds.add(product)
                 seconds.turn()
-                seconds.flush()
+                seconds.flush(Sums())
             for number, one in seconds.gathered.items():
                 file.put(number, one)
         file.finish()
@@ -116,13 +117,11 @@ def test_a_pass_that_was_saved_goes_on_with_the_same_bytes(tmp_path: Path) -> No
 
     def read(progress: Progress, chunks: range) -> Progress:
         for chunk in chunks:
-            for product in products(chunk):
-                progress.sums.add(product)
-                assert progress.seconds
-                progress.seconds.add(product)
             assert progress.seconds
+            for product in products(chunk):
+                progress.seconds.add(product)
             progress.seconds.turn()
-            progress.seconds.flush()
+            progress.seconds.flush(progress.sums)
             progress.chunks += 1
         return progress
 
@@ -244,9 +243,9 @@ def test_a_chunk_may_come_in_several_passes() -> None:
             apart.add(product)
             whole.add(product)
         whole.turn()
-        whole.flush()
+        whole.flush(Sums())
     apart.turn()
-    apart.flush()
+    apart.flush(Sums())
     for number in range(4):
         assert np.array_equal(apart.gathered[number].counts, whole.gathered[number].counts)
         np.testing.assert_allclose(apart.gathered[number].first, whole.gathered[number].first, rtol=1e-6)
@@ -281,7 +280,7 @@ def test_values_have_the_moments_of_what_attention_mixes_however_many_threads_mu
                 read(chunk, made[-1])
                 made[-1].turn(each)
                 if chunk in (3, CHUNKS - 1):
-                    made[-1].flush(each)
+                    made[-1].flush(Sums(), each)
     x = np.concatenate([rows(chunk, wide, 0) for chunk in range(CHUNKS)]).astype(np.float64)
     looks = [shares(chunk)[:, EVERY - 1 :: EVERY].astype(np.float64) for chunk in range(CHUNKS)]
     mixed = np.concatenate([looks[chunk] @ rows(chunk, wide, 0) for chunk in range(CHUNKS)])
