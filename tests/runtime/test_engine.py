@@ -232,3 +232,16 @@ def test_who_matters_more_goes_first_and_who_runs_nothing_before_who_runs_much()
     while machine.busy:
         ended += [ids[event.sequence] for event in machine.step() if event.finish]
     assert ended == ["e", "a", "b", "d", "c"]
+
+
+@pytest.mark.parametrize(("row", "rows"), [(0.0047, 128), (0.0026, 192), (0.02, 64)])
+def test_a_prompt_s_pass_lasts_about_as_long_as_the_gap_between_others_tokens_may(row: float, rows: int) -> None:
+    context = FakeContext(n_ctx=2048, n_seq_max=4, n_batch=512)
+    machine = engine(context, Schedule(gap=0.5, aside=128))
+    machine.scheduler.saw(64, 64 * row)
+    machine.submit(request("a"))
+    machine.step()
+    machine.submit(request("x" * 400))
+    machine.step()
+    machine.step()
+    assert context.batches[-2:] == [1, rows]
