@@ -83,14 +83,14 @@ def run(wish: Wish, config: "Config", ui: "UI") -> Outcome:
         work = _Work(wish, sensing, path.with_suffix(".gguf"), stack, ui)
         budget = reachable(wish.source, wish.planned, sizing, wish.spare)
         work.weigh()
-        parts = [] if sizing.quick else sensitivity.probes(types, sizing.probe == "group")
+        parts = [] if sizing.quick else sensitivity.probes(types, sizing.unit == "group")
         work.measure(parts)
         sensed = sensing.sensed(parts)
         menu = sensitivity.menu(sensing, sensed, wish.source.alignment)
         budget = budget or work.fitting(menu)
         found, trades = few(menu, budget), None
-        if sizing.swaps and not sizing.quick:
-            trades = Trades(menu, budget, work.judge, sizing.swaps)
+        if sizing.tries:
+            trades = Trades(menu, budget, work.judge, sizing.tries)
             found = work.trade(trades, found)
         return Outcome(
             work.whole(found.mix), sensed, budget, None if sizing.quick else found.loss,
@@ -216,7 +216,7 @@ def _shown(wish: Wish) -> dict[str, Any]:
     """All that the divergence of a probe depends on. The fingerprint's samples miss a small edit, the time does not."""
     return {
         "kind": "sensitivity", "source": wish.source.fingerprint, "changed": str(wish.source.changed),
-        "text": wish.text, "probe": wish.sizing.probe, "n_ctx": N_CTX, "chunks": wish.reading.measured,
+        "text": wish.text, "probe": wish.sizing.unit, "n_ctx": N_CTX, "chunks": wish.reading.measured,
         "build": version(),
     }  # fmt: skip
 

@@ -68,7 +68,6 @@ def calibrate(
     from llmcli.catalog.partial import check_apart
     from llmcli.commands import calibrating, texts
     from llmcli.commands.ready import ready
-    from llmcli.errors import UsageError
     from llmcli.hardware import fit
     from llmcli.runtime.request import RunOptions
     from quant import quantize
@@ -76,11 +75,11 @@ def calibrate(
 
     config, ui = start(json, offline)
     if merge:
-        _refuse({"--moments": moments, "--text": text, "--chunks": chunks, "--seed": seed, "--rpc": workers.rpc})
+        read = {"--text": text, "--chunks": chunks, "--seed": seed, "--rpc": workers.rpc, "-ts": workers.tensor_split}
+        _refuse({**read, "--moments": moments, "--memory": memory, "--threads": threads})
         _merge([Path(ref).expanduser() for ref in refs], out.expanduser(), ui)
         return
-    if len(refs) > 1:
-        raise UsageError(f"{len(refs)} models are named, one can be calibrated", hint="--merge adds files up")
+    _check(len(refs), memory, moments)
     if moments and flash_attn == "auto":
         flash_attn = "off"  # it would hide how attention mixes values
     elif moments and flash_attn == "on":
@@ -101,6 +100,16 @@ def calibrate(
     _tell(wish, outcome, ui)
 
 
+def _check(models: int, memory: str | None, moments: Path | None) -> None:
+    """Raise UsageError for what cannot be calibrated."""
+    from llmcli.errors import UsageError
+
+    if models > 1:
+        raise UsageError(f"{models} models are named, one can be calibrated", hint="--merge adds files up")
+    if memory and not moments:
+        raise UsageError("--memory is for the sums of --moments", hint="add --moments FILE, or leave out --memory")
+
+
 def _refuse(given: dict[str, object]) -> None:
     """Raise UsageError for what says how a text is read."""
     from llmcli.errors import UsageError
@@ -112,11 +121,13 @@ def _refuse(given: dict[str, object]) -> None:
 
 def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
     """Files of one kind made one."""
-    from llmcli.catalog.partial import check_place, write_whole
+    from llmcli.catalog.partial import check_apart, check_place, write_whole
     from llmcli.errors import UserError
+    from llmcli.units import several
     from quant import merge
     from quant.moments import recognised
 
+    check_apart([out], paths)
     check_place(out)
     second = [path for path in paths if recognised(path)]
     if second and len(second) < len(paths):
@@ -127,12 +138,14 @@ def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
     else:
         made, pieces = merge.merged(paths)
         write_whole(out, *pieces)
+        if len({path.resolve() for path in paths}) < len(paths):
+            ui.warn("a file is named twice: it counts twice")
     for note in made.notes:
         ui.warn(note)
     if ui.json:
         ui.result({"path": str(out), "bytes": out.stat().st_size, "tensors": made.tensors, "chunks": made.chunks})
     else:
-        ui.text(f"{out}: {made.tensors} tensors over {made.chunks} chunks of {len(paths)} files")
+        ui.text(f"{out}: {made.tensors} tensors over {made.chunks} chunks of {several(len(paths), 'file')}")
 
 
 def _tell(wish: "Wish", outcome: "Outcome", ui: "UI") -> None:

@@ -99,12 +99,13 @@ def _allocated(sizing: Sizing, making: Making, config: "Config", ui: "UI") -> tu
     assert nbytes <= outcome.budget.most, (nbytes, outcome.budget)
     made = {
         "target_bytes": outcome.budget.most, "expected_kld": outcome.expected, "text": text,
-        "chunks": reading.measured, "held_out_chunks": reading.held_out, "probe": sizing.probe, "quick": sizing.quick,
+        "chunks": reading.measured, "held_out_chunks": reading.held_out, "probe": sizing.unit, "quick": sizing.quick,
         "trials": [{"role": t.role, "factor": t.factor, "kld": t.kld, "kept": t.kept} for t in outcome.trials],
     }  # fmt: skip
     mix = Mix(source.fingerprint, outcome.mix, making.steered, source.name, plan.nbytes, _rows(plan, outcome), made)
     _tell(nbytes, outcome, sizing, ui)
-    return plan, mix, {"target_bytes": outcome.budget.most, "allocation": {**made, "seconds": outcome.seconds}}
+    told = {**made, "elapsed_ms": outcome.seconds * 1000}
+    return plan, mix, {"target_bytes": outcome.budget.most, "allocation": told}
 
 
 def _reading(sizing: Sizing, threads: int, ui: "UI") -> tuple["Reading", str]:
@@ -112,14 +113,14 @@ def _reading(sizing: Sizing, threads: int, ui: "UI") -> tuple["Reading", str]:
     from llmcli.commands import texts
     from llmcli.commands.stage import Reading
 
-    held = sizing.probe_chunks if sizing.swaps and not sizing.quick else 0
+    held = sizing.chunks if sizing.tries else 0
     paths = [sizing.text] if sizing.text else []
     words = b"".join(text.words.encode() for text in texts.given(paths)) if paths else texts.digest()
 
     def text(side: "Side") -> "Chunks":
-        return texts.chunks(side, paths, sizing.probe_chunks + held, 0, ui)[0]
+        return texts.chunks(side, paths, sizing.chunks + held, 0, ui)[0]
 
-    return Reading(text, sizing.probe_chunks, held, threads), hashlib.sha256(words).hexdigest()[:32]
+    return Reading(text, sizing.chunks, held, threads), hashlib.sha256(words).hexdigest()[:32]
 
 
 def _rows(plan: Plan, outcome: "Outcome") -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ import typer
 from llmcli.errors import UsageError
 
 TARGETS = "--target-bpw, --target-size and --fit"
+PROBE, CHUNKS, SWAPS = "tensor", 4, 6
 UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -33,15 +34,21 @@ class Sizing:
         Path | None, typer.Option(metavar="FILE", help="With a size: text to measure by; default: what ships.")
     ] = None
     probe: Annotated[
-        Literal["tensor", "group"],
-        typer.Option(help="With a size: what is measured at a time; group takes q with k, and gate with up."),
-    ] = "tensor"
+        Literal["tensor", "group"] | None,
+        typer.Option(
+            help=f"With a size: what is measured at a time, default {PROBE}; group takes q with k, and gate with up."
+        ),
+    ] = None
     probe_chunks: Annotated[
-        int, typer.Option(min=1, help="With a size: chunks of 512 tokens that every measurement reads.")
-    ] = 4
+        int | None,
+        typer.Option(min=1, help=f"With a size: chunks of 512 tokens that every measurement reads, default {CHUNKS}."),
+    ] = None
     swaps: Annotated[
-        int, typer.Option(min=0, help="With a size: other mixes of the same size that are tried on held-out text.")
-    ] = 6
+        int | None,
+        typer.Option(
+            min=0, help=f"With a size: other mixes of it that are tried on held-out text, default {SWAPS}."
+        ),
+    ] = None
     quick: Annotated[
         bool, typer.Option("--quick", help="With a size: go by the error of the weights alone; no model is run.")
     ] = False
@@ -69,6 +76,21 @@ class Sizing:
     def steered(self) -> bool:
         """Whether types go by what was measured of the model's inputs, or a plan file tells what that was."""
         return self.any or self.plan_out is not None
+
+    @property
+    def unit(self) -> str:
+        """What is measured at a time: a tensor, or those that are read together."""
+        return self.probe or PROBE
+
+    @property
+    def chunks(self) -> int:
+        """Chunks that every measurement reads."""
+        return CHUNKS if self.probe_chunks is None else self.probe_chunks
+
+    @property
+    def tries(self) -> int:
+        """Other mixes that are tried on held-out text."""
+        return 0 if self.quick else SWAPS if self.swaps is None else self.swaps
 
     @property
     def files(self) -> tuple[Path | None, ...]:
@@ -107,15 +129,19 @@ class Sizing:
         if self.wanted:
             assert self.kinds is not None  # what cannot be read is refused here
             self.most(1)
+            if self.quick and self._measuring:
+                why = f"{self._measuring[0]} is for what is measured, --quick measures nothing"
+                raise UsageError(why, hint="leave out one of them")
             return
-        for flag, given in (
-            ("--types", self.types),
-            ("--text", self.text),
-            ("--quick", self.quick),
-            ("--sensitivity", self.sensitivity),
-        ):
-            if given:
-                raise UsageError(f"{flag} goes with a size", hint=f"add one of {TARGETS}")
+        choosing = {"--types": self.types, "--quick": self.quick, "--sensitivity": self.sensitivity}
+        if flags := [*(flag for flag, given in choosing.items() if given), *self._measuring]:
+            raise UsageError(f"{flags[0]} goes with a size", hint=f"add one of {TARGETS}")
+
+    @property
+    def _measuring(self) -> list[str]:
+        """The flags that were typed of how divergence is measured."""
+        said = {"--text": self.text, "--probe": self.probe, "--probe-chunks": self.probe_chunks, "--swaps": self.swaps}
+        return [flag for flag, given in said.items() if given is not None]
 
     def most(self, weights: int) -> int | None:
         """Bytes of the whole file for a model of so many weights; None where memory decides."""

@@ -312,9 +312,13 @@ def test_files_are_merged_into_one_and_kinds_are_not_mixed(llmcli: Llmcli, tmp_p
         np.testing.assert_allclose(entry.sums(), want, rtol=1e-6)
     assert llmcli("calibrate", "--merge", str(m), str(m), "-o", str(tmp_path / "mm.gguf")).code == 0
     assert moments.load(tmp_path / "mm.gguf").inputs[0].counts[0] == 2 * moments.load(m).inputs[0].counts[0]
+    assert "is read, and would be lost" in llmcli("calibrate", "--merge", str(a), str(b), "-o", str(a)).err
+    assert "it counts twice" in llmcli("calibrate", "--merge", str(a), str(a), "-o", str(tmp_path / "aa.gguf")).err
     for words, why in (
         (("--merge", str(a), str(m)), "holds second moments"),
         (("--merge", str(a), "--text", str(text)), "--text does not go with --merge"),
+        (("--merge", str(a), str(b), "--memory", "1G"), "--memory does not go with --merge"),
+        ((str(model), "--memory", "1G"), "--memory is for the sums of --moments"),
         ((str(model), str(model)), "2 models are named"),
     ):
         done = llmcli("calibrate", *words, "-o", str(tmp_path / "none.gguf"))

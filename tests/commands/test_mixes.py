@@ -36,8 +36,9 @@ def text(tmp_path: Path) -> Path:
 def sized(llmcli: Call, model: Path, tmp_path: Path) -> Call:
     def call(*words: str) -> Done:
         out = tmp_path / "o.gguf"
-        always = ("--threads", "1", "--json", "--probe-chunks", "1", "--probe", "group")
-        return llmcli("quantize", str(model), "-o", str(out), *always, *words)
+        measures = {"--target-size", "--target-bpw", "--fit"} & {*words} and "--quick" not in words
+        little = ("--probe-chunks", "1", "--probe", "group") if measures else ()
+        return llmcli("quantize", str(model), "-o", str(out), "--threads", "1", "--json", *little, *words)
 
     return call
 
@@ -195,6 +196,11 @@ def test_what_fits_is_looked_for_beside_the_copy_that_is_measured_with(
         (("--plan", "p.json", "--pure"), "--plan decides every tensor's type"),
         (("--target-size", "1M", "--token-embedding-type", "q8_0"), "leave out --tensor-type and the like"),
         (("--quick",), "--quick goes with a size"),
+        (("--probe-chunks", "4"), "--probe-chunks goes with a size"),
+        (("--swaps", "0"), "--swaps goes with a size"),
+        (("--probe", "tensor", "--plan", "p.json"), "--probe goes with a size"),
+        (("--target-size", "1M", "--quick", "--swaps", "2"), "--quick measures nothing"),
+        (("--target-size", ""), "'' is no size"),
         (("--target-bpw", "0"), "--target-bpw is 0"),
         (("--target-size", "90 potatoes"), "is no size"),
         (("--target-size", ""), "'' is no size"),
