@@ -80,7 +80,8 @@ def checked(row: Any, where: str) -> Row:
     if good:
         known = [row[field] for field in (*TEST, *MACHINE, *ABOUT) if row.get(field) is not None]
         good = all(type(row.get(field)) is int and 0 <= row[field] < 2**31 for field in ("n_prompt", "n_gen"))
-        good = good and all(isinstance(one, str | int) for one in known) and isinstance(value(row, "n_depth"), int)
+        good = good and all(isinstance(one, str | int) or _finite(one) for one in known)
+        good = good and isinstance(value(row, "n_depth"), int)
     if not good:
         raise UserError(f"{where} holds something that is no run of bench", hint="llmcli bench REF -o json > FILE")
     found: Row = row
@@ -94,7 +95,9 @@ def value(row: Row, field: str) -> Any:
 
 
 def name(row: Row) -> str:
-    """The test's name."""
+    """The test's name; a load has its own."""
+    if row.get("load") is not None and isinstance(told := row.get("test"), str):
+        return told
     test = Test(row["n_prompt"], row["n_gen"], int(value(row, "n_depth")), 0, 0, "", "", 0, 0, "")
     many = value(row, "n_parallel")
     return test.name + (f" x{many}" if many != 1 else "") + (" sampled" if value(row, "sampling") else "")
@@ -170,6 +173,11 @@ def _documents(path: Path) -> list[Any]:
     except (ValueError, RecursionError):
         raise UserError(f"{path} is no JSON", hint="llmcli bench REF -o json > FILE makes one") from None
     return found if isinstance(found, list) else [found]
+
+
+def _finite(value: Any) -> bool:
+    """Whether it is a number as JSON has them: what part of a load's prompts is shared."""
+    return type(value) is float and math.isfinite(value)
 
 
 def _rate(rate: Any) -> bool:

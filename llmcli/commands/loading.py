@@ -29,7 +29,7 @@ from llmcli.hardware.served import served
 from llmcli.types import Bar
 from llmcli.ui import UI
 
-USERS = "8"
+USERS, PERCENT = "8", 95.0
 KINDS = ("concurrency", "rate", "both")
 
 
@@ -40,11 +40,11 @@ class Given:
     serve: str
     concurrency: list[str] | None
     rate: list[str] | None
-    arrivals: str
-    burstiness: float
+    arrivals: str | None
+    burstiness: float | None
     find_max: str | None
     slo: str | None
-    percent: float
+    percent: float | None
     requests: int | None
     seconds: float | None
     warmup: int | None
@@ -71,6 +71,18 @@ class Given:
         """How long each load is measured."""
         wanted = self.requests or (None if self.seconds else Length().requests)
         return Length(wanted, self.seconds, self.warmup)
+
+    @property
+    def open_loop(self) -> Load:
+        """An open loop, whatever its rate. Raises UsageError."""
+        word = self.arrivals or "poisson"
+        if word not in drive.ARRIVALS:
+            raise UsageError(
+                f"--arrivals does not know {word!r}", hint=f"--arrivals takes: {' '.join(drive.ARRIVALS)}"
+            )
+        arrivals: drive.Arrivals = next(one for one in get_args(drive.Arrivals) if one == word)
+        plain = Load(arrivals, 1.0)
+        return plain if self.burstiness is None else replace(plain, burstiness=self.burstiness)
 
     @property
     def asked(self) -> Asked:
@@ -102,7 +114,7 @@ def run(a: str, b: str | None, given: Given, form: str, how: tuple[Path | None, 
         raise UsageError(f"-o does not know {form!r}", hint=f"-o takes: {' '.join(told.FORMATS)}")
     loads, promise = _loads(given), given.promise  # a mistake in it is told before anything is measured
     rules = _rules(given) if given.find_max else None
-    _check(b, rules, given)
+    _check([name for name in (a, b) if name], rules, given)
     config = configuration.load()
     config = replace(config, offline=config.offline or given.offline)
     ui = UI(json=form != "md", color=config.color)
@@ -190,16 +202,24 @@ def _server(name: str, given: Given, body: dict[str, Any], config: Config, ui: U
         yield replace(made, base=clients.base(url))
 
 
-def _check(b: str | None, rules: Rules | None, given: Given) -> None:
+def _check(names: Sequence[str], rules: Rules | None, given: Given) -> None:
     if given.endpoint not in ("chat", "completions"):
         raise UsageError(f"--endpoint does not know {given.endpoint!r}", hint="--endpoint takes: chat completions")
     if given.api_key and given.api_key_file:
         raise UsageError("two keys", hint="leave out --api-key or --api-key-file")
     if given.shared and given.mix not in mixes.mixes():
         raise UsageError(f"--shared is of prompts that are made; {given.mix} has its own", hint="leave out --shared")
+    if given.serve and all("://" in name for name in names):
+        raise UsageError(f"--serve is of a server that is started, {names[0]} runs already", hint="leave out --serve")
+    if given.burstiness is not None and given.arrivals != "gamma":
+        raise UsageError("--burstiness is of --arrivals gamma", hint="add --arrivals gamma, or leave out --burstiness")
+    if given.arrivals and not (given.rate or given.find_max in ("rate", "both")):
+        raise UsageError("--arrivals is of an open loop, and none is measured", hint="add --rate 0.5,1,2")
     if not rules:
+        if given.percent is not None:
+            raise UsageError("--percent is of --find-max", hint="add --find-max both, or leave out --percent")
         return
-    if b:
+    if len(names) > 1:
         raise UsageError("--find-max searches on one server", hint="leave out --against")
     for flag, value in (("--concurrency", given.concurrency), ("--rate", given.rate)):
         if value:
@@ -208,14 +228,9 @@ def _check(b: str | None, rules: Rules | None, given: Given) -> None:
 
 def _loads(given: Given) -> list[Load]:
     """The loads that were typed. Raises UsageError, UserError."""
-    if given.arrivals not in drive.ARRIVALS:
-        raise UsageError(
-            f"--arrivals does not know {given.arrivals!r}", hint=f"--arrivals takes: {' '.join(drive.ARRIVALS)}"
-        )
-    arrivals: drive.Arrivals = next(one for one in get_args(drive.Arrivals) if one == given.arrivals)
-    users = given.concurrency or ([] if given.rate else [USERS])
+    loop, users = given.open_loop, given.concurrency or ([] if given.rate else [USERS])
     closed = [Load("closed", count) for count in (grid.numbers("--concurrency", users, 1, 10_000) if users else [])]
-    return closed + [Load(arrivals, rate, given.burstiness) for rate in _rates(given.rate or [])]
+    return closed + [replace(loop, level=rate) for rate in _rates(given.rate or [])]
 
 
 def _rates(texts: Sequence[str]) -> list[float]:
@@ -236,10 +251,10 @@ def _rules(given: Given) -> Rules:
         raise UsageError(f"--find-max does not know {given.find_max!r}", hint=f"--find-max takes: {' '.join(KINDS)}")
     if given.promise is None:
         raise UsageError("--find-max needs a promise", hint=slo.HINT)
-    arrivals: drive.Arrivals = next(one for one in get_args(drive.Arrivals) if one == given.arrivals)
+    percent, loop = PERCENT if given.percent is None else given.percent, given.open_loop
     return Rules(
-        given.promise, given.percent / 100, given.requests or edge.LEAST, given.seconds, given.warmup,
-        given.repetitions or search.MOST, arrivals, given.burstiness,
+        given.promise, percent / 100, given.requests or edge.LEAST, given.seconds, given.warmup,
+        given.repetitions or search.MOST, loop.arrivals, loop.burstiness,
     )  # fmt: skip
 
 

@@ -77,6 +77,7 @@ def test_a_number_is_a_run_of_the_history_and_json_a_file(tmp_path: Path):
         json.dumps({**ROW, "n_gen": True}), json.dumps({**ROW, "samples_ts": [0]}), "\udcff",
         json.dumps({**ROW, "samples_ts": [float("nan")]}), json.dumps({**ROW, "samples_ts": ["1"]}),
         json.dumps({**ROW, "cpu_info": ["a"]}), json.dumps({**ROW, "n_depth": "x"}),
+        json.dumps({**ROW, "shared": float("inf")}),
         json.dumps({**ROW, "samples_ts": [10**400]}), json.dumps({**ROW, "n_parallel": {}}),
     ],
 )  # fmt: skip

@@ -44,7 +44,7 @@ def test_a_load_on_our_own_server_is_measured_kept_and_listed(llmcli: Llmcli, ou
     kept = json.loads(llmcli("bench", "history", "--json").out)
     assert [run["test"] for run in kept] == ["load 24+4 1 at once", "load 24+4 2 at once"]
     assert "24+4" in llmcli("bench", "history").out
-    assert llmcli("bench", "compare", "1", "2").code == 1  # other loads are other tests
+    assert "are different tests" in llmcli("bench", "compare", "1", "2").err
 
 
 def test_people_get_tables_definitions_and_a_page(llmcli: Llmcli, ours: Served, tmp_path: Path) -> None:
@@ -67,6 +67,14 @@ def test_a_files_requests_have_their_own_lengths(llmcli: Llmcli, ours: Served, t
     assert done.code == 0, done.err
     assert f"the requests of {file}, answers of" in done.out and "512 tokens" not in done.out
     assert "where they do not say" in page.read_text()
+
+
+def test_saved_loads_are_compared(llmcli: Llmcli, ours: Served) -> None:
+    for _ in range(2):
+        assert llmcli("bench", "load", ours.url, *SMALL, "-r", "2").code == 0
+    done = llmcli("bench", "compare", "1", "2")
+    assert done.code == 0, done.err
+    assert "load 24+4 8 at once" in done.out
 
 
 @pytest.mark.parametrize("words", [("compare",), ("--against",)])
@@ -98,6 +106,7 @@ def test_rows_come_in_the_forms_of_bench(llmcli: Llmcli, ours: Served, form: str
     assert done.code == 0, done.err
     assert "load 24+4 8 at once" in done.out
     assert len(done.out.splitlines()) == {"csv": 2, "jsonl": 1}[form]
+    assert ("ttft_count" in done.out.split("\n")[0].split(",")) == (form == "csv")
     assert "nothing was measured" in llmcli("bench", "history").out
 
 
@@ -122,6 +131,13 @@ def test_where_everything_fails_it_is_an_error(llmcli: Llmcli, scripted: Callabl
     done = llmcli("bench", "load", scripted(plain({"error": {"message": "no"}}, "400 Bad")).url, *SMALL)
     assert (done.code, done.out) == (1, "")
     assert "error: every request failed (http 400: no)" in done.err
+
+
+def test_a_server_of_something_else_is_told(llmcli: Llmcli, scripted: Callable[..., Scripted]) -> None:
+    done = llmcli("bench", "load", scripted().url + "/odd", *SMALL)
+    assert (done.code, done.out) == (1, "")
+    assert "speaks something else" in done.err
+    assert "of a server with OpenAI's API" in done.err
 
 
 def test_a_model_is_served_for_the_measurement(
@@ -159,6 +175,11 @@ def test_a_server_that_does_not_start_says_why(llmcli: Llmcli, tmp_path: Path) -
         (("http://h", "--arrivals", "often"), 2, "does not know 'often'"),
         (("http://h", "--rate", "0"), 1, "does not know '0'"),
         (("http://h", "--mix", "own.jsonl", "--shared", "0.5"), 2, "own.jsonl has its own"),
+        (("http://h", "--serve", "-t 2"), 2, "http://h runs already"),
+        (("http://h", "--arrivals", "gamma", "--concurrency", "2"), 2, "--arrivals is of an open loop"),
+        (("http://h", "--arrivals", "gamma", "--find-max", "concurrency", "--slo", "ttft:1"), 2, "of an open loop"),
+        (("http://h", "--rate", "1", "--burstiness", "2"), 2, "--burstiness is of --arrivals gamma"),
+        (("http://h", "--slo", "ttft:1", "--percent", "99"), 2, "--percent is of --find-max"),
         (("http://h", "--endpoint", "talk"), 2, "does not know 'talk'"),
         (("http://h", "--body", "[1]"), 1, "no JSON object"),
         (("http://h", "-o", "xml"), 2, "does not know 'xml'"),

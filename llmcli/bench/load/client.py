@@ -153,7 +153,10 @@ class Client:
         except aiohttp.ClientConnectorCertificateError as error:
             hint = "--cacert FILE names who signed it, --insecure asks nobody"
             raise UserError(f"{url}: {error.certificate_error}", hint=hint) from None
-        except (aiohttp.ClientError, OSError, TimeoutError, stream.BadStream) as error:
+        except stream.BadStream as error:
+            hint = "an address is http://HOST:PORT or …/v1 of a server with OpenAI's API"
+            raise UserError(f"{url} speaks something else: {error}", hint=hint) from None
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
             why = "timeout" if isinstance(error, TimeoutError) else error
             raise UserError(f"{url}: {why}", hint="is the server running? llmcli serve REF starts one") from None
 

@@ -1,4 +1,4 @@
-"""Requests from a file: OpenAI's batch lines, ShareGPT's conversations, or lines with a prompt or with messages.
+"""Requests from a file: OpenAI's batch lines, ShareGPT's conversations, lines with a prompt or messages, bare prompts.
 
 The file is input like any other: what is none of these is told with its line.
 """
@@ -57,6 +57,8 @@ def _rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _job(row: Any, shape: Shape, where: str) -> Job:
+    if isinstance(row, str):  # as `batch` takes them
+        return Job(row, shape.output)
     told = row.get("body", row) if isinstance(row, dict) else None
     if not isinstance(told, dict):
         raise UserError(f"{where} is no request", hint=HINT)

@@ -129,7 +129,8 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
         if name in ("samples_ts", "samples_ns", "failed_says"):
             continue
         if name.endswith("_ms") and name[:-3] in TIMES:
-            for rank in ("count", "mean", "max", *RANKS):
+            found[f"{name[:-3]}_count"] = (value or {}).get("count")
+            for rank in ("mean", "max", *RANKS):
                 found[f"{name[:-3]}_{rank}_ms"] = (value or {}).get(rank)
         elif name == "failed_by_kind":
             found[name] = "; ".join(f"{kind}: {count}" for kind, count in value.items())

@@ -24,7 +24,9 @@ TypeK = Annotated[str | None, typer.Option("-ctk", "--cache-type-k", help="KV ca
 TypeV = Annotated[str | None, typer.Option("-ctv", "--cache-type-v", help="KV cache type of V; default f16.")]
 Layers = Annotated[str | None, typer.Option("-ngl", "--n-gpu-layers", "--gpu-layers", help="GPU layers; default all.")]
 Flash = Annotated[str | None, typer.Option("-fa", "--flash-attn", help="on, off or auto (the default).")]
-Seconds = Annotated[float, typer.Option("--seconds", min=0.1, max=86400, help="How long each test may be measured.")]
+Seconds = Annotated[
+    float, typer.Option("--seconds", min=0.1, max=86400, help="How long each test may take; a dozen pairs at least.")
+]
 Precision = Annotated[float, typer.Option("--precision", min=0.01, max=100, help="Percent that are precise enough.")]
 Confidence = Annotated[float, typer.Option("--confidence", min=50, max=99.99, help="Percent, of all tests together.")]
 Apart = Annotated[bool, typer.Option("--apart", help="Load both in turn, never both at once.")]

@@ -22,8 +22,12 @@ Against = Annotated[str | None, typer.Option("--against", metavar="URL|REF", hel
 Serve = Annotated[str, typer.Option("--serve", metavar="'-t 2 …'", help="Flags of the server that is started.")]
 Concurrency = Annotated[Values, typer.Option("--concurrency", help="Closed loop: so many at once (1,2,4); default 8.")]
 Rate = Annotated[Values, typer.Option("--rate", help="Open loop: so many a second, whatever is answered (0.5,1,2).")]
-Arrivals = Annotated[str, typer.Option("--arrivals", help="Of an open loop: poisson, gamma (bursts) or constant.")]
-Burst = Annotated[float, typer.Option("--burstiness", min=0.01, max=1000, help="Of gamma: 1 is Poisson, 4 bursts.")]
+Arrivals = Annotated[
+    str | None, typer.Option("--arrivals", help="Of an open loop: poisson, gamma (bursts) or constant [poisson].")
+]
+Burst = Annotated[
+    float | None, typer.Option("--burstiness", min=0.01, max=1000, help="Of gamma: 1 is Poisson, 4 bursts [4].")
+]
 FindMax = Annotated[
     str | None,
     typer.Option("--find-max", metavar="WHAT", help="concurrency, rate or both: the largest that keeps --slo."),
@@ -32,7 +36,8 @@ Slo = Annotated[
     str | None, typer.Option("--slo", metavar="LIMITS", help="A promise in ms: ttft:2000,tpot:100 (e2el too).")
 ]
 Percent = Annotated[
-    float, typer.Option("--percent", min=1, max=100, help="Of the requests must keep --slo in --find-max.")
+    float | None,
+    typer.Option("--percent", min=1, max=100, help="Of the requests must keep --slo in --find-max [95]."),
 ]
 Requests = Annotated[int | None, typer.Option("--requests", min=1, help="Measured requests of each load; default 100.")]
 Seconds = Annotated[float | None, typer.Option("--seconds", min=0.1, help="Measure each load at least so long.")]
@@ -70,11 +75,11 @@ def load(
     rpc: Rpc = None,
     concurrency: Concurrency = None,
     rate: Rate = None,
-    arrivals: Arrivals = "poisson",
-    burstiness: Burst = 4.0,
+    arrivals: Arrivals = None,
+    burstiness: Burst = None,
     find_max: FindMax = None,
     slo: Slo = None,
-    percent: Percent = 95.0,
+    percent: Percent = None,
     requests: Requests = None,
     seconds: Seconds = None,
     warmup: Warmup = None,

@@ -31,7 +31,9 @@ class Scripted:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         length = next((int(line[15:]) for line in head.lower().split("\r\n") if line.startswith("content-length:")), 0)
         body = json.loads(await reader.readexactly(length) or b"{}")
-        if "/models" in head.split("\r\n")[0]:
+        if "/odd" in head.split("\r\n")[0]:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n<html>hello")
+        elif "/models" in head.split("\r\n")[0]:
             writer.write(plain({"data": [{"id": "scripted"}]}))
         elif not body["stream"]:
             words = len(body["messages"][-1]["content"].split())

@@ -55,6 +55,7 @@ LINES = [
     {"conversations": [{"from": "human", "value": "three"}, {"from": "gpt", "value": "3"}]},
     {"messages": [{"role": "user", "content": "four"}]},
     {"turns": ["five", "and then"]},
+    "six",
 ]  # fmt: skip
 
 
@@ -64,11 +65,11 @@ def test_files_of_requests_are_read_in_every_form(tmp_path: Path, array: bool) -
     path.write_text(json.dumps(LINES) if array else "\n\n".join(map(json.dumps, LINES)))
     found = jsonl.read(path, Shape(output=9))
     said = [job.text or job.messages[-1]["content"] for job in found if job.text or job.messages]
-    assert said == ["one", "two", "three", "four", "five"]
-    assert [job.max_tokens for job in found] == [5, 6, 9, 9, 9]
-    order = list(islice(jsonl.replayed(found, Shape(), 1), 10))
-    assert sorted(map(str, order[:5])) == sorted(map(str, order[5:])) == sorted(map(str, found))
-    assert order == list(islice(jsonl.replayed(found, Shape(), 1), 10))
+    assert said == ["one", "two", "three", "four", "five", "six"]
+    assert [job.max_tokens for job in found] == [5, 6, 9, 9, 9, 9]
+    order = list(islice(jsonl.replayed(found, Shape(), 1), 12))
+    assert sorted(map(str, order[:6])) == sorted(map(str, order[6:])) == sorted(map(str, found))
+    assert order == list(islice(jsonl.replayed(found, Shape(), 1), 12))
 
 
 def test_a_line_ends_at_its_newline_alone(tmp_path: Path) -> None:
