@@ -18,10 +18,15 @@ COLUMNS = (
 
 def document(wish: Wish, points: Sequence[Point], beaten: dict[str, str]) -> dict[str, Any]:
     """One JSON document; `dominated_by` is null for what nothing beats."""
+    def setting(one: Point) -> dict[str, Any]:
+        found = {key: value for key, value in asdict(one).items() if key not in ("nbytes", "seconds")}
+        told = {"tensor_bytes": one.nbytes, "elapsed_ms": one.seconds * 1000}
+        return {**found, **told, "dominated_by": beaten.get(one.name)}
+
     return {
         "source": {"name": wish.source.name, "path": str(wish.source.path), "fingerprint": wish.source.fingerprint},
         "text": wish.text[1], "n_ctx": wish.n_ctx,
-        "settings": [{**asdict(one), "dominated_by": beaten.get(one.name)} for one in points],
+        "settings": [setting(one) for one in points],
     }  # fmt: skip
 
 

@@ -59,7 +59,8 @@ def test_every_setting_is_made_read_and_timed_and_goes_again(
     assert done.code == 0, done.err
     first, second = json.loads(done.out)["settings"]
     assert (first["name"], second["name"]) == ("Q4_0", "Q8_0")
-    assert first["nbytes"] < second["nbytes"]
+    assert first["tensor_bytes"] < second["tensor_bytes"]
+    assert min(first["elapsed_ms"], second["elapsed_ms"]) > 0
     assert first["answers"]["kld"]["value"] > second["answers"]["kld"]["value"] > 0
     assert [one["test"] for one in first["speed"]] == ["pp8", "tg4"]
     assert "disk: " in done.err
@@ -70,7 +71,7 @@ def test_every_setting_is_made_read_and_timed_and_goes_again(
     llmcli("quantize", str(stories_gguf), "--q4_0", "-o", str(made), "--threads", "1")
     words = ("--text", str(text), "--ctx", "64", "--chunks", "4", "-t", "1", "--json")
     exact = json.loads(llmcli("eval", str(made), "--base", str(stories_gguf), *words).out)
-    assert first["nbytes"] == container.read(made).tensor_bytes
+    assert first["tensor_bytes"] == container.read(made).tensor_bytes
     kld = exact["kl_divergence"]["value"]
     assert first["answers"]["kld"]["value"] == pytest.approx(kld, abs=5 * first["doubt"] + 1e-4 * kld + 1e-6)
     drawn = page.read_text()
@@ -167,13 +168,13 @@ def test_folds_and_sizes_are_settings_too(
     assert "--fold awq needs an imatrix: gathered from" in done.err
     plain, folded = json.loads(done.out)["settings"]
     assert (plain["name"], folded["name"]) == ("Q4_0 fold none", "Q4_0 fold awq")
-    assert (plain["fold"], folded["fold"], plain["nbytes"]) == ("", "awq", folded["nbytes"])
+    assert (plain["fold"], folded["fold"], plain["tensor_bytes"]) == ("", "awq", folded["tensor_bytes"])
     assert plain["answers"]["kld"] != folded["answers"]["kld"]
     sized = pareto(*words, "--types", "", "--target-size", "0.26M,0.33M")
     assert sized.code == 0, sized.err
     less, more = json.loads(sized.out)["settings"]
     assert (less["name"], more["name"]) == ("0.26M", "0.33M")
-    assert less["nbytes"] < 260_000 < more["nbytes"] < 330_000
+    assert less["tensor_bytes"] < 260_000 < more["tensor_bytes"] < 330_000
     measured = {path.name for path in (home / "cache" / "sensitivity").glob("*.records")}
     alone = ("--target-size", "0.26M", "--threads", "1", "--dry-run", "-o", str(tmp_path / "o.gguf"))
     assert llmcli("quantize", str(stories_gguf), *alone).code == 0
