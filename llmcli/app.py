@@ -9,6 +9,8 @@ import os
 import sys
 from contextlib import suppress
 
+# Python's words for a ~NAME of nobody here, and for a disk on which no temporary file can be made: no errno tells them.
+NO_HOME, NO_PLACE = "Could not determine home directory.", "No usable temporary directory"
 # What the disk or its owner does not allow is the world's mistake wherever it is met; other OSErrors are our bugs.
 REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
@@ -35,10 +37,17 @@ def _run() -> None:
         try:
             app()
         except OSError as error:
+            said = error.strerror or ""
+            if said.startswith(NO_PLACE):
+                raise UserError(said, hint="make room, or let TMPDIR name a folder that can be written") from error
             if error.errno not in REFUSED:
                 raise
             what = f"use {error.filename}" if error.filename else "write the output"
             raise UserError(f"cannot {what}: {error.strerror}", hint="make room or check the permissions") from error
+        except RuntimeError as error:
+            if str(error) != NO_HOME:
+                raise
+            raise UserError("a ~ names a home that there is not", hint="write the whole path") from error
     except Refusal as error:
         UI().error(str(error), error.hint)
         _settle_output()

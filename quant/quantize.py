@@ -258,6 +258,8 @@ def _writable(source: Source, out: Path) -> None:
         raise Refusal(f"{out} is a folder", hint=f"name a file: -o {out / 'model.gguf'}")
     if out.exists() and not out.is_file():  # a rename would put a file in a device's place
         raise Refusal(f"{out} is no ordinary file", hint="choose another name with -o")
+    if out.parent.is_file():
+        raise Refusal(f"{out.parent} is a file, no folder", hint="choose another place with -o")
     if not out.parent.is_dir():
         raise Refusal(f"there is no folder {out.parent}", hint=f"make it first: mkdir -p {out.parent}")
     if out.exists() and any(file.exists() and file.samefile(out) for file in source.files):

@@ -3,6 +3,7 @@
 It is the file object that sources write into. It knows nothing of where the bytes come from.
 """
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable
@@ -13,6 +14,8 @@ from types import TracebackType
 from llmcli.errors import UserError
 
 CHUNK = 1 << 20
+IN_THE_WAY = "a file stands where the folder would be: give another place"
+HINTS = {errno.EEXIST: IN_THE_WAY, errno.ENOTDIR: IN_THE_WAY, errno.ENAMETOOLONG: "give a shorter name"}
 
 
 class Partial:
@@ -111,7 +114,8 @@ def make_folder(path: Path) -> None:
 
 def cannot_write(path: Path, error: OSError) -> UserError:
     """The user's mistake or the disk's behind an OSError."""
-    return UserError(f"cannot write {path}: {error.strerror}", hint="make room or check the folder's permissions")
+    hint = HINTS.get(error.errno or 0, "make room or check the folder's permissions")
+    return UserError(f"cannot write {path}: {error.strerror}", hint=hint)
 
 
 def sync_folder(folder: Path) -> None:

@@ -36,10 +36,10 @@ def copied(source: "Source") -> "Plan | None":
     return road.plan(source, source.dtype if source.dtype in FLOATS else "F32")
 
 
-def check(source: "Source") -> None:
+def check(source: "Source", hint: str = "name a model that has its tokenizer") -> None:
     """Raise UserError for a source that could not read a text."""
     if not any(key == "tokenizer.ggml.tokens" for key, _ in source.entries):
-        raise UserError(f"{source.name} has no vocabulary: it cannot read a text", hint="leave --verify out")
+        raise UserError(f"{source.name} has no vocabulary: it cannot read a text", hint=hint)
 
 
 def room(wanted: dict[Path, int]) -> None:

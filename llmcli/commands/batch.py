@@ -1,6 +1,7 @@
 """`llmcli batch`: many prompts through one model at once, into a file. Parse, open, go through the lines, tell."""
 
 import json as json_module
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -87,11 +88,16 @@ def batch(
 
 
 def _place(out: Path, lines: str) -> Path:
-    """Where the answers may go; raises UserError."""
+    """Where the answers may go; raises UserError, before a model is fetched."""
+    from llmcli.catalog.partial import check_place
+
+    if out.parent.is_file():
+        raise UserError(f"{out.parent} is a file, no folder", hint="choose another place with -o")
     if not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent}", hint=f"mkdir -p '{out.parent}'")
     if out.exists() and Path(lines).expanduser().exists() and out.samefile(Path(lines).expanduser()):
         raise UsageError("the answers would take the place of the lines", hint="give -o another name")
+    check_place(out)
     return out
 
 
@@ -222,6 +228,6 @@ def _close(
     rate = f"{work.tokens:,} tokens in {seconds:,.1f} s, {work.tokens / seconds:,.1f} tokens/s"
     ui.text(f"{out}: {count:,} lines, " + ("made before; --force makes it anew" if present else rate))
     if failed:
-        found = f"grep -v '\"status_code\":200,' {out}"
+        found = f"grep -v '\"status_code\":200,' {shlex.quote(str(out))}"
         ui.error(f"{failed:,} of {count:,} lines have no answer", hint=f"they say why: {found}")
         raise typer.Exit(1)

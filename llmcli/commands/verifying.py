@@ -41,6 +41,7 @@ CHUNKS = 32  # of 512 tokens, unless told; after 8 the mean divergence of SmolLM
 TESTS = ((256, 0), (0, 32))  # tokens of a prompt, tokens generated
 SECONDS = 4.0  # for each of these
 LARGEST_TEXT = 1 << 28  # bytes of a calibration text that is read once more for its hash
+BESIDE = 3  # tokens that a text may have without a byte of their own: BOS, EOS, the space that some put first
 SIDECAR = 1 << 20  # bytes that the files beside may take
 
 
@@ -62,8 +63,10 @@ class Wish:
 
 def check(plan: "Plan", out: Path, wish: Wish, config: "Config") -> None:
     """Refuse what could not be verified before anything is made: text, vocabulary, disk."""
-    bases.check(plan.source)
-    words_of(wish.text)
+    bases.check(plan.source, "leave --verify out")
+    words, name = words_of(wish.text)
+    if (count := len(words.encode())) < 2 * CTX - BESIDE:
+        raise _too_short(f"{name} has {count} bytes, to verify takes {2 * CTX} tokens")
     copy = bases.copied(plan.source.origin or plan.source)
     part = plan.parts[0].layout.nbytes  # the first file stands twice while it is stamped
     there = sum(file.stat().st_size for file in plan.files(out) if file.exists())
@@ -225,9 +228,11 @@ def _mix(plan: "Plan") -> dict[str, int]:
 def _long_enough(model: "Side", words: str, name: str) -> None:
     count = len(scorers.tokens(model, words))
     if count < 2 * CTX:
-        raise UserError(
-            f"{name} has {count} tokens, to verify takes {2 * CTX}", hint="--verify-text takes a longer text"
-        )
+        raise _too_short(f"{name} has {count} tokens, to verify takes {2 * CTX}")
+
+
+def _too_short(what: str) -> UserError:
+    return UserError(what, hint="--verify-text takes a longer text")
 
 
 def _figure(estimate: Estimate) -> Figure:

@@ -86,6 +86,8 @@ def _free(host: str, port: int) -> None:
 
 
 def _folder(path: Path) -> str:
+    from llmcli.catalog.partial import make_folder
+
     path = path.expanduser().absolute()
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     return f"{path}/"

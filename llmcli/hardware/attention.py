@@ -64,7 +64,7 @@ def sooner_without(question: Question, config: Config) -> bool:
     if known is None:
         try:
             known, steady = measure(question)
-        except UserError:  # no room for the stand-in: the model's own may still be had
+        except (UserError, OSError):  # no room for the stand-in, or for its file: the model's own may still be had
             return False
         if steady:
             with suppress(UserError):  # of a folder that cannot be written: next time it is measured again

@@ -203,7 +203,6 @@ def test_what_fits_is_looked_for_beside_the_copy_that_is_measured_with(
         (("--target-size", ""), "'' is no size"),
         (("--target-bpw", "0"), "--target-bpw is 0"),
         (("--target-size", "90 potatoes"), "is no size"),
-        (("--target-size", ""), "'' is no size"),
         (("--target-size", "1M", "--split-max-size", "1M"), "--target-size is for one file"),
         (("--target-size", "1M", "--types", "q4_7"), "no tensor type 'q4_7'"),
     ],

@@ -1,6 +1,7 @@
 """What is read for a command is never written over by what it makes."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,3 +65,47 @@ def test_no_file_takes_the_place_of_what_is_none(
     assert (done.code, done.out) == (1, ""), done.err
     assert "file" in done.err.splitlines()[-2]
     assert Path("pipe").is_fifo()
+
+
+@pytest.mark.parametrize(
+    "words", ["run m.gguf -f ~nobody-9/x", "eval m.gguf --text ~nobody-9/x", "serve m.gguf --api-key-file ~nobody-9/x"]
+)
+def test_a_home_of_nobody_is_told(
+    words: str, llmcli: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny.llama(Path("m.gguf"), hidden=64, ff=64, layers=1)
+    done = llmcli(*words.split())
+    assert (done.code, done.out) == (1, "")
+    assert "a ~ names a home that there is not" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("quantize m.gguf --q4_0 -o file/o.gguf", "file is a file, no folder"),
+        ("batch m.gguf m.gguf -o file/o.jsonl", "file is a file, no folder"),
+        ("export vllm m.gguf --original a/b -o file", "a file stands where the folder would be"),
+    ],
+)
+def test_a_file_where_a_folder_would_be_is_told(
+    words: str, told: str, llmcli: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny.llama(Path("m.gguf"), hidden=64, ff=64, layers=1)
+    Path("file").write_bytes(b"")
+    done = llmcli(*words.split())
+    assert (done.code, done.out) == (1, "")
+    assert told in done.err
+
+
+def test_where_no_temporary_file_can_be_made_it_is_told(
+    llmcli: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "file")])
+    model = tiny.llama(tmp_path / "m.gguf", hidden=64, ff=64, layers=1)
+    done = llmcli("plan", str(model))
+    assert (done.code, done.out) == (1, "")
+    assert "TMPDIR" in done.err

@@ -153,7 +153,7 @@ def test_the_time_of_a_part_is_not_told_as_that_of_the_whole(
     assert pareto(*words).code == 130
     monkeypatch.setattr(Draft, "finish", finish)
     (one,) = json.loads(pareto(*words).out)["settings"]
-    assert one["seconds"] == 0
+    assert one["elapsed_ms"] == 0
 
 
 def test_folds_and_sizes_are_settings_too(

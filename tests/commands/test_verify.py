@@ -237,12 +237,14 @@ def test_mistakes_are_one_line_before_anything_is_made(
     for words, code, why in (
         ((str(stories_gguf), "--verify-chunks", "3"), 2, "--verify-chunks goes with --verify"),
         ((str(stories_gguf), "--verify", "--verify-text", str(tmp_path / "none")), 1, "cannot read"),
+        ((str(stories_gguf), "--verify", "--verify-text", str(text)), 1, "short.txt has 16 bytes"),
         ((str(mute), "--verify"), 1, "has no vocabulary"),
     ):
         done = llmcli("quantize", *words, "--q8_0", "-o", str(out))
         assert (done.code, done.out) == (code, ""), words
         assert why in done.err, words
     assert not out.exists()
+    text.write_text("Once upon a time " * 100)  # told when the file is there, which stays
     done = llmcli("quantize", str(stories_gguf), "--q8_0", "-o", str(out), "--verify", "--verify-text", str(text))
     assert (done.code, "short.txt has" in done.err) == (1, True)
     monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 10))

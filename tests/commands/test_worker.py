@@ -186,8 +186,10 @@ def _more(terminal: int) -> bytes:
     return os.read(terminal, 4096)
 
 
-def test_what_is_refused(llmcli: Llmcli) -> None:
+def test_what_is_refused(llmcli: Llmcli, tmp_path: Path) -> None:
+    (file := tmp_path / "file").write_bytes(b"")
     for words, code, message in (
+        (("worker", "--rpc", "--cache", str(file)), 1, "a file stands where the folder would be"),
         (("worker",), 2, "which kind"),
         (("worker", "--rpc", "--host", "0.0.0.0"), 1, "insecure"),
         (("worker", "--rpc", "--host", "there"), 1, "no IPv4 address"),

@@ -1,5 +1,6 @@
 """Which way of attention is taken: measured on a stand-in once, and kept for this machine."""
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -84,9 +85,10 @@ def test_what_is_damaged_is_measured_anew(text: str, measured: list[Question]) -
     assert json.loads(path.read_text()) == {"version": 1, "flash": 2.0, "plain": 1.0}
 
 
-def test_where_it_cannot_be_measured_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [UserError("no room", hint="none"), OSError(errno.ENOSPC, "No space left on device")])
+def test_where_it_cannot_be_measured_nothing_changes(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(question: Question) -> None:
-        raise UserError("no room", hint="none")
+        raise error
 
     monkeypatch.setattr(attention, "measure", refused)
     assert not attention.sooner_without(ASKED, config.load())

@@ -53,6 +53,7 @@ WRONG = {
     "tools[0].function.name must be 1 to 64": {"tools": [{"type": "function", "function": {"name": "a b"}}]},
     "tool_choice names the function 'x'": {"tool_choice": {"type": "function", "function": {"name": "x"}}},
     "tool_choice is required, and there are no tools": {"tool_choice": "required"},
+    "response_format.json_schema is missing": {"response_format": {"type": "json_schema"}},
     "response_format.json_schema.schema is missing": {"response_format": {"type": "json_schema", "json_schema": {}}},
     "cannot be enforced: frob at #/properties/a": {
         "response_format": {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"frob": 1}}}}}

@@ -136,8 +136,10 @@ def answer_format(fields: Fields, name: str) -> Any:
         return None
     if sort == "json_object":
         return _checked(table, "schema") if table.has("schema") else OBJECT
-    inner = table.table("json_schema") or table
-    return _checked(inner, "schema")
+    inner = table.table("json_schema")
+    if inner is None and not table.has("schema") and name == "response_format":
+        raise Problem(f"{table.at('json_schema')} is missing", param=table.at("json_schema"))
+    return _checked(inner or table, "schema")
 
 
 def _checked(fields: Fields, name: str) -> Any:
