@@ -22,6 +22,7 @@ from llmcli.runtime.binding.context import MAX_SEQUENCES
 from llmcli.runtime.drafting.wish import NO_DRAFTING, Drafting
 from llmcli.runtime.interrupt import interrupts_raise
 from llmcli.runtime.team import on_a_thread
+from llmcli.runtime.template import Template
 from llmcli.ui import UI
 from quant import container
 
@@ -45,6 +46,8 @@ class Models:
         self.given, self.config, self.ui = given, config, ui
         self.talks, self.parallel, self.answers, self.apart = talks, parallel, answers, apart
         self._template = flags.template_text(given.chat_template) if given.chat_template else None
+        if self._template is not None:
+            Template(self._template).check()  # else every message to a server would tell it
         self._held = ExitStack()
 
     def names(self) -> list[str]:

@@ -65,6 +65,17 @@ class Template:
             # Whatever Python raises inside the template is the template's mistake, not ours.
             raise UserError(f"the chat template fails: {type(error).__name__}: {error}", hint=HINT) from None
 
+    def check(self) -> None:
+        """Raise UserError where it cannot even be read; what it does with a conversation render() tells."""
+        import jinja2
+
+        try:
+            self._template()
+        except jinja2.TemplateSyntaxError as error:
+            raise UserError(f"the chat template is broken: line {error.lineno}: {error.message}", hint=HINT) from None
+        except (SyntaxError, RecursionError, MemoryError) as error:  # nested too deeply for Python, or for Jinja
+            raise UserError(f"the chat template is broken: {type(error).__name__}: {error}", hint=HINT) from None
+
     def asked(self, reasoning: bool | None) -> dict[str, bool]:
         """The variables that ask a model to think or not."""
         return {} if reasoning is None else dict.fromkeys(self.switches, reasoning)

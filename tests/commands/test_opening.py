@@ -57,3 +57,13 @@ def test_a_real_model_in_place_of_another(stories_gguf: Path, home: Path) -> Non
     assert "error: there is no ./nothing.gguf" in done.stderr
     assert "difference       0" in done.stdout
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize("broken", ["{% for m in messages %}", "{% for i in [1] %}" * 150 + "{% endfor %}" * 150])
+def test_a_template_that_cannot_be_read_is_told_before_a_model_is_opened(
+    llmcli: Llmcli, fake: Fake, broken: str
+) -> None:
+    opened = fake(b"yes")
+    done = llmcli("serve", "fake", "--port", "0", "--chat-template", broken)
+    assert (done.code, done.out, opened) == (1, "", [])
+    assert "the chat template is broken" in done.err
