@@ -34,6 +34,7 @@ KQUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 LEGACY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # for rows that do not fill superblocks
 PROBED = 4.5  # bits a value of the type a tensor is measured in, or the next: errors that are seen, and still small
 SAMPLED, RUN, MATRICES = 256, 8, 8  # rows of a tensor that errors are taken on, together, and from how many experts
+LEAST = 1e-12  # divergence of what shows in nothing, or less: its types still differ, and bytes may be left for it
 WORST = 0.01  # of the columns, and of the rows, whose share of the error is told
 GROUPS = {"q": "qk", "k": "qk", "gate": "gate_up", "up": "gate_up"}
 
@@ -170,7 +171,7 @@ class Sensing:
         """All that is known; a group's divergence is shared out by its tensors' errors."""
         found = {name: Sensed(name, *json.loads(self.errors.get(number))) for number, name in enumerate(self.open)}
         for part in parts:
-            kld = max(0.0, float(np.frombuffer(self.shows.get(part.number), "<f8").mean()))
+            kld = max(LEAST, float(np.frombuffer(self.shows.get(part.number), "<f8").mean()))
             whole = sum(found[name].shown for name in part.names)
             for name in part.names:
                 found[name] = replace(found[name], kld=kld * found[name].shown / whole if whole else 0.0)

@@ -112,6 +112,17 @@ def test_what_was_measured_serves_another_choice_of_types(source: Source, tmp_pa
         errors.close()
 
 
+def test_a_tensor_that_shows_in_nothing_may_still_have_the_bytes_that_are_left(source: Source, tmp_path: Path) -> None:
+    stage = FakeStage(source, {**factors(source), "blk.0.attn_q.weight": 0.0})
+    with sensing(source, tmp_path / "r") as work:
+        parts = sensitivity.probes(work.types, grouped=False)
+        list(work.weigh())
+        list(work.measure(parts, stage))
+        menu = sensitivity.menu(work, work.sensed(parts), 32)
+    most = sum(max(option.nbytes for option in options) for options in menu.values())
+    assert set(allocate(menu, Budget(most)).mix.values()) == {"Q8_0"}
+
+
 def test_a_group_shares_its_divergence_by_the_errors_of_its_tensors(source: Source, tmp_path: Path) -> None:
     with sensing(source, tmp_path / "r") as work:
         parts = sensitivity.probes(work.types, grouped=True)
