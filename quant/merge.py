@@ -49,6 +49,7 @@ def merged(paths: Sequence[Path]) -> tuple[Merged, list[bytes]]:
             raise _other_folds(told[0], file)
         for name, entry in file.entries.items():
             _add(sums, name, entry, 1 if file.chunk_size else usual, file)
+    notes += _kin([file for file in files if file.model])
     chunks = sum(file.chunks for file in files)
     datasets = list(dict.fromkeys(text for file in files for text in file.datasets))
     models, folds = {file.model for file in files}, {file.transform for file in files}
@@ -151,6 +152,15 @@ def _sum(seconds: Sequence[Second]) -> Gathered:
                 first[matrix] += each.first_sums(matrix)
         counts += each.counts
     return Gathered(second, first, counts)
+
+
+def _kin(files: Sequence[Imatrix]) -> Iterator[str]:
+    """What is said of files that tell what they were gathered from, and tell two things."""
+    if other := next((file for file in files if file.model != files[0].model), None):
+        yield (
+            f"{other.path} was gathered from another file than {files[0].path}: of use where both are the same model "
+            "in two types, or near kin; any other's steers wrongly"
+        )
 
 
 def _contexts(files: Sequence[tuple[Path, int]]) -> Iterator[str]:

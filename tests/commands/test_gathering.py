@@ -123,6 +123,11 @@ def test_what_another_file_gave_is_told_and_one_kind_is_not_taken_for_the_other(
     words = ("--text", str(text), "--ctx", "32", "-t", "1")
     assert llmcli("calibrate", str(model), "-o", str(sums), "--moments", str(second), *words).code == 0
     assert llmcli("calibrate", "--merge", str(sums), str(sums), "-o", str(merged)).code == 0
+    words = ("--text", str(text), "--ctx", "32", "-t", "1")
+    assert llmcli("calibrate", str(other), "-o", str(tmp_path / "t"), *words).code == 0
+    for two, apart in ((sums, False), (tmp_path / "t", True)):
+        done = llmcli("calibrate", "--merge", str(sums), str(two), "-o", str(tmp_path / "both"))
+        assert (done.code, f"{two} was gathered from another file than {sums}" in done.err) == (0, apart)
     out = ("--q4_k_m", "-o", str(tmp_path / "o.gguf"), "--dry-run")
     for flag, file in (("--imatrix", sums), ("--imatrix", merged), ("--moments", second)):
         for source in (model, other):
