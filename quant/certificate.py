@@ -141,7 +141,8 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """All of it. `settings` is what quantize wrote into the file of how it was made; `types` names the file type."""
+    """All of it. `settings` is what quantize wrote into the file of how it was made; `methods` are the tensors that got
+    new codes, by what chose them: `method` does not do all. Empty where that is not known."""
 
     format: int
     model: str
@@ -157,6 +158,7 @@ class Certificate:
     mix: dict[str, int] = field(default_factory=dict)
     tensors: tuple[Tensor, ...] = ()
     speed: tuple[Speed, ...] = ()
+    methods: dict[str, int] = field(default_factory=dict)
 
     def text(self) -> str:
         """As it is stored."""

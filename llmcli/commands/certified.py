@@ -27,7 +27,7 @@ def rows(found: Certificate) -> list[tuple[str, str]]:
     return [
         ("made of", f"{source.name} ({', '.join(source.types)}, {size(source.nbytes)}, "
                     f"{source.bits_per_weight:.2f} bits per weight), {source.fingerprint}"),
-        ("made as", f"{found.file_type}, method {found.method}"
+        ("made as", f"{found.file_type}, method {found.method}{_others(found)}"
                     + (f", folds {', '.join(found.folds)}" if found.folds else "")),
         *[(one.kind, _steering(one)) for one in found.steering],
         ("types", ", ".join(f"{kind} × {count}" for kind, count in found.mix.items())),
@@ -130,6 +130,12 @@ def doubts(header: "Header", found: Certificate, whole: bool, ui: "UI") -> tuple
         return certificate.doubts(header, found)
     with ui.bar(f"check {header.path.name}", header.tensor_bytes) as bar:
         return certificate.doubts(header, found, whole=True, tick=bar.advance)
+
+
+def _others(found: Certificate) -> str:
+    """What other methods than the one that was asked for have done."""
+    others = [f"{several(count, 'tensor')} by {name}" for name, count in found.methods.items() if name != found.method]
+    return f" ({', '.join(others)})" if others else ""
 
 
 def _steering(one: certificate.Steering) -> str:

@@ -94,6 +94,7 @@ def verify(plan: "Plan", out: Path, wish: Wish, config: "Config", ui: "UI") -> C
     made = Certificate(
         FORMAT, plan.source.name, plan.file_type.name, plan.method.name, plan.settings, _origin(plan),
         content, world(wish.threads or host.cores()), found, steered, _folds(plan, header), _mix(plan), tensors, speed,
+        _methods(plan),
     )  # fmt: skip
     with ui.bar(f"write the certificate into {file.name}", sum(one.nbytes for one in plan.parts[0].steps)) as bar:
         stamp(file, made, bar.advance)
@@ -218,6 +219,11 @@ def _folds(plan: "Plan", header: container.Header) -> tuple[str, ...]:
         return ()
     said = json.loads(told)
     return (f"{said['how']} {said['digest']}".strip(),)
+
+
+def _methods(plan: "Plan") -> dict[str, int]:
+    """Tensors by method; nothing where a method's moments came behind the plan: some may not have come."""
+    return {} if plan.pending else {name: len(steps) for name, steps in plan.methods.items()}
 
 
 def _mix(plan: "Plan") -> dict[str, int]:

@@ -191,6 +191,18 @@ def test_figures_of_the_calibration_text_are_said_to_flatter(
     assert (steered["texts"], steered["hashes"]) == (["some.txt"], [""])
 
 
+def test_what_another_method_did_is_told(
+    verify: Callable[..., Any], llmcli: Llmcli, stories_gguf: Path, tmp_path: Path
+) -> None:
+    rows, out = np.random.default_rng(0).normal(size=(80, 64)), tmp_path / "small.gguf"
+    file = momentfile.write(tmp_path / "moments.gguf", [(["blk.0.attn_q.weight"], Gathered.of(rows))])
+    document, _ = verify(stories_gguf, "--q4_0", "-o", out, "--method", "gptq", "--moments", file)
+    methods = document["certificate"]["methods"]
+    assert methods == document["methods"]
+    assert methods["gptq"] == 1 < methods["search"]
+    assert f"method gptq ({methods['search']} tensors by search)" in llmcli("show", str(out)).out
+
+
 def test_moments_that_chose_folds_are_named_whatever_the_method(stories_gguf: Path, tmp_path: Path) -> None:
     source = quantize.open_gguf(stories_gguf)
     rows = np.random.default_rng(0).normal(size=(80, 64))
