@@ -13,7 +13,9 @@ from llmcli.commands.workers import Workers
 
 if TYPE_CHECKING:
     from llmcli.commands.calibrating import Outcome, Wish
+    from llmcli.config import Config
     from llmcli.ui import UI
+    from quant.source import Source
 
 Refs = Annotated[
     list[str],
@@ -66,11 +68,9 @@ def calibrate(
     the head of models that share it with their embedding. Killed runs go on where they were.
     """
     from llmcli.catalog.partial import check_apart
-    from llmcli.commands import calibrating, texts
-    from llmcli.commands.ready import ready
+    from llmcli.commands import bases, calibrating, texts
     from llmcli.hardware import fit
     from llmcli.runtime.request import RunOptions
-    from quant import quantize
     from quant.planning import shard_size
 
     config, ui = start(json, offline)
@@ -89,14 +89,14 @@ def calibrate(
     room = shard_size(memory, "--memory", "memory") if memory else None
     workers.join(ui)
     texts.given(text or [])  # a mistake in them is told before a model is fetched
-    path = ready(refs[0], None, config, ui).path
-    subject = side(path, options, ui)
-    check_apart([out, moments], [*subject.header.files, *(text or [])])
-    some, names = texts.chunks(subject, text or [], chunks, seed, ui)
-    fingerprint = quantize.open_gguf(path).fingerprint
-    target = moments.expanduser() if moments else None
-    wish = calibrating.Wish(subject, fingerprint, some, names, out.expanduser(), target, room, fresh)
-    outcome = calibrating.run(wish, config, ui)
+    source = _source(refs[0], config, ui)
+    check_apart([out, moments], [*source.files, *(text or [])])
+    with bases.runnable(source, config, ui, threads or 0) as path:
+        subject = side(path, options, ui)
+        some, names = texts.chunks(subject, text or [], chunks, seed, ui)
+        target = moments.expanduser() if moments else None
+        wish = calibrating.Wish(subject, source.fingerprint, some, names, out.expanduser(), target, room, fresh)
+        outcome = calibrating.run(wish, config, ui)
     _tell(wish, outcome, ui)
 
 
@@ -108,6 +108,18 @@ def _check(models: int, memory: str | None, moments: Path | None) -> None:
         raise UsageError(f"{models} models are named, one can be calibrated", hint="--merge adds files up")
     if memory and not moments:
         raise UsageError("--memory is for the sums of --moments", hint="add --moments FILE, or leave out --memory")
+
+
+def _source(ref: str, config: "Config", ui: "UI") -> "Source":
+    """The model as it is: a checkpoint is not rounded first, unless its name says so (NAME:TYPE)."""
+    from llmcli.catalog import fetch
+    from llmcli.commands import pickles, weights
+    from llmcli.commands.ready import fetched, ready
+
+    with pickles.offered(lambda: ["llmcli", "convert", ref, "-o", "floats.gguf", "--allow-pickle"]):
+        if fetch.resolve(ref, config).ref.quant:
+            return weights.open_source(ready(ref, None, config, ui).path)
+        return weights.open_source(fetched(ref, None, config, ui, keep_source=True).path)
 
 
 def _refuse(given: dict[str, object]) -> None:

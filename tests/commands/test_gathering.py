@@ -4,11 +4,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llmcli.commands import texts
 from llmcli.commands.texts import SHIPPED, Text
-from quant import container
+from quant import container, imatrix
 from tests.commands.conftest import Done
 from tests.quant import tiny
 
@@ -138,6 +139,25 @@ def test_what_another_file_gave_is_told_and_one_kind_is_not_taken_for_the_other(
     assert done.code == 1 and f"hint: --moments {second}" in done.err
     done = llmcli("quantize", str(model), "--moments", str(sums), *out)
     assert done.code == 1 and f"hint: --imatrix {sums}" in done.err
+
+
+def test_a_checkpoint_is_not_rounded_before_it_is_read(
+    llmcli: Callable[..., Done], stories: Path, stories_gguf: Path, tmp_path: Path, home: Path
+) -> None:
+    text = tmp_path / "words.txt"
+    text.write_text(WORDS, encoding="utf-8")
+    words = ("--text", str(text), "--ctx", "64", "-t", "1")
+    for name, source in (("folder", stories), ("file", stories_gguf)):
+        done = llmcli("calibrate", str(source), "-o", str(tmp_path / name), *words)
+        assert done.code == 0, done.err
+    one, other = (imatrix.load(tmp_path / name) for name in ("folder", "file"))
+    for name, entry in other.entries.items():
+        np.testing.assert_array_equal(one.entries[name].sums(), entry.sums())
+    assert list((home / "cache" / "bases").glob("*.gguf")) == []
+    out = ("--q4_0", "-o", str(tmp_path / "o.gguf"), "--dry-run")
+    for file, source, told in (("folder", stories, False), ("file", stories_gguf, False), ("file", stories, True)):
+        done = llmcli("quantize", str(source), "--imatrix", str(tmp_path / file), *out)
+        assert ("was gathered from another file than" in done.err) is told
 
 
 @pytest.mark.parametrize("more", [(), ("--sequential",)])
