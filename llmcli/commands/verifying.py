@@ -18,6 +18,7 @@ from llmcli.bench.grid import Test
 from llmcli.bench.paired import Comparison, Design, tenths
 from llmcli.commands import bases, evaluating, scorers
 from llmcli.commands.eval import CTX, side, words_of
+from llmcli.commands.stage import N_CTX
 from llmcli.errors import UserError
 from llmcli.hardware import host
 from llmcli.runtime.binding import remote
@@ -85,7 +86,7 @@ def verify(plan: "Plan", out: Path, wish: Wish, config: "Config", ui: "UI") -> C
         model, other = side(file, wish.options, ui), side(base, wish.options, ui)
         words, name = words_of(wish.text)
         _long_enough(model, words, name)
-        steered = (*steering(plan), *_mixing(plan, wish))
+        steered = (*steering(plan), *_mixing(plan, wish, min(N_CTX, header.context_length or N_CTX)))
         outcome = evaluating.run(evaluating.Wish(model, other, None, words, wish.chunks, quiet=True), config, ui)
         found = figures(outcome, (words, name), other.header.file_type, steered)
         if found.calibrated:
@@ -193,12 +194,12 @@ def _behind(plan: "Plan") -> tuple[Steering, ...]:
     return (Steering("sequential", one.digest, names, hashes, one.chunks or None, one.chunks * one.chunk_size or None),)
 
 
-def _mixing(plan: "Plan", wish: Wish) -> tuple[Steering, ...]:
-    """What the tensors' types were chosen by, where that was a text."""
+def _mixing(plan: "Plan", wish: Wish, n_ctx: int) -> tuple[Steering, ...]:
+    """What the tensors' types were chosen by, where that was a text, in chunks of so many tokens."""
     if wish.mixed is None:
         return ()
     digest, chunks = wish.mixed
-    return (Steering("mix", json.loads(plan.settings)["mix"], ("",), (digest,), chunks, chunks * CTX),)
+    return (Steering("mix", json.loads(plan.settings)["mix"], ("",), (digest,), chunks, chunks * n_ctx),)
 
 
 def _hash(name: str, before: float = inf) -> str:

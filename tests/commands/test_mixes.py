@@ -94,12 +94,13 @@ def test_a_certificate_is_part_of_the_size(
     alike = Comparison(1.0, 0.9, 1.1, 0.95, (9.0, 10.0, 11.0), (9.0, 10.0, 11.0))
     monkeypatch.setattr(verifying.sides, "run", lambda pairs, design, ui: [alike for _ in pairs])
     verify = ("--verify", "--verify-text", str(text), "--verify-chunks", "2")
-    document = told(sized("--target-size", "210K", "--quick", *verify))
+    document = told(sized("--target-size", "210K", "--text", str(text), "--swaps", "0", *verify))
     header = container.read(tmp_path / "o.gguf")
     found = certificate.read(header)
     assert found is not None
     room = certificate.room([tensor.name for tensor in header.tensors], [""])
     assert len(found.text().encode()) + 100 < room
+    assert [(one.kind, one.chunks, one.tokens) for one in found.steering] == [("mix", 1, 64)]
     assert 210_000 - room <= document["bytes"] == header.path.stat().st_size <= 210_000
 
 
