@@ -75,6 +75,10 @@ class Embedder:
         """A text as ids with what the file puts around it; control tokens are read out of it, as llama-server does."""
         return self._model.tokenize(text, special=True, add_special=True)
 
+    def least(self, *texts: str) -> int:
+        """So many tokens texts have at least, found without making them."""
+        return sum(map(self._model.least, texts))
+
     @property
     def ranks(self) -> bool:
         """Whether it scores pairs of texts instead of making vectors."""

@@ -12,7 +12,7 @@ from llmcli.errors import UserError
 from llmcli.runtime.request import RunOptions
 from llmcli.runtime.runner import open_runner
 from llmcli.serve.problems import Problem
-from llmcli.serve.routes import rerank
+from llmcli.serve.routes import embeddings, rerank
 from tests.runtime import bert
 from tests.serve.conftest import Served, serving
 
@@ -43,6 +43,9 @@ def test_too_many_tokens_are_told_before_all_documents_are_cut_into_them() -> No
     class Long:
         most, asked = 100_000, 0
 
+        def least(self, *texts: str) -> int:
+            return 1
+
         def pair(self, query: str, text: str) -> list[int]:
             self.asked += 1
             return [1] * self.most
@@ -51,6 +54,20 @@ def test_too_many_tokens_are_told_before_all_documents_are_cut_into_them() -> No
     with pytest.raises(Problem, match="first 4 documents have 400,000 tokens, at most 300,000"):
         rerank.pairs(embedder, "a long query", ["a"] * 1000)
     assert embedder.asked == 4
+
+
+def test_what_is_certainly_too_long_is_told_without_cutting_it_into_tokens(tiny: Served) -> None:
+    embedder = tiny.bridge.runner.embedder()
+    text = "Once upon a time there was a cat. " * 1000
+    assert embedder.most < embedder.least(text) < len(embedder.encode(text))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("encode", "pair"):
+            patch.setattr(embedder, name, lambda *_: pytest.fail("it is cut into tokens"))
+        for cut, words in ((lambda: embeddings.encoded([text], embedder), r"input\[0\] has"),
+                           (lambda: rerank.pairs(embedder, "cats", [text]), "document 0 and the query have")):
+            with pytest.raises(Problem, match=rf"{words} \d+ tokens or more") as told:
+                cut()
+            assert told.value.code == "context_length_exceeded"
 
 
 def ask(served: Served, path: str = "/v1/rerank", **body: Any) -> httpx.Response:

@@ -84,9 +84,12 @@ def texts(fields: Fields) -> list[Text]:
 
 
 def encoded(given: list[Text], embedder: Embedder) -> list[list[int]]:
-    """Each text as ids; raises Problem where there is none, one that the model does not know, or too many."""
+    """Each text as ids; raises Problem where there is none, one that the model does not know, or too many, at once
+    where that is certain without making them: megabytes of spaces would keep the tokenizer from all others for long."""
     found: list[list[int]] = []
     for index, text in enumerate(given):
+        if isinstance(text, str) and (least := embedder.least(text)) > embedder.most:
+            raise _too_long(index, f"{least} tokens or more", least, embedder)
         ids = embedder.encode(text) if isinstance(text, str) else list(text)
         if not ids:
             raise Problem(f"input[{index}] has no tokens", param=f"input[{index}]")
@@ -94,14 +97,17 @@ def encoded(given: list[Text], embedder: Embedder) -> list[list[int]]:
             raise Problem(f"input[{index}]: this model has no token {bad}", param=f"input[{index}]")
         found.append(ids)
         if len(ids) > embedder.most:
-            raise Problem(
-                f"input[{index}] has {len(ids)} tokens, and this model embeds up to {embedder.most}",
-                param=f"input[{index}]", code="context_length_exceeded", type="exceed_context_size_error",
-                n_prompt_tokens=len(ids), n_ctx=embedder.most,
-            )  # fmt: skip
+            raise _too_long(index, f"{len(ids)} tokens", len(ids), embedder)
     if (count := sum(map(len, found))) > MOST_TOKENS:
         raise Problem(f"input has {count:,} tokens, at most {MOST_TOKENS:,} are taken", param="input")
     return found
+
+
+def _too_long(index: int, words: str, count: int, embedder: Embedder) -> Problem:
+    return Problem(
+        f"input[{index}] has {words}, and this model embeds up to {embedder.most}", param=f"input[{index}]",
+        code="context_length_exceeded", type="exceed_context_size_error", n_prompt_tokens=count, n_ctx=embedder.most,
+    )  # fmt: skip
 
 
 def shortened(vector: Vector, size: int) -> Vector:

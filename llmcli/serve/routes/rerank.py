@@ -69,19 +69,24 @@ def pairs(embedder: Embedder, query: str, texts: list[str]) -> list[list[int]]:
     """Each text with the query, as ids; raises Problem for one that is too long."""
     found, count = [], 0
     for index, text in enumerate(texts):
+        if (least := embedder.least(query, text)) > embedder.most:  # without making them, as of embeddings
+            raise _too_long(index, f"{least} tokens or more", least, embedder)
         ids = embedder.pair(query, text)
         if len(ids) > embedder.most:
-            raise Problem(
-                f"document {index} and the query have {len(ids)} tokens, and this model ranks up to {embedder.most}",
-                code="context_length_exceeded", type="exceed_context_size_error", n_prompt_tokens=len(ids),
-                n_ctx=embedder.most,
-            )  # fmt: skip
+            raise _too_long(index, f"{len(ids)} tokens", len(ids), embedder)
         found.append(ids)
         count += len(ids)
         if count > MOST_TOKENS:  # asked as it grows: the query counts, and is cut into tokens, once for each document
             told = f"the query and the first {index + 1:,} documents have {count:,} tokens"
             raise Problem(f"{told}, at most {MOST_TOKENS:,} are taken", param="documents")
     return found
+
+
+def _too_long(index: int, words: str, count: int, embedder: Embedder) -> Problem:
+    return Problem(
+        f"document {index} and the query have {words}, and this model ranks up to {embedder.most}",
+        code="context_length_exceeded", type="exceed_context_size_error", n_prompt_tokens=count, n_ctx=embedder.most,
+    )  # fmt: skip
 
 
 ROUTES = (Route("/v1/rerank", rerank, ("POST",), ("/rerank", "/v1/reranking", "/reranking")),)
