@@ -216,6 +216,7 @@ def _shown(wish: Wish) -> dict[str, Any]:
     """All that the divergence of a probe depends on. The fingerprint's samples miss a small edit, the time does not."""
     return {
         "kind": "sensitivity", "source": wish.source.fingerprint, "changed": str(wish.source.changed),
+        "numbered": "all",  # tensors, with a choice or without: files that do not say so meant others by a number
         "text": wish.text, "probe": wish.sizing.unit, "n_ctx": N_CTX, "chunks": wish.reading.measured,
         "build": version(),
     }  # fmt: skip
