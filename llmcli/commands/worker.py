@@ -12,6 +12,7 @@ import typer
 from llmcli.errors import UsageError, UserError
 
 WHY = "it has no password and no encryption, and llama.cpp calls it insecure: who reaches the port runs code here"
+LISTENS = 0.01  # seconds between two looks whether llama.cpp listens already
 SCAN = 30.0  # seconds between two looks for connections that came
 
 
@@ -56,15 +57,19 @@ def worker(
         free = machine.available_memory() if one.kind == "cpu" else one.free
         room = "unknown" if free is None else size(free)
         out.write(f"{one.name}: {one.description} · {room} free of {size(one.total)}\n")
-    out.write(f"worker at {host}:{port} · stop with Ctrl-C · elsewhere: llmcli chat --rpc {host}:{port}\n")
     out.flush()
+    ours = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # llama.cpp prints two lines for every client there
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
-    address = "127.0.0.1" if host == "localhost" else host
+    endpoint = f"{'127.0.0.1' if host == 'localhost' else host}:{port}"
     count = threads or machine.cores()
-    serving = threading.Thread(target=remote.serve, args=(f"{address}:{port}", names, count, folder), daemon=True)
+    serving = threading.Thread(target=remote.serve, args=(endpoint, names, count, folder), daemon=True)
     serving.start()
     try:
+        while serving.is_alive() and cluster.gone([endpoint]):
+            serving.join(LISTENS)
+        with os.fdopen(ours, "w", encoding="utf-8") as told:  # who reads this line can connect
+            told.write(f"worker at {host}:{port} · stop with Ctrl-C · elsewhere: llmcli chat --rpc {host}:{port}\n")
         while serving.is_alive():
             serving.join(SCAN)
             remote.keep_alive()

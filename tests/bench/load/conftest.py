@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ class Scripted:
     replies: list[bytes]
     heads: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    links: list[asyncio.StreamWriter] = field(default_factory=list)
     port: int = 0
 
     @property
@@ -28,6 +30,15 @@ class Scripted:
         return f"http://127.0.0.1:{self.port}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.links.append(writer)
+        # A client that left, or `close`, ends it anywhere.
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            await self._answer(reader, writer)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         length = next((int(line[15:]) for line in head.lower().split("\r\n") if line.startswith("content-length:")), 0)
         body = json.loads(await reader.readexactly(length) or b"{}")
@@ -42,7 +53,6 @@ class Scripted:
             self.heads.append(head)
             self.bodies.append(body)
             writer.write(self.replies[min(len(self.heads), len(self.replies)) - 1])
-        writer.close()
 
 
 def plain(document: dict[str, Any], status: str = "200 OK") -> bytes:
@@ -76,19 +86,23 @@ def scripted() -> Iterator[Callable[..., Scripted]]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    servers: list[asyncio.Server] = []
+    servers: list[tuple[asyncio.Server, Scripted]] = []
 
     def start(*replies: bytes) -> Scripted:
         made = Scripted(list(replies))
         server = asyncio.run_coroutine_threadsafe(asyncio.start_server(made.serve, "127.0.0.1", 0), loop).result()
-        servers.append(server)
+        servers.append((server, made))
         made.port = server.sockets[0].getsockname()[1]
         return made
 
     async def close() -> None:
-        for server in servers:
+        for server, made in servers:
             server.close()
             await server.wait_closed()
+            for link in made.links:
+                link.transport.abort()
+        while open_still := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(open_still)
 
     yield start
     asyncio.run_coroutine_threadsafe(close(), loop).result()
