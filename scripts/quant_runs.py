@@ -216,8 +216,9 @@ class Stored:
         kept, at = self.logits[self.numbers[0] : self.numbers[-1] + 1], 0
         assert len(kept) == len(ids), (len(kept), len(ids))
         while at < kept.shape[1]:
-            yield kept[:, at : at + self.beside.width]
-            at += self.beside.width
+            width = self.beside.width  # the next block's is another when it is the last
+            yield kept[:, at : at + width]
+            at += width
 
 
 def groups(text: evaluate.Chunks, at_once: int) -> list[list[int]]:

@@ -1,0 +1,31 @@
+"""scripts/quant_runs.py: a teacher's kept logits come in blocks as long as those of the file beside it."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import quant_runs
+
+
+def test_kept_logits_lie_beside_those_of_the_file_also_where_its_last_block_is_shorter() -> None:
+    logits = np.arange(2 * 7 * 3, dtype=np.float32).reshape(2, 7, 3)
+
+    def blocks(ids: Any) -> Iterator[Any]:
+        yield from np.split(logits, [3, 6], axis=1)  # 3, 3 and 1 positions
+
+    beside = quant_runs.Told(SimpleNamespace(blocks=blocks))  # type: ignore[arg-type]
+    stored = quant_runs.Stored(logits, beside)
+    stored.numbers = [0, 1]
+    ids = np.zeros((2, 16), np.int32)
+    others = stored.blocks(ids)
+    seen = 0
+    for block in beside.blocks(ids):
+        assert np.array_equal(next(others), block)
+        seen += block.shape[1]
+    assert seen == 7
