@@ -16,6 +16,7 @@ from llmcli.commands.chat import REF
 from llmcli.commands.flags import Flags, RunCommand
 from llmcli.commands.show import start
 from llmcli.errors import UsageError, UserError
+from llmcli.units import several
 
 if TYPE_CHECKING:
     from llmcli.commands.hosting import Hosted
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 PARALLEL, MOST_PARALLEL = 16, 128
 ROUND = 4  # sequences of a round of the reproducible mode, for each that runs: while the last ones end few run
+TWINS = 3  # lines with another's name that are told one by one
 TOLD = 60.0  # seconds between two lines about how far it is, where nobody sees a bar
 
 
@@ -61,6 +63,7 @@ def batch(
 ) -> None:
     """Answer the prompts of a file, many at once; a run that was stopped goes on with the same command."""
     from llmcli.commands import hosting, spreading
+    from llmcli.serve.batch.asked import twins
     from llmcli.serve.batch.lines import opened
 
     given = flags.read(ctx)
@@ -78,6 +81,11 @@ def batch(
         survey = source.survey()
         if survey.unended:
             ui.note(f"{source.name} line {survey.unended} has no newline at its end; it is taken as it is")
+        same = twins(source.lines())
+        for name, one, other in same[:TWINS]:
+            ui.warn(f"lines {one} and {other} have the same custom_id, {name[:100]!r}: each is answered in its place")
+        if len(same) > TWINS:
+            ui.warn(f"and {several(len(same) - TWINS, 'line')} more with the custom_id of another")
         slots = min(MOST_PARALLEL, ROUND * parallel) if given.options.reproducible else parallel
         if where:
             wish = spreading.Wish(ref, given, config, ui, slots, parallel, skeleton)

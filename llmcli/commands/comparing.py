@@ -128,6 +128,13 @@ def named(ref: str, own: str, tests: Sequence[Test], config: Config, ui: UI) -> 
     return Named(model.name, str(model.path), own.strip(), tuple(Side(model.path, test) for test in tests))
 
 
+def design(seconds: float | None, precision: float | None, confidence: float) -> Design:
+    """How long and how exactly is measured, from the flags; both in percent."""
+    usual = Design()
+    precise = usual.precision if precision is None else precision / 100
+    return Design(usual.seconds if seconds is None else seconds, precise, confidence / 100)
+
+
 def measured(a: Named, b: Named, design: Design, apart: bool, ui: UI) -> Told:
     """Compare what can be measured now."""
     pairs = list(zip(a.sides, b.sides, strict=True))

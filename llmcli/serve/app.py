@@ -6,7 +6,6 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, WebSocketRoute
@@ -17,6 +16,7 @@ from llmcli.serve.bodies import LATER, Bodies, Room
 from llmcli.serve.bridge import Bridge, Busy
 from llmcli.serve.guard import Guard
 from llmcli.serve.keys import allowed
+from llmcli.serve.origins import readable
 from llmcli.serve.problems import Problem, document, problem
 from llmcli.serve.routes.base import Route, Service
 from llmcli.serve.settings import Settings
@@ -30,12 +30,10 @@ NOBODY = 499  # nginx's status for a client that has gone; it is not sent to any
 def make_app(bridge: Bridge, settings: Settings) -> Starlette:
     """The application over a bridge; the caller closes the bridge."""
     service = Service(bridge, settings, Vectors(bridge), Room(settings.max_body))
-    middleware = [Middleware(Guard, settings=settings), Middleware(Bodies, room=service.room)]
-    if settings.cors:
-        middleware.append(Middleware(
-            CORSMiddleware, allow_origins=list(settings.cors), allow_methods=["*"], allow_headers=["*"],
-            allow_private_network=True,
-        ))  # fmt: skip
+    middleware = [
+        Middleware(Guard, settings=settings), Middleware(Bodies, room=service.room),
+        Middleware(readable, settings=settings),
+    ]  # fmt: skip
     handlers: dict[Any, Any] = {Refusal: refused, HTTPException: not_here, Gone: gone, Exception: broken}
     app = Starlette(
         routes=[one for route in registry.routes().values() for one in _paths(route, service)],

@@ -23,6 +23,7 @@ from llmcli.serve.bodies import Bodies, Room
 from llmcli.serve.documents import Documents
 from llmcli.serve.guard import Guard
 from llmcli.serve.known import TOLD, Known, fresh
+from llmcli.serve.origins import readable
 from llmcli.serve.problems import Problem, document
 from llmcli.serve.relay import portable
 from llmcli.serve.routes.socket import SOCKET, Talk
@@ -116,7 +117,8 @@ class Front:
             return
         except Problem as error:
             headers = {"retry-after": str(RETRY_AFTER)} if error.status in (429, 503) else None
-            await json_response(document(error, scope["path"]), error.status, headers)(scope, receive, send)
+            told = json_response(document(error, scope["path"]), error.status, headers)
+            await readable(told, self.settings)(scope, receive, send)
 
     async def _asked(self, scope: dict[str, Any], raw: bytes, send: Send) -> None:
         """Ask until somebody has answered; raises Problem where nobody does."""

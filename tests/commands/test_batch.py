@@ -58,6 +58,18 @@ def test_every_line_gets_its_own_in_its_place(llmcli: Llmcli, fake: Fake, tmp_pa
     assert document["path"] == str(out)
 
 
+def test_lines_of_one_name_are_told_and_answered_each_in_its_place(
+    llmcli: Llmcli, fake: Fake, tmp_path: Path
+) -> None:
+    fake(b"hello")
+    rows = [json.dumps({"custom_id": "a", "prompt": "one", "max_tokens": count}) for count in (1, 2, 3, 4, 5)]
+    done = llmcli("batch", "fake", lines(tmp_path, *rows), "-o", str(tmp_path / "out.jsonl"))
+    assert done.code == 0
+    assert "lines 1 and 2 have the same custom_id, 'a'" in done.err and "and 1 line more" in done.err
+    found = [row["response"]["body"]["choices"][0]["message"]["content"] for row in written(tmp_path / "out.jsonl")]
+    assert found == ["h", "he", "hel", "hell", "hello"]
+
+
 def test_the_openai_client_reads_what_is_written(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
     openai = pytest.importorskip("openai.types.chat")
     fake(b"hello")

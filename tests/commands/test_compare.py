@@ -124,7 +124,11 @@ def test_a_saved_run_is_not_compared_with_a_model_nor_measured_again(llmcli: Llm
     file = tmp_path / "a.json"
     file.write_text(json.dumps([{"n_prompt": 0, "n_gen": 4, "samples_ts": [1.0, 1.1]}]))
     for words, why in (((str(file), "m"), "and m is none"), ((str(file),), "and nothing is none"),
-                       ((str(file), str(file), "--a", "-t 1"), "measured already")):  # fmt: skip
+                       ((str(file), str(file), "--a", "-t 1"), "measured already"),
+                       ((str(file), str(file), "--seconds", "3"), "measured already"),
+                       ((str(file), str(file), "--precision", "3"), "measured already"),
+                       ((str(file), str(file), "--apart"), "measured already"),
+                       (("x.gguf", "--anyway"), "for saved runs")):  # fmt: skip
         done = llmcli("bench", "compare", *words)
         assert (done.code, done.out) == (2, "")
         assert why in done.err

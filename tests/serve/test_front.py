@@ -50,7 +50,7 @@ class Script:
 
 
 async def asked(
-    app: Any, body: bytes = b"{}", *, leaves: bool = False, path: str = "/v1/chat/completions"
+    app: Any, body: bytes = b"{}", *, leaves: bool = False, path: str = "/v1/chat/completions", headers: Any = ()
 ) -> list[Any]:
     """What the application sends for one request; a client that `leaves` does so after the first message."""
     sent: list[Any] = []
@@ -67,7 +67,7 @@ async def asked(
         sent.append(message)
         first.set()
 
-    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+    scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers), "query_string": b""}
     await app(scope, receive, send)
     return sent
 
@@ -108,6 +108,14 @@ def test_lost_before_the_first_byte_is_asked_again() -> None:
     upstream = Script([Lost], [Lost], [START, EVENT, END])
     assert run(upstream, b'{"a": 1}') == [START, EVENT, END]
     assert upstream.bodies == [b'{"a": 1}'] * 3
+
+
+def test_a_page_that_may_ask_may_also_read_why_nobody_answers() -> None:
+    page = "https://good.example"
+    front = Front(Script(*[[Lost]] * 3), Settings(("tiny",), cors=(page,)))
+    sent = asyncio.run(asked(front, b"{}", headers=[(b"origin", page.encode())]))
+    assert error(sent) == (503, "model_unavailable")
+    assert dict(sent[0]["headers"])[b"access-control-allow-origin"] == page.encode()
 
 
 def test_lost_after_it_is_an_event() -> None:

@@ -8,6 +8,7 @@ from llmcli.commands.grouped import grouped
 from llmcli.commands.reporting import Charts, Report
 from llmcli.commands.show import Json, start
 from llmcli.commands.workers import Workers
+from llmcli.errors import UsageError
 
 Values = list[str] | None
 A = Annotated[str, typer.Argument(metavar="A", help="A model; or a run: its number in the history, or its JSON file.")]
@@ -25,9 +26,12 @@ TypeV = Annotated[str | None, typer.Option("-ctv", "--cache-type-v", help="KV ca
 Layers = Annotated[str | None, typer.Option("-ngl", "--n-gpu-layers", "--gpu-layers", help="GPU layers; default all.")]
 Flash = Annotated[str | None, typer.Option("-fa", "--flash-attn", help="on, off or auto (the default).")]
 Seconds = Annotated[
-    float, typer.Option("--seconds", min=0.1, max=86400, help="How long each test may take; a dozen pairs at least.")
+    float | None,
+    typer.Option("--seconds", min=0.1, max=86400, help="How long each test may take; default 8; a dozen pairs anyway."),
 ]
-Precision = Annotated[float, typer.Option("--precision", min=0.01, max=100, help="Percent that are precise enough.")]
+Precision = Annotated[
+    float | None, typer.Option("--precision", min=0.01, max=100, help="Percent that are precise enough; default 1.")
+]
 Confidence = Annotated[float, typer.Option("--confidence", min=50, max=99.99, help="Percent, of all tests together.")]
 Apart = Annotated[bool, typer.Option("--apart", help="Load both in turn, never both at once.")]
 Anyway = Annotated[bool, typer.Option("--anyway", help="Compare saved runs of other machines, or of other tests.")]
@@ -48,8 +52,8 @@ def compare(
     type_v: TypeV = None,
     gpu_layers: Layers = None,
     flash: Flash = None,
-    seconds: Seconds = 8.0,
-    precision: Precision = 1.0,
+    seconds: Seconds = None,
+    precision: Precision = None,
     confidence: Confidence = 99.0,
     apart: Apart = False,
     anyway: Anyway = False,
@@ -65,21 +69,23 @@ def compare(
     Models and settings are measured in pairs, some tokens of the one against as many of the other in random order, so
     that both meet the same moods of the machine. A difference is only called where the noise supports it.
     """
-    from llmcli.bench.paired import Design
     from llmcli.commands import compare_page, comparing, reporting
 
     config, ui = start(json, offline)
     reporting.check(report_file)
-    design = Design(seconds, precision / 100, confidence / 100)
     both = {
         "threads": threads, "batch": batch, "ubatch": ubatch, "type_k": type_k, "type_v": type_v,
         "gpu_layers": gpu_layers, "flash": flash,
     }  # fmt: skip
     before = comparing.saved(a, b, config, ui)
     if before:
-        comparing.nothing_measured([settings_a, settings_b, n_prompt, n_gen, n_depth, workers.rpc, *both.values()])
+        chosen = [settings_a, settings_b, n_prompt, n_gen, n_depth, workers.rpc, seconds, precision, apart]
+        comparing.nothing_measured([*chosen, *both.values()])
         told = comparing.runs(*before, confidence / 100, anyway, ui)
     else:
+        if anyway:
+            raise UsageError("--anyway is for saved runs, and these are models", hint="leave it out")
+        design = comparing.design(seconds, precision, confidence)
         workers.join(ui)
         tests = comparing.tests(n_prompt, n_gen, n_depth)
         wanted = [comparing.settled(tests, both, flag, own) for flag, own in (("--a", settings_a), ("--b", settings_b))]

@@ -1,6 +1,6 @@
 """What a line asks for: OpenAI's batch form, or a plain prompt, told apart line by line."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,19 @@ def named(line: Line) -> str:
         return name_of(line, _read(line))
     except UserError:
         return name_of(line)
+
+
+def twins(lines: Iterable[Line]) -> list[tuple[str, int, int]]:
+    """The names that a second line has as well, with the numbers of both. Whoever finds answers by their names finds
+    one of them only."""
+    first: dict[int, int] = {}  # a name's hash: of millions of lines the names themselves would be too much
+    found = []
+    for line in lines:
+        name = named(line)
+        before = first.setdefault(hash(name), line.number)
+        if before != line.number:
+            found.append((name, before, line.number))
+    return found
 
 
 def _read(line: Line) -> Any:

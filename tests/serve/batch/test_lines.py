@@ -9,7 +9,7 @@ import pytest
 
 from llmcli.errors import UserError
 from llmcli.serve.batch import lines
-from llmcli.serve.batch.asked import CHAT, TEXT, Damaged, asked
+from llmcli.serve.batch.asked import CHAT, TEXT, Damaged, asked, twins
 from llmcli.serve.batch.lines import Input, Line, opened
 from llmcli.serve.problems import Problem
 
@@ -54,6 +54,11 @@ def test_gzip_is_read_as_it_is_and_told_where_it_is_cut(tmp_path: Path) -> None:
         source.survey()
     with pytest.raises(UserError, match="cannot read"), opened(str(tmp_path / "none"), tmp_path):
         pass
+
+
+def test_lines_of_one_name_are_found() -> None:
+    raw = b'{"custom_id": "a", "prompt": "1"}\n"2"\nno json\n{"custom_id": "a", "prompt": ""}\n{"custom_id":"line-2"}\n'
+    assert twins(given(raw).lines()) == [("a", 1, 4), ("line-2", 2, 5)]
 
 
 @pytest.mark.parametrize(
