@@ -5,16 +5,22 @@ lower convex hull of every tensor's options the steps down are taken in the orde
 the solutions of the Lagrangian for falling multipliers, each the best there is at its own number of bytes. What is
 left of the budget then goes, largest gain first, to whatever still fits, off the hulls too. It knows names and numbers,
 no weights and no models.
+
+One tensor may be most of a model (an embedding of 262,144 words is 63 % of Gemma 3 270M), and a step of it more than
+all others leave. So the largest are given each of their types in turn, and the best of those mixes is taken: with
+steps alone Gemma's file at Q6_K's bytes kept the embedding in Q5_1 and 25 MB unspent, 0.0077 nats for the 0.0035 of
+one type throughout (2026-11-23).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 from quant.errors import Refusal
 
 MOST_TYPES = 5  # in a file, where that costs little: every type has kernels of its own
 LITTLE = 0.02  # of the loss, for a type less
+LARGE, MOST_LARGE = 0.05, 2  # of all bytes that may be given, for a tensor's types to be tried in turn; so many of them
 CLOSE = 0.003  # how far below a target a file may stay without being told
 
 
@@ -114,11 +120,28 @@ def allocate(menu: Menu, budget: Budget) -> Allocation:
     """The best mix in the budget; raises Refusal, with what can be reached, where there is none or it is too large."""
     if not in_reach(menu, budget):
         raise refusal(menu, budget)
-    least, _ = reach(menu)
+    large = _large(menu)
+    found = [_stepped(menu, budget.left)]
+    for picks in product(*(menu[name] for name in large)):
+        held = {**menu, **{name: [pick] for name, pick in zip(large, picks, strict=True)}}
+        if large and reach(held)[0] <= budget.left:
+            found.append(_stepped(held, budget.left))
+    return min(found, key=lambda one: (one.loss, one.nbytes))
+
+
+def _large(menu: Menu) -> list[str]:
+    """The tensors whose types may take the most bytes more or less, where that is much of what all may."""
+    spans = {name: points[-1].nbytes - points[0].nbytes for name, options in menu.items() if (points := hull(options))}
+    most = sorted(spans, key=lambda name: (-spans[name], name))[:MOST_LARGE]
+    return [name for name in most if spans[name] > LARGE * sum(spans.values())]
+
+
+def _stepped(menu: Menu, left: int) -> Allocation:
+    """Steps down the hulls as far as the bytes that are `left` go; the least of them must fit."""
     hulls = {name: hull(options) for name, options in menu.items()}
     picks = {name: points[0] for name, points in hulls.items()}
+    left -= sum(pick.nbytes for pick in picks.values())
     steps = [(_slope(one, other), name, other) for name, points in hulls.items() for one, other in pairwise(points)]
-    left = budget.left - least
     for _, name, option in sorted(steps, key=lambda step: step[:2]):
         cost = option.nbytes - picks[name].nbytes
         if cost > left:  # the multiplier is found: what is left over is the greedy filling's

@@ -57,6 +57,19 @@ def test_every_corner_of_the_lagrangian_is_the_optimum(seed: int) -> None:
         assert allocate(menu, Budget(corner)).loss == pytest.approx(best(menu, corner), rel=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_tensor_that_is_most_of_a_model_is_given_what_leaves_least(seed: int) -> None:
+    menu = random_menu(seed, 5)
+    menu["embedding"] = [Option(one.type, 40 * one.nbytes, 3 * one.loss) for one in menu["t0"]]
+    least, most = reach(menu)
+    gaps = [a.loss - b.loss for name, options in menu.items() if name != "embedding"
+            for a, b in pairwise(hull(options))]  # fmt: skip
+    for budget in np.linspace(least, most, 13).astype(int).tolist():
+        found = allocate(menu, Budget(budget))
+        assert found.nbytes <= budget
+        assert best(menu, budget) <= found.loss <= best(menu, budget) + max(gaps)
+
+
 def test_a_hull_has_falling_slopes_and_leaves_out_what_lies_above() -> None:
     options = [Option("Q4_0", 45, 8.0), Option("Q4_1", 50, 7.9), Option("Q5_0", 55, 2.0), Option("Q8_0", 85, 2.5)]
     assert [one.type for one in hull(options)] == ["Q4_0", "Q5_0"]
