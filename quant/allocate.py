@@ -12,9 +12,10 @@ steps alone Gemma's file at Q6_K's bytes kept the embedding in Q5_1 and 25 MB un
 one type throughout (2026-11-23).
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 
 from quant.errors import Refusal
 
@@ -34,6 +35,17 @@ class Option:
 
 
 Menu = Mapping[str, Sequence[Option]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """From one corner of a tensor's hull to its next `option`: bytes more, loss more (below zero), and loss a byte."""
+
+    slope: float
+    name: str
+    option: Option
+    nbytes: int
+    loss: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,33 +132,60 @@ def allocate(menu: Menu, budget: Budget) -> Allocation:
     """The best mix in the budget; raises Refusal, with what can be reached, where there is none or it is too large."""
     if not in_reach(menu, budget):
         raise refusal(menu, budget)
-    large = _large(menu)
-    found = [_stepped(menu, budget.left)]
-    for picks in product(*(menu[name] for name in large)):
-        held = {**menu, **{name: [pick] for name, pick in zip(large, picks, strict=True)}}
-        if large and reach(held)[0] <= budget.left:
-            found.append(_stepped(held, budget.left))
-    return min(found, key=lambda one: (one.loss, one.nbytes))
+    hulls = {name: hull(options) for name, options in menu.items()}
+    best = _stepped(menu, hulls, budget.left)
+    for bound, picks in _ways(menu, hulls, budget.left):
+        if bound >= best.loss:
+            break
+        held = {name: (pick,) for name, pick in picks.items()}
+        best = min(best, _stepped({**menu, **held}, {**hulls, **held}, budget.left), key=lambda one: one.loss)
+    return best
 
 
-def _large(menu: Menu) -> list[str]:
+def _ways(menu: Menu, hulls: Menu, left: int) -> list[tuple[float, dict[str, Option]]]:
+    """The picks of the large tensors that fit, each with a loss that no mix with them is below, the least first: the
+    one that parts of steps would reach."""
+    large = _large(hulls)
+    rest = {name: points for name, points in hulls.items() if name not in large}
+    steps = _steps(rest)
+    spent = list(accumulate((step.nbytes for step in steps), initial=sum(points[0].nbytes for points in rest.values())))
+    losses = list(accumulate((step.loss for step in steps), initial=sum(points[0].loss for points in rest.values())))
+    found = []
+    for picks in product(*(menu[name] for name in large)) if large else ():
+        room = left - sum(pick.nbytes for pick in picks)
+        if room < spent[0]:
+            continue
+        at = bisect_right(spent, room) - 1
+        part = steps[at].slope * (room - spent[at]) if at < len(steps) else 0.0
+        bound = losses[at] + part + sum(pick.loss for pick in picks)
+        found.append((bound, dict(zip(large, picks, strict=True))))
+    return sorted(found, key=lambda way: way[0])
+
+
+def _large(hulls: Menu) -> list[str]:
     """The tensors whose types may take the most bytes more or less, where that is much of what all may."""
-    spans = {name: points[-1].nbytes - points[0].nbytes for name, options in menu.items() if (points := hull(options))}
+    spans = {name: points[-1].nbytes - points[0].nbytes for name, points in hulls.items()}
     most = sorted(spans, key=lambda name: (-spans[name], name))[:MOST_LARGE]
     return [name for name in most if spans[name] > LARGE * sum(spans.values())]
 
 
-def _stepped(menu: Menu, left: int) -> Allocation:
+def _steps(hulls: Menu) -> list[_Step]:
+    """The steps down all hulls, those that gain most a byte first."""
+    steps = [
+        _Step(_slope(one, other), name, other, other.nbytes - one.nbytes, other.loss - one.loss)
+        for name, points in hulls.items() for one, other in pairwise(points)
+    ]  # fmt: skip
+    return sorted(steps, key=lambda step: (step.slope, step.name))
+
+
+def _stepped(menu: Menu, hulls: Menu, left: int) -> Allocation:
     """Steps down the hulls as far as the bytes that are `left` go; the least of them must fit."""
-    hulls = {name: hull(options) for name, options in menu.items()}
     picks = {name: points[0] for name, points in hulls.items()}
     left -= sum(pick.nbytes for pick in picks.values())
-    steps = [(_slope(one, other), name, other) for name, points in hulls.items() for one, other in pairwise(points)]
-    for _, name, option in sorted(steps, key=lambda step: step[:2]):
-        cost = option.nbytes - picks[name].nbytes
-        if cost > left:  # the multiplier is found: what is left over is the greedy filling's
+    for step in _steps(hulls):
+        if step.nbytes > left:  # the multiplier is found: what is left over is the greedy filling's
             break
-        picks[name], left = option, left - cost
+        picks[step.name], left = step.option, left - step.nbytes
     return Allocation(_filled(menu, picks, left))
 
 
