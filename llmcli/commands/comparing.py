@@ -129,7 +129,7 @@ def named(ref: str, own: str, tests: Sequence[Test], config: Config, ui: UI) -> 
 
 
 def design(seconds: float | None, precision: float | None, confidence: float) -> Design:
-    """How long and how exactly is measured, from the flags; both in percent."""
+    """How long and how exactly is measured, from the flags: seconds, percent, percent."""
     usual = Design()
     precise = usual.precision if precision is None else precision / 100
     return Design(usual.seconds if seconds is None else seconds, precise, confidence / 100)
