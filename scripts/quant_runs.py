@@ -6,11 +6,9 @@ protocol through quant.evaluate; a teacher's logits are computed once a text and
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,18 +42,29 @@ class Cost:
     rss: int
 
 
+# Runs a command, and tells its costs in a file. The kernel counts as a program's own what its parent held when it
+# began, and we hold a teacher's logits: the parent is this.
+BETWEEN = """
+import json, os, subprocess, sys, time
+begun = time.monotonic()
+child = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
+_, status, usage = os.wait4(child.pid, 0)
+child.returncode = os.waitstatus_to_exitcode(status)
+cost = [time.monotonic() - begun, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024]
+open(sys.argv[1], "w").write(json.dumps(cost))
+sys.exit(child.returncode and 1)
+"""
+
+
 def run(command: list[str]) -> Cost:
     """Run it from our root, quietly; raises Failed."""
-    with tempfile.TemporaryFile() as told:
-        begun = time.monotonic()
-        child = subprocess.Popen(command, stdout=told, stderr=told, stdin=subprocess.DEVNULL, cwd=ROOT)
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        seconds = time.monotonic() - begun
-        if child.returncode:
+    with tempfile.TemporaryFile() as told, tempfile.NamedTemporaryFile() as cost:
+        between = [sys.executable, "-c", BETWEEN, cost.name, *command]
+        done = subprocess.run(between, stdout=told, stderr=told, stdin=subprocess.DEVNULL, cwd=ROOT, check=False)
+        if done.returncode:
             told.seek(0)
-            raise Failed(told.read().decode(errors="replace").strip()[-600:] or f"exit {child.returncode}")
-    return Cost(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+            raise Failed(told.read().decode(errors="replace").strip()[-600:] or f"exit {done.returncode}")
+        return Cost(*json.loads(Path(cost.name).read_text()))
 
 
 @dataclass(frozen=True)

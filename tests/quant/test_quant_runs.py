@@ -1,4 +1,4 @@
-"""scripts/quant_runs.py: a teacher's kept logits come in blocks as long as those of the file beside it."""
+"""scripts/quant_runs.py: what a program took is its own; a teacher's kept logits lie beside those of a file."""
 
 import sys
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -29,3 +30,17 @@ def test_kept_logits_lie_beside_those_of_the_file_also_where_its_last_block_is_s
         assert np.array_equal(next(others), block)
         seen += block.shape[1]
     assert seen == 7
+
+
+def test_a_programs_memory_is_its_own_and_not_what_we_hold() -> None:
+    held = np.ones(300 << 20, np.uint8)
+    small = quant_runs.run([sys.executable, "-c", "pass"])
+    large = quant_runs.run([sys.executable, "-c", "held = bytearray(b'x' * (200 << 20))"])
+    assert held[-1]
+    assert small.rss < 100 << 20 < 200 << 20 <= large.rss
+    assert small.seconds >= 0 and small.cpu > 0
+
+
+def test_a_program_that_fails_is_told_in_its_own_words() -> None:
+    with pytest.raises(quant_runs.Failed, match="no such thing"):
+        quant_runs.run([sys.executable, "-c", "raise SystemExit('no such thing')"])
