@@ -52,7 +52,7 @@ _, status, usage = os.wait4(child.pid, 0)
 child.returncode = os.waitstatus_to_exitcode(status)
 cost = [time.monotonic() - begun, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024]
 open(sys.argv[1], "w").write(json.dumps(cost))
-sys.exit(child.returncode and 1)
+sys.exit(child.returncode if child.returncode >= 0 else 128 - child.returncode)
 """
 
 

@@ -68,8 +68,9 @@ def worker(
     try:
         while serving.is_alive() and cluster.gone([endpoint]):
             serving.join(LISTENS)
-        with os.fdopen(ours, "w", encoding="utf-8") as told:  # who reads this line can connect
-            told.write(f"worker at {host}:{port} · stop with Ctrl-C · elsewhere: llmcli chat --rpc {host}:{port}\n")
+        if serving.is_alive():
+            with os.fdopen(ours, "w", encoding="utf-8") as told:  # who reads this line can connect
+                told.write(f"worker at {host}:{port} · stop with Ctrl-C · elsewhere: llmcli chat --rpc {host}:{port}\n")
         while serving.is_alive():
             serving.join(SCAN)
             remote.keep_alive()

@@ -44,3 +44,5 @@ def test_a_programs_memory_is_its_own_and_not_what_we_hold() -> None:
 def test_a_program_that_fails_is_told_in_its_own_words() -> None:
     with pytest.raises(quant_runs.Failed, match="no such thing"):
         quant_runs.run([sys.executable, "-c", "raise SystemExit('no such thing')"])
+    with pytest.raises(quant_runs.Failed, match="exit 134"):  # as a shell tells a signal: an abort of llama.cpp's
+        quant_runs.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 6)"])
