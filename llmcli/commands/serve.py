@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SHORTEST = 8  # characters of a key
 MOST_PARALLEL, MOST_WAITING = 128, 100_000
+STREAM_EVERY = 33.0  # milliseconds: thirty pictures a second
 MOST_BODY = 8 << 20  # a context of 100,000 tokens is half a megabyte of text
 
 Address = Annotated[str, typer.Option(help="Address; beyond this machine only with a key.")]
@@ -60,6 +61,9 @@ Drain = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For answer
 Replicas = Annotated[int, typer.Option(min=0, max=256, metavar="N", help="So many models side by side (Ray Serve).")]
 Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help="The replicas' cluster: auto, or HOST:PORT.")]
 WhileStdin = Annotated[bool, typer.Option("--while-stdin", help="Stop when standard input ends, as with its starter.")]
+StreamEvery = Annotated[
+    float, typer.Option(min=0, max=1000, metavar="MS", help="Tokens that come sooner go together; 0: each alone.")
+]
 Json = Annotated[bool, typer.Option("--json", help="When ready, one JSON document with the address.")]
 
 
@@ -87,6 +91,7 @@ def serve(
     max_tokens: MaxTokens = None,
     pooling: Pooling = None,
     drain: Drain = 30,
+    stream_every: StreamEvery = STREAM_EVERY,
     replicas: Replicas = 0,
     ray: Ray = None,
     while_stdin: WhileStdin = False,
@@ -116,7 +121,7 @@ def serve(
             "names": tuple(alias or ()), "most_tokens": max_tokens, "keys": keys, "cors": pages,
             "allow_hosts": hosts, "max_body": max_body, "drain": drain, "host": host,
             "port": socket.getsockname()[1], "grpc_port": grpc_port, "ssl_key": ssl_key_file, "ssl_cert": ssl_cert_file,
-        }, pooling)  # fmt: skip
+        }, pooling, stream_every / 1e3)  # fmt: skip
         if replicas or ray:
             stopped = apart.run_replicas(wish, replicas or 1, ray, socket)
         elif given.rpc:
@@ -131,7 +136,8 @@ def serve(
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be served, as one value that travels to another process; `settings` are those of the server alone."""
+    """What is to be served, as one value that travels to another process; `settings` are those of the server alone,
+    `every` is in seconds."""
 
     ref: str
     given: Flags
@@ -141,6 +147,7 @@ class Wish:
     waiting: int
     settings: dict[str, Any]
     pooling: str | None = None
+    every: float = 0.0
 
 
 @contextmanager
@@ -153,7 +160,7 @@ def opened(wish: Wish) -> "Iterator[tuple[Bridge, Settings]]":
         if wish.pooling:
             hosted.runner.pooling = wish.pooling
             hosted.runner.embedder()  # or say now that it cannot be
-        with closing(Bridge(hosted.runner, wish.parallel, wish.waiting)) as bridge:
+        with closing(Bridge(hosted.runner, wish.parallel, wish.waiting, wish.every)) as bridge:
             yield bridge, _settings(hosted, wish.given, **wish.settings)
 
 

@@ -70,6 +70,11 @@ class Engine:
         return bool(self._live)
 
     @property
+    def steady(self) -> bool:
+        """Whether the next pass will be much like the last: the same answers go on, and nothing is to be read."""
+        return self.scheduler.steady
+
+    @property
     def load(self) -> Load:
         """How things stand."""
         scheduler, drawn = self.scheduler, self._drawn + sum(len(one.times) for one in self._live.values())

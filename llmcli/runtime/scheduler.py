@@ -81,6 +81,14 @@ class Scheduler:
             if len(short.tokens) > self.context.n_ctx or not self.yield_to():
                 return Pass(), short
 
+    @property
+    def steady(self) -> bool:
+        """Whether all who are there go on with a few tokens each."""
+        return not self.waiting and not any(map(self._long, self.running.values()))
+
+    def _long(self, sequence: Sequence) -> bool:
+        return sequence.prompting or len(sequence.tokens) - sequence.computed > SPAN
+
     def yield_to(self) -> bool:
         """Cells are short: the least important gives way; False where nobody else runs, and nothing lies idle."""
         if len(self.running) < 2 and not self.ledger.stuck:
@@ -231,7 +239,7 @@ class Scheduler:
         short: list[Sequence] = []
         long: list[Sequence] = []
         for one in self.running.values():
-            (long if one.prompting or len(one.tokens) - one.computed > SPAN else short).append(one)
+            (long if self._long(one) else short).append(one)
         if len(short) > 1:
             short.sort(key=lambda one: (-one.request.priority, one.id))
         if len(long) > 1:

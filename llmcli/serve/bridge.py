@@ -1,6 +1,6 @@
 """Between asyncio and the engine: one thread owns the engine; coroutines ask it and read what comes.
 
-Requests go in through a queue. Out go all events of a step in one call_soon_threadsafe for each event loop. The engine
+Requests go in through a queue. Out go the events of a step, or of a few short ones (gathering.py). The engine
 never waits for a reader: what a slow reader has not read yet is kept with its answer, and an answer has an end.
 Templates, tokens and grammars are made in further threads. It knows nothing of HTTP.
 """
@@ -11,16 +11,16 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Unfollowable
 from llmcli.runtime.request import Answer, Request
 from llmcli.runtime.runner import Runner
+from llmcli.serve.gathering import Gathering, Told, soon
 from llmcli.serve.meter import Meter
 from llmcli.types import Event
 from quant.errors import Refusal
@@ -54,13 +54,6 @@ class Failed(UserError):
 def failure(error: UserError) -> UserError:
     """Why an answer failed, as its client is told: a grammar that leads nowhere is the request's own mistake."""
     return error if isinstance(error, Unfollowable) else Failed(str(error), hint="ask again, or ask for something else")
-
-
-class Told(NamedTuple):
-    """An event of one answer; the last event of a sample comes with its `answer`."""
-
-    event: Event
-    answer: Answer | None
 
 
 class Answering(AsyncIterator[Event]):
@@ -132,12 +125,14 @@ class Answering(AsyncIterator[Event]):
 class Bridge:
     """Owns the engine's thread until close(). Its public methods are for coroutines, unless they say otherwise.
 
-    `parallel` answers run at once and `waiting` more may wait; a request for n samples counts n.
+    `parallel` answers run at once and `waiting` more may wait; a request for n samples counts n. `every`: seconds that
+    tokens may be gathered for (gathering.py).
     """
 
-    def __init__(self, runner: Runner, parallel: int = 4, waiting: int = 64) -> None:
+    def __init__(self, runner: Runner, parallel: int = 4, waiting: int = 64, every: float = 0.0) -> None:
         self.runner, self.parallel, self.most_waiting = runner, parallel, waiting
         self.meter = Meter()
+        self._gathering = Gathering(every)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._streams: dict[int, tuple[Answering, int]] = {}  # engine's id -> its Answering, the number of its answer
         self._lock = threading.Lock()
@@ -255,6 +250,8 @@ class Bridge:
     def _work(self) -> None:
         engine = self.runner.engine
         while not self._ended:
+            if not self._inbox.empty():
+                self._gathering.hand_over()  # who comes now may bring a long prompt
             while not self._inbox.empty() or not (engine.busy or self._ended):
                 self._inbox.get()()
                 self._tell_idle()  # whoever waits for it may be all that is left
@@ -263,28 +260,25 @@ class Bridge:
             self._tell_idle()
 
     def _step(self) -> None:
+        engine, gathering, begun = self.runner.engine, self._gathering, time.perf_counter()
         try:
-            if events := self.runner.engine.step():
+            if events := engine.step():
                 self.meter.heard()
         except UserError as error:  # of the whole pass: no other one would do better
             for one in tuple(self._streams):
-                self.runner.engine.drop(one)
+                engine.drop(one)
             self._fail(Failed(str(error), hint=error.hint))
             return
-        told: dict[Answering, list[Told]] = {}
         for event in events:
             answering, number = self._streams[event.sequence]
             answer = None
             if event.finish is not None:
-                answer = self.runner.engine.answer(event.sequence)
+                answer = engine.answer(event.sequence)
                 del self._streams[event.sequence]
                 self._over(answer)
-            told.setdefault(answering, []).append(Told(replace(event, sequence=number), answer))
-        loops: dict[asyncio.AbstractEventLoop, list[tuple[Answering, list[Told]]]] = {}
-        for answering, those in told.items():
-            loops.setdefault(answering.loop, []).append((answering, those))
-        for loop, batch in loops.items():
-            _soon(loop, partial(_hand_out, batch))
+            gathering.add(answering, replace(event, sequence=number), answer)
+        if gathering.due(time.perf_counter() - begun) or not engine.steady:
+            gathering.hand_over()
 
     def _submit(self, answering: Answering, asked: float) -> None:
         if answering.closed or self._ended or self._error:
@@ -292,7 +286,7 @@ class Bridge:
             if answering.closed:
                 self.meter.gone(answering.count)
             else:
-                _soon(answering.loop, partial(answering.fail, self._error or Stopping()))
+                soon(answering.loop, partial(answering.fail, self._error or Stopping()))
             return
         numbers = iter(range(answering.count))
         try:
@@ -303,9 +297,10 @@ class Bridge:
         except UserError as error:
             self._drop(answering)
             self._count(-sum(1 for _ in numbers))
-            _soon(answering.loop, partial(answering.fail, error))
+            soon(answering.loop, partial(answering.fail, error))
 
     def _drop(self, answering: Answering) -> None:
+        self._gathering.forget(answering)
         for one in [one for one, (whose, _) in self._streams.items() if whose is answering]:
             self.runner.engine.drop(one)
             del self._streams[one]
@@ -317,8 +312,10 @@ class Bridge:
             self.runner.engine.cancel(one)
 
     def _fail(self, error: BaseException) -> None:
+        self._gathering.hand_over()
         for answering in {id(whose): whose for whose, _ in self._streams.values()}.values():
-            _soon(answering.loop, partial(answering.fail, error))
+            self._gathering.forget(answering)
+            soon(answering.loop, partial(answering.fail, error))
         self._count(-len(self._streams))
         self._streams.clear()
 
@@ -368,14 +365,3 @@ class Bridge:
 
     def _end(self) -> None:
         self._ended = True
-
-
-def _hand_out(batch: list[tuple[Answering, list[Told]]]) -> None:
-    for answering, told in batch:
-        answering.take(told)
-
-
-def _soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """Run a function on a loop, if the loop still runs."""
-    with suppress(RuntimeError):  # it is closed, and its coroutines with it
-        loop.call_soon_threadsafe(function)

@@ -245,3 +245,14 @@ def test_a_prompt_s_pass_lasts_about_as_long_as_the_gap_between_others_tokens_ma
     machine.step()
     machine.step()
     assert context.batches[-2:] == [1, rows]
+
+
+def test_it_is_steady_while_answers_go_on_and_nobody_waits_or_reads() -> None:
+    machine = engine(FakeContext(n_ctx=512, n_seq_max=1), Schedule(running=1))
+    assert machine.steady
+    machine.submit(request("ask"))
+    assert not machine.steady
+    machine.step()
+    assert machine.steady
+    machine.submit(request("other"))
+    assert not machine.steady
