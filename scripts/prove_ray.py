@@ -1,11 +1,11 @@
 """One of two models killed under load: what became of every request, and of every line of a batch. Needs llmcli[ray].
 
-    scripts/prove_ray.py serve|batch [REF] [--requests 60] [--clients 6]
+    scripts/prove_ray.py serve|batch [REF] [--requests 60] [--clients 6] [--samples 1]
 
 `serve` serves REF (default: smollm2:135m) with two replicas on loopback, lets clients ask without pause, half of them
-for streams, and kills a replica's process with SIGKILL at a third of the requests. Then it counts. Every answer must
-come whole, those of streams that had begun among them; "told" are streams that ended in an error event, "lost" requests
-without a whole answer and without a word about it.
+for streams, each for so many samples, and kills a replica's process with SIGKILL at a third of the requests. Then it
+counts. Every answer must come whole, those of streams that had begun among them; "told" are streams that ended in an
+error event, "lost" requests without a whole answer and without a word about it.
 
 `batch` answers as many lines with `--reproducible` on one model without Ray, then on two through Ray Data, one of whose
 processes is killed once a part is there. The two files must be the same bytes.
@@ -33,6 +33,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--samples", type=int, default=1)
     given = parser.parse_args()
     return served(given) if given.what == "serve" else batched(given)
 
@@ -46,7 +47,7 @@ def served(given: argparse.Namespace) -> int:
             assert server.stdout
             url = json.loads(server.stdout.readline())["url"]
             print(f"two replicas are there after {time.monotonic() - began:.1f} s")
-            counted = asyncio.run(load(url, given.requests, given.clients, given.tokens, killed))
+            counted = asyncio.run(load(url, given.requests, given.clients, given.tokens, killed, given.samples))
         finally:
             server.terminate()
     good = told(counted) and not counted["failed"] and not counted["told"]

@@ -3,15 +3,17 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 import aiohttp
 
 
 async def load(
-    url: str, requests: int, clients: int, tokens: int, event: Callable[[], Awaitable[None]]
+    url: str, requests: int, clients: int, tokens: int, event: Callable[[], Awaitable[None]], samples: int = 1
 ) -> Counter[str]:
-    """What became of the requests; `event` happens at a third of them. "after": `clients` more that came whole."""
+    """What became of the requests for `samples` answers each; `event` happens at a third of them. "after": `clients`
+    more that came whole."""
     counted: Counter[str] = Counter(whole=0, told=0, failed=0, lost=0)
     numbers = iter(range(requests))
     happened = asyncio.Event()
@@ -21,22 +23,23 @@ async def load(
             if number == requests // 3 and not happened.is_set():
                 happened.set()
                 events.append(asyncio.create_task(event()))
-            counted[await ask(session, url, number, tokens)] += 1
+            counted[await ask(session, url, number, tokens, samples)] += 1
 
     events: list[asyncio.Task[None]] = []
     timeout = aiohttp.ClientTimeout(total=300)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         await asyncio.gather(*(client(session) for _ in range(clients)))
         await asyncio.gather(*events)
-        counted["after"] = sum([await ask(session, url, number, tokens) == "whole" for number in range(clients)])
+        after = [await ask(session, url, number, tokens, samples) for number in range(clients)]
+        counted["after"] = after.count("whole")
     return counted
 
 
-async def ask(session: aiohttp.ClientSession, url: str, number: int, tokens: int) -> str:
+async def ask(session: aiohttp.ClientSession, url: str, number: int, tokens: int, samples: int = 1) -> str:
     """One request: whole, told (an error event in its stream), failed (a status), or lost."""
     stream = number % 2 == 0
     said = [{"role": "system", "content": f"You are number {number % 5}."}, {"role": "user", "content": "Count."}]
-    body = {"messages": said, "max_tokens": tokens, "stream": stream}
+    body = {"messages": said, "max_tokens": tokens, "stream": stream, "n": samples}
     try:
         async with session.post(f"{url}/v1/chat/completions", json=body) as response:
             text = await response.text()
@@ -47,11 +50,17 @@ async def ask(session: aiohttp.ClientSession, url: str, number: int, tokens: int
         print(f"request {number}: {response.status} {text[:200]}")
         return "failed"
     if not stream:
-        return _whole(text, json.loads(text)["choices"][0]["finish_reason"] in ("stop", "length"))
+        return _whole(text, ended([json.loads(text)]) == set(range(samples)))
     events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     if events and events[-1] == "[DONE]":
-        return "whole"
+        return _whole(text, ended(map(json.loads, events[:-1])) == set(range(samples)))
     return "told" if events and "error" in json.loads(events[-1]) else _whole(text, False)
+
+
+def ended(documents: Iterable[Any]) -> set[int]:
+    """The numbers of the answers that came to their end in a response's documents."""
+    choices = [choice for document in documents for choice in document.get("choices", ())]
+    return {choice["index"] for choice in choices if choice["finish_reason"] in ("stop", "length")}
 
 
 def _whole(text: str, whole: bool) -> str:

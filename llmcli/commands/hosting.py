@@ -44,11 +44,12 @@ class Hosted:
 @contextmanager
 def host(
     ref: str, given: "Flags", config: "Config", ui: "UI", parallel: int = PARALLEL, apart: bool = False,
-    gap: float | None = GAP,
+    gap: float | None = GAP, private: bool = False,
 ) -> "Iterator[Hosted]":  # fmt: skip
     """Open `ref` for `parallel` answers at once, with further sequences where prefixes can be kept; `apart` where
     another thread than this one will compute. `gap` None: nobody reads along, and prompts go in passes as long as
     they can be (four users with prompts of 512 tokens: 54 tokens a second with a gap of 2 s, 46 with 0.5, 2026-11).
+    `private`: clients share nothing that was computed.
 
     Plan and fit checks are chat's. Raises UserError as they do, UsageError for a flag that means nothing here.
     """
@@ -68,7 +69,8 @@ def host(
         _ask_to_think(opened.runner, given.reasoning)
         swap = fit.outside(available_memory())
         opened.runner.engine.schedule = Schedule(
-            parallel, gap=gap, idle_cells=IDLE_CELLS, swap_bytes=swap, aside=ASIDE if gpu_free() is None else None,
+            parallel, gap=gap, shared=not private, idle_cells=IDLE_CELLS, swap_bytes=swap,
+            aside=ASIDE if gpu_free() is None else None,
             apart=LEAST if opened.runner.options.reading else None,
         )  # fmt: skip
         sampling = defaults().with_values(opened.settings).with_values(given.settings)

@@ -64,6 +64,9 @@ WhileStdin = Annotated[bool, typer.Option("--while-stdin", help="Stop when stand
 StreamEvery = Annotated[
     float, typer.Option(min=0, max=1000, metavar="MS", help="Tokens that come sooner go together; 0: each alone.")
 ]
+Private = Annotated[
+    bool, typer.Option("--private", help="Clients (by key, else address) share no cells: times tell who asked alike.")
+]
 Json = Annotated[bool, typer.Option("--json", help="When ready, one JSON document with the address.")]
 
 
@@ -92,6 +95,7 @@ def serve(
     pooling: Pooling = None,
     drain: Drain = 30,
     stream_every: StreamEvery = STREAM_EVERY,
+    private: Private = False,
     replicas: Replicas = 0,
     ray: Ray = None,
     while_stdin: WhileStdin = False,
@@ -121,7 +125,7 @@ def serve(
             "names": tuple(alias or ()), "most_tokens": max_tokens, "keys": keys, "cors": pages,
             "allow_hosts": hosts, "max_body": max_body, "drain": drain, "host": host,
             "port": socket.getsockname()[1], "grpc_port": grpc_port, "ssl_key": ssl_key_file, "ssl_cert": ssl_cert_file,
-        }, pooling, stream_every / 1e3)  # fmt: skip
+        }, pooling, stream_every / 1e3, private)  # fmt: skip
         if replicas or ray:
             stopped = apart.run_replicas(wish, replicas or 1, ray, socket)
         elif given.rpc:
@@ -148,6 +152,7 @@ class Wish:
     settings: dict[str, Any]
     pooling: str | None = None
     every: float = 0.0
+    private: bool = False
 
 
 @contextmanager
@@ -156,7 +161,8 @@ def opened(wish: Wish) -> "Iterator[tuple[Bridge, Settings]]":
     from llmcli.commands import hosting
     from llmcli.serve.bridge import Bridge
 
-    with hosting.host(wish.ref, wish.given, wish.config, wish.ui, wish.parallel, apart=True) as hosted:
+    args = wish.ref, wish.given, wish.config, wish.ui, wish.parallel
+    with hosting.host(*args, apart=True, private=wish.private) as hosted:
         if wish.pooling:
             hosted.runner.pooling = wish.pooling
             hosted.runner.embedder()  # or say now that it cannot be

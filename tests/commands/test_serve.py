@@ -94,3 +94,28 @@ def test_thinking_is_asked_for_where_the_template_can(fake: Callable[..., list[R
     fake()
     with pytest.raises(UserError, match="no switch for thinking"):
         opened("on")
+
+
+def test_clients_share_what_was_computed_unless_they_are_kept_apart(fake: Callable[..., list[Runner]]) -> None:
+    from llmcli import config
+    from llmcli.commands import hosting
+    from llmcli.commands.flags import Flags
+    from llmcli.runtime.request import Request, RunOptions
+    from llmcli.runtime.sampling import defaults
+    from llmcli.runtime.search import NO_SEARCH
+    from llmcli.ui import UI
+
+    def cached(private: bool) -> int:
+        given = Flags(RunOptions(ctx_size=256, threads=1), {}, NO_SEARCH)
+        with hosting.host("fake", given, config.load(), UI(), 2, private=private) as hosted:
+            engine = hosted.runner.engine
+            for client in "one", "other":
+                asked = engine.submit(Request(tuple(b"a long question"), defaults(), 4, client=client))
+                while engine.busy:
+                    engine.step()
+                answer = engine.answer(asked)
+        return answer.cached_tokens
+
+    fake()
+    assert cached(private=False) > 0
+    assert cached(private=True) == 0
