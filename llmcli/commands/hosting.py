@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 PARALLEL = 4  # answers at once where nobody says how many, as llama-server has it
 GAP = 0.5  # seconds that somebody's prompt may keep others from their next token
 IDLE_CELLS = 0  # that finished answers may hold beside running ones: the rest lies apart
-ASIDE = 128  # rows of prompts for which a CPU's other answers step out of a pool that reads itself: worth 90
+# Rows of prompts for which a CPU's other answers step out of a pool that reads itself. The rest of a long prompt has as
+# many (passes.py): 107 rows beside three others' cells took 5.9 ms each, alone 4.1 (two cores of an EPYC, 2026-11-23).
+ASIDE = 64
 # What a person at a terminal asks for, not a server: flag -> what to do instead.
 PERSONAL = {
     "prompt": ("-p", "each request brings its own"), "file": ("-f", "each request brings its own"),
