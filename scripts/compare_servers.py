@@ -22,6 +22,7 @@ import json
 import os
 import random
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -209,6 +210,7 @@ def numbers(text: str) -> list[float]:
 
 def main() -> int:
     """All cells, then the full cache."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end with it
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("llama_server")
