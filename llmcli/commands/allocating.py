@@ -225,8 +225,10 @@ def _shown(wish: Wish) -> dict[str, Any]:
 def _own(wish: Wish, types: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """All that the errors of codes depend on, and the divergence of a mix."""
     kinds = _digest({name: list(kinds) for name, kinds in types.items()})
-    more = {"kind": "errors", "steered": dict(wish.steered), "types": kinds, "held_out": wish.reading.held_out}
-    return _shown(wish) | more
+    return _shown(wish) | {
+        "kind": "errors", "steered": dict(wish.steered), "types": kinds, "held_out": wish.reading.held_out,
+        "tied": "both",  # sides of an embedding that is the head: files that do not say so have the head's alone
+    }  # fmt: skip
 
 
 def _records(path: Path, head: dict[str, Any]) -> Records:

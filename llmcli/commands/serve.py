@@ -106,10 +106,7 @@ def serve(
     from llmcli.serve import guard, server, tether
 
     given = flags.read(ctx)
-    if ref and given.model:
-        raise UsageError(f"two models: {ref} and {given.model}", hint="leave one of them out")
-    if (ref := ref or given.model) is None:
-        raise UsageError("no model given", hint=f"llmcli serve {DEFAULT}")
+    ref = _model(ref, given)
     hosting.check(given)
     keys = _keys(api_key or [], api_key_file or [], host)
     server.check_tls(ssl_key_file, ssl_cert_file)
@@ -194,6 +191,14 @@ def _settings(hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: An
         names or (hosted.name,), int(time.time()), hosted.sampling, hosted.system, given.stops, predict,
         most_context=most if given.options.ctx_size is None else runner.n_ctx, **more,
     )  # fmt: skip
+
+
+def _model(ref: str | None, given: Flags) -> str:
+    if ref and given.model:
+        raise UsageError(f"two models: {ref} and {given.model}", hint="leave one of them out")
+    if (named := ref or given.model) is None:
+        raise UsageError("no model given", hint=f"llmcli serve {DEFAULT}")
+    return named
 
 
 def _check_pooling(wanted: str | None) -> None:

@@ -12,6 +12,8 @@ from quant.allocate import Allocation, Budget, Menu, Option, allocate
 from quant.divergence import F32
 from quant.errors import Refusal
 from quant.mix import nominal
+from quant.momentfile import Gathered, write
+from quant.moments import load
 from quant.planning import Plan
 from quant.quantize import open_gguf
 from quant.recipe import Wishes
@@ -79,6 +81,29 @@ def test_one_measurement_tells_what_every_type_costs_and_costs_add_up(source: So
             # Errors are of 256 rows; the embedding's 300 are told from most of them.
             expected = sum(found[name].loss(kind) for name, kind in mix.items())
             assert expected == pytest.approx(stage.apart().mean(), rel=0.01)
+
+
+def test_an_embedding_that_is_the_head_has_its_plain_error_too(source: Source, tmp_path: Path) -> None:
+    name, columns = "token_embd.weight", 64
+    seen = np.eye(columns) + 1e4  # nearly all that enters the head goes one way, and there GPTQ leaves no error
+    count = np.full(1, 1200.0)
+    path = write(tmp_path / "moments.gguf", [((name,), Gathered(seen[None] * 1200, np.zeros((1, columns)), count))])
+    moments, elements = load(path), {w.name: w.elements for w in source.weights}
+
+    def planned(mix: Mapping[str, str]) -> Plan:
+        return quantize.plan(source, nominal(mix, elements), Wishes(mix=mix), method="gptq", moments=moments)
+
+    stage = FakeStage(source, {**dict.fromkeys(factors(source), 0.0), name: 1.0})  # it knows no head
+    both = Records.begin(tmp_path / "r", {}), Records.begin(tmp_path / "e", {})
+    with closing(both[0]), closing(both[1]):
+        work = Sensing(planned, planner(source), sensitivity.options(source), *both, 1)
+        parts = sensitivity.probes(work.types, grouped=False)
+        list(work.weigh())
+        list(work.measure(parts, stage))
+        found = work.sensed(parts)[name]
+        for kind in ("Q4_1", "Q5_0"):
+            sensitivity.show([work.step(name, kind)], stage, 1)
+            assert 0.45 < found.loss(kind) / stage.apart().mean() < 0.6  # by the head alone, none
 
 
 def test_what_was_measured_is_there_after_a_kill(source: Source, tmp_path: Path) -> None:
