@@ -5,8 +5,8 @@
 For each tensor both have: the length of the difference of the two vectors of sums over the length of theirs, both
 divided by their counts. llama-imatrix adds all rows in float32, ours those of a pass, and float64 above; it leaves out
 the head (here told with --process-output) and a head tied to the embedding. The same of the diagonals of our second
-moments against our sums; and of what both programs make of our file and an older one (.dat) added up. The last line
-says whether all are within 0.1 %.
+moments against our sums, but for those of what attention mixes, which are of other rows; and of what both programs
+make of our file and an older one (.dat) added up. The last line says whether all are within 0.1 %.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,10 @@ def main() -> int:
         ])  # fmt: skip
         one, other = imatrix.load(theirs), imatrix.load(mine)
         found = apart(one, other)
-        diagonals = apart(other, moments.load(second).imatrix)
+        squares = moments.load(second)
+        mixed = {name for part in squares.inputs if part.mixed for name in part.names}
+        entering = {name: entry for name, entry in squares.imatrix.entries.items() if name not in mixed}
+        diagonals = apart(other, replace(squares.imatrix, entries=entering))
         merged = added(options, mine, Path(place))
     entries, mine_entries = one.entries, other.entries
     for name, value in sorted(found.items(), key=lambda item: -item[1])[:10]:
