@@ -3,14 +3,17 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing, closing
+from itertools import count
 from typing import Any
 
 import pytest
 
+from llmcli.errors import UserError
+from llmcli.runtime.binding.context import Rows
 from llmcli.runtime.request import Request
 from llmcli.runtime.sampling import defaults
 from llmcli.serve import gathering
-from llmcli.serve.bridge import Answering, Bridge
+from llmcli.serve.bridge import Answering, Bridge, Failed
 from llmcli.serve.gathering import Gathering, Told
 from llmcli.types import Event
 from tests.fakes import fake_runner
@@ -47,24 +50,23 @@ def event(text: str) -> Event:
     return Event(0, 1, text)
 
 
-def test_the_first_token_goes_at_once_and_those_behind_it_by_pairs(now: list[float]) -> None:
-    held, reader = Gathering(0.025), Reader(Loop())
+@pytest.mark.parametrize(("every", "spent", "texts"), [
+    (0.025, 0.010, ["a", "bc", "de"]),
+    (0.035, 0.010, ["a", "bcd", "e"]),
+    (0.033, 0.040, ["a", "b", "c", "d", "e"]),
+    (0, 0.0001, ["a", "b", "c", "d", "e"]),
+])  # fmt: skip
+def test_the_first_token_goes_at_once_and_those_behind_it_as_often_as_was_asked(
+    now: list[float], every: float, spent: float, texts: list[str]
+) -> None:
+    held, reader = Gathering(every), Reader(Loop())
     for text in "abcde":
         held.add(reader, event(text), None)
-        if held.due(0.010):
+        if held.due(spent):
             held.hand_over()
-        now[0] += 0.010
-    assert reader.texts == ["a", "bc", "de"]
-
-
-def test_tokens_that_take_longer_go_each_by_itself(now: list[float]) -> None:
-    held, reader = Gathering(0.033), Reader(Loop())
-    for text in "abc":
-        held.add(reader, event(text), None)
-        assert held.due(0.040)
-        held.hand_over()
-        now[0] += 0.040
-    assert reader.texts == ["a", "b", "c"]
+        now[0] += spent
+    held.hand_over()
+    assert reader.texts == texts
 
 
 def test_an_end_never_waits(now: list[float]) -> None:
@@ -103,16 +105,6 @@ def test_who_reads_no_more_gets_nothing_more(now: list[float]) -> None:
     assert reader.texts == []
 
 
-def test_nothing_waits_where_nothing_is_to_be_gathered(now: list[float]) -> None:
-    held, reader = Gathering(0), Reader(Loop())
-    for text in "ab":
-        held.add(reader, event(text), None)
-        assert held.due(0.0001)
-        held.hand_over()
-        now[0] += 0.0001
-    assert reader.texts == ["a", "b"]
-
-
 def test_the_bridge_tells_the_first_token_then_what_was_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     take = Answering.take
@@ -132,3 +124,25 @@ def test_the_bridge_tells_the_first_token_then_what_was_gathered(monkeypatch: py
         assert asyncio.run(use(bridge)) == "hello"
     assert taken[0] == 1
     assert len(taken) == 2
+
+
+def test_what_was_gathered_is_read_before_the_failure_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, passes = fake_runner(n_seq_max=3, n_ctx=512), count()
+    decode = runner.context.decode
+
+    def fails(rows: Rows) -> Any:
+        if next(passes) == 3:
+            raise UserError("no memory for that", hint="none")
+        return decode(rows)
+
+    monkeypatch.setattr(runner.context, "decode", fails)
+    request, read = Request(tuple(b"ask"), defaults().with_values({"temp": 0})), list[str]()
+
+    async def use(bridge: Bridge) -> None:
+        async with aclosing(bridge.answer(request)) as answering:
+            async for event in answering:
+                read.append(event.text)
+
+    with closing(Bridge(runner, every=60)) as bridge, pytest.raises(Failed, match="no memory"):
+        asyncio.run(use(bridge))
+    assert "".join(read) == "hel"
