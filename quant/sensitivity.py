@@ -4,11 +4,15 @@ For every tensor and type the relative error of the real encoder's codes is take
 enters the tensor: tr(dW H dW^T) / tr(W H W^T), H the second moments where they are known, the imatrix's mean squares,
 or 1. One measurement then says what such an error costs: the divergence from the original with that tensor alone (or
 one group of a layer) in one type near 4.5 bits. What the other types cost follows in proportion: for small errors the
-divergence is quadratic in dW. An embedding that is also the head counts half by what enters the head and half by its
-plain error, which the words that are looked up have whatever the head sees: by the head's moments alone GPTQ's Q6_K of
-one (hidden 768) had a 308th of the probe's error, where its divergence was a 67th; so it got Q8_0 at no size
-(2026-11-23). What reads text with changed weights is passed in. "SpQR-style sensitivity" is the share
-of the error that the worst hundredth of a tensor's columns and rows bring: what would go if they were left out.
+divergence is quadratic in dW. To the error of the codes comes what llama.cpp's rounding of the inputs adds
+(rounding.py): models are measured in floats, which do not show it, and at Q6_K's bytes it was nine tenths of what was
+left of a Llama (hidden 768, 2026-11-23).
+
+An embedding that is also the head counts half by what enters the head and half by its plain error, which the words that
+are looked up have whatever the head sees: by the head's moments alone GPTQ's Q6_K of one (hidden 768) had a 308th of
+the probe's error, where its divergence was a 67th; so it got Q8_0 at no size. What reads text with changed weights is
+passed in. "SpQR-style sensitivity" is the share of the error that the worst hundredth of a tensor's columns and rows
+bring: what would go if they were left out.
 """
 
 import json
@@ -20,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quant import native, recipe
+from quant import native, recipe, rounding
 from quant.allocate import Menu, Option
 from quant.errors import Refusal
 from quant.methods.base import Evidence
@@ -58,12 +62,13 @@ class Stage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sensed:
-    """What is known of a tensor: `errors` of the types it could have; `kld` the divergence with it alone in codes of
-    the error `shown`, its part of a group's; None where nothing was measured. `columns` and `rows` are SpQR-style
-    sensitivity, of those codes."""
+    """What is known of a tensor: `errors` of the types it could have, and what rounding its `inputs` adds to each;
+    `kld` the divergence with it alone in codes of the error `shown`, its part of a group's; None where nothing was
+    measured. `columns` and `rows` are SpQR-style sensitivity, of those codes."""
 
     name: str
     errors: Mapping[str, float]
+    inputs: Mapping[str, float]
     shown: float
     columns: float
     rows: float
@@ -71,9 +76,15 @@ class Sensed:
 
     def loss(self, kind: str) -> float:
         """The divergence expected of a type; without a measurement its relative error, which only ranks."""
-        if self.kld is None or not self.shown:
-            return self.errors[kind]
-        return self.kld * self.errors[kind] / self.shown
+        return self._scale * (self.errors[kind] + self.inputs[kind])
+
+    def unseen(self, kind: str) -> float:
+        """The part of it that a stage does not show: what rounding the inputs adds."""
+        return self._scale * self.inputs[kind]
+
+    @property
+    def _scale(self) -> float:
+        return 1.0 if self.kld is None or not self.shown else self.kld / self.shown
 
 
 def options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
@@ -127,10 +138,11 @@ def probes(types: Mapping[str, Sequence[str]], grouped: bool) -> list[Probe]:
 
 
 class _Error(NamedTuple):
-    """Of a step's codes: the error by what enters the tensor, and the plain one, both relative; the shares of the first
-    that the worst columns and rows bring."""
+    """Of a step's codes: the error by what enters the tensor, what rounding that adds, and the plain error, all
+    relative; the shares of the first that the worst columns and rows bring."""
 
     entering: float
+    inputs: float
     plain: float
     columns: float
     rows: float
@@ -185,8 +197,12 @@ class Sensing:
                 shown = self._error(self.probed[name], name)
                 found = {kind: self._error(self.step(name, kind), name) for kind in self.types[name]}
                 both = name == recipe.EMBEDDINGS[0] and recipe.HEAD not in self.types
-                told = {kind: one.beside(shown) if both else one.entering for kind, one in found.items()}
-                self.errors.put({number: json.dumps([told, shown.entering, shown.columns, shown.rows]).encode()})
+                told = (
+                    {kind: one.beside(shown) if both else one.entering for kind, one in found.items()},
+                    {kind: one.inputs / 2 if both else one.inputs for kind, one in found.items()},
+                    shown.entering, shown.columns, shown.rows,
+                )  # fmt: skip
+                self.errors.put({number: json.dumps(told).encode()})
             yield name
 
     def sensed(self, parts: Sequence[Probe]) -> dict[str, Sensed]:
@@ -201,7 +217,7 @@ class Sensing:
 
     def _error(self, step: Step, name: str) -> _Error:
         evidence, solve = self.step(name, self.types[name][0]).evidence, step.solver()
-        noise = signal = plain = whole = 0.0
+        noise = inputs = signal = plain = whole = 0.0
         columns, rows = np.zeros(evidence.columns), []
         for first, values in samples(step):
             made = values if step.type == step.weight.type else native.decode(
@@ -211,11 +227,12 @@ class Sensing:
             change = (values - made).astype(np.float64)
             wide = values.astype(np.float64)
             noise, signal = noise + weigh(change), signal + weigh(wide)
+            inputs += weigh.inputs(made, step.type)
             plain, whole = plain + float((change**2).sum()), whole + float((wide**2).sum())
             columns += (change**2).sum(0) * weigh.squares
             rows.append(change**2 @ weigh.squares)
-        errors = noise / signal if signal else 0.0, plain / whole if whole else 0.0
-        return _Error(*errors, worst(columns), worst(np.concatenate(rows)))
+        entering, entered = (noise / signal, inputs / signal) if signal else (0.0, 0.0)
+        return _Error(entering, entered, plain / whole if whole else 0.0, worst(columns), worst(np.concatenate(rows)))
 
 
 class _Weigh:
@@ -233,6 +250,13 @@ class _Weigh:
 
     def __call__(self, rows: F64) -> float:
         return float((rows**2 @ self.squares).sum() if self.moments is None else ((rows @ self.moments) * rows).sum())
+
+    def inputs(self, made: "F32", kind: str) -> float:
+        """What rounding what enters adds where it meets rows of a type."""
+        if not (size := rounding.block(kind)):
+            return 0.0
+        variances = rounding.variances(self.squares.astype(np.float32), size)
+        return float((made.astype(np.float64) ** 2 @ variances.astype(np.float64)).sum())
 
 
 def samples(step: Step) -> Iterator[tuple[int, "F32"]]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,8 @@ def run(wish: Wish, config: "Config", ui: "UI") -> Outcome:
         budget = budget or work.fitting(menu)
         found, trades = few(menu, budget), None
         if sizing.tries:
-            trades = Trades(menu, budget, work.judge, sizing.tries)
+            judge = partial(work.judge, sensed)
+            trades = Trades(menu, budget, judge, sizing.tries)
             found = work.trade(trades, found)
         return Outcome(
             work.whole(found.mix), sensed, budget, None if sizing.quick else found.loss,
@@ -156,8 +158,12 @@ class _Work:
                 bar.describe(f"mixes on held-out text: {last.role or 'as measured'} {last.kld:.5f}")
         return found
 
-    def judge(self, mix: Mapping[str, str]) -> F64:
-        """The divergences of a mix at the held-out positions."""
+    def judge(self, sensed: Mapping[str, Sensed], mix: Mapping[str, str]) -> F64:
+        """The divergences of a mix at the held-out positions, with what rounding its inputs is known to add."""
+        return self._read(mix) + sum(sensed[name].unseen(kind) for name, kind in mix.items())
+
+    def _read(self, mix: Mapping[str, str]) -> F64:
+        """The divergences of a mix at the held-out positions, its inputs not rounded."""
         digest = hashlib.sha256(json.dumps(sorted(mix.items())).encode()).digest()
         number = READ | int.from_bytes(digest[:4]) >> 2
         if number in self.sensing.errors.numbers:
@@ -228,6 +234,7 @@ def _own(wish: Wish, types: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     return _shown(wish) | {
         "kind": "errors", "steered": dict(wish.steered), "types": kinds, "held_out": wish.reading.held_out,
         "tied": "both",  # sides of an embedding that is the head: files that do not say so have the head's alone
+        "inputs": "rounded",  # as llama.cpp does: files that do not say so have the weights' errors alone
     }  # fmt: skip
 
 

@@ -129,7 +129,8 @@ def _rows(plan: Plan, outcome: "Outcome") -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {name: {"bytes": nbytes[name]} for name in outcome.mix}
     for name, one in outcome.sensed.items():
         found[name] |= {
-            "error": one.errors[outcome.mix[name]], "expected_kld": one.loss(outcome.mix[name]) if one.kld else None,
+            "error": one.errors[outcome.mix[name]], "input_error": one.inputs[outcome.mix[name]],
+            "expected_kld": one.loss(outcome.mix[name]) if one.kld else None,
             "measured_kld": one.kld, "measured_error": one.shown,
             "spqr_style_sensitivity": {"columns": one.columns, "rows": one.rows},
         }  # fmt: skip

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quant import native
-from quant.folds import rounding
+from quant import native, rounding
 from quant.folds.fold import Edit
 from quant.folds.follow import followed
 from quant.folds.rewrite import gathered

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quant import folds, native, planning, quantize
+from quant import folds, native, planning, quantize, rounding
 from quant.errors import Refusal
-from quant.folds import choose, replan, rounding
+from quant.folds import choose, replan
 from quant.folds.follow import followed
 from quant.folds.loss import Reader
 from quant.imatrix import Entry, Imatrix

@@ -79,7 +79,7 @@ def test_one_measurement_tells_what_every_type_costs_and_costs_add_up(source: So
             mix = {name: kind if kind in work.types[name] else "Q5_K" for name in work.open}
             sensitivity.show([work.step(name, kind) for name, kind in mix.items()], stage, 1)
             # Errors are of 256 rows; the embedding's 300 are told from most of them.
-            expected = sum(found[name].loss(kind) for name, kind in mix.items())
+            expected = sum(found[name].loss(kind) - found[name].unseen(kind) for name, kind in mix.items())
             assert expected == pytest.approx(stage.apart().mean(), rel=0.01)
 
 
@@ -104,6 +104,25 @@ def test_an_embedding_that_is_the_head_has_its_plain_error_too(source: Source, t
         for kind in ("Q4_1", "Q5_0"):
             sensitivity.show([work.step(name, kind)], stage, 1)
             assert 0.45 < found.loss(kind) / stage.apart().mean() < 0.6  # by the head alone, none
+
+
+def test_what_rounding_the_inputs_adds_is_counted_by_the_blocks_of_each_type(tmp_path: Path) -> None:
+    source = open_gguf(tiny.llama(tmp_path / "m.gguf", layers=1, hidden=256, ff=256, vocab=300))
+    stage, name = FakeStage(source, factors(source)), "blk.0.attn_q.weight"
+    with sensing(source, tmp_path / "r") as work:
+        parts = sensitivity.probes(work.types, grouped=False)
+        list(work.weigh())
+        list(work.measure(parts, stage))
+        found = work.sensed(parts)[name]
+    entering = np.random.default_rng(1).normal(size=(2000, 256))
+    weights = stage.original[name]
+    for kind, size in (("Q6_K", 256), ("Q8_0", 32)):
+        blocks = entering.reshape(len(entering), -1, size)
+        scales = np.abs(blocks).max(2, keepdims=True) / 127
+        rounded = (np.rint(blocks / scales) * scales).reshape(entering.shape)
+        added = (((rounded - entering) @ weights.T) ** 2).sum() / ((entering @ weights.T) ** 2).sum()
+        assert found.inputs[kind] == pytest.approx(added, rel=0.05)
+        assert found.unseen(kind) == pytest.approx(found.loss(kind) * added / (found.errors[kind] + added), rel=0.05)
 
 
 def test_what_was_measured_is_there_after_a_kill(source: Source, tmp_path: Path) -> None:
@@ -168,7 +187,9 @@ def test_without_a_measurement_errors_rank_and_outliers_are_told(source: Source,
         list(work.weigh())
         found = work.sensed([])
     assert all(0 < one.columns < 1 and 0 < one.rows < 1 for one in found.values())
-    assert all(one.kld is None and one.loss("Q8_0") == one.errors["Q8_0"] for one in found.values())
+    assert all(
+        one.kld is None and one.loss("Q8_0") == one.errors["Q8_0"] + one.inputs["Q8_0"] for one in found.values()
+    )
 
 
 def test_types_that_rows_cannot_have_are_no_options(source: Source) -> None:
