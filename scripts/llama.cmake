@@ -9,12 +9,12 @@ function(load_whole_tile_config)
   endif()
 endfunction()
 
-# Our own C goes into libggml-base, each file with its options.
-function(add_own file)
-  if(TARGET ggml-base AND CMAKE_C_COMPILER_ID STREQUAL GNU)
+# Our own C goes into a library of ggml's, each file with its options.
+function(add_own library file)
+  if(TARGET ${library} AND CMAKE_C_COMPILER_ID STREQUAL GNU)
     cmake_path(SET path NORMALIZE "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../${file}")
-    target_sources(ggml-base PRIVATE "${path}")
-    set_property(SOURCE "${path}" TARGET_DIRECTORY ggml-base
+    target_sources(${library} PRIVATE "${path}")
+    set_property(SOURCE "${path}" TARGET_DIRECTORY ${library}
       PROPERTY COMPILE_OPTIONS ${ARGN} $<$<BOOL:${GGML_NATIVE}>:-march=native>)
   endif()
 endfunction()
@@ -23,11 +23,12 @@ endfunction()
 # the search and the look at a row round is their own affair.
 function(add_all_own)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    add_own(quant/encoders.c -ffp-contract=off)
-    add_own(quant/searches.c -O3 -ffp-contract=fast)
-    add_own(quant/blocks.c -O3)
+    add_own(ggml-base quant/encoders.c -ffp-contract=off)
+    add_own(ggml-base quant/searches.c -O3 -ffp-contract=fast)
+    add_own(ggml-base quant/blocks.c -O3)
+    add_own(ggml-cpu llmcli/runtime/binding/gemm.c -O3 -ffp-contract=fast)  # which has OpenMP, and its threads
   endif()
-  add_own(llmcli/runtime/binding/row.c -O3 -ffp-contract=fast)
+  add_own(ggml-base llmcli/runtime/binding/row.c -O3 -ffp-contract=fast)
 endfunction()
 
 cmake_language(DEFER CALL load_whole_tile_config)  # once the targets are there

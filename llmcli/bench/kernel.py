@@ -17,6 +17,7 @@ from llmcli.bench.depth import Depths
 from llmcli.bench.grid import Test
 from llmcli.bench.passes import RandomPasses, run_passes
 from llmcli.hardware.reading import Pace, pace
+from llmcli.runtime.binding import gemm
 from llmcli.runtime.binding.context import Context, ContextOptions, open_context
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.request import percentile
@@ -115,7 +116,7 @@ def deviation(values: list[float]) -> float:
 @contextmanager
 def subject(path: Path, gpu_layers: int) -> Iterator[tuple[Model, Subject]]:
     """The model to be measured, loaded, with its columns."""
-    with open_model(path, gpu_layers=gpu_layers) as model:
+    with gemm.used(gemm.PROMPTS), open_model(path, gpu_layers=gpu_layers) as model:
         read = pace(lambda text: model.tokenize(text, special=False))
         yield model, Subject(str(path), model.description, model.nbytes, model.n_params, read)
 
@@ -162,7 +163,8 @@ def options(test: Test) -> ContextOptions:
 @contextmanager
 def ready(model: Model, test: Test, depths: Depths | None = None) -> Iterator[Trial]:
     """A test in a context of its own; Ctrl-C ends a pass within milliseconds and raises KeyboardInterrupt."""
-    with open_context(model, options(test)) as context, stopped(context):
+    own = gemm.rows("auto", test.n_parallel, guesses=False)
+    with gemm.used(own), open_context(model, options(test)) as context, stopped(context):
         yield Trial(context, model, test, depths or Depths())
 
 

@@ -110,7 +110,7 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[Result]) -> str:
-    lead = "n_threads" if backends() == "CPU" else "n_gpu_layers"
+    lead = "n_threads" if devices.gpu_free() is None else "n_gpu_layers"
     other = "n_gpu_layers" if lead == "n_threads" else "n_threads"
     odd = [name for name, value in DEFAULTS.items() if any(row[name] != value for row in rows)]
     odd += [other] if len({row[other] for row in rows}) > 1 else []

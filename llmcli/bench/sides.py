@@ -20,6 +20,7 @@ from llmcli.bench.paired import Comparison, Design, Measure
 from llmcli.bench.passes import RandomPasses, run_passes
 from llmcli.hardware.plan import Share, planner
 from llmcli.runtime import kv
+from llmcli.runtime.binding import gemm
 from llmcli.runtime.binding.context import Aborted, Context, ContextOptions, open_context
 from llmcli.runtime.binding.model import Model, open_model
 from llmcli.runtime.interrupt import on_interrupt
@@ -148,6 +149,7 @@ def run(
 
 
 def _models(pairs: Sequence[tuple[Side, Side]], stack: ExitStack) -> dict[tuple[Path, int], Model]:
+    stack.enter_context(gemm.used(gemm.PROMPTS))
     wanted = dict.fromkeys(side.loaded for pair in pairs for side in pair)
     return {key: stack.enter_context(open_model(key[0], gpu_layers=key[1])) for key in wanted}
 

@@ -101,6 +101,7 @@ RUN = (
     Flag("ubatch_size", ("-ub", "--ubatch-size"), int, "tokens of a physical batch [512]", "N"),
     Flag("gpu_layers", ("-ngl", "--gpu-layers", "--n-gpu-layers"), str, "layers on the GPU: a number, all [auto]", "N"),
     Flag("flash_attn", ("-fa", "--flash-attn"), str, "flash attention: on, off [auto]", "MODE"),
+    Flag("gemm", ("--gemm",), str, "products of many rows: ggml, or bfloat16 where that is faster [auto]", "MODE"),
     Flag("cache_type_k", ("-ctk", "--cache-type-k"), str, "KV cache type of K [f16]", "TYPE"),
     Flag("cache_type_v", ("-ctv", "--cache-type-v"), str, "KV cache type of V [f16]", "TYPE"),
     Flag("reproducible", ("--reproducible",), bool, "the same bits however a text is batched: CPU, q8_0 cache"),

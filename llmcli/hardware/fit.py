@@ -10,7 +10,7 @@ from llmcli.hardware import host
 from llmcli.hardware.attention import Question, sooner_without
 from llmcli.hardware.standin import Heads
 from llmcli.runtime import kv, reader
-from llmcli.runtime.binding import devices
+from llmcli.runtime.binding import devices, gemm
 from llmcli.runtime.binding.cache_types import check_cache
 from llmcli.runtime.passes import TILE
 from llmcli.runtime.request import RunOptions
@@ -137,6 +137,7 @@ def check(options: RunOptions) -> None:
         if value is not None and not 1 <= value <= most:
             raise UserError(f"{flag} is {value}", hint=f"{flag} takes a whole number from 1 to {most}")
     check_cache(options.cache_type_k, options.cache_type_v, options.flash_attn)
+    gemm.check(options.gemm)
 
 
 def _fitting(header: Header, options: RunOptions, slots: int, most: int, on_gpu: bool) -> int:

@@ -24,7 +24,7 @@ from llmcli.runtime.request import RunOptions
 from quant.container import Header, TensorInfo
 
 CACHE = "q8_0"
-NEEDS = {"cache_type_k": CACHE, "cache_type_v": CACHE, "flash_attn": "on", "gpu_layers": "0"}
+NEEDS = {"cache_type_k": CACHE, "cache_type_v": CACHE, "flash_attn": "on", "gpu_layers": "0", "gemm": "ggml"}
 COVERS = (
     "reproducible: one prompt, one seed, one text, whatever the batch sizes, the threads, and what is cached; "
     "not on another CPU, build or GPU"

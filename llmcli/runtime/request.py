@@ -16,7 +16,8 @@ class RunOptions:
     """How a model is run. None means: decided from the machine and the model. `profile` says which of them a measured
     profile has chosen (hardware/profile.py). `scored`: so many more rows of logits may a pass ask for than there are
     sequences, for prompts whose own tokens are scored (Request.scores). `reading`: cells of a context in which prompts
-    are read apart (runtime/reader.py); 0: there is none."""
+    are read apart (runtime/reader.py); 0: there is none. `gemm`: "ggml" leaves all products to it, "auto" those of many
+    rows to our own where they are faster (runtime/binding/gemm.py)."""
 
     ctx_size: int | None = None
     threads: int | None = None
@@ -31,6 +32,7 @@ class RunOptions:
     profile: str = ""
     scored: int = 0
     reading: int = 0
+    gemm: str = "auto"
 
     @property
     def rows(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime import kv, reader, reproducible
+from llmcli.runtime.binding import gemm
 from llmcli.runtime.binding.batch import no_cache
 from llmcli.runtime.binding.context import Context, ContextOptions, open_context
 from llmcli.runtime.binding.grammar import NativeGrammars
@@ -354,10 +355,11 @@ def open_runner(
         reproducible.check(header)
         if slots > 1:  # guesses that are taken back leave holes, which another sequence would fill
             drafting = NO_DRAFTING
+    own = gemm.rows(options.gemm, slots, drafting.outputs(options, on_gpu(gpu_layers)) > 1)
     wanted = context_options(options, slots, drafting, gpu_layers)
     alike = options.reproducible
     opened = reproducible.open_alike(header, wanted) if alike else _open(header, wanted, gpu_layers)
-    with opened as (model, context):
+    with gemm.used(own), opened as (model, context):
         if not context.memory:
             if answers or model.diffuses:
                 raise no_cache(model.diffuses)

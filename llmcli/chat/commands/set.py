@@ -13,6 +13,7 @@ FIXED = {
     "ctx_size": "--ctx-size", "num_ctx": "--ctx-size", "threads": "--threads", "num_thread": "--threads",
     "gpu_layers": "--gpu-layers", "num_gpu": "--gpu-layers", "cache_type_k": "-ctk", "cache_type_v": "-ctv",
     "flash_attn": "-fa", "batch_size": "--batch-size", "ubatch_size": "--ubatch-size",
+    "gemm": "--gemm",
 }  # fmt: skip
 # Words of ollama's that stand alone.
 WORDS = {

@@ -166,7 +166,8 @@ def _notes(found: "Original", given: Flags, unwritten: bool) -> list[str]:
         notes.append(
             f"the repository's own chat template is used; -o DIR writes the one that llmcli uses as {TEMPLATE}"
         )
-    left = sorted(given.typed & {"threads", "threads_batch", "batch_size", "ubatch_size", "gpu_layers", "flash_attn"})
+    ours = {"threads", "threads_batch", "batch_size", "ubatch_size", "gpu_layers", "flash_attn", "gemm"}
+    left = sorted(given.typed & ours)
     if left:
         words = ", ".join("--" + name.replace("_", "-") for name in left)
         notes.append(f"left out, for this machine alone: {words}")
