@@ -9,7 +9,7 @@ from typing import Any
 from llmcli.bench.grid import Test
 from llmcli.bench.kernel import Extra, Result, average, deviation
 from llmcli.hardware import host
-from llmcli.runtime.binding import devices, library
+from llmcli.runtime.binding import devices, gemm, library
 from llmcli.runtime.binding.cache_types import FLASH
 
 FORMATS = ("md", "csv", "json", "jsonl")
@@ -83,8 +83,9 @@ def _written(test: Test) -> bool:
 
 
 def backends() -> str:
-    """The kinds of devices of this build, as llama-bench's column: CPU, or e.g. CUDA."""
+    """The kinds of devices of this build, as llama-bench's column: CPU, or e.g. CUDA; BF16 for products of our own."""
     names = [device.name.rstrip("0123456789") for device in devices.devices() if device.kind != "cpu"]
+    names += ["BF16"] if gemm.known() else []
     return ",".join(dict.fromkeys(names)) or "CPU"
 
 

@@ -6,8 +6,10 @@
 // Here a thread decodes BLOCK rows of weights to bfloat16 once, and all rows of inputs pass by. Both keep eight bits;
 // ggml's inputs keep as many of the largest of their 32. k-quants stay ggml's: it has tiles of integers for them.
 //
-// AVX512_BF16 adds up pairs of products, each vector element its own. So inputs lie in strips: for each pair of columns
-// LANES rows side by side. A row's sum has the same order whatever its neighbours and however many threads there are.
+// AVX512_BF16 adds up pairs of products, each element of a vector its own. So inputs lie in strips: for each pair of
+// columns STRIP rows side by side, and a weight stays one number for all. Up to FEWEST rows lie as they are, and
+// their sums are added up across vectors at the end. Either way a row's sum has the same order whatever its neighbours
+// and however many threads there are.
 #define EXPORT __attribute__((visibility("default")))
 
 #if defined(__AVX512BF16__) && defined(__F16C__) && defined(_OPENMP)
@@ -23,11 +25,9 @@
 #define STRIP 16   // rows of inputs in a whole vector
 #define STRIPS 3   // of a tile: with ACROSS, 24 of 32 registers are sums
 #define ACROSS 8   // rows of weights of a tile
-#define FEW 16     // the same where one strip is all there is
+#define FEWEST 8   // rows of inputs up to which there are no strips
 #define BLOCK 32   // rows of weights that a thread decodes at a time: they stay in its cache
 #define NEVER (1 << 30)
-
-typedef void (*Decoder)(const uint8_t * blocks, uint16_t * out, int64_t columns);
 
 // ---- from blocks to bfloat16; layouts are those of ggml-common.h
 
@@ -45,119 +45,144 @@ static inline __m512i with_fifth(__m512i value, __mmask16 bits) {
 static inline __m512 floats(__m512i value, int less) {
     return _mm512_cvtepi32_ps(_mm512_sub_epi32(value, _mm512_set1_epi32(less)));
 }
-static inline void put(uint16_t * out, __m512 first, __m512 second) {
-    const __m512bh both = _mm512_cvtne2ps_pbh(second, first);
-    memcpy(out, &both, sizeof(both));
+static inline __m512bh pairs_of(__m512 first, __m512 second) { return _mm512_cvtne2ps_pbh(second, first); }
+
+static inline __m512bh q4_0(const uint8_t * at) {
+    const __m512 d = half(at);
+    const __m512i two = nibbles(at + 2);
+    return pairs_of(d * floats(low(two), 8), d * floats(high(two), 8));
+}
+static inline __m512bh q4_1(const uint8_t * at) {
+    const __m512 d = half(at), m = half(at + 2);
+    const __m512i two = nibbles(at + 4);
+    return pairs_of(d * floats(low(two), 0) + m, d * floats(high(two), 0) + m);
+}
+static inline __m512bh q5_0(const uint8_t * at) {
+    const __m512 d = half(at);
+    uint32_t fifth;
+    memcpy(&fifth, at + 2, 4);
+    const __m512i two = nibbles(at + 6);
+    return pairs_of(d * floats(with_fifth(low(two), fifth), 16), d * floats(with_fifth(high(two), fifth >> 16), 16));
+}
+static inline __m512bh q5_1(const uint8_t * at) {
+    const __m512 d = half(at), m = half(at + 2);
+    uint32_t fifth;
+    memcpy(&fifth, at + 4, 4);
+    const __m512i two = nibbles(at + 8);
+    return pairs_of(
+        d * floats(with_fifth(low(two), fifth), 0) + m, d * floats(with_fifth(high(two), fifth >> 16), 0) + m);
+}
+static inline __m512bh q8_0(const uint8_t * at) {
+    const __m512 d = half(at);
+    const __m128i first = _mm_loadu_si128((const __m128i *)(at + 2));
+    const __m128i second = _mm_loadu_si128((const __m128i *)(at + 18));
+    return pairs_of(d * floats(_mm512_cvtepi8_epi32(first), 0), d * floats(_mm512_cvtepi8_epi32(second), 0));
 }
 
-static void q4_0(const uint8_t * at, uint16_t * out, int64_t columns) {
-    for (int64_t i = 0; i < columns; i += 32, at += 18, out += 32) {
-        const __m512 d = half(at);
-        const __m512i two = nibbles(at + 2);
-        put(out, d * floats(low(two), 8), d * floats(high(two), 8));
+// Of each type: a row of weights as bfloat16, and its products with up to 4 or 8 rows of inputs, [.., columns] of
+// bfloat16. For so few it is dearer to put weights down and fetch them again than to decode them beside the sums.
+#define EACH(TYPE, BYTES)                                                                                          \
+    static void TYPE##_row(const uint8_t * at, uint32_t * out, int64_t columns) {                                  \
+        for (int64_t i = 0; i < columns; i += 32, at += BYTES, out += 16) {                                        \
+            const __m512bh both = TYPE(at);                                                                        \
+            memcpy(out, &both, sizeof(both));                                                                      \
+        }                                                                                                          \
+    }                                                                                                              \
+    static void TYPE##_four(const uint8_t * at, const uint32_t * inputs, int64_t columns, float * sums) {          \
+        FEW(4, TYPE, BYTES)                                                                                        \
+    }                                                                                                              \
+    static void TYPE##_eight(const uint8_t * at, const uint32_t * inputs, int64_t columns, float * sums) {         \
+        FEW(8, TYPE, BYTES)                                                                                        \
     }
-}
-static void q4_1(const uint8_t * at, uint16_t * out, int64_t columns) {
-    for (int64_t i = 0; i < columns; i += 32, at += 20, out += 32) {
-        const __m512 d = half(at), m = half(at + 2);
-        const __m512i two = nibbles(at + 4);
-        put(out, d * floats(low(two), 0) + m, d * floats(high(two), 0) + m);
-    }
-}
-static void q5_0(const uint8_t * at, uint16_t * out, int64_t columns) {
-    for (int64_t i = 0; i < columns; i += 32, at += 22, out += 32) {
-        const __m512 d = half(at);
-        uint32_t fifth;
-        memcpy(&fifth, at + 2, 4);
-        const __m512i two = nibbles(at + 6);
-        put(out, d * floats(with_fifth(low(two), fifth), 16), d * floats(with_fifth(high(two), fifth >> 16), 16));
-    }
-}
-static void q5_1(const uint8_t * at, uint16_t * out, int64_t columns) {
-    for (int64_t i = 0; i < columns; i += 32, at += 24, out += 32) {
-        const __m512 d = half(at), m = half(at + 2);
-        uint32_t fifth;
-        memcpy(&fifth, at + 4, 4);
-        const __m512i two = nibbles(at + 8);
-        put(out, d * floats(with_fifth(low(two), fifth), 0) + m, d * floats(with_fifth(high(two), fifth >> 16), 0) + m);
-    }
-}
-static void q8_0(const uint8_t * at, uint16_t * out, int64_t columns) {
-    for (int64_t i = 0; i < columns; i += 32, at += 34, out += 32) {
-        const __m512 d = half(at);
-        const __m128i first = _mm_loadu_si128((const __m128i *)(at + 2));
-        const __m128i second = _mm_loadu_si128((const __m128i *)(at + 18));
-        put(out, d * floats(_mm512_cvtepi8_epi32(first), 0), d * floats(_mm512_cvtepi8_epi32(second), 0));
-    }
-}
+#define FEW(N, TYPE, BYTES)                                                                                        \
+    __m512 all[N];                                                                                                 \
+    for (int r = 0; r < N; r++) all[r] = _mm512_setzero_ps();                                                      \
+    for (int64_t i = 0; i < columns; i += 32, at += BYTES) {                                                       \
+        const __m512bh weights = TYPE(at);                                                                         \
+        _Pragma("GCC unroll 8") for (int r = 0; r < N; r++)                                                        \
+            all[r] = _mm512_dpbf16_ps(                                                                             \
+                all[r], (__m512bh)_mm512_load_si512((const void *)(inputs + (r * columns + i) / 2)), weights);     \
+    }                                                                                                              \
+    for (int r = 0; r < N; r++) sums[r] = _mm512_reduce_add_ps(all[r]);
+EACH(q4_0, 18)
+EACH(q4_1, 20)
+EACH(q5_0, 22)
+EACH(q5_1, 24)
+EACH(q8_0, 34)
 
 typedef struct {
-    Decoder decode;
-    int rows;  // from so many on it is quicker than ggml; both on two cores of an EPYC (Zen 4), 2026-11-23
+    void (*row)(const uint8_t * blocks, uint32_t * out, int64_t columns);
+    void (*four)(const uint8_t * blocks, const uint32_t * inputs, int64_t columns, float * sums);
+    void (*eight)(const uint8_t * blocks, const uint32_t * inputs, int64_t columns, float * sums);
+    int rows;  // from so many on it is quicker than ggml; on two cores of an EPYC (Zen 4), 2026-11-23
 } Kind;
 
 static Kind kind(enum ggml_type type) {
     switch (type) {
-        case GGML_TYPE_Q4_0: return (Kind){q4_0, 8};
-        case GGML_TYPE_Q4_1: return (Kind){q4_1, 4};
-        case GGML_TYPE_Q5_0: return (Kind){q5_0, 8};
-        case GGML_TYPE_Q5_1: return (Kind){q5_1, 4};
-        case GGML_TYPE_Q8_0: return (Kind){q8_0, 8};
-        default: return (Kind){NULL, NEVER};
+        case GGML_TYPE_Q4_0: return (Kind){q4_0_row, q4_0_four, q4_0_eight, 5};
+        case GGML_TYPE_Q4_1: return (Kind){q4_1_row, q4_1_four, q4_1_eight, 3};
+        case GGML_TYPE_Q5_0: return (Kind){q5_0_row, q5_0_four, q5_0_eight, 4};
+        case GGML_TYPE_Q5_1: return (Kind){q5_1_row, q5_1_four, q5_1_eight, 3};
+        case GGML_TYPE_Q8_0: return (Kind){q8_0_row, q8_0_four, q8_0_eight, 2};
+        default: return (Kind){.rows = NEVER};
     }
 }
 
 // ---- products
 
-// A strip of inputs: of each pair of columns `lanes` rows, those beyond `count` are 0.
-static inline __attribute__((always_inline)) void pack(
-    const float * rows, int count, int64_t columns, const int lanes, uint32_t * out
-) {
-    uint32_t pairs[16];
-    for (int r = count; r < lanes; r++)
-        for (int64_t p = 0; p < columns / 2; p++) out[p * lanes + r] = 0;
+// Rows of inputs as bfloat16, one after the other; those beyond `count` are 0.
+static void lay(const float * rows, int64_t count, int64_t columns, int64_t most, uint32_t * out) {
+    for (int64_t i = 0; i < count * columns; i += 32) {
+        const __m512bh both = pairs_of(_mm512_loadu_ps(rows + i), _mm512_loadu_ps(rows + i + 16));
+        memcpy(out + i / 2, &both, sizeof(both));
+    }
+    memset(out + count * columns / 2, 0, (most - count) * columns * 2);
+}
+
+// A strip of them: of each pair of columns STRIP rows, those beyond `count` are 0.
+static void pack(const float * rows, int count, int64_t columns, uint32_t * out) {
+    for (int r = count; r < STRIP; r++)
+        for (int64_t p = 0; p < columns / 2; p++) out[p * STRIP + r] = 0;
     for (int r = 0; r < count; r++) {
         const float * row = rows + r * columns;
         for (int64_t i = 0; i < columns; i += 32) {
-            put((uint16_t *)pairs, _mm512_loadu_ps(row + i), _mm512_loadu_ps(row + i + 16));
-            for (int p = 0; p < 16; p++) out[(i / 2 + p) * lanes + r] = pairs[p];
+            const __m512bh both = pairs_of(_mm512_loadu_ps(row + i), _mm512_loadu_ps(row + i + 16));
+            uint32_t pairs[16];
+            memcpy(pairs, &both, sizeof(both));
+            for (int p = 0; p < 16; p++) out[(i / 2 + p) * STRIP + r] = pairs[p];
         }
     }
 }
 
 // Sums of N strips of inputs with as many rows of weights: `rows` and `across` of them are wanted.
-#define TILE(NAME, LANES, N, WIDE, SUMS, PAIRS, ZERO, LOAD, ALL, ADD, STORE)                                         \
+#define TILE(NAME, N)                                                                                                \
     static void NAME(                                                                                                \
         const uint32_t * inputs, int64_t pairs, const uint32_t * weights, float * out, int64_t stride, int64_t rows, \
         int64_t across                                                                                               \
     ) {                                                                                                              \
-        SUMS sums[N][WIDE];                                                                                          \
+        __m512 sums[N][ACROSS];                                                                                      \
         for (int s = 0; s < N; s++)                                                                                  \
-            for (int j = 0; j < WIDE; j++) sums[s][j] = ZERO();                                                      \
+            for (int j = 0; j < ACROSS; j++) sums[s][j] = _mm512_setzero_ps();                                       \
         for (int64_t p = 0; p < pairs; p++) {                                                                        \
-            PAIRS in[N];                                                                                             \
-            for (int s = 0; s < N; s++) in[s] = (PAIRS)LOAD((const void *)(inputs + (s * pairs + p) * LANES));       \
-            _Pragma("GCC unroll 16") for (int j = 0; j < WIDE; j++) {                                                \
-                const PAIRS weight = (PAIRS)ALL((int)weights[j * pairs + p]);                                        \
-                _Pragma("GCC unroll 3") for (int s = 0; s < N; s++) sums[s][j] = ADD(sums[s][j], in[s], weight);     \
+            __m512bh in[N];                                                                                          \
+            for (int s = 0; s < N; s++)                                                                              \
+                in[s] = (__m512bh)_mm512_load_si512((const void *)(inputs + (s * pairs + p) * STRIP));               \
+            _Pragma("GCC unroll 8") for (int j = 0; j < ACROSS; j++) {                                               \
+                const __m512bh weight = (__m512bh)_mm512_set1_epi32((int)weights[j * pairs + p]);                    \
+                _Pragma("GCC unroll 3") for (int s = 0; s < N; s++)                                                  \
+                    sums[s][j] = _mm512_dpbf16_ps(sums[s][j], in[s], weight);                                        \
             }                                                                                                        \
         }                                                                                                            \
-        float lanes[WIDE][LANES] __attribute__((aligned(64)));                                                       \
+        float lanes[ACROSS][STRIP] __attribute__((aligned(64)));                                                     \
         for (int s = 0; s < N; s++) {                                                                                \
-            for (int j = 0; j < WIDE; j++) STORE(lanes[j], sums[s][j]);                                              \
-            for (int r = 0; r < LANES && s * LANES + r < rows; r++)                                                  \
-                for (int64_t j = 0; j < across; j++) out[(s * LANES + r) * stride + j] = lanes[j][r];                \
+            for (int j = 0; j < ACROSS; j++) _mm512_store_ps(lanes[j], sums[s][j]);                                  \
+            for (int r = 0; r < STRIP && s * STRIP + r < rows; r++)                                                  \
+                for (int64_t j = 0; j < across; j++) out[(s * STRIP + r) * stride + j] = lanes[j][r];                \
         }                                                                                                            \
     }
-#define WHOLE(NAME, N)                                                                                    \
-    TILE(NAME, STRIP, N, ACROSS, __m512, __m512bh, _mm512_setzero_ps, _mm512_load_si512, _mm512_set1_epi32, \
-         _mm512_dpbf16_ps, _mm512_store_ps)
-WHOLE(three, STRIPS)
-WHOLE(two, 2)
-WHOLE(one, 1)
-TILE(eight, 8, 1, FEW, __m256, __m256bh, _mm256_setzero_ps, _mm256_load_si256, _mm256_set1_epi32, _mm256_dpbf16_ps,
-     _mm256_store_ps)
-TILE(four, 4, 1, FEW, __m128, __m128bh, _mm_setzero_ps, _mm_load_si128, _mm_set1_epi32, _mm_dpbf16_ps, _mm_store_ps)
+TILE(one, 1)
+TILE(two, 2)
+TILE(three, STRIPS)
 
 typedef struct {
     void * data;
@@ -170,7 +195,7 @@ typedef struct {
 } Work;
 
 typedef struct {
-    Decoder decode;
+    Kind kind;
     const uint8_t * data;
     size_t row_bytes;
     int64_t columns, height;
@@ -187,53 +212,55 @@ static void * grown(Buffer * buffer, size_t size) {
 
 static inline int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
 
-// Sums for all inputs with the `count` decoded rows of weights whose first stands at `out`.
-static void block(
-    const uint32_t * packed, int64_t rows, int lanes, const uint32_t * decoded, int64_t count, const Weights * of,
+// Sums of `rows` inputs, laid, with `count` rows of weights from `first` on; out [rows, height].
+static void few(const uint32_t * laid, int64_t rows, const Weights * of, int64_t first, int64_t count, float * out) {
+    float sums[FEWEST];
+    for (int64_t j = first; j < first + count; j++) {
+        (rows > 4 ? of->kind.eight : of->kind.four)(of->data + j * of->row_bytes, laid, of->columns, sums);
+        for (int64_t r = 0; r < rows; r++) out[r * of->height + j] = sums[r];
+    }
+}
+
+// The same of many, packed; `decoded` is room for BLOCK rows of weights.
+static void many(
+    const uint32_t * packed, int64_t rows, const Weights * of, int64_t first, int64_t count, uint32_t * decoded,
     float * out
 ) {
     const int64_t pairs = of->columns / 2;
-    if (lanes < STRIP) {
-        for (int64_t j = 0; j < count; j += FEW)
-            (lanes == 8 ? eight : four)(
-                packed, pairs, decoded + j * pairs, out + j, of->height, rows, least(FEW, count - j));
-        return;
-    }
+    for (int64_t j = 0; j < count; j++)
+        of->kind.row(of->data + (first + j) * of->row_bytes, decoded + j * pairs, of->columns);
     for (int64_t r = 0; r < rows; r += STRIPS * STRIP) {
         const int64_t left = rows - r;
         for (int64_t j = 0; j < count; j += ACROSS)
             (left > 2 * STRIP ? three : left > STRIP ? two : one)(
-                packed + r * pairs, pairs, decoded + j * pairs, out + r * of->height + j, of->height, left,
+                packed + r * pairs, pairs, decoded + j * pairs, out + r * of->height + first + j, of->height, left,
                 least(ACROSS, count - j));
     }
 }
 
 // inputs [rows, columns], weights [height, columns] -> out [rows, height]; false where there is no memory.
 static bool product(Work * work, Weights of, const float * inputs, int64_t rows, float * out) {
-    const int lanes = rows <= 4 ? 4 : rows <= 8 ? 8 : STRIP;
-    const int64_t strips = (rows + lanes - 1) / lanes, blocks = (of.height + BLOCK - 1) / BLOCK, pairs = of.columns / 2;
+    const int64_t strips = (rows + STRIP - 1) / STRIP, blocks = (of.height + BLOCK - 1) / BLOCK, pairs = of.columns / 2;
     const size_t each = BLOCK * pairs * sizeof(uint32_t);
-    uint32_t * packed = grown(&work->inputs, strips * lanes * pairs * sizeof(uint32_t));
+    uint32_t * ready = grown(&work->inputs, strips * STRIP * pairs * sizeof(uint32_t));
     uint8_t * buffers = grown(&work->weights, each * work->threads);
-    if (!packed || !buffers) return false;
+    if (!ready || !buffers) return false;
+    if (rows <= FEWEST) lay(inputs, rows, of.columns, FEWEST, ready);
     atomic_long next = 0;  // a core that others want, too, takes fewer blocks
 #pragma omp parallel num_threads(work->threads)
     {
-        uint16_t * mine = (uint16_t *)(buffers + each * omp_get_thread_num());
+        uint32_t * mine = (uint32_t *)(buffers + each * omp_get_thread_num());
+        if (rows > FEWEST) {
 #pragma omp for schedule(static)
-        for (int64_t s = 0; s < strips; s++) {
-            const float * first = inputs + s * lanes * of.columns;
-            uint32_t * strip = packed + s * lanes * pairs;
-            const int count = least(lanes, rows - s * lanes);
-            if (lanes == STRIP) pack(first, count, of.columns, STRIP, strip);
-            else if (lanes == 8) pack(first, count, of.columns, 8, strip);
-            else pack(first, count, of.columns, 4, strip);
+            for (int64_t s = 0; s < strips; s++)
+                pack(
+                    inputs + s * STRIP * of.columns, least(STRIP, rows - s * STRIP), of.columns,
+                    ready + s * STRIP * pairs);
         }
         for (int64_t b; (b = atomic_fetch_add(&next, 1)) < blocks;) {
             const int64_t first = b * BLOCK, count = least(BLOCK, of.height - first);
-            for (int64_t j = 0; j < count; j++)
-                of.decode(of.data + (first + j) * of.row_bytes, mine + j * of.columns, of.columns);
-            block(packed, rows, lanes, (const uint32_t *)mine, count, &of, out + first);
+            if (rows <= FEWEST) few(ready, rows, &of, first, count, out);
+            else many(ready, rows, &of, first, count, mine, out);
         }
     }
     return true;
@@ -256,7 +283,7 @@ static enum ggml_status compute(ggml_backend_t backend, struct ggml_cgraph * gra
     for (int i = 0; i < graph->n_nodes; i++) {
         const struct ggml_tensor * node = graph->nodes[i], * weights = node->src[0], * inputs = node->src[1];
         if (node->op != GGML_OP_MUL_MAT || !(node->flags & GGML_TENSOR_FLAG_COMPUTE)) continue;  // the others are views
-        const Weights of = {kind(weights->type).decode, weights->data, weights->nb[1], weights->ne[0], weights->ne[1]};
+        const Weights of = {kind(weights->type), weights->data, weights->nb[1], weights->ne[0], weights->ne[1]};
         const bool made = product(backend->context, of, inputs->data, ggml_nrows(inputs), node->data);
         if (!made) return GGML_STATUS_ALLOC_FAILED;
     }
@@ -295,7 +322,7 @@ static ggml_backend_buffer_t from_host(ggml_backend_dev_t device, void * at, siz
 static bool wanted(const struct ggml_tensor * op, int from) {
     const struct ggml_tensor * weights = op->src[0], * inputs = op->src[1];
     const Kind of = kind(weights->type);
-    return of.decode && ggml_nrows(inputs) >= (from > of.rows ? from : of.rows) && weights->ne[2] * weights->ne[3] == 1
+    return of.row && ggml_nrows(inputs) >= (from > of.rows ? from : of.rows) && weights->ne[2] * weights->ne[3] == 1
         && inputs->type == GGML_TYPE_F32 && ggml_is_contiguous(weights) && ggml_is_contiguous(inputs)
         && ggml_is_contiguous(op) && ggml_get_op_params_i32(op, 1) != GGML_HINT_SRC0_IS_HADAMARD;
 }
@@ -357,9 +384,9 @@ int llmcli_gemm_product(
     int type, const void * weights, int64_t height, int64_t columns, const float * inputs, int64_t rows, int threads,
     float * out
 ) {
-    const Weights of = {kind(type).decode, weights, ggml_row_size(type, columns), columns, height};
+    const Weights of = {kind(type), weights, ggml_row_size(type, columns), columns, height};
     Work work = {.threads = threads};
-    const bool made = of.decode && product(&work, of, inputs, rows, out);
+    const bool made = of.kind.row && product(&work, of, inputs, rows, out);
     free(work.inputs.data);
     free(work.weights.data);
     return made;

@@ -26,7 +26,7 @@ MODES = ("auto", "ggml")
 # Rows from which on one conversation's are: as many as flash attention's tiles have (passes.py), which round otherwise,
 # too. Guesses that are looked at have fewer, and a token has one.
 PROMPTS = 64
-ANSWERS = 4  # the same where many are answered at once; each type has its own least, too
+ANSWERS = 2  # the same where many are answered at once; each type has its own least, too
 
 _wishes: list[list[int]] = []  # each told from the others by where it lies
 
@@ -44,11 +44,17 @@ def rows(mode: str, answers: int, guesses: bool) -> int:
     return ANSWERS if answers > 1 and not guesses else PROMPTS
 
 
+def known() -> bool:
+    """Whether products may be our own here. With a GPU none are: ggml gives it what is large, but not what another
+    device takes."""
+    return _functions() is not None and gpu_free() is None
+
+
 @contextmanager
 def used(rows: int) -> Iterator[None]:
     """Meanwhile compute products of so many rows and more, 0: none; of several that hold the newest counts. Contexts
-    must be made within it. With a GPU none are: ggml gives it what is large, but not what another device takes."""
-    wish = [rows if rows and gpu_free() is None else 0]
+    must be made within it."""
+    wish = [rows if rows and known() else 0]
     _wishes.append(wish)
     _apply()
     try:
