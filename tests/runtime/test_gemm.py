@@ -11,8 +11,8 @@ from llmcli.errors import UserError
 from llmcli.runtime.binding import gemm
 from llmcli.runtime.binding.context import ContextOptions, Rows, open_context
 from llmcli.runtime.binding.model import open_model
-from llmcli.runtime.request import RunOptions
 from llmcli.runtime.reproducible import settled
+from llmcli.runtime.request import RunOptions
 from llmcli.runtime.runner import open_runner
 from quant import native, quantize
 from tests.quant import tiny
