@@ -84,7 +84,8 @@ def _written(test: Test) -> bool:
 
 def backends() -> str:
     """The kinds of devices of this build, as llama-bench's column: CPU, or e.g. CUDA; BF16 for products of our own."""
-    names = [device.name.rstrip("0123456789") for device in devices.devices() if device.kind != "cpu"]
+    found = [device for device in devices.devices() if device.kind != "cpu"]
+    names = [one.name.rstrip("0123456789") if one.kind in devices.GPUS else one.name for one in found]
     names += ["BF16"] if gemm.known() else []
     return ",".join(dict.fromkeys(names)) or "CPU"
 

@@ -138,7 +138,7 @@ def test_vectors_are_what_the_server_gives(llmcli: Llmcli, model: Path, tmp_path
     vector = third["body"]["data"][0]["embedding"]
     assert sum(number * number for number in vector) == pytest.approx(1, abs=1e-5)
     longer = sum(number * number for number in vector[:8]) ** 0.5
-    assert first["body"]["data"][0]["embedding"] == pytest.approx([number / longer for number in vector[:8]], abs=1e-3)
+    assert first["body"]["data"][0]["embedding"] == pytest.approx([number / longer for number in vector[:8]], abs=5e-3)
     assert fourth["status_code"] in (200, 404)
 
 

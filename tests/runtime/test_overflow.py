@@ -25,7 +25,7 @@ from tests.quant import tiny
 
 # With these a row of logits does not depend on the batch it was computed in (notes/runtime.md, 6.3).
 EXACT = RunOptions(
-    ctx_size=256, threads=1, batch_size=256, flash_attn="on", cache_type_k="q8_0", cache_type_v="q8_0"
+    ctx_size=256, threads=1, batch_size=256, flash_attn="on", cache_type_k="q8_0", cache_type_v="q8_0", gemm="ggml"
 )  # fmt: skip
 PLAIN = RunOptions(ctx_size=256, threads=1, batch_size=256)
 GREEDY = defaults().with_values({"temp": 0})

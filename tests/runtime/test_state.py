@@ -22,7 +22,7 @@ from tests.quant.tiny import gemma3, llama
 
 # The reproducible mode: quantized weights, q8_0 K and V, flash attention.
 EXACT = RunOptions(
-    ctx_size=512, threads=1, batch_size=64, cache_type_k="q8_0", cache_type_v="q8_0", flash_attn="on"
+    ctx_size=512, threads=1, batch_size=64, cache_type_k="q8_0", cache_type_v="q8_0", flash_attn="on", gemm="ggml"
 )  # fmt: skip
 GREEDY = defaults().with_values({"temp": 0})
 PROMPT = tuple(range(3, 103))

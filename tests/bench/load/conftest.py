@@ -95,14 +95,19 @@ def scripted() -> Iterator[Callable[..., Scripted]]:
         made.port = server.sockets[0].getsockname()[1]
         return made
 
-    async def close() -> None:
-        for server, made in servers:
-            server.close()
-            await server.wait_closed()
+    def cut() -> None:
+        for _, made in servers:
             for link in made.links:
                 link.transport.abort()
+
+    async def close() -> None:
+        for server, _ in servers:
+            server.close()
+            await server.wait_closed()
+        cut()
         while open_still := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(open_still)
+            await asyncio.wait(open_still, return_when=asyncio.FIRST_COMPLETED)
+            cut()  # what was being accepted has a link now
 
     yield start
     asyncio.run_coroutine_threadsafe(close(), loop).result()
