@@ -1,9 +1,9 @@
 """Our own products of many rows with quantized weights (gemm.c), where the build of llama.cpp has them.
 
 They are the processor's own bfloat16, so that is all CPUs with AVX512_BF16. SmolLM2-135M on two cores of an EPYC: a
-prompt of 512 tokens 3.3 times as fast in Q4_1 as by ggml, 1.6 times in Q5_0 and in Q8_0; sixteen answers at once 2.9,
-1.9 and 1.5 times (2026-11-23). Rows round otherwise than one by one, less than ggml's inputs of 8 bits do. k-quants and
-floats are ggml's, and so is what it has laid out anew, and all where a GPU would be asked first.
+prompt of 512 tokens 3.5 times as fast in Q4_1 as by ggml, 2.2 times in Q5_0 and 1.8 in Q8_0; sixteen answers at once
+2.8, 1.7 and 1.5 times (scripts/measure_gemm.py, 2026-11-23). Rows round otherwise than one by one, less than ggml's
+inputs of 8 bits do. k-quants and floats are ggml's, and so is what it has laid out anew, and all with a GPU.
 
 The switch is one for the whole process: ggml asks a device, which knows no contexts.
 """
