@@ -34,12 +34,13 @@ def bfloat16(values: F32) -> NDArray[np.float64]:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def own() -> None:
     if gemm.product(TYPES["Q8_0"], native.encode(drawn(1, 32), "Q8_0", label=""), drawn(1, 32), 1) is None:
         pytest.skip("this CPU has no bfloat16, or this build none of our C")
 
 
+@pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("rows", [1, 4, 5, 8, 9, 16, 33, 49, 100])
 def test_products_are_those_of_decoded_weights_and_inputs_in_bfloat16(kind: str, rows: int) -> None:
@@ -52,6 +53,7 @@ def test_products_are_those_of_decoded_weights_and_inputs_in_bfloat16(kind: str,
         assert np.abs(found - exact).max() < 1e-5 * np.abs(exact).max()
 
 
+@pytest.mark.usefixtures("own")
 def test_a_row_has_the_same_bits_whatever_is_beside_it_and_however_many_threads_there_are() -> None:
     blocks, inputs = native.encode(drawn(200, COLUMNS), "Q4_1", label=""), drawn(60, COLUMNS, seed=1)
     whole = gemm.product(TYPES["Q4_1"], blocks, inputs, 1)
@@ -108,12 +110,14 @@ def apart(one: F32, other: F32) -> float:
     return float(np.square(one - other).sum() / np.square(other).sum())
 
 
+@pytest.mark.usefixtures("own")
 def test_a_prompt_is_nearer_to_that_of_floats_than_ggmls_of_eight_bits(weights: Path, decoded: Path) -> None:
     exact = logits(decoded, 0)
     ours, ggmls = apart(logits(weights, 4), exact), apart(logits(weights, 0), exact)
     assert 0 < ours < 0.5 * ggmls
 
 
+@pytest.mark.usefixtures("own")
 def test_passes_of_fewer_rows_stay_ggmls_to_the_bit(weights: Path) -> None:
     ggmls = logits(weights, 0)
     assert np.array_equal(logits(weights, BEYOND), ggmls)
@@ -121,6 +125,7 @@ def test_passes_of_fewer_rows_stay_ggmls_to_the_bit(weights: Path) -> None:
     assert np.array_equal(logits(weights, gemm.PROMPTS, (20, 9, 1)), logits(weights, 0, (20, 9, 1)))
 
 
+@pytest.mark.usefixtures("own")
 def test_the_newest_wish_counts_while_it_lasts(weights: Path) -> None:
     ggmls = logits(weights, 0)
     with gemm.used(4):
@@ -131,6 +136,7 @@ def test_the_newest_wish_counts_while_it_lasts(weights: Path) -> None:
     assert np.array_equal(logits(weights, 0), ggmls)
 
 
+@pytest.mark.usefixtures("own")
 def test_who_asks_for_ggml_or_the_same_bits_gets_ggmls(weights: Path) -> None:
     """What a runner computes, by the logits of one prompt."""
     prompt = [(7 + 31 * i) % 300 for i in range(PROMPT)]

@@ -51,10 +51,10 @@ def known() -> bool:
 
 
 @contextmanager
-def used(rows: int) -> Iterator[None]:
+def used(least: int) -> Iterator[None]:
     """Meanwhile compute products of so many rows and more, 0: none; of several that hold the newest counts. Contexts
     must be made within it."""
-    wish = [rows if rows and known() else 0]
+    wish = [least if least and known() else 0]
     _wishes.append(wish)
     _apply()
     try:
@@ -71,8 +71,9 @@ def _apply() -> None:
     if library is None:
         return
     library.llmcli_gemm_from(_wishes[-1][0] if _wishes else 0)
-    known = library.ggml_backend_register if any(wish for (wish,) in _wishes) else library.ggml_backend_unload
-    known(library.llmcli_gemm())
+    wished = any(wish for (wish,) in _wishes)
+    tell = library.ggml_backend_register if wished else library.ggml_backend_unload
+    tell(library.llmcli_gemm())
 
 
 def product(kind: int, blocks: NDArray[np.uint8], inputs: Floats, threads: int) -> Floats | None:
@@ -81,11 +82,11 @@ def product(kind: int, blocks: NDArray[np.uint8], inputs: Floats, threads: int) 
     library = _functions()
     if library is None:
         return None
-    (height, _), (rows, columns) = blocks.shape, inputs.shape
+    (height, _), (count, columns) = blocks.shape, inputs.shape
     blocks, inputs = np.ascontiguousarray(blocks), np.ascontiguousarray(inputs)
-    out = np.empty((rows, height), np.float32)
+    out = np.empty((count, height), np.float32)
     made = library.llmcli_gemm_product(
-        kind, blocks.ctypes.data, height, columns, inputs.ctypes.data, rows, threads, out.ctypes.data
+        kind, blocks.ctypes.data, height, columns, inputs.ctypes.data, count, threads, out.ctypes.data
     )
     return out if made else None
 
@@ -95,11 +96,11 @@ def _functions() -> Any:
     library = ggml()
     if not hasattr(library, "llmcli_gemm"):
         return None
-    pointer, count, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    pointer, size, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.llmcli_gemm.restype, library.llmcli_gemm.argtypes = pointer, []
     library.llmcli_gemm_from.restype, library.llmcli_gemm_from.argtypes = None, [flag]
     library.llmcli_gemm_product.restype = flag
-    library.llmcli_gemm_product.argtypes = [flag, pointer, count, count, pointer, count, flag, pointer]
+    library.llmcli_gemm_product.argtypes = [flag, pointer, size, size, pointer, size, flag, pointer]
     for function in (library.ggml_backend_register, library.ggml_backend_unload):
         function.restype, function.argtypes = None, [pointer]
     return library
