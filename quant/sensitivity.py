@@ -8,17 +8,18 @@ divergence is quadratic in dW. To the error of the codes comes what llama.cpp's 
 (rounding.py): models are measured in floats, which do not show it, and at Q6_K's bytes it was nine tenths of what was
 left of a Llama (hidden 768, 2026-11-23).
 
-An embedding that is also the head counts half by what enters the head and half by its plain error, which the words that
-are looked up have whatever the head sees: by the head's moments alone GPTQ's Q6_K of one (hidden 768) had a 308th of
-the probe's error, where its divergence was a 67th; so it got Q8_0 at no size. What reads text with changed weights is
-passed in. "SpQR-style sensitivity" is the share of the error that the worst hundredth of a tensor's columns and rows
-bring: what would go if they were left out.
+Two things are measured besides, in the run's own codes. What a role's tensors cost together, against what they were
+said to: the errors that GPTQ leaves are small under the moments that it was given, and larger on other text. And every
+type of an embedding that is also the head, whose words that are looked up have its plain error: by the head's moments
+alone GPTQ's Q6_K of one (hidden 768) had a 308th of the probe's error, where its divergence was a 67th. What reads text
+with changed weights is passed in (probes.py has which). "SpQR-style sensitivity" is the share of the error that the
+worst hundredth of a tensor's columns and rows bring: what would go if they were left out.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -30,20 +31,17 @@ from quant.errors import Refusal
 from quant.methods.base import Evidence
 from quant.pipeline import stream
 from quant.planning import Plan, Step
+from quant.probes import KQUANTS, LEGACY, Probe, near, probed, tied
 from quant.records import Records
-from quant.source import Source, Weight
+from quant.source import Source
 
 if TYPE_CHECKING:
     from quant.native import F32
 
 F64 = NDArray[np.float64]
-KQUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
-LEGACY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # for rows that do not fill superblocks
-PROBED = 4.5  # bits a value of the type a tensor is measured in, or the next: errors that are seen, and still small
 SAMPLED, RUN, MATRICES = 256, 8, 8  # rows of a tensor that errors are taken on, together, and from how many experts
 LEAST = 1e-12  # divergence of what shows in nothing, or less: its types still differ, and bytes may be left for it
 WORST = 0.01  # of the columns, and of the rows, whose share of the error is told
-GROUPS = {"q": "qk", "k": "qk", "gate": "gate_up", "up": "gate_up"}
 
 Planned = Callable[[Mapping[str, str]], Plan]  # the plan of a mix, all else as the run has it
 
@@ -64,7 +62,8 @@ class Stage(Protocol):
 class Sensed:
     """What is known of a tensor: `errors` of the types it could have, and what rounding its `inputs` adds to each;
     `kld` the divergence with it alone in codes of the error `shown`, its part of a group's; None where nothing was
-    measured. `columns` and `rows` are SpQR-style sensitivity, of those codes."""
+    measured. `columns` and `rows` are SpQR-style sensitivity, of those codes. `short` is how often the run's own codes
+    cost what they were said to, `klds` what types cost that were measured themselves."""
 
     name: str
     errors: Mapping[str, float]
@@ -73,10 +72,16 @@ class Sensed:
     columns: float
     rows: float
     kld: float | None = None
+    short: float = 1.0
+    klds: Mapping[str, float] = field(default_factory=dict)
 
     def loss(self, kind: str) -> float:
         """The divergence expected of a type; without a measurement its relative error, which only ranks."""
-        return self._scale * (self.errors[kind] + self.inputs[kind])
+        return self.klds.get(kind, self.said(kind) * self.short) + self.unseen(kind)
+
+    def said(self, kind: str) -> float:
+        """What the error of its codes says, in proportion to what was measured."""
+        return self._scale * self.errors[kind]
 
     def unseen(self, kind: str) -> float:
         """The part of it that a stage does not show: what rounding the inputs adds."""
@@ -104,37 +109,6 @@ def options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[str, .
     if all(len(kinds) == 1 for kinds in found.values()):
         raise Refusal("no tensor of this model has a choice of types", hint="choose a type with -t, or other --types")
     return found
-
-
-def probed(weight: Weight) -> str:
-    """The type that a tensor is measured in, whatever the run's types, method and importance: one near PROBED bits."""
-    legal = [
-        kind for kind in (*KQUANTS, *LEGACY) if kind != weight.type and not weight.columns % native.block(kind).values
-    ]
-    bits = {kind: native.block(kind).nbytes * 8 / native.block(kind).values for kind in legal}
-    return min(legal, key=lambda kind: abs(bits[kind] - PROBED), default="F16")
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """What is measured together: the tensors of `names`, all in the types that are theirs to be measured in."""
-
-    number: int
-    names: tuple[str, ...]
-
-
-def probes(types: Mapping[str, Sequence[str]], grouped: bool) -> list[Probe]:
-    """One measurement for each tensor that has a choice, or for each group of a layer: q with k, gate with up.
-
-    Those without one are counted as well: a number means the same tensor whatever `types` leave it to choose from.
-    """
-    found: dict[tuple[int, str], list[str]] = {}
-    for name in types:
-        part = recipe.role(name)
-        group = GROUPS.get(part, "") if grouped else ""
-        found.setdefault((recipe.order(name)[0], group) if group else (-2, name), []).append(name)
-    chosen = [tuple(name for name in group if len(types[name]) > 1) for group in found.values()]
-    return [Probe(number, names) for number, names in enumerate(chosen) if names]
 
 
 class _Error(NamedTuple):
@@ -176,18 +150,18 @@ class Sensing:
 
     def known(self, parts: Sequence[Probe]) -> int:
         """Probes that were measured before."""
-        return len(self.shows.numbers & {part.number for part in parts})
+        return sum(part.number in self._records(part).numbers for part in parts)
 
     def measure(self, parts: Sequence[Probe], stage: Stage) -> Iterator[Probe]:
         """Measure what is not known, one probe after another."""
         for part in parts:
-            if part.number in self.shows.numbers:
+            if part.number in self._records(part).numbers:
                 continue
-            steps = [self.probed[name] for name in part.names]
+            steps = [self._probe(part, name) for name in part.names]
             show(steps, stage, self.threads)
             apart = stage.apart()
             restore(steps, stage)
-            self.shows.put({part.number: apart.astype("<f8").tobytes()})
+            self._records(part).put({part.number: apart.astype("<f8").tobytes()})
             yield part
 
     def weigh(self) -> Iterator[str]:
@@ -196,7 +170,7 @@ class Sensing:
             if number not in self.errors.numbers:
                 shown = self._error(self.probed[name], name)
                 found = {kind: self._error(self.step(name, kind), name) for kind in self.types[name]}
-                both = name == recipe.EMBEDDINGS[0] and recipe.HEAD not in self.types
+                both = name == tied(self.types)
                 told = (
                     {kind: one.beside(shown) if both else one.entering for kind, one in found.items()},
                     {kind: one.inputs / 2 if both else one.inputs for kind, one in found.items()},
@@ -209,11 +183,27 @@ class Sensing:
         """All that is known; a group's divergence is shared out by its tensors' errors."""
         found = {name: Sensed(name, *json.loads(self.errors.get(number))) for number, name in enumerate(self.open)}
         for part in parts:
-            kld = max(LEAST, float(np.frombuffer(self.shows.get(part.number), "<f8").mean()))
-            whole = sum(found[name].shown for name in part.names)
-            for name in part.names:
-                found[name] = replace(found[name], kld=kld * found[name].shown / whole if whole else 0.0)
+            kld = max(LEAST, float(np.frombuffer(self._records(part).get(part.number), "<f8").mean()))
+            found |= self._told(part, kld, {name: found[name] for name in part.names})
         return found
+
+    def _told(self, part: Probe, kld: float, found: Mapping[str, Sensed]) -> dict[str, Sensed]:
+        """What a measurement says of its tensors."""
+        if part.kind:
+            return {name: replace(one, klds={**one.klds, part.kind: kld}) for name, one in found.items()}
+        if part.own:
+            said = sum(one.said(near(self.types[name])) for name, one in found.items())
+            return {name: replace(one, short=kld / said if said else 1.0) for name, one in found.items()}
+        whole = sum(one.shown for one in found.values())
+        return {name: replace(one, kld=kld * one.shown / whole if whole else 0.0) for name, one in found.items()}
+
+    def _probe(self, part: Probe, name: str) -> Step:
+        """What makes a tensor's codes in a measurement."""
+        return self.step(name, part.kind or near(self.types[name])) if part.own else self.probed[name]
+
+    def _records(self, part: Probe) -> Records:
+        """Where a measurement lies: with those of every method, or, of the run's own codes, with their errors."""
+        return self.errors if part.own else self.shows
 
     def _error(self, step: Step, name: str) -> _Error:
         evidence, solve = self.step(name, self.types[name][0]).evidence, step.solver()

@@ -21,10 +21,11 @@ from llmcli.catalog.partial import make_folder
 from llmcli.commands import fitting
 from llmcli.commands.stage import N_CTX, Reading, Stage, staged
 from llmcli.runtime.binding.library import version
-from quant import sensitivity
+from quant import probes, sensitivity
 from quant.allocate import Allocation, Budget, Menu, Option, few, in_reach, reach, refusal
+from quant.probes import Probe
 from quant.records import Records
-from quant.sensitivity import F64, Planned, Probe, Sensed, Sensing
+from quant.sensitivity import F64, Planned, Sensed, Sensing
 from quant.trading import Trades, Trial
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def run(wish: Wish, config: "Config", ui: "UI") -> Outcome:
         work = _Work(wish, sensing, path.with_suffix(".gguf"), stack, ui)
         budget = reachable(wish.source, wish.planned, sizing, wish.spare)
         work.weigh()
-        parts = [] if sizing.quick else sensitivity.probes(types, sizing.unit == "group")
+        parts = [] if sizing.quick else probes.probes(types, sizing.unit == "group")
         work.measure(parts)
         sensed = sensing.sensed(parts)
         menu = sensitivity.menu(sensing, sensed, wish.source.alignment)
@@ -146,7 +147,7 @@ class _Work:
         with self.ui.bar("measure", len(parts), unit="tensors", done=known) as bar:
             for part in self.sensing.measure(parts, stage):
                 bar.advance(1)
-                bar.describe(f"measure {', '.join(part.names)}")
+                bar.describe(f"measure {part.label}")
 
     def trade(self, trades: Trades, found: Allocation) -> Allocation:
         """Other mixes tried on held-out text."""

@@ -1,0 +1,91 @@
+"""What is measured to tell how much each tensor's rounding costs: what is put into codes together, and into which.
+
+Each tensor with a choice alone (or a layer's group), in plain codes near PROBED bits: this serves every method. Then in
+the run's own codes each role's tensors together, for the errors that a method leaves are taken under the moments that
+it made its codes by, and on other text it leaves more. And each type of an embedding that is also the head: the words
+that are looked up have its plain error, the head the one by its moments, and which of them counts depends on the model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quant import native, recipe
+from quant.source import Weight
+
+Types = Mapping[str, Sequence[str]]  # what each tensor could have
+
+KQUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
+LEGACY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # for rows that do not fill superblocks
+PROBED = 4.5  # bits a value of the type a tensor is measured in, or the next: errors that are seen, and still small
+GROUPS = {"q": "qk", "k": "qk", "gate": "gate_up", "up": "gate_up"}
+ROLES, TYPES = 1 << 28, 1 << 29  # what is measured in the run's own codes is numbered from here on
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What is measured together: the tensors of `names`, in plain codes or in the run's `own`, in the types nearest to
+    PROBED bits or in `kind`."""
+
+    number: int
+    names: tuple[str, ...]
+    own: bool = False
+    kind: str = ""
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        many = f"{len(self.names)} tensors of {recipe.role(self.names[0])}" if self.own and not self.kind else ""
+        return many or " ".join([", ".join(self.names), self.kind]).strip()
+
+
+def alone(types: Types, grouped: bool) -> list[Probe]:
+    """One measurement for each tensor that has a choice, or for each group of a layer: q with k, gate with up.
+
+    Those without one are counted as well: a number means the same tensor whatever `types` leave it to choose from.
+    """
+    found: dict[tuple[int, str], list[str]] = {}
+    for name in types:
+        part = recipe.role(name)
+        group = GROUPS.get(part, "") if grouped else ""
+        found.setdefault((recipe.order(name)[0], group) if group else (-2, name), []).append(name)
+    chosen = [tuple(name for name in group if len(types[name]) > 1) for group in found.values()]
+    return [Probe(number, names) for number, names in enumerate(chosen) if names]
+
+
+def together(types: Types) -> list[Probe]:
+    """One for each role that has tensors with a choice."""
+    found: dict[str, list[str]] = {}
+    for name, kinds in types.items():
+        if len(kinds) > 1 and name != tied(types):
+            found.setdefault(recipe.role(name), []).append(name)
+    return [Probe(ROLES + number, tuple(names), own=True) for number, names in enumerate(found.values())]
+
+
+def each_type(types: Types) -> list[Probe]:
+    """One for each type of an embedding that is also the head."""
+    name = tied(types)
+    return [Probe(TYPES + number, (name,), own=True, kind=kind) for number, kind in enumerate(types.get(name, ()))]
+
+
+def probes(types: Types, grouped: bool) -> list[Probe]:
+    """All that is measured, in this order."""
+    return [*alone(types, grouped), *together(types), *each_type(types)]
+
+
+def tied(types: Types) -> str:
+    """The embedding, where it has a choice of types and is also the head; or nothing."""
+    name = recipe.EMBEDDINGS[0]
+    return name if recipe.HEAD not in types and len(types.get(name, ())) > 1 else ""
+
+
+def probed(weight: Weight) -> str:
+    """The type of plain codes that a tensor is measured in, whatever the run's types, method and importance."""
+    return near([
+        kind for kind in (*KQUANTS, *LEGACY) if kind != weight.type and not weight.columns % native.block(kind).values
+    ])  # fmt: skip
+
+
+def near(kinds: Sequence[str]) -> str:
+    """The type nearest to PROBED bits a value."""
+    bits = {kind: native.block(kind).nbytes * 8 / native.block(kind).values for kind in kinds}
+    return min(kinds, key=lambda kind: abs(bits[kind] - PROBED), default="F16")
