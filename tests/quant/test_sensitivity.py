@@ -86,20 +86,25 @@ def test_one_measurement_tells_what_every_type_costs_and_costs_add_up(source: So
             assert expected == pytest.approx(stage.apart().mean(), rel=0.01)
 
 
-def test_what_a_methods_codes_cost_on_other_text_than_their_moments_is_measured(source: Source, tmp_path: Path) -> None:
-    names, columns = [f"blk.{layer}.attn_q.weight" for layer in (0, 1)], 64
-    seen = np.eye(columns) + 1e4  # nearly all that is calibrated on goes one way, and there GPTQ leaves no error
-    gathered = Gathered(seen[None] * 1200, np.zeros((1, columns)), np.full(1, 1200.0))
-    moments = load(write(tmp_path / "moments.gguf", [(tuple(names), gathered)]))
-    elements = {w.name: w.elements for w in source.weights}
+@contextmanager
+def one_way(source: Source, tmp_path: Path, *names: str) -> Iterator[Sensing]:
+    """By GPTQ: nearly all that enters these tensors goes one way, and there it leaves no error."""
+    columns, path = 64, tmp_path / "moments.gguf"
+    entering = Gathered((np.eye(columns) + 1e4)[None] * 1200, np.zeros((1, columns)), np.full(1, 1200.0))
+    moments, elements = load(write(path, [(names, entering)])), {w.name: w.elements for w in source.weights}
 
     def planned(mix: Mapping[str, str]) -> Plan:
         return quantize.plan(source, nominal(mix, elements), Wishes(mix=mix), method="gptq", moments=moments)
 
-    stage = FakeStage(source, factors(source))  # whose text goes all ways
     both = Records.begin(tmp_path / "r", {}), Records.begin(tmp_path / "e", {})
     with closing(both[0]), closing(both[1]):
-        work = Sensing(planned, planner(source), sensitivity.options(source), *both, 1)
+        yield Sensing(planned, planner(source), sensitivity.options(source), *both, 1)
+
+
+def test_what_a_methods_codes_cost_on_other_text_than_their_moments_is_measured(source: Source, tmp_path: Path) -> None:
+    names = [f"blk.{layer}.attn_q.weight" for layer in (0, 1)]
+    stage = FakeStage(source, factors(source))  # whose text goes all ways
+    with one_way(source, tmp_path, *names) as work:
         parts = probes.probes(work.types, grouped=False)
         list(work.weigh())
         list(work.measure(parts, stage))
@@ -112,19 +117,9 @@ def test_what_a_methods_codes_cost_on_other_text_than_their_moments_is_measured(
 
 
 def test_an_embedding_that_is_the_head_costs_what_its_types_are_measured_to(source: Source, tmp_path: Path) -> None:
-    name, columns = "token_embd.weight", 64
-    seen = np.eye(columns) + 1e4  # nearly all that enters the head goes one way, and there GPTQ leaves no error
-    count = np.full(1, 1200.0)
-    path = write(tmp_path / "moments.gguf", [((name,), Gathered(seen[None] * 1200, np.zeros((1, columns)), count))])
-    moments, elements = load(path), {w.name: w.elements for w in source.weights}
-
-    def planned(mix: Mapping[str, str]) -> Plan:
-        return quantize.plan(source, nominal(mix, elements), Wishes(mix=mix), method="gptq", moments=moments)
-
+    name = "token_embd.weight"
     stage = FakeStage(source, {**dict.fromkeys(factors(source), 0.0), name: 1.0})  # it knows no head
-    both = Records.begin(tmp_path / "r", {}), Records.begin(tmp_path / "e", {})
-    with closing(both[0]), closing(both[1]):
-        work = Sensing(planned, planner(source), sensitivity.options(source), *both, 1)
+    with one_way(source, tmp_path, name) as work:
         parts = probes.probes(work.types, grouped=False)
         list(work.weigh())
         list(work.measure(parts, stage))
@@ -133,7 +128,9 @@ def test_an_embedding_that_is_the_head_costs_what_its_types_are_measured_to(sour
             sensitivity.show([work.step(name, kind)], stage, 1)
             assert found.loss(kind) == pytest.approx(stage.apart().mean() + found.unseen(kind))
         # Where nothing was read with it, half is the error of words that are looked up: the head's moments show none.
-        assert unread.errors["Q5_0"] / unread.shown == pytest.approx(found.klds["Q5_0"] / found.kld / 2, rel=0.3)
+        assert found.kld and unread.errors["Q5_0"] / unread.shown == pytest.approx(
+            found.klds["Q5_0"] / found.kld / 2, rel=0.3
+        )
 
 
 def test_what_rounding_the_inputs_adds_is_counted_by_the_blocks_of_each_type(tmp_path: Path) -> None:
