@@ -34,8 +34,9 @@ class Probe:
     @property
     def label(self) -> str:
         """For people."""
-        many = f"{len(self.names)} tensors of {recipe.role(self.names[0])}" if self.own and not self.kind else ""
-        return many or " ".join([", ".join(self.names), self.kind]).strip()
+        if self.own and len(self.names) > 1:
+            return f"{len(self.names)} tensors of {recipe.role(self.names[0])}"
+        return " ".join([", ".join(self.names), self.kind]).strip()
 
 
 def alone(types: Types, grouped: bool) -> list[Probe]:

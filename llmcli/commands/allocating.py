@@ -143,7 +143,9 @@ class _Work:
             return
         stage = self.stage()
         left, each = len(parts) - known, self._pass
-        self.ui.note(f"to measure: {left} x {each:.1f} s = about {_minutes(left * each)}; Ctrl-C loses nothing")
+        own = sum(part.own for part in parts)
+        self.ui.note(f"to measure: {left} x {each:.1f} s = about {_minutes(left * each)}; {own} of {len(parts)} are of "
+                     "the method's own codes, which are made besides; Ctrl-C loses nothing")  # fmt: skip
         with self.ui.bar("measure", len(parts), unit="tensors", done=known) as bar:
             for part in self.sensing.measure(parts, stage):
                 bar.advance(1)
