@@ -9,7 +9,8 @@ divergence is quadratic in dW. To the error of the codes comes what llama.cpp's 
 left of a Llama (hidden 768, 2026-11-23).
 
 Two things are measured besides, in the run's own codes. What a role's tensors cost together, against what they were
-said to: the errors that GPTQ leaves are small under the moments that it was given, and larger on other text. And every
+said to: the errors that GPTQ leaves are small under the moments that it was given, and larger on other text, and those
+of two bits are neither small nor, under an imatrix, all that enters. And every
 type of an embedding that is also the head, whose words that are looked up have its plain error: by the head's moments
 alone GPTQ's Q6_K of one (hidden 768) had a 308th of the probe's error, where its divergence was a 67th. What reads text
 with changed weights is passed in (probes.py has which). "SpQR-style sensitivity" is the share of the error that the
@@ -31,7 +32,7 @@ from quant.errors import Refusal
 from quant.methods.base import Evidence
 from quant.pipeline import stream
 from quant.planning import Plan, Step
-from quant.probes import KQUANTS, LEGACY, Probe, near, probed, tied
+from quant.probes import KQUANTS, LEGACY, Probe, bits, near, probed, tied
 from quant.records import Records
 from quant.source import Source
 
@@ -63,7 +64,7 @@ class Sensed:
     """What is known of a tensor: `errors` of the types it could have, and what rounding its `inputs` adds to each;
     `kld` the divergence with it alone in codes of the error `shown`, its part of a group's; None where nothing was
     measured. `columns` and `rows` are SpQR-style sensitivity, of those codes. `short` is how often the run's own codes
-    cost what they were said to, `klds` what types cost that were measured themselves."""
+    of a type cost what they were said to, `klds` what types cost that were measured themselves."""
 
     name: str
     errors: Mapping[str, float]
@@ -72,12 +73,12 @@ class Sensed:
     columns: float
     rows: float
     kld: float | None = None
-    short: float = 1.0
+    short: Mapping[str, float] = field(default_factory=dict)
     klds: Mapping[str, float] = field(default_factory=dict)
 
     def loss(self, kind: str) -> float:
         """The divergence expected of a type; without a measurement its relative error, which only ranks."""
-        return self.klds.get(kind, self.said(kind) * self.short) + self.unseen(kind)
+        return self.klds.get(kind, self.said(kind) * between(self.short, kind)) + self.unseen(kind)
 
     def said(self, kind: str) -> float:
         """What the error of its codes says, in proportion to what was measured."""
@@ -192,14 +193,16 @@ class Sensing:
         if part.kind:
             return {name: replace(one, klds={**one.klds, part.kind: kld}) for name, one in found.items()}
         if part.own:
-            said = sum(one.said(near(self.types[name])) for name, one in found.items())
-            return {name: replace(one, short=kld / said if said else 1.0) for name, one in found.items()}
+            kinds = {name: near(self.types[name], part.bits) for name in found}
+            said = sum(one.said(kinds[name]) for name, one in found.items())
+            short = kld / said if said else 1.0
+            return {name: replace(one, short={**one.short, kinds[name]: short}) for name, one in found.items()}
         whole = sum(one.shown for one in found.values())
         return {name: replace(one, kld=kld * one.shown / whole if whole else 0.0) for name, one in found.items()}
 
     def _probe(self, part: Probe, name: str) -> Step:
         """What makes a tensor's codes in a measurement."""
-        return self.step(name, part.kind or near(self.types[name])) if part.own else self.probed[name]
+        return self.step(name, part.kind or near(self.types[name], part.bits)) if part.own else self.probed[name]
 
     def _records(self, part: Probe) -> Records:
         """Where a measurement lies: with those of every method, or, of the run's own codes, with their errors."""
@@ -264,6 +267,15 @@ def samples(step: Step) -> Iterator[tuple[int, "F32"]]:
             places = [(start + first, start + first + RUN) for first in firsts]
         stored = np.concatenate([weight.read(first, last) for first, last in places])
         yield start, native.decode(stored, weight.type, weight.columns, label=weight.name)
+
+
+def between(factors: Mapping[str, float], kind: str) -> float:
+    """A type's factor by those of other types: between two of them its logarithm goes straight by bits a value, beyond
+    the outermost it stays; 1 where there is none."""
+    if not factors:
+        return 1.0
+    known = sorted(factors, key=bits)
+    return float(np.exp(np.interp(bits(kind), [bits(one) for one in known], [np.log(factors[one]) for one in known])))
 
 
 def worst(parts: F64) -> float:

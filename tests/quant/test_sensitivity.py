@@ -75,7 +75,8 @@ def test_one_measurement_tells_what_every_type_costs_and_costs_add_up(source: So
         measured = list(work.measure(parts, stage))
         assert [part.names for part in measured if not part.own] == [(name,) for name in work.open]
         own = [part.label for part in measured if part.own]
-        assert own[-2:] == ["token_embd.weight Q5_1", "token_embd.weight Q8_0"] and "2 tensors of v" in own
+        assert own[-2:] == ["token_embd.weight Q5_1", "token_embd.weight Q8_0"]
+        assert "2 tensors of v near 4.5 bits" in own
         assert all(np.array_equal(stage.now[name], values) for name, values in stage.original.items())
         found = work.sensed(parts)
         for kind in ("Q4_0", "Q5_1", "Q8_0"):
@@ -114,6 +115,33 @@ def test_what_a_methods_codes_cost_on_other_text_than_their_moments_is_measured(
             truth = stage.apart().mean()
             assert sum(found[name].said(kind) for name in names) < truth / 50
             assert sum(found[name].loss(kind) for name in names) == pytest.approx(truth, rel=0.3)
+
+
+class Steep(FakeStage):
+    """What changes much costs more than in proportion."""
+
+    def apart(self, held_out: bool = False) -> F64:
+        found = super().apart(held_out)
+        return found + 30 * found.mean() ** 2
+
+
+def test_what_coarse_codes_cost_beyond_proportion_is_measured(source: Source, tmp_path: Path) -> None:
+    names = [f"blk.{layer}.ffn_down.weight" for layer in (0, 1)]
+    stage = Steep(source, factors(source))
+    with sensing(source, tmp_path / "r") as work:
+        parts = probes.probes(work.types, grouped=False)
+        list(work.weigh())
+        list(work.measure(parts, stage))
+        found = work.sensed(parts)
+        for kind, within in (("Q2_K", 0.01), ("Q3_K", 0.35), ("Q4_K", 0.01)):
+            sensitivity.show([work.step(name, kind) for name in names], stage, 1)
+            truth = stage.apart().mean()
+            told = sum(found[name].loss(kind) - found[name].unseen(kind) for name in names)
+            assert told == pytest.approx(truth, rel=within)
+            if kind == "Q2_K":
+                assert sum(found[name].said(kind) for name in names) < truth / 2
+        coarse = [part.names for part in parts if part.bits == probes.COARSE]
+    assert coarse == [tuple(names)], "the other rows are of 64: blocks of 32, of which none is coarser"
 
 
 def test_an_embedding_that_is_the_head_costs_what_its_types_are_measured_to(source: Source, tmp_path: Path) -> None:
