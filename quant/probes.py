@@ -59,16 +59,15 @@ def alone(types: Types, grouped: bool) -> list[Probe]:
 
 
 def together(types: Types) -> list[Probe]:
-    """One for each role that has tensors with a choice, and one more for each that has a coarser type to choose."""
+    """One for each role that has tensors with a choice, and one for those of its that have a coarser type to choose."""
     found: dict[str, list[str]] = {}
     for name, kinds in types.items():
         if len(kinds) > 1 and name != tied(types):
             found.setdefault(recipe.role(name), []).append(name)
     roles = [Probe(ROLES + number, tuple(names), own=True) for number, names in enumerate(found.values())]
+    coarser = [[name for name in one.names if near(types[name], COARSE) != near(types[name])] for one in roles]
     return roles + [
-        Probe(COARSER + number, one.names, own=True, bits=COARSE)
-        for number, one in enumerate(roles)
-        if any(near(types[name], COARSE) != near(types[name]) for name in one.names)
+        Probe(COARSER + number, tuple(names), own=True, bits=COARSE) for number, names in enumerate(coarser) if names
     ]
 
 

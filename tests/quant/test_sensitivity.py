@@ -142,6 +142,8 @@ def test_what_coarse_codes_cost_beyond_proportion_is_measured(source: Source, tm
                 assert sum(found[name].said(kind) for name in names) < truth / 2
         coarse = [part.names for part in parts if part.bits == probes.COARSE]
     assert coarse == [tuple(names)], "the other rows are of 64: blocks of 32, of which none is coarser"
+    mixed = {names[0]: probes.KQUANTS, names[1]: probes.LEGACY}
+    assert [part.names for part in probes.together(mixed)] == [tuple(names), (names[0],)]
 
 
 def test_an_embedding_that_is_the_head_costs_what_its_types_are_measured_to(source: Source, tmp_path: Path) -> None:
