@@ -192,9 +192,10 @@ class Engine:
             if self.scheduler.yield_to():
                 return events
             return [*events, self._close(plan.shares[-1].sequence, "context_full")]
+        finally:
+            self._passing = None  # else who is cancelled now would break off the next pass, of others
         spent = time.perf_counter() - begun
         if planned:
-            self._passing = None
             self.scheduler.saw(len(plan.tokens), spent)
         at = 0
         for sequence, count, wanted in plan.shares:

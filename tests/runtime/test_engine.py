@@ -152,6 +152,23 @@ def test_an_interrupted_pass_loses_only_itself():
     assert answer.text == "hello"
 
 
+def test_who_is_cancelled_after_a_pass_that_was_broken_off_breaks_off_no_other():
+    class Watched(FakeContext):
+        interrupted = 0
+
+        def interrupt(self) -> None:
+            self.interrupted += 1
+
+    context = Watched(n_ctx=2048, n_batch=1024, n_seq_max=2, abort_at=0)
+    machine = engine(context)
+    one, other = machine.submit(request("y" * 900)), machine.submit(request("q"))
+    machine.step()  # broken off
+    machine.cancel(one)
+    assert context.interrupted == 0
+    cancelled, answer = finish(machine, one, other)
+    assert (cancelled.finish, answer.text) == ("cancelled", "hello")
+
+
 def test_the_accounts_of_an_answer_add_up():
     machine = engine(FakeContext())
     (answer,) = finish(machine, machine.submit(request("q", logprobs=True)))
