@@ -136,7 +136,7 @@ class _Tensor:
         theirs = self.search(rows, first)
         with self.ops.quiet():
             mine = self._panel(rows, factor, step)
-            worse = self._lost(mine, rows, factor, step) >= self._lost(theirs, rows, factor, step)
+            worse = ~(self._lost(mine, rows, factor, step) < self._lost(theirs, rows, factor, step))  # NaN, too
         mine[worse] = theirs[worse]
         with self.making:
             self.solved, self.others = self.solved + len(rows), self.others + int(worse.sum())

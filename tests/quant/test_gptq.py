@@ -122,6 +122,16 @@ def test_a_row_that_is_no_better_keeps_the_codes_of_search(tmp_path: Path, monke
     assert METHODS["gptq"].remark(solve) == Remark(ROWS, ROWS // 2)
 
 
+def test_a_row_whose_error_is_no_number_keeps_the_codes_of_search(tmp_path: Path, monkeypatch) -> None:
+    rows, known = drawn(256), evidence(correlated(256), tmp_path)
+
+    def unknown(off: np.ndarray, *_: object) -> np.ndarray:
+        return np.full(off.shape[1], np.nan, np.float32)
+
+    monkeypatch.setattr(gptq, "lost", unknown)
+    np.testing.assert_array_equal(made("gptq", "Q4_K", rows, known), made("search", "Q4_K", rows, known))
+
+
 def test_values_want_the_moments_of_what_attention_mixes() -> None:
     for mixed in (True, False):
         known = Evidence("blk.0.attn_v.weight", 256, ROWS, 1, None, Known(correlated(256)[None], mixed))
