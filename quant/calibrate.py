@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from quant import writer
 from quant.errors import Refusal
 from quant.imatrix import CHUNK_SIZE, CHUNKS, COUNTS, DATASETS, MODEL, SUMS, TRANSFORM
+from quant.soundness import IMATRIX
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -121,7 +122,7 @@ class Sums:
         if not self.sums:
             raise Refusal("the model multiplied by no weight that has a name", hint="is it a language model?")
         entries = [
-            ("general.type", writer.entry("string", "imatrix")),
+            ("general.type", writer.entry("string", IMATRIX)),
             (DATASETS, writer.entry("array:string", list(datasets))),
             (CHUNKS, writer.entry("uint32", chunks)),
             (CHUNK_SIZE, writer.entry("uint32", chunk_size)),

@@ -12,7 +12,7 @@ from pathlib import Path
 from quant.errors import Refusal
 from quant.file_types import FILE_TYPES
 from quant.header import ALIGNMENT, Array, Field, Part, TensorInfo, Value, parse
-from quant.soundness import check
+from quant.soundness import check, check_model
 
 __all__ = [
     "ALIGNMENT",
@@ -23,6 +23,7 @@ __all__ = [
     "TensorInfo",
     "Value",
     "check",
+    "check_model",
     "read",
     "role",
 ]

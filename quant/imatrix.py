@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from quant import header
 from quant.errors import Refusal
 from quant.native import Importance
+from quant.soundness import MOMENTS
 from quant.writer import entry
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 SUMS, COUNTS = ".in_sum2", ".counts"
 DATASETS, CHUNKS, CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
 MODEL, TRANSFORM = "llmcli.imatrix.model", "llmcli.imatrix.transform"  # ours; llama.cpp's tools pass them over
-MOMENTS = "llmcli.moments"  # the general.type of a file of second moments
 MAX_NAME = 255  # bytes of a name in the .dat form
 MAX_TEXT = 127  # bytes of a text that upstream writes into the quantized file
 MAX_MATRICES = 1 << 16  # in one tensor: experts, or heads

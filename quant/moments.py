@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from quant import header
 from quant.errors import Refusal
-from quant.imatrix import CHUNKS, MAX_MATRICES, MOMENTS, Entry, Imatrix, same_folds
+from quant.imatrix import CHUNKS, MAX_MATRICES, Entry, Imatrix, same_folds
+from quant.soundness import MOMENTS
 
 if TYPE_CHECKING:
     from quant.native import F32

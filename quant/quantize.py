@@ -98,6 +98,7 @@ def open_gguf(path: Path) -> Source:
     header = container.read(path)
     if not header.tensors:
         raise Refusal(f"{path} holds no tensors, only a vocabulary", hint="name a file with weights")
+    container.check_model(header)
     heads = header.number("attention.head_count") or 0
     kv_heads = header.number("attention.head_count_kv")
     layers = header.number("block_count")

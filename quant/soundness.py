@@ -52,11 +52,25 @@ ROTARY = ONE_HEAD_SIZE | {
 }  # fmt: skip
 # Tokenizer kinds that have no bos (eos) unless the file names one: adding it would be an assertion.
 NO_BOS, NO_EOS = frozenset({"t5", "rwkv", "gemma4"}), frozenset({"bert", "rwkv", "gemma4"})
+IMATRIX, MOMENTS = "imatrix", "llmcli.moments"  # the general.type of llama-imatrix's files, and of second moments
+STATISTICS = {IMATRIX: "--imatrix", MOMENTS: "--moments"}  # and the flag that takes them
 NO_BOS_PRE = frozenset({"chatglm-bpe", "glm4", "glm5"})
 
 
+def check_model(header: "Header") -> None:
+    """Refuse a GGUF file that is none of a model's: statistics of one have tensors, too."""
+    kind, flag = header.metadata.get("general.type"), STATISTICS.get(str(header.metadata.get("general.type")))
+    if flag:
+        raise Refusal(f"{header.path} is no model but statistics of one ({kind})",
+                      hint=f"llmcli quantize takes it as {flag} '{header.path}'")  # fmt: skip
+    if header.architecture == "unknown":
+        raise Refusal(f"{header.path} is no model that llama.cpp could load: it names no architecture",
+                      hint=f"llmcli show '{header.path}' tells what is in it")  # fmt: skip
+
+
 def check(header: "Header") -> None:
-    """Refuse a model that would take the process down when it is loaded; lists every reason."""
+    """Refuse what is no model, and one that would take the process down when it is loaded; lists every reason."""
+    check_model(header)
     problems = [*_layout(header), *_layers(header), *_heads(header), *_latent(header), *_window(header)]
     problems += [*_experts(header), *_numbers(header), *_types(header), *_vocabulary(header)]
     if problems:

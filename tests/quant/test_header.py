@@ -97,6 +97,9 @@ def test_a_huge_array_costs_nothing_until_it_is_asked_for(tmp_path: Path) -> Non
         container.read(file)
 
 
+LLAMA = ("general.architecture", struct.pack("<IQ", 8, 5) + b"llama")
+
+
 def holding(file: Path, *entries: tuple[str, bytes], more: int = 0) -> Path:
     """A GGUF with these keys and no tensors, and so many zeros behind them."""
     from quant.writer import layout
@@ -109,9 +112,8 @@ def holding(file: Path, *entries: tuple[str, bytes], more: int = 0) -> Path:
 @pytest.mark.parametrize("key", ["block_count", "expert_used_count", "attention.head_count"])
 def test_a_list_that_fills_the_file_is_not_read_for_a_number(key: str, tmp_path: Path) -> None:
     count = 1 << 26
-    llama = ("general.architecture", struct.pack("<IQ", 8, 5) + b"llama")
     numbers = (f"llama.{key}", struct.pack("<IIQ", 9, 0, count) + b"\7")
-    header = container.read(holding(tmp_path / "x.gguf", llama, numbers, more=count))
+    header = container.read(holding(tmp_path / "x.gguf", LLAMA, numbers, more=count))
     tracemalloc.start()
     assert header.number(key) == 7
     with contextlib.suppress(Refusal):
@@ -121,9 +123,8 @@ def test_a_list_that_fills_the_file_is_not_read_for_a_number(key: str, tmp_path:
 
 
 def test_words_are_no_numbers(tmp_path: Path) -> None:
-    llama = ("general.architecture", struct.pack("<IQ", 8, 5) + b"llama")
     words = ("llama.expert_used_count", struct.pack("<IIQQ", 9, 8, 1, 1) + b"x")
-    header = container.read(holding(tmp_path / "x.gguf", llama, words))
+    header = container.read(holding(tmp_path / "x.gguf", LLAMA, words))
     assert header.number("expert_used_count") is None
     container.check(header)
 
@@ -132,7 +133,7 @@ def test_more_words_than_any_model_has_are_not_looked_at_one_by_one(tmp_path: Pa
     count = (1 << 22) + 1
     kind = ("tokenizer.ggml.model", struct.pack("<IQ", 8, 4) + b"gpt2")
     words = ("tokenizer.ggml.tokens", struct.pack("<IIQ", 9, 8, count))
-    header = container.read(holding(tmp_path / "x.gguf", kind, words, more=8 * count))
+    header = container.read(holding(tmp_path / "x.gguf", LLAMA, kind, words, more=8 * count))
     with pytest.raises(Refusal, match=f"its vocabulary has {count} tokens"):
         container.check(header)
 
@@ -279,7 +280,7 @@ def test_words_that_are_the_same_up_to_a_zero_byte_are_there_twice(words: list[s
     from quant.writer import entry
 
     kind = ("tokenizer.ggml.model", entry("string", "gpt2"))
-    file = holding(tmp_path / "x.gguf", kind, ("tokenizer.ggml.tokens", entry("array:string", words)))
+    file = holding(tmp_path / "x.gguf", LLAMA, kind, ("tokenizer.ggml.tokens", entry("array:string", words)))
     with pytest.raises(Refusal, match="its vocabulary has 1 tokens twice"):
         container.check(container.read(file))
 

@@ -266,3 +266,27 @@ def test_a_vocabulary_without_weights_is_refused(tmp_path: Path) -> None:
     out.close()
     with pytest.raises(Refusal, match="holds no tensors"):
         quantize.open_gguf(file)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "hint"),
+    [
+        ("imatrix", r"no model but statistics of one \(imatrix\)", "--imatrix"),
+        ("llmcli.moments", r"no model but statistics of one \(llmcli.moments\)", "--moments"),
+        ("model", "names no architecture", "llmcli show"),
+    ],
+)
+def test_tensors_of_what_is_no_model_are_refused(kind: str, said: str, hint: str, tmp_path: Path) -> None:
+    """Neither written in another type nor handed to llama.cpp."""
+    file = tmp_path / "sums.gguf"
+    out = gguf.GGUFWriter(file, "")
+    out.add_type(kind)
+    out.add_tensor("blk.0.ffn_up.weight.in_sum2", np.ones((1, 64), np.float32))
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    for refused in (quantize.open_gguf, lambda path: container.check(container.read(path))):
+        with pytest.raises(Refusal, match=said) as problem:
+            refused(file)
+        assert hint in (problem.value.hint or "")
