@@ -10,7 +10,8 @@ FOLDER becomes a Hugging Face checkpoint (config.json, model.safetensors, tokeni
 
 The same arguments give the same batches in the same order: a batch is drawn from (seed, step). A run that was stopped
 goes on from FOLDER/checkpoint.pt, written every minute. The learning rate is flat and falls only in the last fifth,
-so that a run can be shortened: stop it, and start it with fewer --steps.
+so that a run can be shortened: stop it, and start it with fewer --steps. Weights are kept in float32 and multiplied in
+--type: the two, and processors of other kinds, give teachers that differ.
 """
 
 import argparse
@@ -130,6 +131,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda", "mps"])
+    parser.add_argument("--type", choices=["bfloat16", "float32"], help="of the products; default: the quick one")
     parser.add_argument("--threads", type=int, default=1, help="1 or 2: halves of a batch side by side, the same sums")
     asked = parser.parse_args()
     if asked.hidden % 256 or (asked.ffn or 0) % 256:
@@ -219,13 +221,14 @@ def train(asked: argparse.Namespace, shape: Shape, corpus: teacher_text.Corpus) 
     at = asked.folder / "checkpoint.pt"
     step = resume(at, master, adam) if at.exists() else 0
     saved, seen, began, fall = time.monotonic(), 0, time.monotonic(), int(asked.steps * (1 - FALL))
+    kind = getattr(torch, asked.type or products(asked.device))
     with ThreadPoolExecutor(asked.threads) as pool:
         while step < asked.steps:
             rate = asked.rate * min(1.0, (step + 1) / WARMUP, (asked.steps - step) / (asked.steps - fall))
             for group in adam.param_groups:
                 group["lr"] = rate
             batch = corpus.batch(asked.seed, step, asked.batch, shape.ctx * (2 if step >= fall else 1))
-            loss = descend(pool, shape, master, torch.from_numpy(batch).to(asked.device))
+            loss = descend(pool, shape, master, torch.from_numpy(batch).to(asked.device), kind)
             torch.nn.utils.clip_grad_norm_(master.values(), 1.0)
             adam.step()
             adam.zero_grad()
@@ -238,11 +241,21 @@ def train(asked: argparse.Namespace, shape: Shape, corpus: teacher_text.Corpus) 
     return {name: value.detach().cpu() for name, value in master.items()}
 
 
-def descend(pool: ThreadPoolExecutor, shape: Shape, master: Weights, batch: "torch.Tensor") -> float:
+def products(device: str) -> str:
+    """The type that products are quick in: bfloat16 but on a CPU without it, where torch takes it apart."""
+    import torch
+
+    found = torch.cpu.get_capabilities()
+    return "bfloat16" if device != "cpu" or found.get("avx512_bf16") or found.get("amx_bf16") else "float32"
+
+
+def descend(
+    pool: ThreadPoolExecutor, shape: Shape, master: Weights, batch: "torch.Tensor", kind: "torch.dtype"
+) -> float:
     """Put the gradient of a batch [windows, tokens + 1] on `master`; returns the mean loss.
 
-    Halves are computed apart and added in order, so that the sums do not depend on how many run at a time. bfloat16:
-    on a CPU with AMX a step takes less than half of float32's time.
+    Halves are computed apart and added in order, so that the sums do not depend on how many run at a time. In bfloat16
+    a step takes less than half of float32's time on a CPU with AMX, and thirty times it on one with AVX2 alone.
     """
     import torch
     from torch.nn import functional
@@ -250,7 +263,7 @@ def descend(pool: ThreadPoolExecutor, shape: Shape, master: Weights, batch: "tor
     halves = batch.chunk(2)
 
     def half(part: "torch.Tensor") -> "tuple[float, tuple[torch.Tensor, ...]]":
-        weights = {name: value.detach().bfloat16().requires_grad_() for name, value in master.items()}
+        weights = {name: value.detach().to(kind).requires_grad_() for name, value in master.items()}
         logits = forward(shape, weights, part[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1).float(), part[:, 1:].flatten())
         return float(loss.detach()), torch.autograd.grad(loss, list(weights.values()))

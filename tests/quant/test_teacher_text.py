@@ -44,3 +44,16 @@ def test_rows_that_fill_no_superblock_are_refused(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "multiples of 256" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("device", "has", "kind"),
+    [("cpu", {"avx2": True, "avx512_bf16": False}, "float32"), ("cpu", {"amx_bf16": True}, "bfloat16"),
+     ("cuda", {}, "bfloat16")],
+)  # fmt: skip
+def test_products_are_in_bfloat16_where_that_is_quick(device, has, kind, monkeypatch):
+    torch = pytest.importorskip("torch")
+    import train_teacher
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
+    assert train_teacher.products(device) == kind
