@@ -11,8 +11,9 @@ else: squares and mixtures, too, are made later.
 
 Each product is one thread's. BLAS's own threads wait awake for the next one, as llama.cpp's do, and on as many cores
 the ones took time from the others: 20 chunks of 256 of a Llama of hidden 512 took 20, 22 and 25 CPU seconds of a loaded
-machine's two cores, 29, 29 and 39 before (2026-11-22, in turns; llama-imatrix 7 to 8). It knows names and rows; what
-runs the model, and what runs the products, is passed in.
+machine's two cores, 29, 29 and 39 before (2026-11-22, in turns; llama-imatrix 7 to 8). A GPU that torch knows makes the
+products instead, of more rows at a time: what costs there is to bring them back and to add them up. It knows names and
+rows; what runs the model, and what runs the products, is passed in.
 """
 
 import math
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quant import accelerate
 from quant.calibrate import F32, F64, Mixture, Product, Sums
 from quant.errors import Refusal
 from quant.mixing import Mix, Mixing, counted
@@ -33,7 +35,8 @@ from quant.pending import mixture
 
 SQUARE, LARGE = 256, 1024  # sides of a triangle's parts: of those on its diagonal, and of others at most
 ROWS, MOST = 1024, 4  # multiplied at a time, or the rows of so many chunks,
-KEPT = 1 << 28  # where no more bytes wait for it
+KEPT = 1 << 28  # where no more bytes wait for it;
+ON_DEVICE = 8  # times as much by a GPU
 Each = Callable[..., Any]  # map's form
 Work = tuple[int, Callable[[], None]]  # how much it takes, and what is to be done
 Part = tuple[slice, slice]  # rows and columns of a matrix
@@ -96,7 +99,8 @@ class Survey:
     def together(self) -> int:
         """Chunks whose rows are multiplied at a time. It does not depend on what else memory has to hold: sums of the
         same text have the same bytes in any number of passes."""
-        return max(1, min(ROWS // self.tokens, MOST, KEPT // max(1, sum(self.rows))))
+        more = ON_DEVICE if accelerate.device() else 1
+        return max(1, min(more * ROWS // self.tokens, more * MOST, more * KEPT // max(1, sum(self.rows))))
 
     def cost(self, number: int) -> int:
         """Bytes that gathering an input holds: sums of x x^T and of x in float64, and rows, joined or mixed anew."""
@@ -285,6 +289,9 @@ class _Kept:
             plain = parts[0] if len(parts) == 1 else np.concatenate(parts)
             other = np.concatenate([mix.rows for mix in mixes]) if mixes else plain
             yield plain.size, partial(_first, into, matrix, plain, mixes)
+            if accelerate.device():
+                yield plain.size * plain.shape[1], partial(_triangle, into.second[matrix], plain, other)
+                continue
             for part in _parts(0, plain.shape[1]):
                 yield len(plain) * _area(part), partial(_product, into.second[matrix], part, plain, other)
 
@@ -307,8 +314,7 @@ def _expert(into: Gathered, expert: int, rows: F32, places: tuple[Any, ...]) -> 
     taken = rows[tokens, slots % rows.shape[1]]
     into.first[expert] += taken.sum(0, dtype=np.float64)
     into.counts[expert] += len(taken)
-    for part in _parts(0, taken.shape[1]):
-        _product(into.second[expert], part, taken, taken)
+    _triangle(into.second[expert], taken, taken)
 
 
 def _parts(first: int, last: int) -> Iterator[Part]:
@@ -329,11 +335,34 @@ def _area(part: Part) -> int:
     return int((rows.stop - rows.start) * (columns.stop - columns.start))
 
 
+def _triangle(sums: F64, rows: F32, other: F32) -> None:
+    """Add the triangle of rows^T other, part by part: by a GPU that has room for it, else by this thread."""
+    done, ops = 0, accelerate.operations(accelerate.device())
+    parts = [*_parts(0, rows.shape[1])]
+    try:
+        with ops.alone():
+            left = ops.array(rows)
+            right = left if other is rows else ops.array(other)
+            for part in parts:
+                _add(sums, part, ops.numpy(left[:, part[0]].T @ right[:, part[1]]), mixed=other is not rows)
+                done += 1
+    except accelerate.Full:
+        pass
+    for part in parts[done:]:
+        _product(sums, part, rows, other)
+
+
 def _product(sums: F64, part: Part, rows: F32, other: F32) -> None:
     """Add a part of the triangle of rows^T other."""
     down, across = part
-    sums[part] += rows[:, down].T @ other[:, across]
-    if other is not rows and down == across:
+    _add(sums, part, rows[:, down].T @ other[:, across], mixed=other is not rows)
+
+
+def _add(sums: F64, part: Part, made: F32, *, mixed: bool) -> None:
+    """Add what was multiplied."""
+    down, across = part
+    sums[part] += made
+    if mixed and down == across:
         corner = sums[part]
         np.fill_diagonal(corner, np.maximum(corner.diagonal(), 0))  # float32 may end below the least square
 

@@ -86,7 +86,7 @@ class Ledger:
         arrays = {}
         for name, (found, scored) in scores.items():
             arrays[name] = np.stack([found.nll, found.base_nll, found.kld, found.same]).reshape(4, -1, scored)
-        part = self.folder / "scores" / "part.npz"
+        part = self.place(row.key).with_suffix(".part.npz")  # its own: runs may share the folder
         np.savez(part, **arrays)
         part.replace(self.place(row.key))
         with self.file.open("a") as file:

@@ -63,18 +63,7 @@ def factor(mean: "F32", ops: Ops, damping: float = DAMPING) -> Factor:
         damped, plain, scale = np.eye(len(mean)), np.ones(len(mean)), 1.0
     while True:
         np.fill_diagonal(damped, plain + damping * scale)
-        try:
-            lower = np.linalg.cholesky(damped[::-1, ::-1])
-        except np.linalg.LinAlgError:
-            lower = None
-        if lower is not None and np.isfinite(lower.diagonal()).all():
-            break
+        if (found := ops.udu(damped)) is not None:
+            return Factor(ops.array(damped.astype(np.float32)), *found, damping)
         assert damping < MOST, "no damping makes these moments positive"
         damping *= STEP
-    upper = lower[::-1, ::-1]  # H = upper upper^T
-    root = upper.diagonal().copy()
-    feed = np.empty(mean.shape, np.float32)  # no float64 between: fresh pages cost more than what is done with them
-    np.divide(upper.T, root[:, None], out=feed, casting="same_kind")
-    np.fill_diagonal(feed, 0)
-    weights = (root * root).astype(np.float32)
-    return Factor(ops.array(damped.astype(np.float32)), ops.array(feed), ops.array(weights), damping)

@@ -89,7 +89,7 @@ def _descend(grid: Grid, found: Array, pull: Array, own: Array, ops: Ops) -> Non
     """Move each code of a block to its best place; `pull` [size, rows] is H times the errors, and follows."""
     size, span, (low, high) = len(found), grid.kind.span, grid.kind.bounds(ops)
     step, _ = grid.steps()
-    over, steep = inverted(step), (1 / own.diagonal()).tolist()
+    over, steep = inverted(step), ops.numpy(1 / own.diagonal()).tolist()
     new, moves = ops.empty_like(found[0]), ops.empty_like(found[:RUN])
     for start in range(0, size, RUN):
         end = min(start + RUN, size)

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 SEARCH = Search()
 SWEEPS = 2  # of coordinate descent
-PANEL = 1024  # rows of a panel at most
+PANEL = 1024  # rows of a panel at most,
+ON_DEVICE = 1 << 25  # but a GPU has so many values: it waits for Python at each column, however wide they are
 LANES = 64  # its width is a multiple of it
 BAND = 256  # columns of a factor that errors are multiplied by at a time: half of it is zeros
 FINE = ("Q8_0",)  # eight bits leave too little error to be worth the time
@@ -64,7 +65,7 @@ class Gptq(Method):
 
     def values(self, evidence: Evidence) -> int:
         """A panel."""
-        return width(evidence.rows) * evidence.columns
+        return width(evidence) * evidence.columns
 
     def means(self) -> str:
         """A GPU, or numpy with the search that there is: each adds up in an order of its own."""
@@ -79,10 +80,15 @@ class Gptq(Method):
         return solver.remark if isinstance(solver, _Tensor) else None
 
 
-def width(rows: int) -> int:
+def width(evidence: Evidence) -> int:
     """How many rows a panel of a matrix has: as equal as they come, none of them nearly empty."""
-    panels = -(-rows // PANEL)
-    return -(-rows // (panels * LANES)) * LANES
+    most = max(PANEL, ON_DEVICE // evidence.columns) if accelerate.device() else PANEL
+    panels = -(-evidence.rows // most)
+    return _lanes(-(-evidence.rows // panels))
+
+
+def _lanes(rows: int) -> int:
+    return -(-rows // LANES) * LANES
 
 
 class _Tensor:
@@ -117,18 +123,30 @@ class _Tensor:
         native.check_rows(rows, self.format.name, label=self.evidence.name)
         out = np.empty((len(rows), native.row_bytes(self.format.name, rows.shape[1])), np.uint8)
         at, every = 0, self.evidence.rows
-        step, others = width(every), every - self.evidence.values
+        step, others = width(self.evidence), every - self.evidence.values
         while at < len(rows):
             matrix, within = divmod(first + at, every)
             if within < others:
                 end = min(len(rows), at + min(step, others - within))
-                out[at:end] = self._better(rows[at:end], first + at, matrix, step)
+                out[at:end] = self._fitting(rows[at:end], first + at, matrix, step)
             else:
                 end = min(len(rows), at + every - within)
                 out[at:end] = self.search(rows[at:end], first + at)
             at = end
         native.check_made(out, self.format.name, label=self.evidence.name)
         return out
+
+    def _fitting(self, rows: "F32", first: int, matrix: int, step: int) -> "U8":
+        """The blocks of a panel, by narrower ones where a device has no room for it."""
+        try:
+            return self._better(rows, first, matrix, step)
+        except accelerate.Full:
+            pass
+
+        def narrow(some: "F32", at: int) -> "U8":
+            return self._better(some, at, matrix, _lanes(len(some)))
+
+        return accelerate.halved(narrow, self.evidence.name)(rows, first)
 
     def _better(self, rows: "F32", first: int, matrix: int, step: int) -> "U8":
         """The blocks of a panel of at most `step` rows of one matrix, each row's the better of the two."""
@@ -144,14 +162,17 @@ class _Tensor:
 
     def _panel(self, rows: "F32", factor: Factor, step: int) -> "U8":
         """Blocks of the rows by error feedback."""
-        grids, levels = solve(self.kind, self._upright(rows, step), factor, SWEEPS, self.ops)
-        return packed(self._found(grids, levels, len(rows)), self.format, self.kind.form).reshape(len(rows), -1)
+        with self.ops.alone():
+            grids, levels = solve(self.kind, self._upright(rows, step), factor, SWEEPS, self.ops)
+            found = self._found(grids, levels, len(rows))
+        return packed(found, self.format, self.kind.form).reshape(len(rows), -1)
 
     def _lost(self, made: "U8", rows: "F32", factor: Factor, step: int) -> "F32":
         """The error [rows] of each row of blocks in the layer's output."""
         off = native.decode(made, self.format.name, rows.shape[1], label=self.evidence.name)
         off -= rows
-        return self.ops.numpy(lost(self._upright(off, step), factor, BAND))[: len(rows)]
+        with self.ops.alone():
+            return self.ops.numpy(lost(self._upright(off, step), factor, BAND))[: len(rows)]
 
     def _upright(self, rows: "F32", step: int) -> Array:
         """Rows as a panel [columns, step], with zeros behind them."""
@@ -163,7 +184,12 @@ class _Tensor:
         assert self.evidence.second is not None
         with self.making:
             if matrix not in self.factors:
-                self.factors = {matrix: factor(self.evidence.second.mean(matrix), self.ops)}
+                self.factors.clear()
+                try:
+                    with self.ops.alone():
+                        self.factors[matrix] = factor(self.evidence.second.mean(matrix), self.ops)
+                except accelerate.Full:
+                    raise accelerate.no_room(f"the second moments of {self.evidence.name}") from None
                 self.damping = max(self.damping, self.factors[matrix].damping)
             return self.factors[matrix]
 

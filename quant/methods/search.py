@@ -7,8 +7,7 @@ which is the truth. The same rows give the same bytes however they are cut; thos
 
 from typing import TYPE_CHECKING
 
-from quant import native
-from quant.accelerate import device, operations
+from quant import accelerate, native
 from quant.formats.base import Fields, Linear
 from quant.methods.base import Evidence, Method, Solver
 from quant.methods.grids import GRIDS, Effort, Grid
@@ -32,7 +31,7 @@ class Search(Method):
 
     def values(self, evidence: Evidence) -> int:
         """As much as stays in a core's cache, or as fills a GPU."""
-        return ON_DEVICE if device() else IN_C if native.searches() else 0
+        return ON_DEVICE if accelerate.device() else IN_C if native.searches() else 0
 
     def handles(self, format: "Format", evidence: Evidence) -> bool:
         """Whether its levels are evenly spaced."""
@@ -40,13 +39,13 @@ class Search(Method):
 
     def means(self) -> str:
         """A GPU, our C, or numpy: each adds up in an order of its own."""
-        return device() or ("C" if native.searches() else "numpy")
+        return accelerate.device() or ("C" if native.searches() else "numpy")
 
     def solver(self, format: "Format", evidence: Evidence) -> Solver:
         """The search for the format; rows that it cannot hold are refused as ggml's encoder refuses them."""
         assert isinstance(format, Linear)
         grid, weigh = GRIDS[format.name], evidence.weigher()
-        search = _in_c if device() is None and native.searches() else _in_arrays
+        search = _in_c if accelerate.device() is None and native.searches() else _in_arrays
 
         def solve(rows: "F32", first: int) -> "U8":
             importance = weigh(first, first + len(rows))
@@ -55,13 +54,16 @@ class Search(Method):
             native.check_made(made, format.name, label=evidence.name)
             return made
 
-        return solve
+        return solve if accelerate.device() is None else accelerate.halved(solve, evidence.name)
 
 
 def _in_arrays(rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid) -> "U8":
     """On a GPU, or in numpy with less effort."""
-    effort = grid.long if device() else grid.brief
-    return format.pack(searched(rows, importance, format, grid, operations(device()), effort))
+    effort = grid.long if accelerate.device() else grid.brief
+    ops = accelerate.operations(accelerate.device())
+    with ops.alone():
+        fields = searched(rows, importance, format, grid, ops, effort)
+    return format.pack(fields)
 
 
 def _in_c(rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid) -> "U8":

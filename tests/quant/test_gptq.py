@@ -179,8 +179,8 @@ def test_a_file_s_report_tells_of_rows_and_of_damping(tmp_path: Path) -> None:
 
 def test_a_panel_is_whole_lanes_and_hardly_empty() -> None:
     for rows in (1, 63, 64, 576, 1024, 1025, 1536, 49152, 128256):
-        assert width(rows) % LANES == 0 and width(rows) <= PANEL
-        assert -(-rows // width(rows)) * width(rows) - rows < LANES * -(-rows // PANEL)
+        assert (step := width(Evidence("", 576, rows))) % LANES == 0 and step <= PANEL
+        assert -(-rows // step) * step - rows < LANES * -(-rows // PANEL)
 
 
 @pytest.mark.parametrize("what", ["dead channels", "little text", "nothing", "one input"])
