@@ -14,7 +14,7 @@ from socket import create_server
 import numpy as np
 import pytest
 
-from quant import imatrix
+from quant import imatrix, moments
 from tests.commands.conftest import Done
 
 Llmcli = Callable[..., Done]
@@ -104,7 +104,7 @@ def test_what_measures_a_model_measures_it_on_a_worker(
     read = ("--text", str(text), "--ctx", "64", "--chunks", "2", "-t", "1")
     far = ("--rpc", endpoint)
     asked = [
-        ("calibrate", model, "-o", str(tmp_path / "far"), *read, *far),
+        ("calibrate", model, "-o", str(tmp_path / "far"), "--moments", str(tmp_path / "far.moments"), *read, *far),
         ("bench", "phases", model, "-p", "8", "-n", "2", "-r", "1", "-t", "1", *far),
         ("bench", "compare", model, "-p", "8", "-n", "4", "--seconds", "0.1", "-t", "1", *far),
         ("bench", "tune", model, "--budget", "0.1", *far),
@@ -116,11 +116,16 @@ def test_what_measures_a_model_measures_it_on_a_worker(
     assert len(told) == len(asked), done.stderr
     for words, (code, layers) in zip(asked, told, strict=True):
         assert code == 0 and layers and all(layers), (words, code, layers, done.stderr)
-    assert llmcli("calibrate", model, "-o", str(tmp_path / "here"), *read).code == 0
+    words = ("-o", str(tmp_path / "here"), "--moments", str(tmp_path / "here.moments"), *read)
+    assert llmcli("calibrate", model, *words).code == 0
     here, there = (imatrix.load(tmp_path / name).entries for name in ("here", "far"))
     assert list(here) == list(there)
     for name, one in here.items():
         np.testing.assert_allclose(one.vectors(0, 1, one.count), there[name].vectors(0, 1, one.count), rtol=1e-3)
+    mine, other = (moments.load(tmp_path / f"{name}.moments").inputs for name in ("here", "far"))
+    assert [(one.names, one.mixed) for one in mine] == [(one.names, one.mixed) for one in other]
+    for one, far_one in zip(mine, other, strict=True):
+        np.testing.assert_allclose(one.sums(), far_one.sums(), rtol=1e-3, atol=1e-3 * one.sums().max())
 
 
 def test_the_receipt_tells_what_the_worker_holds(worker: tuple[str, subprocess.Popen[str]], stories_gguf: Path) -> None:
