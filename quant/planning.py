@@ -216,7 +216,8 @@ def plan(
     """Decide every tensor's type and what steers its rounding; refuses what cannot be made, before any byte.
 
     `moments` serve a method that needs them, and as the imatrix where there is none; `pending` stands for those that
-    are not there yet. `most` splits the file: so many bytes of tensors in each shard.
+    are not there yet, and for the imatrix that comes with them. `most` splits the file: so many bytes of tensors in
+    each shard.
     """
     kind, how = recipe.parse(file_type), named(method)
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
@@ -227,7 +228,8 @@ def plan(
         seconds = moments.fitting(shapes, folds)
     imatrix = imatrix or (moments.imatrix if moments else None)
     entries = imatrix.fitting(shapes, folds) if imatrix else {}
-    chosen = recipe.choose(present, kind, source.facts, wishes, weighed=entries.keys() if imatrix else None)
+    weighed = entries.keys() if imatrix else seconds.keys() if pending else None
+    chosen = recipe.choose(present, kind, source.facts, wishes, weighed=weighed)
     steps = _steps(source, chosen, entries, how, seconds if how.needs == "moments" else {})
     settings = _settings(source, kind, wishes, imatrix, most, how, moments, pending)
     made = Plan(source, kind, settings, steps, imatrix, moments, how, most, pending)

@@ -251,10 +251,11 @@ def _finished(plan: Plan, out: Path) -> bool:
 def check(plan: Plan, out: Path) -> None:
     """Raise Refusal where what `plan` writes cannot go."""
     for file in plan.files(out):
-        _writable(plan.source, file)
+        check_place(plan.source, file)
 
 
-def _writable(source: Source, out: Path) -> None:
+def check_place(source: Source, out: Path) -> None:
+    """Raise Refusal where one file made of `source` cannot go."""
     if out.is_dir():
         raise Refusal(f"{out} is a folder", hint=f"name a file: -o {out / 'model.gguf'}")
     if out.exists() and not out.is_file():  # a rename would put a file in a device's place

@@ -66,6 +66,20 @@ def planned(
     return plan, told | keep(sizing.plan_out, mix, ui)
 
 
+def rehearse(sizing: Sizing, making: Making, kind: str, wishes: Wishes) -> None:
+    """Raise what planned() would, as far as nothing has to be measured or gathered for it."""
+    if not sizing.any:
+        making.make(kind, wishes)
+    elif sizing.plan is not None:
+        mix = plans.load(sizing.plan.expanduser())
+        mix.check(making.source.fingerprint, mix.steered)  # by what it was steered is not known yet
+        making.of(mix.types)
+    else:
+        from llmcli.commands import allocating
+
+        allocating.reachable(making.source, making.of, sizing, making.spare)
+
+
 def keep(out: Path | None, mix: Mix, ui: "UI") -> dict[str, Any]:
     """Write the plan file that was asked for."""
     from llmcli.catalog.partial import write_whole

@@ -21,6 +21,7 @@ from quant.methods import METHODS
 
 if TYPE_CHECKING:
     from llmcli.commands import gathering
+    from llmcli.commands.mixes import Making
     from llmcli.config import Config
     from llmcli.ui import UI
     from quant.imatrix import Imatrix
@@ -149,7 +150,15 @@ class Steering:
                 sums, second = gathering.gathered(wish, sums, config, ui)
             if self.sequential:
                 return Known(sums, None, gathering.pending(wish, sums))
-        return Known(sums, second, Pending() if method.needs == "moments" and second is None else None)
+        return Known(sums, second, Pending() if self.missing(method) and dry_run else None)
+
+    @property
+    def promised(self) -> Known:
+        """What there is before anything is gathered, which stands as if it came: enough to refuse by."""
+        from quant import imatrix
+        from quant.pending import Pending
+
+        return Known(imatrix.load(self.imatrix.expanduser()) if self.imatrix else None, None, Pending())
 
     def behind(self, method: "Method", source: "Source", writing: Writing, config: "Config") -> "Callable[..., Report]":
         """What writes a plan with --sequential, as weights.write does."""
@@ -241,7 +250,6 @@ def quantize(
     from llmcli.commands import certifying, closing, folding, mixes, weights
     from quant import planning, recipe
     from quant import quantize as road
-    from quant.folds import rewrite
 
     config, ui = start(writing.json, writing.offline, reading.allow_pickle)
     how, wish = planning.named(steering.method), verifying.wish(writing.threads)
@@ -262,13 +270,14 @@ def quantize(
     )
     check_apart([writing.out, sizing.plan_out], [*steering.files, *sizing.files, verifying.verify_text])
     check_apart([sizing.plan_out], opened.files)
+    if writing.out and not (most or writing.dry_run):
+        road.check_place(opened, writing.out.expanduser())
+    making = partial(_making, opened, how, steering, verifying, most, writing.threads)
+    if steering.runs(how):  # that takes long: what would be refused after it is refused before
+        weights.check_named(model, writing.out)
+        mixes.rehearse(sizing, making(steering.promised), kind.name, wishes)
     known = steering.known(how, opened, writing, config, ui, dry_run=dry_run)
-    making = mixes.Making(
-        opened, lambda name, wishes: road.plan(opened, name, wishes, most=most, method=how.name, **known.given),
-        {"method": how.name, "fold": steering.fold * steering.folds, **known.digests}, writing.threads,
-        rewrite.ROOM * steering.folds + verifying.room(opened, known.texts),
-    )  # fmt: skip
-    plan, told = mixes.planned(sizing, making, kind.name, wishes, config, ui)
+    plan, told = mixes.planned(sizing, making(known), kind.name, wishes, config, ui)
     if known.imatrix or known.moments or not writing.dry_run:
         plan = folding.folded(plan, steering.fold, writing.threads, ui)
     closing.tell(plan, ui)
@@ -280,3 +289,18 @@ def quantize(
         report = None if writing.dry_run else make(plan, target, ui, threads=writing.threads, force=writing.force)
         report, found = certifying.certify(plan, target, report, wish, told, config, ui)
     closing.close(plan, target, report, ui, found, told)
+
+
+def _making(
+    source: "Source", method: "Method", steering: Steering, verifying: Verifying, most: int, threads: int, known: Known
+) -> "Making":
+    """How plans are made by what is known."""
+    from llmcli.commands.mixes import Making
+    from quant import planning
+    from quant.folds import rewrite
+
+    return Making(
+        source, lambda name, wishes: planning.plan(source, name, wishes, most=most, method=method.name, **known.given),
+        {"method": method.name, "fold": steering.fold * steering.folds, **known.digests}, threads,
+        rewrite.ROOM * steering.folds + verifying.room(source, known.texts),
+    )  # fmt: skip

@@ -89,14 +89,12 @@ def placed(
     plan: "Plan", model: "Model | None", out: Path | None, config: "Config", ui: UI, *, mixed: bool, dry_run: bool
 ) -> Iterator[Path]:
     """Where the new file goes: where told, beside a local source, or in the store, which is told of it."""
-    from llmcli.errors import UsageError
-
+    if mixed:
+        check_named(model, out)
     if out is not None:
         yield out.expanduser()
     elif model is None:
         yield beside(plan)
-    elif mixed:
-        raise UsageError("a mixture of one's own needs a name of its own", hint=f"add -o {model.name}-custom.gguf")
     else:
         from llmcli.catalog import store
         from llmcli.catalog.partial import make_folder
@@ -110,6 +108,14 @@ def placed(
             yield target
             if target.exists():
                 store.record_derived(config, model, plan.file_type.name, model.record)
+
+
+def check_named(model: "Model | None", out: Path | None) -> None:
+    """Refuse a mixture of one's own of a model in the store that says not where it goes."""
+    from llmcli.errors import UsageError
+
+    if model is not None and out is None:
+        raise UsageError("a mixture of one's own needs a name of its own", hint=f"add -o {model.name}-custom.gguf")
 
 
 def beside(plan: "Plan") -> Path:

@@ -172,3 +172,42 @@ def test_a_text_that_is_too_short_is_told_before_a_checkpoint_is_copied(
     done = llmcli("quantize", str(stories), *words, "--threads", "1")
     assert done.code == 1, done.err
     assert "hint: a longer --calibration text" in done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--tensor-type", "nonsense=Q4_K"), "'nonsense' fits no tensor"),
+        (("--target-size", "1K"), "no mix of these types makes a file of"),
+        (("--plan", "WORDS"), "is no plan file"),
+        (("--imatrix", "OTHER"), "is the imatrix of another model"),
+        (("-o", "nowhere/out.gguf"), "there is no folder"),
+    ],
+)
+@pytest.mark.parametrize("wanted", [("--method", "gptq"), ("--method", "gptq", "--fold", "awq"), ("--fold", "awq")])
+def test_what_would_be_refused_is_refused_before_anything_is_gathered(
+    flags: tuple[str, str], said: str, wanted: tuple[str, ...], llmcli: Callable[..., Done], model: Path, tmp_path: Path
+) -> None:
+    other, sums, text = tmp_path / "other.gguf", tmp_path / "other.imatrix", tmp_path / "words"
+    text.write_text(WORDS)
+    tiny.llama(other, hidden=128, ff=96, layers=1)
+    assert llmcli("calibrate", str(other), "-o", str(sums), "-f", str(text), "-c", "32", "-t", "1").code == 0
+    value = {"WORDS": str(text), "OTHER": str(sums)}.get(flags[1], flags[1])
+    done = llmcli("quantize", str(model), *wanted, "-o", str(tmp_path / "out.gguf"), flags[0], value)
+    assert (done.code, said in done.err, "gathered from" in done.err) == (1, True, False), done.err
+
+
+def test_types_that_are_noise_without_an_imatrix_are_planned_with_the_one_that_is_gathered(
+    llmcli: Callable[..., Done], tmp_path: Path
+) -> None:
+    model = tiny.llama(tmp_path / "wide.gguf", layers=1)
+    words = ("quantize", str(model), "-t", "IQ2_XXS", "-o", str(tmp_path / "out.gguf"), "--threads", "1")
+    assert "needs an importance matrix" in llmcli(*words, "--dry-run").err
+    for wanted in (("--method", "gptq"), ("--fold", "awq")):
+        planned = json.loads(llmcli(*words, *wanted, "--dry-run", "--json").out)
+        done = llmcli(*words, *wanted, "--json", "--force")
+        assert done.code == 0, done.err
+        made = json.loads(done.out)["types"]
+        assert {name: (row["tensors"], row["bytes"]) for name, row in planned["types"].items()} == {
+            name: (row["tensors"], row["bytes"]) for name, row in made.items()
+        }
