@@ -125,6 +125,11 @@ class Second:
         """Matrices with fewer rows than columns, but some: their rank is too low to be inverted without damping."""
         return sum(0 < count < self.columns for count in self.counts)
 
+    @property
+    def fewest(self) -> float:
+        """Rows that were added up in that matrix which has the fewest of those that were seen."""
+        return min((count for count in self.counts if count), default=0.0)
+
     def _squares(self, matrix: int) -> "F32":
         return self._read(self.importance.offset + 4 * self.columns * matrix, self.columns)
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from llmcli.commands.certifying import Certified
     from quant.quantize import Plan, Report
 
+ENOUGH = 16  # rows for each column of an input: with fewer, more of them still pay
+
 
 def tell(plan: "Plan", ui: UI) -> None:
     """Say before the work begins what the user should know of it."""
@@ -49,7 +51,10 @@ def _of_another(plan: "Plan", ui: UI) -> None:
 
 
 def _thin(plan: "Plan", ui: UI) -> None:
-    """Say where second moments are too few to be inverted by themselves: the method damps them, with less to gain."""
+    """Say where second moments are too few to be inverted by themselves: the method damps them, with less to gain; and
+    where more of them would pay. Gemma 3 270M at Q4_K_M, three texts: 28 % below llama-imatrix's file with 12,288
+    tokens, 6 for each column of the widest input, and 38 % with 49,152 (docs/quality.md).
+    """
     if plan.moments is None or plan.method.needs != "moments":
         return
     known = [second for step in plan.steps if step.method and (second := plan.moments.of(step.weight.name))]
@@ -57,6 +62,11 @@ def _thin(plan: "Plan", ui: UI) -> None:
         ui.note(
             f"the moments of {len(thin)} tensors are of fewer rows than they have columns: damped, they steer less "
             "than a longer text's would"
+        )
+    elif few := [second for second in known if 0 < second.fewest < ENOUGH * second.columns]:
+        ui.note(
+            f"the moments of {len(few)} tensors are of fewer than {ENOUGH} rows for each column: a longer text would "
+            "make a nearer file"
         )
     if unseen := sum(second.unseen for second in known):
         ui.note(f"no token went to {unseen} matrices of experts: they are rounded as if all columns mattered alike")

@@ -211,3 +211,21 @@ def test_types_that_are_noise_without_an_imatrix_are_planned_with_the_one_that_i
         assert {name: (row["tensors"], row["bytes"]) for name, row in planned["types"].items()} == {
             name: (row["tensors"], row["bytes"]) for name, row in made.items()
         }
+
+
+@pytest.mark.parametrize(
+    ("letters", "said"), [(50, "rows than they have columns"), (800, "16 rows for each column"), (4000, "")]
+)
+def test_too_little_text_is_told(
+    letters: int, said: str, llmcli: Callable[..., Done], model: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "words"
+    text.write_text((WORDS * 9)[:letters])
+    sums, second = str(tmp_path / "sums"), str(tmp_path / "moments")
+    words = ("-f", str(text), "-c", "32", "-t", "1", "-o", sums, "--moments", second)
+    assert llmcli("calibrate", str(model), *words).code == 0
+    out = ("-o", str(tmp_path / "out.gguf"), "--dry-run")
+    done = llmcli("quantize", str(model), "--q4_0", "--method", "gptq", "--moments", second, *out)
+    assert done.code == 0, done.err
+    assert said in done.err
+    assert bool(said) == ("are of fewer" in done.err)
