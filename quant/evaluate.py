@@ -57,7 +57,8 @@ def chunks(tokens: Sequence[int], n_ctx: int, most: int | None = None) -> Chunks
     if len(tokens) < 2 * n_ctx:
         most_ctx = len(tokens) // 2
         hint = f"a longer text, or --ctx {most_ctx}" if most_ctx >= SHORTEST else "a longer text"
-        raise Refusal(f"the text has {len(tokens)} tokens, chunks of {n_ctx} need at least {2 * n_ctx}", hint=hint)
+        need = f"chunks of {n_ctx} need at least {2 * n_ctx} tokens"
+        raise Refusal(f"the text is too short: {need}, it has {len(tokens)}", hint=hint)
     count = len(tokens) // n_ctx
     count = count if most is None else min(most, count)
     return Chunks(np.array(tokens[: count * n_ctx], np.int32).reshape(count, n_ctx))

@@ -24,6 +24,7 @@ from llmcli.runtime.binding.context import open_context
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.request import RunOptions
 from llmcli.runtime.scoring import ChunkScorer
+from llmcli.units import several
 from quant import container, native
 from quant import quantize as road
 from quant.divergence import F32, F64, Lanes, Scores, Top
@@ -121,7 +122,7 @@ def _text(source: "Source", reading: Reading) -> Chunks:
         text = reading.text(side)
     if text.count < reading.measured + reading.held_out:
         raise UserError(
-            f"the text has {text.count} chunks of {side.options.ctx_size} tokens, measuring takes "
+            f"the text has {several(text.count, 'chunk')} of {side.options.ctx_size} tokens, measuring takes "
             f"{reading.measured} and {reading.held_out} more that are held out",
             hint="a longer --text, or fewer --probe-chunks",
         )

@@ -67,7 +67,7 @@ def check(plan: "Plan", out: Path, wish: Wish, config: "Config") -> None:
     bases.check(plan.source, "leave --verify out")
     words, name = words_of(wish.text)
     if (count := len(words.encode())) < 2 * CTX - BESIDE:
-        raise _too_short(f"{name} has {count} bytes, to verify takes {2 * CTX} tokens")
+        raise _too_short(f"{name} has {several(count, 'byte')}, to verify takes {2 * CTX} tokens")
     copy = bases.copied(plan.source.origin or plan.source)
     part = plan.parts[0].layout.nbytes  # the first file stands twice while it is stamped
     there = sum(file.stat().st_size for file in plan.files(out) if file.exists())
@@ -235,7 +235,7 @@ def _mix(plan: "Plan") -> dict[str, int]:
 def _long_enough(model: "Side", words: str, name: str) -> None:
     count = len(scorers.tokens(model, words))
     if count < 2 * CTX:
-        raise _too_short(f"{name} has {count} tokens, to verify takes {2 * CTX}")
+        raise _too_short(f"{name} has {several(count, 'token')}, to verify takes {2 * CTX}")
 
 
 def _too_short(what: str) -> UserError:

@@ -155,7 +155,7 @@ def test_mistakes_are_one_line(llmcli: Llmcli, tmp_path: Path, text: Path) -> No
     (broken := tmp_path / "nan.gguf").write_bytes(raw)
     for words, why in (
         ((str(model), "--text", str(shipped)), "nothing may be calibrated with it"),
-        ((str(model), "--text", str(text)), "chunks of 512 need at least 1024"),
+        ((str(model), "--text", str(text)), "chunks of 512 need at least 1024 tokens, it has"),
         ((str(broken), "--text", str(text), "--ctx", "32"), "what enters blk.0.attn_"),
         ((str(broken), "--text", str(text), "--ctx", "32", "--moments", str(out) + "2"), "what enters blk.0.attn_"),
     ):

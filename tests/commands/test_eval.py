@@ -286,7 +286,7 @@ def test_mistakes_are_one_line(llmcli: Llmcli, stories: Path, stories_gguf: Path
     model = str(stories_gguf)
     for words, code, why in (
         ((model, "--text", str(odd)), 1, "not UTF-8 text: byte 5 is 0xff"),
-        ((model, "--text", str(short)), 1, "chunks of 512 need at least 1024"),
+        ((model, "--text", str(short)), 1, "chunks of 512 need at least 1024 tokens, it has"),
         ((model, "--text", str(tmp_path / "none.txt")), 1, "cannot read"),
         ((model, "--text", str(text), "--ctx", "4"), 1, "--ctx is 4"),
         ((model, "--text", str(text), "-ctk", "q9"), 1, "unknown KV cache type"),

@@ -32,6 +32,7 @@ class Served:
     bridge: Bridge
     settings: Settings
     server: server.Server
+    thread: threading.Thread  # in which it runs
 
     @property
     def v1(self) -> str:
@@ -53,7 +54,7 @@ def serving(runner: Runner, parallel: int = 4, waiting: int = 64, **settings: An
         thread.start()
         try:
             assert ready.wait(30)
-            yield Served(server.address(made), bridge, made, running)
+            yield Served(server.address(made), bridge, made, running, thread)
         finally:
             running.should_exit = True
             thread.join(30)
