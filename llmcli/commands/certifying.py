@@ -60,12 +60,20 @@ class Certified:
     files: tuple[Path, ...]
 
 
-def check(plan: "Plan", out: Path, wish: "Wish | None", config: "Config") -> None:
-    """Raise Refusal for what could not be verified, before anything is made."""
+def check_text(source: "Source", wish: "Wish | None") -> None:
+    """Raise Refusal for what could not be verified, before anything is gathered or measured."""
     if wish is not None:
         from llmcli.commands import verifying
 
-        verifying.check(plan, out, wish, config)
+        verifying.check_text(source, wish)
+
+
+def check(plan: "Plan", out: Path, wish: "Wish | None", config: "Config") -> None:
+    """Raise Refusal where the disk has no room to verify, before anything is made."""
+    if wish is not None:
+        from llmcli.commands import verifying
+
+        verifying.check(plan, out, config)
 
 
 def certify(

@@ -270,6 +270,7 @@ def quantize(
     )
     check_apart([writing.out, sizing.plan_out], [*steering.files, *sizing.files, verifying.verify_text])
     check_apart([sizing.plan_out], opened.files)
+    certifying.check_text(opened, wish)
     if writing.out and not (most or writing.dry_run):
         road.check_place(opened, writing.out.expanduser())
     making = partial(_making, opened, how, steering, verifying, most, writing.threads)

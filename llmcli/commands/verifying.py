@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from llmcli.config import Config
     from llmcli.ui import UI
     from quant.planning import Plan
+    from quant.source import Source
 
 CHUNKS = 32  # of 512 tokens, unless told; after 8 the mean divergence of SmolLM2 135M in Q4_K_M is known to 2.2 %
 TESTS = ((256, 0), (0, 32))  # tokens of a prompt, tokens generated
@@ -62,12 +63,16 @@ class Wish:
         return RunOptions(CTX, self.threads or None)
 
 
-def check(plan: "Plan", out: Path, wish: Wish, config: "Config") -> None:
-    """Refuse what could not be verified before anything is made: text, vocabulary, disk."""
-    bases.check(plan.source, "leave --verify out")
+def check_text(source: "Source", wish: Wish) -> None:
+    """Refuse a source that cannot read, and a text that is too short whatever the vocabulary."""
+    bases.check(source, "leave --verify out")
     words, name = words_of(wish.text)
     if (count := len(words.encode())) < 2 * CTX - BESIDE:
         raise _too_short(f"{name} has {several(count, 'byte')}, to verify takes {2 * CTX} tokens")
+
+
+def check(plan: "Plan", out: Path, config: "Config") -> None:
+    """Refuse what the disk has no room for, before anything is made."""
     copy = bases.copied(plan.source.origin or plan.source)
     part = plan.parts[0].layout.nbytes  # the first file stands twice while it is stamped
     there = sum(file.stat().st_size for file in plan.files(out) if file.exists())

@@ -197,6 +197,17 @@ def test_what_would_be_refused_is_refused_before_anything_is_gathered(
     assert (done.code, said in done.err, "gathered from" in done.err) == (1, True, False), done.err
 
 
+def test_a_text_too_short_to_verify_with_is_refused_before_anything_is_gathered(
+    llmcli: Callable[..., Done], model: Path, tmp_path: Path
+) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("hi")
+    words = ("quantize", str(model), "--method", "gptq", "-o", str(tmp_path / "out.gguf"), "--verify", "--verify-text")
+    done = llmcli(*words, str(short))
+    assert (done.code, "has 2 bytes, to verify takes 1024 tokens" in done.err) == (1, True), done.err
+    assert "gathered from" not in done.err
+
+
 def test_types_that_are_noise_without_an_imatrix_are_planned_with_the_one_that_is_gathered(
     llmcli: Callable[..., Done], tmp_path: Path
 ) -> None:
