@@ -28,8 +28,6 @@ def main() -> None:
 def _run() -> None:
     """The command, and words for what a user did. What an import raises is told as it is: it has no words yet."""
     from llmcli import config
-
-    config.wide_products()
     from llmcli.commands.root import app
     from llmcli.errors import ReaderGone, UsageError, UserError
     from llmcli.ui import UI

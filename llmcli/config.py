@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TRUE = {"1", "true", "yes", "on"}
-CPUINFO = Path("/proc/cpuinfo")
-WIDE = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"}  # what OpenBLAS's kernels for Skylake-X use
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +85,6 @@ def quiet_library() -> None:
 def one_kernel() -> None:
     """Keep llama.cpp to one kernel for k-quants, however many rows a batch has; read at its first product."""
     os.environ["GGML_CPU_TILED_MM"] = "0"
-
-
-def wide_products(info: Path = CPUINFO) -> None:
-    """Let numpy multiply with AVX-512 on an AMD processor that has it; call before numpy is imported.
-
-    The OpenBLAS in numpy's wheels has few processors' kernels, to be small (MacPython/openblas-libs, issue 144), those
-    for AMD's with AVX-512 not among them. Zen 5 got AVX2's: 130 GFLOPS a core in second moments' products, with
-    Skylake-X's 220. GPTQ with its calibration took 2.2 to 2.4 times as long as llama-imatrix with llama-quantize, so
-    1.8 to 1.9 times (2026-11-25; docs/quality.md). OPENBLAS_CORETYPE=Haswell gives the former.
-    """
-    try:
-        with info.open(errors="replace") as file:
-            first = file.read(8192)  # one processor's part, of perhaps hundreds
-    except OSError:
-        return
-    flags = re.search(r"^flags\s*: (.*)$", first, re.MULTILINE)
-    if "AuthenticAMD" in first and flags and set(flags[1].split()) >= WIDE:
-        os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
 
 
 def quiet_hub() -> None:

@@ -11,17 +11,12 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from llmcli import config
-
 # A shell that starts the tests in the background lets them ignore Ctrl-C, and their children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # llama.cpp asks once a process whether k-quants may have a kernel of their own from eight rows on; without it what
 # several tests demand to the last bit is true on every CPU (runtime/reproducible.py).
 os.environ["GGML_CPU_TILED_MM"] = "0"
-
-# Products are compared with those of a command to the last bit: both by the same kernels.
-config.wide_products()
 
 DATA = Path(__file__).parent / "data"
 SMOLLM2 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
