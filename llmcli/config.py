@@ -83,29 +83,42 @@ def quiet_library() -> None:
 
 
 def one_kernel() -> None:
-    """Keep llama.cpp to one kernel for k-quants, however many rows a batch has; read at its first product."""
+    """Keep llama.cpp to one kernel for k-quants, however many rows a batch has; read at its first
+    product.
+    """
     os.environ["GGML_CPU_TILED_MM"] = "0"
 
 
 def quiet_hub() -> None:
-    """Keep huggingface_hub from telling anybody anything and from drawing bars; call before it is imported."""
-    for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_UPDATE_CHECK"):
+    """Keep huggingface_hub from telling anybody anything and from drawing bars; call before it is
+    imported.
+    """
+    for name in (
+        "HF_HUB_DISABLE_TELEMETRY",
+        "HF_HUB_DISABLE_PROGRESS_BARS",
+        "HF_HUB_DISABLE_UPDATE_CHECK",
+    ):
         os.environ.setdefault(name, "1")
 
 
 def quiet_ray(token: str | None) -> None:
-    """Keep Ray from telling anybody anything, and all but the bearer of `token` from using it (None: as the cluster
-    has it); call before it is imported."""
+    """Keep Ray from telling anybody anything, and all but the bearer of `token` from using it
+    (None: as the cluster has it); call before it is imported.
+    """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if token:
         os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", token
     elif (Path.home() / ".ray" / "auth_token").exists():  # `ray start` made it, and asks for it
         os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a change that is to come
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # else it warns of a change that is to come
 
 
 def rotated_cache() -> bool:
-    """Whether llama.cpp stores quantized K and V rotated (src/llama-kv-cache.cpp); it reads a number."""
+    """Whether llama.cpp stores quantized K and V rotated (src/llama-kv-cache.cpp); it reads a
+    number.
+    """
     return not re.match(r"\s*[+-]?0*[1-9]", os.environ.get("LLAMA_ATTN_ROT_DISABLE", ""))
 
 
@@ -121,7 +134,10 @@ def _token(env: Mapping[str, str], hub: Path) -> str | None:
     file = Path(env.get("HF_TOKEN_PATH") or hub / "token").expanduser()
     try:
         return file.read_text(encoding="utf-8").strip() or None
-    except (OSError, ValueError):  # not logged in, not ours to read, or no text: the hub will say if one is needed
+    except (
+        OSError,
+        ValueError,
+    ):  # not logged in, not ours to read, or no text: the hub will say if one is needed
         return None
 
 

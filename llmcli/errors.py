@@ -8,7 +8,9 @@ class UserError(Refusal):
 
 
 class ReaderGone(Exception):
-    """Whoever read our output has gone (`llmcli list | head -1`): nobody's error, and nobody is left to tell."""
+    """Whoever read our output has gone (`llmcli list | head -1`): nobody's error, and nobody is
+    left to tell.
+    """
 
 
 class UsageError(UserError):

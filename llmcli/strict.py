@@ -1,5 +1,6 @@
-"""JSON as its standard has it: without what Python alone takes for JSON, and without numbers beyond a double's, which
-told back would be no JSON."""
+"""JSON as its standard has it: without what Python alone takes for JSON, and without numbers beyond
+a double's, which told back would be no JSON.
+"""
 
 import json
 import math

@@ -1,4 +1,6 @@
-"""How the terminal is set: kept, without its echo for a while, put back. There may be none, nor termios (Windows)."""
+"""How the terminal is set: kept, without its echo for a while, put back. There may be none, nor
+termios (Windows).
+"""
 
 import sys
 from contextlib import suppress

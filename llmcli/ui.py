@@ -51,27 +51,36 @@ class UI:
         """The one JSON document of a --json run."""
         put(sys.stdout, json_module.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()
+    ) -> None:
         """A table for people; the columns named in `right` are aligned to the right."""
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, header_style="bold" if self.color else "")
         for number, column in enumerate(columns):
-            # What the first column names is typed again: on a narrow screen it goes on below and is never cut.
+            # What the first column names is typed again: on a narrow screen it goes on below and is
+            # never cut.
             table.add_column(
-                column, justify="right" if column in right else "left", no_wrap=column in right,
+                column,
+                justify="right" if column in right else "left",
+                no_wrap=column in right,
                 overflow="ellipsis" if number else "fold",
-            )  # fmt: skip
+            )
         for row in rows:
             table.add_row(*(Text(visible(cell)) for cell in row))
         stream = sys.stderr if self.json else sys.stdout
-        drawn = io.StringIO()  # rich ends the program at a broken pipe, and a full disk is ours to tell
+        drawn = (
+            io.StringIO()
+        )  # rich ends the program at a broken pipe, and a full disk is ours to tell
         self._console(stream, drawn).print(table)
         put(stream, drawn.getvalue())
 
     def drawing(self, draw: Callable[[int, bool], str]) -> None:
-        """What `draw` makes of the columns there are, and of whether all letters can be shown, not ASCII alone."""
+        """What `draw` makes of the columns there are, and of whether all letters can be shown, not
+        ASCII alone.
+        """
         stream = sys.stderr if self.json else sys.stdout
         try:
             unicode = bool("█│●…".encode(stream.encoding))
@@ -84,7 +93,9 @@ class UI:
         self,
         label: str,
         total: int | None,
-        unit: Literal["bytes", "tensors", "tests", "chunks", "sites", "lines", "requests"] = "bytes",
+        unit: Literal[
+            "bytes", "tensors", "tests", "chunks", "sites", "lines", "requests"
+        ] = "bytes",
         done: int = 0,
     ) -> Iterator[Bar]:
         """A progress bar on stderr: drawn on a terminal, one closing line elsewhere.
@@ -102,8 +113,9 @@ class UI:
             yield _RichBar(progress, task)
 
     def markdown(self, text: str) -> str:
-        """Markdown as this terminal shows it, its lines ended. What a model writes cannot do more than that:
-        control characters are shown, also those spelled as entities; HTML and images stay as they are written.
+        """Markdown as this terminal shows it, its lines ended. What a model writes cannot do more
+        than that: control characters are shown, also those spelled as entities; HTML and images
+        stay as they are written.
         """
         from rich.markdown import Markdown
 
@@ -115,7 +127,9 @@ class UI:
         return "\n".join(lines) + "\n"
 
     def code(self, line: str, language: str) -> str:
-        """One line of code in its language's colours, where it is known; long ones are the terminal's to wrap."""
+        """One line of code in its language's colours, where it is known; long ones are the
+        terminal's to wrap.
+        """
         from rich.syntax import Syntax
 
         line = visible(line)
@@ -140,7 +154,9 @@ class UI:
         )
 
         counts = (
-            (DownloadColumn(binary_units=True), TransferSpeedColumn()) if unit == "bytes" else (MofNCompleteColumn(),)
+            (DownloadColumn(binary_units=True), TransferSpeedColumn())
+            if unit == "bytes"
+            else (MofNCompleteColumn(),)
         )
         return Progress(
             TextColumn("{task.description}", markup=False),
@@ -159,9 +175,14 @@ class UI:
 
         terminal = stream.isatty()
         return Console(
-            file=file or stream, force_terminal=terminal, width=None if terminal else 200, no_color=not self.color,
-            highlight=False, markup=False, emoji=False,
-        )  # fmt: skip
+            file=file or stream,
+            force_terminal=terminal,
+            width=None if terminal else 200,
+            no_color=not self.color,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
 
 
 class _RichBar:
@@ -172,7 +193,9 @@ class _RichBar:
         self.progress.update(self.task, advance=amount, refresh=not self.progress.live.auto_refresh)
 
     def describe(self, text: str) -> None:
-        self.progress.update(self.task, description=visible(text), refresh=not self.progress.live.auto_refresh)
+        self.progress.update(
+            self.task, description=visible(text), refresh=not self.progress.live.auto_refresh
+        )
 
 
 class _Lines:
@@ -193,7 +216,9 @@ class _Lines:
 
 
 def _tame(tokens: Iterable[Any]) -> None:
-    """Parsed Markdown whose every piece is text that can be shown, and whose lines end where the writer ended them."""
+    """Parsed Markdown whose every piece is text that can be shown, and whose lines end where the
+    writer ended them.
+    """
     for token in tokens:
         token.content = visible(token.content)
         if "href" in token.attrs:
@@ -213,7 +238,9 @@ def _tame(tokens: Iterable[Any]) -> None:
 
 
 def put(stream: TextIO, text: str) -> None:
-    """Write at once; raises UserError where the disk behind the stream is full, ReaderGone at a broken pipe."""
+    """Write at once; raises UserError where the disk behind the stream is full, ReaderGone at a
+    broken pipe.
+    """
     try:
         stream.write(text)
         stream.flush()
@@ -223,7 +250,8 @@ def put(stream: TextIO, text: str) -> None:
         if stream is sys.stderr:
             raise  # there is no place left to tell it
         raise UserError(
-            f"cannot write the output: {error.strerror}", hint="make room, or send it somewhere else"
+            f"cannot write the output: {error.strerror}",
+            hint="make room, or send it somewhere else",
         ) from None
 
 

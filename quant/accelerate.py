@@ -1,10 +1,13 @@
-"""The few operations of an array search, spelled for numpy and for torch: the same arithmetic on a CPU and on a GPU.
+"""The few operations of an array search, spelled for numpy and for torch: the same arithmetic on a
+CPU and on a GPU.
 
-numpy is the truth; torch serves where a device is faster. Elementwise operations write into arrays that are there
-already, and sums run over the first axis, so that they add up in the same order for every column.
+numpy is the truth; torch serves where a device is faster. Elementwise operations write into arrays
+that are there already, and sums run over the first axis, so that they add up in the same order for
+every column.
 
-Threads take turns on a device (`alone`): what it must have room for is one thread's, and they have the packing, the
-decoding and the files to do meanwhile. Where there is no room all the same it is Full, and whoever asked takes less.
+Threads take turns on a device (`alone`): what it must have room for is one thread's, and they have
+the packing, the decoding and the files to do meanwhile. Where there is no room all the same it is
+Full, and whoever asked takes less.
 """
 
 import importlib.util
@@ -27,8 +30,13 @@ if TYPE_CHECKING:
     F64 = NDArray[np.float64]
 
 Array = Any  # of numpy or of torch
-FULL = ("out of memory", "ALLOC_FAILED")  # in what torch says of CUDA's memory and of Metal's, and in what cuBLAS says
-WITHOUT = "free some of its memory, or compute without it: CUDA_VISIBLE_DEVICES= before the same command"
+FULL = (
+    "out of memory",
+    "ALLOC_FAILED",
+)  # in what torch says of CUDA's memory and of Metal's, and in what cuBLAS says
+WITHOUT = (
+    "free some of its memory, or compute without it: CUDA_VISIBLE_DEVICES= before the same command"
+)
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA, of Windows below Linux, of AMD
 
 
@@ -43,7 +51,12 @@ class Numpy:
         import numpy as np
 
         self.np = np
-        self.multiply, self.add, self.subtract, self.clip = np.multiply, np.add, np.subtract, np.clip
+        self.multiply, self.add, self.subtract, self.clip = (
+            np.multiply,
+            np.add,
+            np.subtract,
+            np.clip,
+        )
         self.round, self.sqrt = np.rint, np.sqrt
         self.where: Any = np.where
 
@@ -78,7 +91,9 @@ class Numpy:
     def dot(self, *factors: Array) -> Array:
         """Sums of products of two or three arrays over the first axis."""
         flat = (values.reshape(len(values), -1) for values in factors)
-        return self.np.einsum(",".join(["ig"] * len(factors)) + "->g", *flat).reshape(factors[0].shape[1:])
+        return self.np.einsum(",".join(["ig"] * len(factors)) + "->g", *flat).reshape(
+            factors[0].shape[1:]
+        )
 
     def least(self, values: Array) -> Array:
         """The smallest over the first axis."""
@@ -94,8 +109,9 @@ class Numpy:
             return values.astype(self.np.float16).astype(self.np.float32)
 
     def udu(self, matrix: "F64") -> tuple[Array, Array] | None:
-        """Of a matrix [n, n] = (I + F) D (I + F)^T, F strictly upper: F transposed and D [n], F32; None where it is not
-        positive. One Cholesky factorisation, read backwards."""
+        """Of a matrix [n, n] = (I + F) D (I + F)^T, F strictly upper: F transposed and D [n], F32;
+        None where it is not positive. One Cholesky factorisation, read backwards.
+        """
         np = self.np
         try:
             lower = np.linalg.cholesky(matrix[::-1, ::-1])
@@ -105,7 +121,9 @@ class Numpy:
         root = upper.diagonal().copy()
         if not np.isfinite(root).all():
             return None
-        feed = np.empty(matrix.shape, np.float32)  # no float64 between: fresh pages cost more than the work
+        feed = np.empty(
+            matrix.shape, np.float32
+        )  # no float64 between: fresh pages cost more than the work
         np.divide(upper.T, root[:, None], out=feed, casting="same_kind")
         np.fill_diagonal(feed, 0)
         return feed, (root * root).astype(np.float32)
@@ -122,7 +140,12 @@ class Torch:
         import torch
 
         self.torch, self.device, self.turn = torch, torch.device(device), Lock()
-        self.multiply, self.add, self.subtract, self.where = torch.multiply, torch.add, torch.subtract, torch.where
+        self.multiply, self.add, self.subtract, self.where = (
+            torch.multiply,
+            torch.add,
+            torch.subtract,
+            torch.where,
+        )
         self.quiet = torch.inference_mode
         self.round, self.sqrt, self.empty_like = torch.round, torch.sqrt, torch.empty_like
 
@@ -215,8 +238,9 @@ def device() -> str | None:
 
 
 def halved(solve: "Callable[[F32, int], U8]", label: str) -> "Callable[[F32, int], U8]":
-    """`solve`, of rows and the number of the first, half of them at a time where a device has no room for all; raises
-    Refusal where it has none for one."""
+    """`solve`, of rows and the number of the first, half of them at a time where a device has no
+    room for all; raises Refusal where it has none for one.
+    """
     import numpy as np
 
     def solved(rows: "F32", first: int) -> "U8":

@@ -1,7 +1,7 @@
 """Reads that take their time are begun before they are wanted, several at once.
 
-Whoever writes a source asks for rows in one order (source.Weight says which), so what comes next is known. It
-knows rows and threads, not where the rows come from.
+Whoever writes a source asks for rows in one order (source.Weight says which), so what comes next is
+known. It knows rows and threads, not where the rows come from.
 """
 
 import threading
@@ -23,7 +23,9 @@ AHEAD = 1 << 27  # bytes that may be there before they are wanted, and one slab 
 def ahead(source: Source) -> Source:
     """The same source for one writing of it; reads in another order are right too, only slower."""
     queue = _Queue(source.weights)
-    weights = (replace(weight, read=partial(queue.read, at)) for at, weight in enumerate(source.weights))
+    weights = (
+        replace(weight, read=partial(queue.read, at)) for at, weight in enumerate(source.weights)
+    )
     return replace(source, weights=tuple(weights))
 
 
@@ -74,7 +76,9 @@ class _Queue:
             self.begun[key] = _Read(self.weights[key[0]], *key[1:])
 
     def _after(self, index: int, row: int) -> Iterator[tuple[int, int, int]]:
-        """What pipeline.stream asks for after `row` of a weight: slabs of it, then of the weights behind it."""
+        """What pipeline.stream asks for after `row` of a weight: slabs of it, then of the weights
+        behind it.
+        """
         for at in range(index, len(self.weights)):
             weight = self.weights[at]
             step = max(1, pipeline.SLAB // weight.columns)

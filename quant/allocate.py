@@ -1,15 +1,15 @@
 """Which type each tensor gets so that a file has so many bytes and the loss is least.
 
-A tensor's options are types with what they take and what they cost in divergence; losses of tensors add up. Of the
-lower convex hull of every tensor's options the steps down are taken in the order of what they gain a byte: those are
-the solutions of the Lagrangian for falling multipliers, each the best there is at its own number of bytes. What is
-left of the budget then goes, largest gain first, to whatever still fits, off the hulls too. It knows names and numbers,
-no weights and no models.
+A tensor's options are types with what they take and what they cost in divergence; losses of tensors
+add up. Of the lower convex hull of every tensor's options the steps down are taken in the order of
+what they gain a byte: those are the solutions of the Lagrangian for falling multipliers, each the
+best there is at its own number of bytes. What is left of the budget then goes, largest gain first,
+to whatever still fits, off the hulls too. It knows names and numbers, no weights and no models.
 
-One tensor may be most of a model (an embedding of 262,144 words is 63 % of Gemma 3 270M), and a step of it more than
-all others leave. So the largest are given each of their types in turn, and the best of those mixes is taken: with
-steps alone Gemma's file at Q6_K's bytes kept the embedding in Q5_1 and 44 MB unspent, 0.0077 nats for the 0.0035 of
-one type throughout (2026-11-23).
+One tensor may be most of a model (an embedding of 262,144 words is 63 % of Gemma 3 270M), and a
+step of it more than all others leave. So the largest are given each of their types in turn, and the
+best of those mixes is taken: with steps alone Gemma's file at Q6_K's bytes kept the embedding in
+Q5_1 and 44 MB unspent, 0.0077 nats for the 0.0035 of one type throughout (2026-11-23).
 """
 
 from bisect import bisect_right
@@ -21,13 +21,18 @@ from quant.errors import Refusal
 
 MOST_TYPES = 5  # in a file, where that costs little: every type has kernels of its own
 LITTLE = 0.02  # of the loss, for a type less
-LARGE, MOST_LARGE = 0.05, 2  # of all bytes that may be given, for a tensor's types to be tried in turn; so many of them
+LARGE, MOST_LARGE = (
+    0.05,
+    2,
+)  # of all bytes that may be given, for a tensor's types to be tried in turn; so many of them
 CLOSE = 0.003  # how far below a target a file may stay without being told
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A type for one tensor: the bytes it takes in the file, padding counted, and the divergence it costs."""
+    """A type for one tensor: the bytes it takes in the file, padding counted, and the divergence it
+    costs.
+    """
 
     type: str
     nbytes: int
@@ -39,7 +44,9 @@ Menu = Mapping[str, Sequence[Option]]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """From one corner of a tensor's hull to its next `option`: bytes more, loss more (below zero), and loss a byte."""
+    """From one corner of a tensor's hull to its next `option`: bytes more, loss more (below zero),
+    and loss a byte.
+    """
 
     slope: float
     name: str
@@ -90,7 +97,9 @@ class Allocation:
 
 
 def hull(options: Iterable[Option]) -> tuple[Option, ...]:
-    """The lower convex hull: smallest first, every step down gains less a byte than the one before it."""
+    """The lower convex hull: smallest first, every step down gains less a byte than the one before
+    it.
+    """
     points: list[Option] = []
     for option in sorted(options, key=lambda one: (one.nbytes, one.loss)):
         if points and option.loss >= points[-1].loss:
@@ -129,7 +138,9 @@ def refusal(menu: Menu, budget: Budget) -> Refusal:
 
 
 def allocate(menu: Menu, budget: Budget) -> Allocation:
-    """The best mix in the budget; raises Refusal, with what can be reached, where there is none or it is too large."""
+    """The best mix in the budget; raises Refusal, with what can be reached, where there is none or
+    it is too large.
+    """
     if not in_reach(menu, budget):
         raise refusal(menu, budget)
     hulls = {name: hull(options) for name, options in menu.items()}
@@ -138,18 +149,32 @@ def allocate(menu: Menu, budget: Budget) -> Allocation:
         if bound >= best.loss:
             break
         held = {name: (pick,) for name, pick in picks.items()}
-        best = min(best, _stepped({**menu, **held}, {**hulls, **held}, budget.left), key=lambda one: one.loss)
+        best = min(
+            best,
+            _stepped({**menu, **held}, {**hulls, **held}, budget.left),
+            key=lambda one: one.loss,
+        )
     return best
 
 
 def _ways(menu: Menu, hulls: Menu, left: int) -> list[tuple[float, dict[str, Option]]]:
-    """The picks of the large tensors that fit, each with a loss that no mix with them is below, the least first: the
-    one that parts of steps would reach."""
+    """The picks of the large tensors that fit, each with a loss that no mix with them is below, the
+    least first: the one that parts of steps would reach.
+    """
     large = _large(hulls)
     rest = {name: points for name, points in hulls.items() if name not in large}
     steps = _steps(rest)
-    spent = list(accumulate((step.nbytes for step in steps), initial=sum(points[0].nbytes for points in rest.values())))
-    losses = list(accumulate((step.loss for step in steps), initial=sum(points[0].loss for points in rest.values())))
+    spent = list(
+        accumulate(
+            (step.nbytes for step in steps),
+            initial=sum(points[0].nbytes for points in rest.values()),
+        )
+    )
+    losses = list(
+        accumulate(
+            (step.loss for step in steps), initial=sum(points[0].loss for points in rest.values())
+        )
+    )
     found = []
     for picks in product(*(menu[name] for name in large)) if large else ():
         room = left - sum(pick.nbytes for pick in picks)
@@ -163,7 +188,9 @@ def _ways(menu: Menu, hulls: Menu, left: int) -> list[tuple[float, dict[str, Opt
 
 
 def _large(hulls: Menu) -> list[str]:
-    """The tensors whose types may take the most bytes more or less, where that is much of what all may."""
+    """The tensors whose types may take the most bytes more or less, where that is much of what all
+    may.
+    """
     spans = {name: points[-1].nbytes - points[0].nbytes for name, points in hulls.items()}
     most = sorted(spans, key=lambda name: (-spans[name], name))[:MOST_LARGE]
     return [name for name in most if spans[name] > LARGE * sum(spans.values())]
@@ -173,8 +200,9 @@ def _steps(hulls: Menu) -> list[_Step]:
     """The steps down all hulls, those that gain most a byte first."""
     steps = [
         _Step(_slope(one, other), name, other, other.nbytes - one.nbytes, other.loss - one.loss)
-        for name, points in hulls.items() for one, other in pairwise(points)
-    ]  # fmt: skip
+        for name, points in hulls.items()
+        for one, other in pairwise(points)
+    ]
     return sorted(steps, key=lambda step: (step.slope, step.name))
 
 
@@ -190,14 +218,17 @@ def _stepped(menu: Menu, hulls: Menu, left: int) -> Allocation:
 
 
 def _filled(menu: Menu, picks: Mapping[str, Option], left: int) -> dict[str, Option]:
-    """The rest of the budget spent, largest gain first; then on what only takes more bytes, nothing."""
+    """The rest of the budget spent, largest gain first; then on what only takes more bytes,
+    nothing.
+    """
     found = dict(picks)
     while True:
         better = [
             (found[name].loss - option.loss, name, option)
-            for name, options in menu.items() for option in options
+            for name, options in menu.items()
+            for option in options
             if option.loss < found[name].loss and option.nbytes - found[name].nbytes <= left
-        ]  # fmt: skip
+        ]
         if not better:
             return found
         _, name, option = max(better, key=lambda one: one[:2])
@@ -206,7 +237,9 @@ def _filled(menu: Menu, picks: Mapping[str, Option], left: int) -> dict[str, Opt
 
 
 def few(menu: Menu, budget: Budget, most: int = MOST_TYPES) -> Allocation:
-    """The best mix of few types: one after another is given up while there are more than `most` and it costs little."""
+    """The best mix of few types: one after another is given up while there are more than `most` and
+    it costs little.
+    """
     best = allocate(menu, budget)
     while len(best.types) > most:
         tried = []
@@ -225,7 +258,10 @@ def few(menu: Menu, budget: Budget, most: int = MOST_TYPES) -> Allocation:
 
 def without(menu: Menu, kind: str) -> Menu | None:
     """The menu without a type; None where a tensor then has none left."""
-    less = {name: [option for option in options if option.type != kind] for name, options in menu.items()}
+    less = {
+        name: [option for option in options if option.type != kind]
+        for name, options in menu.items()
+    }
     return less if all(less.values()) else None
 
 

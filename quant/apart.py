@@ -1,4 +1,6 @@
-"""How far values are apart from those they stand for: sums of squares, and the relative RMS that these come to."""
+"""How far values are apart from those they stand for: sums of squares, and the relative RMS that
+these come to.
+"""
 
 from math import isfinite, sqrt
 from typing import TYPE_CHECKING
@@ -16,8 +18,9 @@ def squares(values: "NDArray[np.floating]") -> float:
 
 
 def relative(noise: float, signal: float) -> float | None:
-    """The relative RMS of a difference, from both sums of squares; None where NaN, infinity or a signal of 0 hides
-    it."""
+    """The relative RMS of a difference, from both sums of squares; None where NaN, infinity or a
+    signal of 0 hides it.
+    """
     if not noise:
         return 0.0
     return sqrt(noise / signal) if signal and isfinite(noise) and isfinite(signal) else None

@@ -1,9 +1,11 @@
-"""What a base expects, kept in a file: of each scored position the likeliest tokens, and the mass of the rest.
+"""What a base expects, kept in a file: of each scored position the likeliest tokens, and the mass
+of the rest.
 
-Where llama-perplexity keeps two bytes for every word of the vocabulary (98 KB a position of SmolLM2, 524 KB of Gemma
-3), this keeps eight bytes for each of 256 tokens, and for 64 drawn from the rest. Perplexities, Δp and same-top lose
-nothing. How the rest was dealt out is lost: its part of the divergence is taken from the draws (`Lane.kept`), and the
-standard error that this adds is told.
+Where llama-perplexity keeps two bytes for every word of the vocabulary (98 KB a position of
+SmolLM2, 524 KB of Gemma 3), this keeps eight bytes for each of 256 tokens, and for 64 drawn from
+the rest. Perplexities, Δp and same-top lose nothing. How the rest was dealt out is lost: its part
+of the divergence is taken from the draws (`Lane.kept`), and the standard error that this adds is
+told.
 """
 
 from pathlib import Path
@@ -22,14 +24,23 @@ WORDS = ("text", "vocabulary", "model", "name")
 
 
 def pack(tops: list[Top]) -> bytes:
-    """Numbers of tokens kept and drawn u32, −log p of what came f64, rests f64, then all ids u32 and log-probabilities
-    f32, for each position what is kept and what is drawn."""
-    return b"".join((
-        np.array([[len(top.ids) for top in tops], [len(top.drawn) for top in tops]], "<u4").tobytes(),
-        np.array([[top.nll for top in tops], [top.rest for top in tops]], "<f8").tobytes(),
-        np.concatenate([ids for top in tops for ids in (top.ids, top.drawn)]).astype("<u4").tobytes(),
-        np.concatenate([logp for top in tops for logp in (top.logp, top.drawn_logp)]).astype("<f4").tobytes(),
-    ))  # fmt: skip
+    """Numbers of tokens kept and drawn u32, −log p of what came f64, rests f64, then all ids u32
+    and log-probabilities f32, for each position what is kept and what is drawn.
+    """
+    return b"".join(
+        (
+            np.array(
+                [[len(top.ids) for top in tops], [len(top.drawn) for top in tops]], "<u4"
+            ).tobytes(),
+            np.array([[top.nll for top in tops], [top.rest for top in tops]], "<f8").tobytes(),
+            np.concatenate([ids for top in tops for ids in (top.ids, top.drawn)])
+            .astype("<u4")
+            .tobytes(),
+            np.concatenate([logp for top in tops for logp in (top.logp, top.drawn_logp)])
+            .astype("<f4")
+            .tobytes(),
+        )
+    )
 
 
 def unpack(raw: bytes, scored: int, n_vocab: int) -> list[Top] | None:
@@ -61,7 +72,11 @@ class BaseLogits:
     def __init__(self, path: Path, records: Records) -> None:
         head = records.head
         self.path, self._records, self.head = path, records, head
-        self.n_vocab, self.n_ctx, self.name = int(head["n_vocab"]), int(head["n_ctx"]), str(head["name"])
+        self.n_vocab, self.n_ctx, self.name = (
+            int(head["n_vocab"]),
+            int(head["n_ctx"]),
+            str(head["name"]),
+        )
 
     def text(self) -> Chunks:
         """The text that was read."""
@@ -121,8 +136,13 @@ def _sane(head: dict[str, object]) -> bool:
     numbers = [head.get(name) for name in NUMBERS]
     return (
         head.get("kind") == KIND
-        and all(isinstance(one, int) and not isinstance(one, bool) and 0 < one < 2**31 for one in numbers)
+        and all(
+            isinstance(one, int) and not isinstance(one, bool) and 0 < one < 2**31
+            for one in numbers
+        )
         and all(isinstance(head.get(name), str) for name in WORDS)
-        and isinstance(head["n_ctx"], int) and head["n_ctx"] >= SHORTEST
-        and isinstance(head["chunks"], int) and head["chunks"] < TOKENS
-    )  # fmt: skip
+        and isinstance(head["n_ctx"], int)
+        and head["n_ctx"] >= SHORTEST
+        and isinstance(head["chunks"], int)
+        and head["chunks"] < TOKENS
+    )

@@ -1,7 +1,8 @@
-"""The strings a tokenizer is proven with: more than 500, each for a place where pre-tokenizers have differed.
+"""The strings a tokenizer is proven with: more than 500, each for a place where pre-tokenizers have
+differed.
 
-Fixed, so that a result can be repeated; `own` adds what only the model has, its added tokens and words. It
-knows text, not tokenizers.
+Fixed, so that a result can be repeated; `own` adds what only the model has, its added tokens and
+words. It knows text, not tokenizers.
 """
 
 import functools
@@ -190,7 +191,9 @@ SUFFIXES = ("s", "t", "re", "ve", "m", "ll", "d")
 def texts() -> tuple[str, ...]:
     """The fixed strings, none twice."""
     made = (*_digits(), *_spaces(), *_marks(), *_contractions(), *_cases(), *_long(), *_mixed())
-    return tuple(dict.fromkeys((*PROSE, *CODE, *SCRIPTS, *MARKS, *EMOJI, *INVISIBLE, *LOOKALIKES, *made)))
+    return tuple(
+        dict.fromkeys((*PROSE, *CODE, *SCRIPTS, *MARKS, *EMOJI, *INVISIBLE, *LOOKALIKES, *made))
+    )
 
 
 def own(added: Sequence[str], words: Sequence[str]) -> list[str]:
@@ -201,12 +204,18 @@ def own(added: Sequence[str], words: Sequence[str]) -> list[str]:
     for token in some[:100]:
         found += [f"before {token} after", f"x{token}y", f"\n{token}{token} \n"]
     picked = rng.sample(list(words), min(len(words), 2400))
-    return found + [joint.join(picked[at : at + 12]) for at in range(0, len(picked), 12) for joint in ("", " ")]
+    return found + [
+        joint.join(picked[at : at + 12]) for at in range(0, len(picked), 12) for joint in ("", " ")
+    ]
 
 
 def _digits() -> list[str]:
     numbers = ["1234567890123456789012345"[:length] for length in range(1, 26)]
-    found = [*numbers, *(f"a{number}b" for number in numbers[:9]), *(f" {number}." for number in numbers[:9])]
+    found = [
+        *numbers,
+        *(f"a{number}b" for number in numbers[:9]),
+        *(f" {number}." for number in numbers[:9]),
+    ]
     return [
         *found,
         " ".join(numbers),
@@ -222,9 +231,16 @@ def _digits() -> list[str]:
 
 
 def _spaces() -> list[str]:
-    runs = [kind * count for kind in (" ", "\n", "\t", "\r\n") for count in (1, 2, 3, 4, 7, 8, 9, 16, 31)]
+    runs = [
+        kind * count
+        for kind in (" ", "\n", "\t", "\r\n")
+        for count in (1, 2, 3, 4, 7, 8, 9, 16, 31)
+    ]
     found = [text for run in runs for text in (run, f"a{run}b", f"{run}b", f"a{run}", f"!{run}?")]
-    pairs = ["".join(pair) for pair in itertools.product((" ", "  ", "\n", "\n\n", "\t", "\r\n"), repeat=2)]
+    pairs = [
+        "".join(pair)
+        for pair in itertools.product((" ", "  ", "\n", "\n\n", "\t", "\r\n"), repeat=2)
+    ]
     return [
         *found,
         *(f"x{pair}y" for pair in pairs),
@@ -247,7 +263,13 @@ def _contractions() -> list[str]:
     found = []
     for suffix in SUFFIXES:
         for form in {suffix, suffix.upper(), suffix.capitalize(), suffix[0] + suffix[1:].upper()}:
-            found += [f"we'{form} go", f"WE'{form}", f"'{form}", f"x '{form}y", f"é'{form} 1'{form}"]
+            found += [
+                f"we'{form} go",
+                f"WE'{form}",
+                f"'{form}",
+                f"x '{form}y",
+                f"é'{form} 1'{form}",
+            ]
     return [
         *sorted(found),
         "I've been 'told he's there, 'RE you sure? 'M not sure I'll make it, 'D you like tea? We'Ve a'lL",
@@ -258,7 +280,10 @@ def _contractions() -> list[str]:
 
 def _cases() -> list[str]:
     parts = ("a", "B", "é", "É", "ж", "Ж", "中", "1", "ʰ", "ǅ", "ا", "\u0301")
-    return [first + second + third for first, second, third in itertools.product(parts[:8], parts, ("x", "Y"))][::2]
+    return [
+        first + second + third
+        for first, second, third in itertools.product(parts[:8], parts, ("x", "Y"))
+    ][::2]
 
 
 def _long() -> list[str]:

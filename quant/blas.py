@@ -1,4 +1,6 @@
-"""numpy's BLAS has threads of its own, as many as there are cores, of which llama.cpp's -t knows nothing."""
+"""numpy's BLAS has threads of its own, as many as there are cores, of which llama.cpp's -t knows
+nothing.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -14,7 +16,9 @@ def bounded(threads: int | None) -> AbstractContextManager[object]:
 
 
 def one_thread() -> None:
-    """From now on products take the thread that asks for them, and no more: the encoders are the threads."""
+    """From now on products take the thread that asks for them, and no more: the encoders are the
+    threads.
+    """
     _numpys().limit(limits=1, user_api="blas")
 
 

@@ -1,7 +1,7 @@
 """Where stored bytes lie: a file here, or one that a server gives parts of.
 
-Readers of a checkpoint ask a Blob for bytes by their place and never see where they come from. It knows bytes,
-neither formats nor networks.
+Readers of a checkpoint ask a Blob for bytes by their place and never see where they come from. It
+knows bytes, neither formats nor networks.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,9 @@ SAMPLE, SAMPLES = 4096, 64  # bytes of a sample, and how many tell one checkpoin
 
 
 class Blob(Protocol):
-    """`size` bytes that can be read anywhere, from several threads at once; `path` names them in what is said."""
+    """`size` bytes that can be read anywhere, from several threads at once; `path` names them in
+    what is said.
+    """
 
     @property
     def path(self) -> Path: ...
@@ -35,7 +37,9 @@ class Blob(Protocol):
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file on this disk. It is read, not mapped: one that shrinks meanwhile is a Refusal, not a dead process."""
+    """A file on this disk. It is read, not mapped: one that shrinks meanwhile is a Refusal, not a
+    dead process.
+    """
 
     path: Path
 
@@ -51,9 +55,13 @@ class LocalFile:
         try:
             data = np.fromfile(self.path, np.uint8, nbytes, offset=offset)
         except OSError as error:
-            raise Refusal(f"{self.path} cannot be read: {error.strerror or error}", hint="check the file") from None
+            raise Refusal(
+                f"{self.path} cannot be read: {error.strerror or error}", hint="check the file"
+            ) from None
         if data.size != nbytes:
-            raise Damaged(f"{self.path} ends within the bytes that are read", hint="fetch the file again")
+            raise Damaged(
+                f"{self.path} ends within the bytes that are read", hint="fetch the file again"
+            )
         return data
 
 
@@ -61,7 +69,9 @@ def rows_of(blob: Blob, offset: int, width: int) -> "Callable[[int, int], U8]":
     """A reader of rows of `width` bytes that stand one after another from `offset` on."""
 
     def read(first: int, last: int) -> "U8":
-        return blob.read(offset + first * width, (last - first) * width).reshape(last - first, width)
+        return blob.read(offset + first * width, (last - first) * width).reshape(
+            last - first, width
+        )
 
     return read
 
@@ -69,7 +79,8 @@ def rows_of(blob: Blob, offset: int, width: int) -> "Callable[[int, int], U8]":
 def samples(blobs: Sequence[Blob]) -> "list[U8]":
     """Small pieces from all over `blobs`: the same for the same bytes, wherever those lie.
 
-    Evenly spread from the first byte to the last, few enough to be fetched one by one from a server.
+    Evenly spread from the first byte to the last, few enough to be fetched one by one from a
+    server.
     """
     total = sum(blob.size for blob in blobs)
     steps = [step * (total - 1) // (SAMPLES - 1) for step in range(SAMPLES)] if total else []
@@ -79,7 +90,9 @@ def samples(blobs: Sequence[Blob]) -> "list[U8]":
 
 
 def _place(blobs: Sequence[Blob], at: int) -> tuple[int, int, int]:
-    """The sample around byte `at` of all blobs one after another: number of the blob, offset, length."""
+    """The sample around byte `at` of all blobs one after another: number of the blob, offset,
+    length.
+    """
     for number, blob in enumerate(blobs):
         if at < blob.size:
             return number, max(0, min(at, blob.size - SAMPLE)), min(SAMPLE, blob.size)

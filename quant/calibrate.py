@@ -1,8 +1,9 @@
-"""What enters each weight while a model reads a text: sums of squares per input column, as llama-imatrix takes them.
+"""What enters each weight while a model reads a text: sums of squares per input column, as
+llama-imatrix takes them.
 
-Follows IMatrixCollector (tools/imatrix/imatrix.cpp), but for two things: sums are float64 above 512 rows
-(upstream adds all rows up in float32), and a tied head counts too, under the name of the embedding that it is. It
-knows names and rows; what runs the model is passed in.
+Follows IMatrixCollector (tools/imatrix/imatrix.cpp), but for two things: sums are float64 above 512
+rows (upstream adds all rows up in float32), and a tied head counts too, under the name of the
+embedding that it is. It knows names and rows; what runs the model is passed in.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,9 +26,11 @@ DAMAGED = "the model's file may be damaged: llmcli diff it against its source"
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One product with a weight, as it was computed: `rows` is what entered, [.., rows, columns] of up to four
-    dimensions; a weight of several `matrices` takes them in turn. With `experts`, int32 [tokens, used], `rows` are
-    [tokens, used or 1, columns]. `key` is the same where the same rows enter another weight right after."""
+    """One product with a weight, as it was computed: `rows` is what entered, [.., rows, columns] of
+    up to four dimensions; a weight of several `matrices` takes them in turn. With `experts`, int32
+    [tokens, used], `rows` are [tokens, used or 1, columns]. `key` is the same where the same rows
+    enter another weight right after.
+    """
 
     name: str
     rows: F32
@@ -38,8 +41,9 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """How attention mixed the values of one layer in a pass: each key's share [heads, queries, keys] in what each query
-    gets. `name` is llama.cpp's for that product, as "kqv-5"."""
+    """How attention mixed the values of one layer in a pass: each key's share [heads, queries,
+    keys] in what each query gets. `name` is llama.cpp's for that product, as "kqv-5".
+    """
 
     name: str
     shares: F32
@@ -61,7 +65,9 @@ class Sums:
             self._experts(product, product.experts)
 
     def share(self, product: Product, names: Sequence[str]) -> None:
-        """Count in rows that enter all weights of these `names`. Several threads may do so, each for other weights."""
+        """Count in rows that enter all weights of these `names`. Several threads may do so, each
+        for other weights.
+        """
         if product.experts is None:
             squares = _squares(product)
             for name in names:
@@ -104,10 +110,16 @@ class Sums:
 
     def unseen(self) -> dict[str, int]:
         """Weights of experts, and how many of each no token went to."""
-        return {name: int((counts == 0).sum()) for name, counts in self.counts.items() if (counts == 0).any()}
+        return {
+            name: int((counts == 0).sum())
+            for name, counts in self.counts.items()
+            if (counts == 0).any()
+        }
 
     def dead(self) -> dict[str, int]:
-        """Weights with columns that nothing ever entered, and how many; of experts, those that were seen."""
+        """Weights with columns that nothing ever entered, and how many; of experts, those that were
+        seen.
+        """
         found = {}
         for name, sums in self.sums.items():
             seen = np.broadcast_to(self.counts[name] > 0, len(sums))
@@ -116,11 +128,20 @@ class Sums:
         return found
 
     def file(
-        self, datasets: Sequence[str], chunks: int, chunk_size: int, model: str = "", transform: str | None = None
-    ) -> list[bytes]:  # fmt: skip
-        """The pieces of an imatrix as llama-imatrix writes it; `model` and `transform` are told beside that."""
+        self,
+        datasets: Sequence[str],
+        chunks: int,
+        chunk_size: int,
+        model: str = "",
+        transform: str | None = None,
+    ) -> list[bytes]:
+        """The pieces of an imatrix as llama-imatrix writes it; `model` and `transform` are told
+        beside that.
+        """
         if not self.sums:
-            raise Refusal("the model multiplied by no weight that has a name", hint="is it a language model?")
+            raise Refusal(
+                "the model multiplied by no weight that has a name", hint="is it a language model?"
+            )
         entries = [
             ("general.type", writer.entry("string", IMATRIX)),
             (DATASETS, writer.entry("array:string", list(datasets))),
@@ -128,12 +149,19 @@ class Sums:
             (CHUNK_SIZE, writer.entry("uint32", chunk_size)),
         ]
         own = {MODEL: model or None, TRANSFORM: transform}
-        entries += [(key, writer.entry("string", told)) for key, told in own.items() if told is not None]
+        entries += [
+            (key, writer.entry("string", told)) for key, told in own.items() if told is not None
+        ]
         arrays: list[tuple[str, F64]] = []
         for name in sorted(self.sums):
             counts = self.counts[name]
-            arrays += [(name + SUMS, self.sums[name].reshape(len(counts), -1)), (name + COUNTS, counts[:, None])]
-        laid = writer.layout(entries, [(name, values.shape[::-1], "F32") for name, values in arrays], ALIGNMENT)
+            arrays += [
+                (name + SUMS, self.sums[name].reshape(len(counts), -1)),
+                (name + COUNTS, counts[:, None]),
+            ]
+        laid = writer.layout(
+            entries, [(name, values.shape[::-1], "F32") for name, values in arrays], ALIGNMENT
+        )
         pieces, at = [laid.header], len(laid.header)
         for slot, (_, values) in zip(laid.slots, arrays, strict=True):
             raw = values.astype("<f4").tobytes()
@@ -144,8 +172,12 @@ class Sums:
 
 def _squares(product: Product) -> F64:
     """Sums of squares of what entered [i3, i2, columns], float64 above some rows."""
-    parts = (product.rows[:, :, first : first + ROWS] for first in range(0, product.rows.shape[2], ROWS))
-    made = sum((np.einsum("abij,abij->abj", rows, rows).astype(np.float64) for rows in parts), np.zeros(1))
+    parts = (
+        product.rows[:, :, first : first + ROWS] for first in range(0, product.rows.shape[2], ROWS)
+    )
+    made = sum(
+        (np.einsum("abij,abij->abj", rows, rows).astype(np.float64) for rows in parts), np.zeros(1)
+    )
     return _finite(made, product.name)
 
 

@@ -1,7 +1,8 @@
-"""A checkpoint's model card: the YAML at the head of README.md, as plain strings, and the parents it names.
+"""A checkpoint's model card: the YAML at the head of README.md, as plain strings, and the parents
+it names.
 
-The card is written by strangers: its size and depth are bounded, aliases are not followed, nothing but strings and
-lists of strings comes out. It knows no tensors.
+The card is written by strangers: its size and depth are bounded, aliases are not followed, nothing
+but strings and lists of strings comes out. It knows no tensors.
 """
 
 import re
@@ -31,21 +32,31 @@ def load(folder: Path) -> Card:
     if not lines or lines[0].strip() != "---" or "---" not in lines[1:]:
         return {}
     text = "\n".join(lines[1 : lines.index("---", 1)]).replace("\t", "  ")
-    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # every scalar is a string: "no" stays a language
+    loader = getattr(
+        yaml, "CBaseLoader", yaml.BaseLoader
+    )  # every scalar is a string: "no" stays a language
     try:
         values = yaml.load(text, loader) if _harmless(text, loader) else None
     except (yaml.YAMLError, RecursionError, ValueError):
         return {}
-    return {key: value for key, value in map(_plain, _items(values)) if value} if isinstance(values, dict) else {}
+    return (
+        {key: value for key, value in map(_plain, _items(values)) if value}
+        if isinstance(values, dict)
+        else {}
+    )
 
 
 def _harmless(text: str, loader: Any) -> bool:
-    """Whether it is nested little and repeats nothing; looking stops at the first event that is too much."""
+    """Whether it is nested little and repeats nothing; looking stops at the first event that is too
+    much.
+    """
     import yaml
 
     depth = 0
     for event in yaml.parse(text, loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if depth > MAX_DEPTH or isinstance(event, yaml.AliasEvent):
             return False
     return True
@@ -72,12 +83,19 @@ def parents(card: Card) -> list[str]:
     """Repositories the card says the model was made from."""
     for key in PARENTS:
         if value := card.get(key):
-            return [name for name in ([value] if isinstance(value, str) else value) if REPO.fullmatch(name)]
+            return [
+                name
+                for name in ([value] if isinstance(value, str) else value)
+                if REPO.fullmatch(name)
+            ]
     return []
 
 
 def parent(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The repository that this checkpoint was made from, where the card or config.json says so."""
     named = config.get("_name_or_path")
-    found = [*parents(load(folder)), *([named] if isinstance(named, str) and REPO.fullmatch(named) else [])]
+    found = [
+        *parents(load(folder)),
+        *([named] if isinstance(named, str) and REPO.fullmatch(named) else []),
+    ]
     return found[0] if found else None

@@ -1,8 +1,10 @@
-"""What was done to a model and how good it still is, as it stands in the file that was made: a certificate.
+"""What was done to a model and how good it still is, as it stands in the file that was made: a
+certificate.
 
-It is JSON under one key of the GGUF's metadata, and says which bytes it is about: digests of all tensors, of a sample
-of them, and of the rest of the metadata. Whoever reads it can tell whether these are still the bytes. It is no
-signature: who wants to deceive can write another. It knows files and figures, not how they were measured.
+It is JSON under one key of the GGUF's metadata, and says which bytes it is about: digests of all
+tensors, of a sample of them, and of the rest of the metadata. Whoever reads it can tell whether
+these are still the bytes. It is no signature: who wants to deceive can write another. It knows
+files and figures, not how they were measured.
 """
 
 import hashlib
@@ -22,7 +24,11 @@ LONGEST = 64 << 20  # characters: a table of a million tensors
 SAMPLE = 4096  # bytes of each tensor's middle that a look at the file reads
 BLOCK = 1 << 22
 SHOWN = 3  # tensors that are named
-TENSOR, TEXT, REST = 160, 160, 8192  # bytes of JSON that they take at most, beside their names: see room()
+TENSOR, TEXT, REST = (
+    160,
+    160,
+    8192,
+)  # bytes of JSON that they take at most, beside their names: see room()
 # Not of the model, but of how its files are cut; and the certificate, which cannot speak of itself.
 ASIDE = frozenset({KEY, "split.no", "split.count", "split.tensors.count"})
 
@@ -37,8 +43,9 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What the file was made of: its name without a folder, quantize's fingerprint of it, what its floats are stored
-    as, and the bytes of its tensors."""
+    """What the file was made of: its name without a folder, quantize's fingerprint of it, what its
+    floats are stored as, and the bytes of its tensors.
+    """
 
     name: str
     fingerprint: str
@@ -49,8 +56,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Which bytes it speaks of. `data`: sha256 over name, shape, type and bytes of every tensor in order, however the
-    file is cut; `sample` the same over 4,096 bytes of each one's middle; `metadata`: over all other keys."""
+    """Which bytes it speaks of. `data`: sha256 over name, shape, type and bytes of every tensor in
+    order, however the file is cut; `sample` the same over 4,096 bytes of each one's middle;
+    `metadata`: over all other keys.
+    """
 
     data: str
     sample: str
@@ -62,9 +71,11 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """What steered the rounding: "imatrix" or "moments" by a file's digest, or "mix", the choice of types.
+    """What steered the rounding: "imatrix" or "moments" by a file's digest, or "mix", the choice of
+    types.
 
-    `texts` are what it was gathered from as it names them, `hashes` the sha256 of each, or its beginning ("": unknown).
+    `texts` are what it was gathered from as it names them, `hashes` the sha256 of each, or its
+    beginning ("": unknown).
     """
 
     kind: str
@@ -77,8 +88,10 @@ class Steering:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor. `error`: the relative RMS of its values against the source's; `weighted`: the same with every column
-    weighed by the imatrix. None where it cannot be told. Of folded tensors the source is what the fold made."""
+    """One tensor. `error`: the relative RMS of its values against the source's; `weighted`: the
+    same with every column weighed by the imatrix. None where it cannot be told. Of folded tensors
+    the source is what the fold made.
+    """
 
     name: str
     type: str
@@ -90,8 +103,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How much the file answers like its source: llama-perplexity's figures of a text. `base`: the type that the source
-    ran in; `calibrated`: the text is one that the file was made by, so that the figures flatter."""
+    """How much the file answers like its source: llama-perplexity's figures of a text. `base`: the
+    type that the source ran in; `calibrated`: the text is one that the file was made by, so that
+    the figures flatter.
+    """
 
     text: str
     text_sha256: str
@@ -113,8 +128,10 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Tokens a second of one test, source and file measured in turn: medians, their slowest and fastest tenth, and the
-    ratio with its interval (None: too few measurements to tell). `noisy`: the machine did other things meanwhile."""
+    """Tokens a second of one test, source and file measured in turn: medians, their slowest and
+    fastest tenth, and the ratio with its interval (None: too few measurements to tell). `noisy`:
+    the machine did other things meanwhile.
+    """
 
     test: str
     base: float
@@ -141,8 +158,10 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """All of it. `settings` is what quantize wrote into the file of how it was made; `methods` are the tensors that got
-    new codes, by what chose them: `method` does not do all. Empty where that is not known."""
+    """All of it. `settings` is what quantize wrote into the file of how it was made; `methods` are
+    the tensors that got new codes, by what chose them: `method` does not do all. Empty where that
+    is not known.
+    """
 
     format: int
     model: str
@@ -166,15 +185,22 @@ class Certificate:
 
 
 def room(tensors: Iterable[str], texts: Iterable[str]) -> int:
-    """Bytes that a certificate adds to a file at most, where it names these tensors, and these texts as what steered:
-    a file that must have a size is planned without them."""
+    """Bytes that a certificate adds to a file at most, where it names these tensors, and these
+    texts as what steered: a file that must have a size is planned without them.
+    """
     each = ((tensors, TENSOR), (texts, TEXT))
-    named = (len(json.dumps(name, ensure_ascii=False).encode()) + more for names, more in each for name in names)
+    named = (
+        len(json.dumps(name, ensure_ascii=False).encode()) + more
+        for names, more in each
+        for name in names
+    )
     return REST + sum(named)
 
 
 def read(header: Header) -> Certificate | None:
-    """The certificate in a file, None where it carries none. Raises Refusal for one that cannot be read."""
+    """The certificate in a file, None where it carries none. Raises Refusal for one that cannot be
+    read.
+    """
     value = header.metadata.get(KEY)
     if value is None:
         return None
@@ -184,7 +210,9 @@ def read(header: Header) -> Certificate | None:
             raise ValueError("it is no text")
         found = parse(Certificate, value, LONGEST)
     except ValueError as error:
-        raise Refusal(f"the certificate in {header.path} cannot be read: {error}", hint=again) from None
+        raise Refusal(
+            f"the certificate in {header.path} cannot be read: {error}", hint=again
+        ) from None
     if found.format != FORMAT:
         raise Refusal(
             f"the certificate in {header.path} has form {found.format}, {FORMAT} is read",
@@ -196,9 +224,13 @@ def read(header: Header) -> Certificate | None:
 def content(header: Header, tick: Callable[[int], None] = lambda nbytes: None) -> Content:
     """What a file holds, all of its bytes read."""
     return Content(
-        data(header.tensors, tick), sample(header.tensors), metadata(header.fields), header.tensor_bytes,
-        header.parameters, header.bits_per_weight,
-    )  # fmt: skip
+        data(header.tensors, tick),
+        sample(header.tensors),
+        metadata(header.fields),
+        header.tensor_bytes,
+        header.parameters,
+        header.bits_per_weight,
+    )
 
 
 def data(tensors: Sequence[TensorInfo], tick: Callable[[int], None] = lambda nbytes: None) -> str:
@@ -246,9 +278,14 @@ def metadata(fields: Sequence[Field]) -> str:
 
 
 def doubts(
-    header: Header, found: Certificate, *, whole: bool = False, tick: Callable[[int], None] = lambda nbytes: None
+    header: Header,
+    found: Certificate,
+    *,
+    whole: bool = False,
+    tick: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[str, ...]:
-    """Why a certificate does not belong to the file that carries it, in words; nothing where it does.
+    """Why a certificate does not belong to the file that carries it, in words; nothing where it
+    does.
 
     Types, sizes, metadata and a sample of every tensor are looked at; `whole`: all bytes.
     """
@@ -258,7 +295,9 @@ def doubts(
     elif not told and whole and data(header.tensors, tick) != found.content.data:
         told.append("its tensors were changed after they were verified")
     if metadata(header.fields) != found.content.metadata:
-        told.append("its metadata was changed after it was verified, or was written for another file")
+        told.append(
+            "its metadata was changed after it was verified, or was written for another file"
+        )
     return tuple(told)
 
 

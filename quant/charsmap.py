@@ -1,7 +1,9 @@
-"""SentencePiece's compiled rules for characters (precompiled_charsmap): the longest prefix with a rule is replaced.
+"""SentencePiece's compiled rules for characters (precompiled_charsmap): the longest prefix with a
+rule is replaced.
 
-The layout: how many bytes the array has (uint32), a double array of prefixes as darts-clone packs it (Kanda 2018),
-then the replacements, each with a zero byte behind. It knows bytes and text, no tokenizers.
+The layout: how many bytes the array has (uint32), a double array of prefixes as darts-clone packs
+it (Kanda 2018), then the replacements, each with a zero byte behind. It knows bytes and text, no
+tokenizers.
 """
 
 import struct
@@ -60,14 +62,18 @@ class Charsmap:
 
 
 def parse(data: bytes) -> Charsmap:
-    """Read rules; raises ValueError where a text could lead outside of them, which would end a process of llama.cpp."""
+    """Read rules; raises ValueError where a text could lead outside of them, which would end a
+    process of llama.cpp.
+    """
     units, texts = _split(data)
     _leaves(units, len(texts))
     return Charsmap(tuple(units.tolist()), texts)
 
 
 def build(rules: Mapping[str, str]) -> bytes:
-    """Pack rules, prefix -> replacement; neither has a zero character, no prefix is empty. No rules are no bytes."""
+    """Pack rules, prefix -> replacement; neither has a zero character, no prefix is empty. No rules
+    are no bytes.
+    """
     if not rules:
         return b""
     array, texts = _Array([0]), _Texts()
@@ -92,7 +98,10 @@ def followed(data: bytes, after: Callable[[str], str], chars: Iterable[str]) -> 
     array, texts, known = _Array(units.tolist()), _Texts(), parse(data)
     for leaf in _leaves(units, len(old)):
         first = int(units[leaf]) & VALUE
-        array.units[leaf] = texts.place(after(old[first : old.index(0, first)].decode("utf-8", "replace"))) | 1 << 31
+        array.units[leaf] = (
+            texts.place(after(old[first : old.index(0, first)].decode("utf-8", "replace")))
+            | 1 << 31
+        )
     for char in chars:
         if (made := after(char)) != char and not known.covers(char):
             array.add(char.encode(), texts.place(made))
@@ -111,7 +120,9 @@ def _split(data: bytes) -> tuple["Units", bytes]:
 
 
 def _leaves(units: "Units", texts: int) -> list[int]:
-    """Take every step that any text could take, each once; returns where the places of replacements stand."""
+    """Take every step that any text could take, each once; returns where the places of replacements
+    stand.
+    """
     import numpy as np
 
     bytewise = np.arange(1, BLOCK, dtype=np.int64)
@@ -155,7 +166,9 @@ class _Texts:
 
 
 class _Array:
-    """A double array that grows: the child of a node by a byte stands at the node's base XOR that byte."""
+    """A double array that grows: the child of a node by a byte stands at the node's base XOR that
+    byte.
+    """
 
     def __init__(self, units: list[int]) -> None:
         self.units = units + [0] * (-len(units) % BLOCK)
@@ -189,9 +202,13 @@ class _Array:
         self.units[index] |= LEAF
 
     def _moved(self, index: int, char: int, fresh: bool) -> int:
-        """Give a node, and all that is below it, a base with room for one more byte; a fresh one has nothing below."""
+        """Give a node, and all that is below it, a base with room for one more byte; a fresh one
+        has nothing below.
+        """
         old = index ^ _offset(self.units[index])
-        below = [] if fresh else [at for at in range(1, BLOCK) if self.units[old ^ at] & LABEL == at]
+        below = (
+            [] if fresh else [at for at in range(1, BLOCK) if self.units[old ^ at] & LABEL == at]
+        )
         if not fresh and self.units[index] & LEAF:
             below.append(0)
         base = self._base([*below, char])
@@ -210,7 +227,11 @@ class _Array:
     def _base(self, chars: list[int]) -> int:
         """A base that no node has, with free slots for these bytes; they are taken with it."""
         fit = (slot ^ chars[0] for slot in self._slots())
-        base = next(base for base in fit if base not in self.bases and all(base ^ char in self.free for char in chars))
+        base = next(
+            base
+            for base in fit
+            if base not in self.bases and all(base ^ char in self.free for char in chars)
+        )
         self.bases.add(base)
         for char in chars:
             del self.free[base ^ char]
@@ -228,7 +249,9 @@ class _Array:
 
 
 def _packed(array: _Array, texts: _Texts) -> bytes:
-    return struct.pack(f"<I{len(array.units)}I", 4 * len(array.units), *array.units) + bytes(texts.data)
+    return struct.pack(f"<I{len(array.units)}I", 4 * len(array.units), *array.units) + bytes(
+        texts.data
+    )
 
 
 def _offset(unit: int) -> int:

@@ -1,7 +1,8 @@
-"""Two GGUF models held side by side: metadata, tensors, types, and how far each tensor's values are apart.
+"""Two GGUF models held side by side: metadata, tensors, types, and how far each tensor's values are
+apart.
 
-Slabs of rows are decoded by ggml's own routines, so memory stays bounded. It knows files and numbers, not what
-the difference does to an answer: that is for an evaluation.
+Slabs of rows are decoded by ggml's own routines, so memory stays bounded. It knows files and
+numbers, not what the difference does to an answer: that is for an evaluation.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,9 +35,9 @@ class KeyDifference:
 class TensorDifference:
     """One tensor that both models have.
 
-    `error` is the relative RMS of right against left (0: the same values), None where the shapes differ, where a
-    type cannot be turned into numbers, and where a side holds NaN or infinity; `same_bytes` says that not even a bit
-    differs.
+    `error` is the relative RMS of right against left (0: the same values), None where the shapes
+    differ, where a type cannot be turned into numbers, and where a side holds NaN or infinity;
+    `same_bytes` says that not even a bit differs.
     """
 
     name: str
@@ -63,7 +64,9 @@ def keys(left: Header, right: Header) -> list[KeyDifference]:
         one, other = ours.get(key), theirs.get(key)
         if one is None or other is None or (one.kind, one.copy()) != (other.kind, other.copy()):
             found.append(
-                KeyDifference(key, *(None if field is None else _shown(field.value) for field in (one, other)))
+                KeyDifference(
+                    key, *(None if field is None else _shown(field.value) for field in (one, other))
+                )
             )
     return found
 
@@ -92,7 +95,10 @@ def _compared(name: str, left: TensorInfo, right: TensorInfo) -> TensorDifferenc
     if left.shape != right.shape:
         return TensorDifference(name, left, right, same_bytes=False, error=None)
     read_left, read_right = _reader(left), _reader(right)
-    same, numbers = left.type == right.type, native.decodable(left.type) and native.decodable(right.type)
+    same, numbers = (
+        left.type == right.type,
+        native.decodable(left.type) and native.decodable(right.type),
+    )
     noise = signal = 0.0
     step = max(1, SLAB // left.columns)
     for first in range(0, left.rows, step):
@@ -114,7 +120,9 @@ def _compared(name: str, left: TensorInfo, right: TensorInfo) -> TensorDifferenc
 
 
 def _reader(tensor: TensorInfo) -> "Callable[[int, int], NDArray[np.uint8]]":
-    return stored_rows(tensor.file, tensor.offset, native.row_bytes(tensor.type, tensor.columns), tensor.name)
+    return stored_rows(
+        tensor.file, tensor.offset, native.row_bytes(tensor.type, tensor.columns), tensor.name
+    )
 
 
 def _shown(value: Value) -> str:

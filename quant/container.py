@@ -1,6 +1,8 @@
-"""A GGUF model as others see it: its header over all shards, its general keys, its table of tensors.
+"""A GGUF model as others see it: its header over all shards, its general keys, its table of
+tensors.
 
-Parsing is header.py's, writing writer.py's, and what llama.cpp would abort on soundness.py's subject.
+Parsing is header.py's, writing writer.py's, and what llama.cpp would abort on soundness.py's
+subject.
 """
 
 import re
@@ -31,7 +33,9 @@ __all__ = [
 SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 GUESSED = 1024  # llama.h, LLAMA_FTYPE_GUESSED
 
-FILE_TYPE_LABELS: dict[int, str] = {kind.number: kind.name for kind in FILE_TYPES.values()} | {39: "NVFP4"}
+FILE_TYPE_LABELS: dict[int, str] = {kind.number: kind.name for kind in FILE_TYPES.values()} | {
+    39: "NVFP4"
+}
 
 
 def role(name: str) -> str:
@@ -85,7 +89,11 @@ class Header:
     def file_type(self) -> str:
         """Label of `general.file_type` ("Q4_K_M"), "unknown" where it is missing or new."""
         value = self.metadata.get("general.file_type")
-        return FILE_TYPE_LABELS.get(value & ~GUESSED, "unknown") if isinstance(value, int) else "unknown"
+        return (
+            FILE_TYPE_LABELS.get(value & ~GUESSED, "unknown")
+            if isinstance(value, int)
+            else "unknown"
+        )
 
     @property
     def context_length(self) -> int:
@@ -118,16 +126,24 @@ class Header:
 
     @property
     def roles(self) -> dict[str, list[TensorInfo]]:
-        """Role -> its tensors over all blocks ("attn_q", "token_embd"), in the order of first appearance."""
+        """Role -> its tensors over all blocks ("attn_q", "token_embd"), in the order of first
+        appearance.
+        """
         table: dict[str, list[TensorInfo]] = {}
         for tensor in self.tensors:
             table.setdefault(role(tensor.name), []).append(tensor)
         return table
 
     def number(self, key: str) -> int | None:
-        """An integer of the architecture's own keys ("block_count"); of a list per layer, the first."""
+        """An integer of the architecture's own keys ("block_count"); of a list per layer, the
+        first.
+        """
         value = self.metadata.get(f"{self.architecture}.{key}")
-        if isinstance(value, Array) and value.kind not in ("string", "float32", "float64") and value.count:
+        if (
+            isinstance(value, Array)
+            and value.kind not in ("string", "float32", "float64")
+            and value.count
+        ):
             value = value.head(1).values()[0]
         return value if isinstance(value, int) else None
 
@@ -137,7 +153,9 @@ class Header:
 
 
 def read(path: Path) -> Header:
-    """Read a GGUF header; the first shard of a split opens all of them, and a missing one is a Refusal."""
+    """Read a GGUF header; the first shard of a split opens all of them, and a missing one is a
+    Refusal.
+    """
     first = parse(path)
     count = next((f.value for f in first.fields if f.key == "split.count"), 0)
     parts = [first]
@@ -145,9 +163,19 @@ def read(path: Path) -> Header:
         parts += [parse(file) for file in _shards(path, count)]
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
     if double := _doubled(tensors):
-        raise Refusal(f"{path} is not a sound GGUF file: tensor {double} is there twice", hint="fetch the shards again")
+        raise Refusal(
+            f"{path} is not a sound GGUF file: tensor {double} is there twice",
+            hint="fetch the shards again",
+        )
     _complete(path, first, tensors)
-    return Header(path, tuple(part.file for part in parts), first.version, first.fields, tensors, first.alignment)
+    return Header(
+        path,
+        tuple(part.file for part in parts),
+        first.version,
+        first.fields,
+        tensors,
+        first.alignment,
+    )
 
 
 def _shards(path: Path, count: int) -> list[Path]:

@@ -1,7 +1,8 @@
-"""The road from a checkpoint folder of Hugging Face to a Source: config, vocabulary, placed tensors.
+"""The road from a checkpoint folder of Hugging Face to a Source: config, vocabulary, placed
+tensors.
 
-Every tensor is placed, made or dropped, or all that is wrong is told at once. It knows no architecture (archs)
-and no tokenizer (vocab), only how they meet.
+Every tensor is placed, made or dropped, or all that is wrong is told at once. It knows no
+architecture (archs) and no tokenizer (vocab), only how they meet.
 """
 
 import difflib
@@ -10,7 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quant import card, dequantize, language, metadata, native, pickled, recipe, tensors, views, vocab
+from quant import (
+    card,
+    dequantize,
+    language,
+    metadata,
+    native,
+    pickled,
+    recipe,
+    tensors,
+    views,
+    vocab,
+)
 from quant.archs import ARCHS
 from quant.archs.base import Arch, Config, Key, Tensors
 from quant.blob import Blob
@@ -25,9 +37,14 @@ from quant.writer import entry
 if TYPE_CHECKING:
     from quant.native import F32
 
-TOLD = 2000  # misfits that are listed: all of any real checkpoint's, and not a hostile one's million
+TOLD = (
+    2000  # misfits that are listed: all of any real checkpoint's, and not a hostile one's million
+)
 TOKENIZERS = ("tokenizer.model", "tokenizer.json")
-FULL = ("ffn_gate_inp", "ffn_gate_inp_shexp")  # matrices that stay F32: routers are small and delicate
+FULL = (
+    "ffn_gate_inp",
+    "ffn_gate_inp_shexp",
+)  # matrices that stay F32: routers are small and delicate
 
 
 def open_folder(
@@ -41,8 +58,8 @@ def open_folder(
     """Take a folder with config.json, safetensors and a tokenizer as a source.
 
     `tokenizer` is another folder to take the tokenizer from, `pre` the name of its pre-tokenizer;
-    `allow_pickle` reads pickled weights where there are no safetensors; `blobs` are the safetensors by name
-    where they lie elsewhere.
+    `allow_pickle` reads pickled weights where there are no safetensors; `blobs` are the safetensors
+    by name where they lie elsewhere.
     """
     arch, config = family(path)
     notes = arch.check(config)
@@ -77,7 +94,9 @@ def open_folder(
 
 
 def _stored(path: Path, blobs: Mapping[str, Blob], allow_pickle: bool) -> Tensors:
-    """The checkpoint's tensors as they are stored; safetensors go before pickles, which must be allowed."""
+    """The checkpoint's tensors as they are stored; safetensors go before pickles, which must be
+    allowed.
+    """
     if any(name.startswith("model") for name in blobs) or not (pickles := pickled.files(path)):
         return tensors.load(path, blobs)
     if not allow_pickle:
@@ -88,7 +107,9 @@ def _stored(path: Path, blobs: Mapping[str, Blob], allow_pickle: bool) -> Tensor
 def _tokenizer(path: Path, other: Path | None, config: Config) -> Path:
     """The folder to read the tokenizer from; a finetune without one is told whose it may take."""
     if other is not None and not other.is_dir():
-        raise Refusal(f"there is no folder {other}", hint="--tokenizer names a folder with tokenizer files")
+        raise Refusal(
+            f"there is no folder {other}", hint="--tokenizer names a folder with tokenizer files"
+        )
     folder = other or path
     if not any((folder / name).is_file() for name in TOKENIZERS):
         parent = card.parent(path, config.values)
@@ -101,8 +122,12 @@ def _tokenizer(path: Path, other: Path | None, config: Config) -> Path:
 
 
 def _dtype(stored: Tensors) -> str:
-    """What the checkpoint's floats are: the type of its first matrix of floats (torch_dtype may lie)."""
-    return next((t.dtype for t in stored.values() if len(t.shape) > 1 and t.dtype in tensors.FLOATS), "BF16")
+    """What the checkpoint's floats are: the type of its first matrix of floats (torch_dtype may
+    lie).
+    """
+    return next(
+        (t.dtype for t in stored.values() if len(t.shape) > 1 and t.dtype in tensors.FLOATS), "BF16"
+    )
 
 
 def _facts(arch: Arch, keys: list[Key]) -> Facts:
@@ -119,7 +144,9 @@ def _facts(arch: Arch, keys: list[Key]) -> Facts:
 
 
 def family(path: Path) -> tuple[Arch, Config]:
-    """A folder's family, and its config: the text part at the root, what it does not say as the class has it."""
+    """A folder's family, and its config: the text part at the root, what it does not say as the
+    class has it.
+    """
     config = _config(path)
     arch = _arch(path, config)
     return arch, Config({**arch.defaults, **config.values}, config.where)
@@ -130,7 +157,9 @@ def _config(path: Path) -> Config:
         raise Refusal(f"there is no folder {path}", hint="check the path")
     file = path / "config.json"
     if not file.is_file():
-        raise Refusal(f"{path} has no config.json", hint="name a checkpoint folder, or a .gguf file")
+        raise Refusal(
+            f"{path} has no config.json", hint="name a checkpoint folder, or a .gguf file"
+        )
     values = tensors.read_json(file)
     if isinstance(text := values.get("text_config"), dict):
         classes = [*_classes(values), *_classes(text)]  # the whole model's first, if it is known
@@ -145,7 +174,9 @@ def _classes(values: Mapping[str, Any]) -> list[str]:
 
 
 def _of_type(kind: object) -> list[str]:
-    """The class that transformers takes for a model_type where none is named: "qwen2_moe" -> Qwen2MoeForCausalLM."""
+    """The class that transformers takes for a model_type where none is named: "qwen2_moe" ->
+    Qwen2MoeForCausalLM.
+    """
     plain = str(kind).removesuffix("_text").replace("_", "")
     return [name for name in ARCHS if name.lower() == f"{plain}forcausallm"]
 
@@ -163,8 +194,12 @@ def _arch(path: Path, config: Config) -> Arch:
     return ARCHS[name]
 
 
-def _weights(path: Path, arch: Arch, config: Config, stored: Tensors) -> tuple[list[Weight], list[str]]:
-    """Every tensor under its GGUF name, in llama.cpp's order, and notes; everything that does not fit, at once."""
+def _weights(
+    path: Path, arch: Arch, config: Config, stored: Tensors
+) -> tuple[list[Weight], list[str]]:
+    """Every tensor under its GGUF name, in llama.cpp's order, and notes; everything that does not
+    fit, at once.
+    """
     kept = {name: tensor for name, tensor in stored.items() if not name.endswith(arch.drop)}
     placed, strange = _place(arch, config, arch.prepare(config, kept))
     expected = arch.expected(config)
@@ -176,7 +211,11 @@ def _weights(path: Path, arch: Arch, config: Config, stored: Tensors) -> tuple[l
     for name in idle:
         del placed[name]
     wrong = [f"{tensor.name} is unknown" for tensor in strange]
-    wrong += [f"{tensor.name} ({name}) does not belong here" for name, tensor in placed.items() if name not in known]
+    wrong += [
+        f"{tensor.name} ({name}) does not belong here"
+        for name, tensor in placed.items()
+        if name not in known
+    ]
     wrong += [f"{name} is missing" for name in expected if name not in placed]
     wrong += [
         f"{placed[name].name} is {list(placed[name].shape)}, not {list(shape)}"
@@ -202,7 +241,9 @@ def _weights(path: Path, arch: Arch, config: Config, stored: Tensors) -> tuple[l
             placed[name] = op(config, tensor)
     weights = [_weight(name, tensor) for name, tensor in placed.items()]
     weights += [_made(name, values) for name, values in arch.extra(config).items()]
-    notes = [f"{len(idle)} biases that this family does not have are left out: they are zero"] * bool(idle)
+    notes = [
+        f"{len(idle)} biases that this family does not have are left out: they are zero"
+    ] * bool(idle)
     return sorted(weights, key=lambda weight: recipe.order(weight.name)), notes
 
 
@@ -228,7 +269,9 @@ def _place(arch: Arch, config: Config, tensors: Tensors) -> tuple[Tensors, list[
 
 
 def _named(arch: Arch, name: str) -> str | None:
-    """The GGUF name that the family itself gives: "model.layers.3.mlp.router.weight" -> "blk.3.ffn_gate_inp.weight"."""
+    """The GGUF name that the family itself gives: "model.layers.3.mlp.router.weight" ->
+    "blk.3.ffn_gate_inp.weight".
+    """
     match = re.fullmatch(r"(?:model\.)?layers\.(\d+)\.(.+?)(\.weight|\.bias)?", name)
     if match and match[2] in arch.names:
         return f"blk.{match[1]}.{arch.names[match[2]]}{match[3] or '.weight'}"
@@ -250,7 +293,9 @@ def _same_head(path: Path, head: LazyTensor, embedding: LazyTensor | None) -> No
 
 
 def _weight(name: str, tensor: LazyTensor) -> Weight:
-    """Norms, biases, routers and all that is one-dimensional are kept as F32, as llama.cpp expects them."""
+    """Norms, biases, routers and all that is one-dimensional are kept as F32, as llama.cpp expects
+    them.
+    """
     shape = tuple(reversed(tensor.shape))
     if len(shape) > 1 and name.endswith(".weight") and role(name) not in FULL:
         return Weight(name, shape, tensor.dtype, tensor.read)

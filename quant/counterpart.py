@@ -1,7 +1,9 @@
-"""A model's pieces as a tokenizer.json: what the tokenizers library is given to run beside llama.cpp.
+"""A model's pieces as a tokenizer.json: what the tokenizers library is given to run beside
+llama.cpp.
 
-For a SentencePiece model of its own (BPE by merges derived from scores, as transformers converts it), and for Unigram
-models, whose unknown and control pieces the library would find in a text. It knows JSON, not the library.
+For a SentencePiece model of its own (BPE by merges derived from scores, as transformers converts
+it), and for Unigram models, whose unknown and control pieces the library would find in a text. It
+knows JSON, not the library.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +25,13 @@ def tokenizer(model: Json, added: Mapping[int, Added]) -> Json:
         for index, token in sorted(added.items())
         if token.text
     ]
-    return {"version": "1.0", "added_tokens": listed, "normalizer": None, "pre_tokenizer": None, "model": model}
+    return {
+        "version": "1.0",
+        "added_tokens": listed,
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "model": model,
+    }
 
 
 def named(pieces: Mapping[int, Piece]) -> dict[int, Added]:
@@ -43,13 +51,22 @@ def bpe(pieces: Mapping[int, Piece]) -> Json:
     unknown = next((piece.text for piece in pieces.values() if piece.type == UNKNOWN), None)
     fallback = any(piece.type == BYTE for piece in pieces.values())
     return {
-        "type": "BPE", "dropout": None, "unk_token": unknown, "continuing_subword_prefix": None,
-        "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": fallback,
-        "ignore_merges": False, "vocab": ids, "merges": [[left, right] for _, left, right in merges],
-    }  # fmt: skip
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": unknown,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": fallback,
+        "ignore_merges": False,
+        "vocab": ids,
+        "merges": [[left, right] for _, left, right in merges],
+    }
 
 
-def _merges(pieces: Iterable[Piece], ids: Mapping[str, int]) -> Iterator[tuple[tuple[float, int], str, str]]:
+def _merges(
+    pieces: Iterable[Piece], ids: Mapping[str, int]
+) -> Iterator[tuple[tuple[float, int], str, str]]:
     for piece in pieces:
         text = piece.text
         if piece.type not in (NORMAL, USER_DEFINED, UNUSED) or not 1 < len(text) <= LONGEST:
@@ -61,5 +78,12 @@ def _merges(pieces: Iterable[Piece], ids: Mapping[str, int]) -> Iterator[tuple[t
 
 def unigram(pieces: Mapping[int, tuple[str, float]], unknown: int) -> Json:
     """A Unigram of these pieces by row, the unknown token aside; rows are told apart by text."""
-    listed: list[list[str | float]] = [[text, score] for row, (text, score) in pieces.items() if row != unknown]
-    return {"type": "Unigram", "unk_id": len(listed), "byte_fallback": False, "vocab": [*listed, [HIDDEN, 0.0]]}
+    listed: list[list[str | float]] = [
+        [text, score] for row, (text, score) in pieces.items() if row != unknown
+    ]
+    return {
+        "type": "Unigram",
+        "unk_id": len(listed),
+        "byte_fallback": False,
+        "vocab": [*listed, [HIDDEN, 0.0]],
+    }

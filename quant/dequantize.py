@@ -1,7 +1,7 @@
 """A quantized checkpoint as the floats it stands for, or the word that it cannot be had.
 
-Finds the format that config.json names among quant/inputs; what is not there is refused by its name, with the
-model it was made from where the checkpoint tells. It knows no format and no family.
+Finds the format that config.json names among quant/inputs; what is not there is refused by its
+name, with the model it was made from where the checkpoint tells. It knows no format and no family.
 """
 
 from collections.abc import Mapping
@@ -17,15 +17,32 @@ from quant.inputs.base import Input
 from quant.tensors import FLOATS, read_json
 
 TITLES = {
-    "aqlm": "AQLM", "auto-round": "AutoRound", "awq": "AWQ", "bitnet": "BitNet", "bitsandbytes": "bitsandbytes",
-    "eetq": "EETQ", "fp_quant": "FP-Quant", "higgs": "HIGGS", "hqq": "HQQ", "mxfp4": "MXFP4", "quanto": "Quanto",
-    "quark": "Quark", "quip": "QuIP#", "spqr": "SpQR", "torchao": "torchao", "vptq": "VPTQ",
-}  # fmt: skip
-# These round a model's floats when they load it: where the floats are here, nothing is rounded yet. Finetunes made on
-# top of such a model and merged into its floats keep the settings.
+    "aqlm": "AQLM",
+    "auto-round": "AutoRound",
+    "awq": "AWQ",
+    "bitnet": "BitNet",
+    "bitsandbytes": "bitsandbytes",
+    "eetq": "EETQ",
+    "fp_quant": "FP-Quant",
+    "higgs": "HIGGS",
+    "hqq": "HQQ",
+    "mxfp4": "MXFP4",
+    "quanto": "Quanto",
+    "quark": "Quark",
+    "quip": "QuIP#",
+    "spqr": "SpQR",
+    "torchao": "torchao",
+    "vptq": "VPTQ",
+}
+# These round a model's floats when they load it: where the floats are here, nothing is rounded yet.
+# Finetunes made on top of such a model and merged into its floats keep the settings.
 LATE = ("bitsandbytes", "eetq", "hqq", "quanto", "torchao")
 # Where older tools wrote what config.json says today, and whose settings they are.
-BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+BESIDE = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +55,18 @@ class Restored:
 
 
 def restore(folder: Path, config: Config, tensors: Tensors) -> Restored:
-    """The tensors with everything quantized computed when it is read; refuses an unknown format by name."""
+    """The tensors with everything quantized computed when it is read; refuses an unknown format by
+    name.
+    """
     settings = _settings(config) or _beside(folder, tensors)
     if settings is None or (settings.get("quant_method") in LATE and _floats(tensors)):
         return Restored(tensors, "", ())
     kind = _input(folder, config, settings)
     found = kind.restore(Config(settings, f"{config.where}: quantization_config"), tensors)
     if all(tensors.get(name) is tensor for name, tensor in found.items()):
-        return Restored(found, "", ())  # settings left over from a model whose weights are floats here
+        return Restored(
+            found, "", ()
+        )  # settings left over from a model whose weights are floats here
     if kind.native:
         return Restored(found, kind.name, ())
     parent = card.parent(folder, config.values)
@@ -69,7 +90,9 @@ def _floats(tensors: Tensors) -> bool:
 
 
 def _beside(folder: Path, tensors: Tensors) -> Mapping[str, Any] | None:
-    """The settings in a file of their own; none where all weights are floats, whatever was left beside them."""
+    """The settings in a file of their own; none where all weights are floats, whatever was left
+    beside them.
+    """
     if _floats(tensors):
         return None
     for name, method in BESIDE.items():
@@ -89,5 +112,7 @@ def _input(folder: Path, config: Config, settings: Mapping[str, Any]) -> Input:
     parent = card.parent(folder, config.values)
     raise Refusal(
         f"{folder} is quantized already ({title}), which is not undone here; {known} are",
-        hint=f"use the model it was made from: {parent}" if parent else "use the model it was made from",
+        hint=f"use the model it was made from: {parent}"
+        if parent
+        else "use the model it was made from",
     )

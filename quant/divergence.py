@@ -1,7 +1,8 @@
-"""What one model expects after a token, held against what another expects: rows of logits become figures.
+"""What one model expects after a token, held against what another expects: rows of logits become
+figures.
 
-The definitions are llama-perplexity's (tools/perplexity/perplexity.cpp). Logits are float32; sums are taken in
-float32 over 256 values and in float64 above. It knows rows, no chunks and no files.
+The definitions are llama-perplexity's (tools/perplexity/perplexity.cpp). Logits are float32; sums
+are taken in float32 over 256 values and in float64 above. It knows rows, no chunks and no files.
 """
 
 import math
@@ -27,9 +28,11 @@ PIECE = 256  # values whose sum stays float32
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scored positions of a text, float64 [positions] each: −log p of the token that came, by the model and by the
-    base, the divergence from the base, whether both would have said the same (1 or 0), and the standard error of the
-    divergence where a part of it was drawn. Without a base all but the first are empty."""
+    """The scored positions of a text, float64 [positions] each: −log p of the token that came, by
+    the model and by the base, the divergence from the base, whether both would have said the same
+    (1 or 0), and the standard error of the divergence where a part of it was drawn. Without a base
+    all but the first are empty.
+    """
 
     nll: F64
     base_nll: F64
@@ -45,13 +48,17 @@ class Scores:
     @classmethod
     def join(cls, parts: "list[Scores]") -> Self:
         """All positions of all parts, in order."""
-        return cls(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)))
+        return cls(
+            *(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls))
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """What is kept of a base's row: its likeliest tokens, the likeliest first, and their log-probabilities; −log p of
-    the token that came; the mass of all tokens that are not kept, and some of them, drawn by their probabilities."""
+    """What is kept of a base's row: its likeliest tokens, the likeliest first, and their
+    log-probabilities; −log p of the token that came; the mass of all tokens that are not kept, and
+    some of them, drawn by their probabilities.
+    """
 
     ids: NDArray[np.uint32]
     logp: F32
@@ -69,11 +76,15 @@ class Lane:
         ends = [(at, min(at + SPAN, n_vocab)) for at in range(0, n_vocab, SPAN)]
         self._spans = [(at, end, -(-(end - at) // PIECE) * PIECE) for at, end in ends]
         self._scratch = np.zeros(SPAN, np.float32)
-        self._weight = np.zeros(n_vocab + PIECE, np.float32)[: self._spans[-1][0] + self._spans[-1][2]]  # ends in 0
+        self._weight = np.zeros(n_vocab + PIECE, np.float32)[
+            : self._spans[-1][0] + self._spans[-1][2]
+        ]  # ends in 0
         self._ones = np.ones((PIECE, 1), np.float32)
 
     def sum(self, row: F32, *, keep: bool = True) -> tuple[float, int, float]:
-        """log Σ exp of a row, its largest value's place, and Σ exp(row − largest); exp(row − largest) is kept."""
+        """log Σ exp of a row, its largest value's place, and Σ exp(row − largest); exp(row −
+        largest) is kept.
+        """
         best = int(row.argmax())
         peak, total = row[best], 0.0
         for at, end, room in self._spans:
@@ -94,7 +105,9 @@ class Lane:
         return self.sum(row, keep=False)[0] - float(row[token])
 
     def against(self, row: F32, base: F32, token: int) -> tuple[float, float, float, float]:
-        """−log p by the model and by the base, the divergence, and whether both have the same likeliest token."""
+        """−log p by the model and by the base, the divergence, and whether both have the same
+        likeliest token.
+        """
         norm, best, _ = self.sum(row, keep=False)
         base_norm, base_best, total = self.sum(base)
         floor, apart, mass = np.float32(base_norm + FLOOR), 0.0, 0.0
@@ -104,21 +117,30 @@ class Lane:
             np.multiply(weight[:some], base[at:end] > floor, out=weight[:some])
             np.subtract(base[at:end], row[at:end], out=part[:some])
             part[some:] = 0
-            apart += float((weight.reshape(-1, 1, PIECE) @ part.reshape(-1, PIECE, 1)).sum(dtype=np.float64))
+            apart += float(
+                (weight.reshape(-1, 1, PIECE) @ part.reshape(-1, PIECE, 1)).sum(dtype=np.float64)
+            )
             mass += self._total(weight)
         kld = (apart - mass * (base_norm - norm)) / total
         if not math.isfinite(kld):  # logits of −inf on both sides: only what counts
             counts = np.flatnonzero(base > floor)
             logp = base[counts] - np.float64(base_norm)
             kld = float((np.exp(logp) * (logp - (row[counts] - np.float64(norm)))).sum())
-        return norm - float(row[token]), base_norm - float(base[token]), kld, float(best == base_best)
+        return (
+            norm - float(row[token]),
+            base_norm - float(base[token]),
+            kld,
+            float(best == base_best),
+        )
 
     def kept(self, row: F32, top: Top, token: int) -> tuple[float, float, float, float, float]:
-        """As `against`, from what was kept of the base's row; the last value is the divergence's standard error.
+        """As `against`, from what was kept of the base's row; the last value is the divergence's
+        standard error.
 
-        Of the rest its mass P is known, the model's mass Q for the same tokens too: P log(P/Q) is exact. What is left
-        is P times the mean over the rest of e^d − 1 − d, d = log(q/Q) − log(p/P): never negative, small of second
-        order, and taken from the tokens drawn. Tokens below e^-16 count here.
+        Of the rest its mass P is known, the model's mass Q for the same tokens too: P log(P/Q) is
+        exact. What is left is P times the mean over the rest of e^d − 1 − d, d = log(q/Q) −
+        log(p/P): never negative, small of second order, and taken from the tokens drawn. Tokens
+        below e^-16 count here.
         """
         norm, best, _ = self.sum(row, keep=False)
         logq = row[top.ids] - np.float64(norm)
@@ -132,8 +154,9 @@ class Lane:
         return norm - float(row[token]), top.nll, kld, float(best == int(top.ids[0])), doubt
 
     def top(self, row: F32, token: int, seed: int) -> Top:
-        """What is kept of a row: `KEPT` tokens, fewer where they hold all but `REST`; and draws from the rest, at even
-        distances of its mass from a beginning that `seed` tells."""
+        """What is kept of a row: `KEPT` tokens, fewer where they hold all but `REST`; and draws
+        from the rest, at even distances of its mass from a beginning that `seed` tells.
+        """
         norm, best, total = self.sum(row)
         weight = self._weight[: self.n_vocab]
         count = min(KEPT, self.n_vocab)
@@ -151,8 +174,13 @@ class Lane:
         assert best == ids[0] or row[best] == row[ids[0]], (best, ids[0])
         drawn_logp = (row[drawn] - np.float64(norm)).astype(np.float32)
         return Top(
-            ids.astype(np.uint32), logp, norm - float(row[token]), rest, drawn.astype(np.uint32), drawn_logp
-        )  # fmt: skip
+            ids.astype(np.uint32),
+            logp,
+            norm - float(row[token]),
+            rest,
+            drawn.astype(np.uint32),
+            drawn_logp,
+        )
 
 
 class Lanes:
@@ -172,7 +200,9 @@ class Lanes:
 
         def part(number: int) -> list[T]:
             lane = self._lanes[number]
-            with np.errstate(invalid="ignore", over="ignore"):  # what is no number is told by `sound`
+            with np.errstate(
+                invalid="ignore", over="ignore"
+            ):  # what is no number is told by `sound`
                 return [one(lane, i) for i in range(number * step, min((number + 1) * step, count))]
 
         return [row for rows in self._pool.map(part, range(len(self._lanes))) for row in rows]

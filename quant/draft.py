@@ -1,7 +1,9 @@
-"""The file that is being written, beside its final place, and the journal that a killed run goes on from.
+"""The file that is being written, beside its final place, and the journal that a killed run goes on
+from.
 
-Bytes are appended in the order of the file, so one running sha256 serves twice: the journal notes how far the file
-had come and what the digest was there, and at the end it is the whole file's. It knows bytes and places, no models.
+Bytes are appended in the order of the file, so one running sha256 serves twice: the journal notes
+how far the file had come and what the digest was there, and at the end it is the whole file's. It
+knows bytes and places, no models.
 """
 
 import contextlib
@@ -22,15 +24,18 @@ from quant.writer import Layout, Slot
 
 BLOCK = 1 << 20  # bytes read at a time when what is there is checked
 OFTEN = 2.0  # seconds after which progress is noted within a slab too
-FLUSHED = 1 << 25  # bytes written after which they are sent to the disk, beside the making of those behind them
+FLUSHED = (
+    1 << 25
+)  # bytes written after which they are sent to the disk, beside the making of those behind them
 
 
 class Draft:
     """`.OUT.part`, and `.OUT.journal` beside it; `position` is how far the file has come,
     `resumed` how far an earlier run had brought it.
 
-    A journal line says: the first so many bytes had this sha256. On resuming the bytes are held against it, so
-    nothing has to be flushed before the end: what a power cut took is found, and made again from there.
+    A journal line says: the first so many bytes had this sha256. On resuming the bytes are held
+    against it, so nothing has to be flushed before the end: what a power cut took is found, and
+    made again from there.
     """
 
     def __init__(self, out: Path, plan: Layout, identity: dict[str, str]) -> None:
@@ -47,7 +52,8 @@ class Draft:
     def open(self) -> Iterator["Draft"]:
         """Take up what an interrupted run left, or begin; one process at a time.
 
-        Whatever ends it early leaves the part to be gone on with, unless the source itself is Damaged.
+        Whatever ends it early leaves the part to be gone on with, unless the source itself is
+        Damaged.
         """
         _ordinary(self.part, self.journal)
         with _told(self.out), self.journal.open("a+b") as journal:
@@ -56,7 +62,10 @@ class Draft:
             self._resume()
             self.resumed = self.position
             self._room()
-            with self.part.open("r+b" if self.position else "wb") as data, ThreadPoolExecutor(1, "flush") as disk:
+            with (
+                self.part.open("r+b" if self.position else "wb") as data,
+                ThreadPoolExecutor(1, "flush") as disk,
+            ):
                 self.data, self.disk = data, disk
                 data.seek(self.position)
                 if not self.position:
@@ -86,19 +95,25 @@ class Draft:
             self.append(bytes(offset - self.position))
 
     def note(self, *, now: bool = True) -> None:
-        """Tell the journal how far the file has come; without `now`, only if the last time is a while ago."""
+        """Tell the journal how far the file has come; without `now`, only if the last time is a
+        while ago.
+        """
         if now or time.monotonic() - self.noted > OFTEN:
             self.data.flush()
             self._line({"bytes": self.position, "sha256": self.sha.hexdigest()})
             self.noted = time.monotonic()
 
     def finish(self) -> str:
-        """Flush, read the header back and compare it, put the file in its place; returns its sha256."""
+        """Flush, read the header back and compare it, put the file in its place; returns its
+        sha256.
+        """
         self.pad(self.plan.nbytes)
         self._send()
         written = parse(self.part)
         found = [Slot(t.name, t.shape, t.type, t.offset, t.nbytes) for t in written.tensors]
-        assert tuple(found) == self.plan.slots, "the file read back is not the file that was planned"
+        assert tuple(found) == self.plan.slots, (
+            "the file read back is not the file that was planned"
+        )
         self.sending.result()
         self.part.replace(self.out)
         self.journal.unlink()
@@ -142,7 +157,9 @@ class Draft:
         held = self.part.stat().st_blocks * 512 if there else 0
         need = max(0, self.plan.nbytes - held)
         if need > have:
-            if not self.part.exists():  # a journal that was there belongs to a run that may still be gone on with
+            if (
+                not self.part.exists()
+            ):  # a journal that was there belongs to a run that may still be gone on with
                 self.journal.unlink()
             raise Refusal(
                 f"{self.out.parent} has {have:,} bytes free, {self.out.name} needs {need:,}",
@@ -151,7 +168,9 @@ class Draft:
 
 
 def _lines(journal: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The journal's whole lines, each with the place where it ends; a crash may have cut the last one short."""
+    """The journal's whole lines, each with the place where it ends; a crash may have cut the last
+    one short.
+    """
     journal.seek(0)
     end = 0
     for line in journal.readlines():
@@ -187,15 +206,20 @@ def _told(out: Path) -> Iterator[None]:
                 hint="free some space and give the same command: it goes on where it stopped",
             ) from None
         raise Refusal(
-            f"{out} cannot be written: {error.strerror or error}", hint="choose another place with -o"
+            f"{out} cannot be written: {error.strerror or error}",
+            hint="choose another place with -o",
         ) from None
 
 
 def _ordinary(*files: Path) -> None:
-    """Refuse to write through a link or into a device that stands where the part or its journal goes."""
+    """Refuse to write through a link or into a device that stands where the part or its journal
+    goes.
+    """
     for file in files:
         if file.is_symlink() or (file.exists() and not file.is_file()):
-            raise Refusal(f"{file} is no ordinary file", hint="remove it, or choose another place with -o")
+            raise Refusal(
+                f"{file} is no ordinary file", hint="remove it, or choose another place with -o"
+            )
 
 
 def _lock(journal: BinaryIO, out: Path) -> None:
@@ -206,8 +230,12 @@ def _lock(journal: BinaryIO, out: Path) -> None:
     try:
         fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise Refusal(f"another process is writing {out}", hint="wait for it, or choose another name with -o") from None
-    if not os.fstat(journal.fileno()).st_nlink:  # it was finished, and its journal removed, before the lock was ours
+        raise Refusal(
+            f"another process is writing {out}", hint="wait for it, or choose another name with -o"
+        ) from None
+    if not os.fstat(
+        journal.fileno()
+    ).st_nlink:  # it was finished, and its journal removed, before the lock was ours
         raise Refusal(f"another process has just written {out}", hint="give the same command again")
 
 

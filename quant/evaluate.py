@@ -1,9 +1,10 @@
 """Perplexity and divergence of a text, chunk by chunk, with llama-perplexity's protocol.
 
-A text is cut into chunks of n_ctx tokens that do not overlap; in each the tokens of the second half are scored, so that
-every one has half a chunk before it (tools/perplexity/perplexity.cpp: positions n_ctx/2 to n_ctx-2, whose next token is
-known). The first token of a chunk becomes BOS where the model wants one: that is the scorer's. It knows no model and
-no llama.cpp: what gives logits is passed in.
+A text is cut into chunks of n_ctx tokens that do not overlap; in each the tokens of the second half
+are scored, so that every one has half a chunk before it (tools/perplexity/perplexity.cpp: positions
+n_ctx/2 to n_ctx-2, whose next token is known). The first token of a chunk becomes BOS where the
+model wants one: that is the scorer's. It knows no model and no llama.cpp: what gives logits is
+passed in.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,9 +52,13 @@ class Chunks:
 
 
 def chunks(tokens: Sequence[int], n_ctx: int, most: int | None = None) -> Chunks:
-    """Cut a text's tokens; raises Refusal where they are fewer than two chunks, as llama-perplexity does."""
+    """Cut a text's tokens; raises Refusal where they are fewer than two chunks, as llama-perplexity
+    does.
+    """
     if n_ctx < SHORTEST:
-        raise Refusal(f"--ctx is {n_ctx}", hint=f"--ctx takes a whole number from {SHORTEST}; 512 is usual")
+        raise Refusal(
+            f"--ctx is {n_ctx}", hint=f"--ctx takes a whole number from {SHORTEST}; 512 is usual"
+        )
     if len(tokens) < 2 * n_ctx:
         most_ctx = len(tokens) // 2
         hint = f"a longer text, or --ctx {most_ctx}" if most_ctx >= SHORTEST else "a longer text"
@@ -68,8 +73,9 @@ class Scorer(Protocol):
     """Something that reads chunks and shows what it expects next."""
 
     def blocks(self, ids: I32) -> Iterator[F32]:
-        """For chunks [n, n_ctx] the logits of their scored positions, some positions at a time: float32
-        [n, positions, n_vocab], to be read before the next one is asked for."""
+        """For chunks [n, n_ctx] the logits of their scored positions, some positions at a time:
+        float32 [n, positions, n_vocab], to be read before the next one is asked for.
+        """
         ...
 
 
@@ -83,8 +89,9 @@ class Kept(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One text read by a model, and by a base or what was kept of one. `keep`: also pack what the base expects (without
-    a base, the model) for a file of base logits."""
+    """One text read by a model, and by a base or what was kept of one. `keep`: also pack what the
+    base expects (without a base, the model) for a file of base logits.
+    """
 
     model: Scorer
     base: Scorer | None
@@ -94,8 +101,9 @@ class Evaluation:
     keep: bool = False
 
     def score(self, numbers: Sequence[int]) -> tuple[list[Scores], list[list[Top]]]:
-        """The chunks of these `numbers`, in one pass each, and what is kept of them. Raises Refusal for logits that
-        are no numbers."""
+        """The chunks of these `numbers`, in one pass each, and what is kept of them. Raises Refusal
+        for logits that are no numbers.
+        """
         ids = self.text.ids[list(numbers)]
         others = self.base.blocks(ids) if self.base else None
         found = [_Chunk(self, number) for number in numbers]
@@ -106,7 +114,9 @@ class Evaluation:
                 chunk.add(at, block[place], None if other is None else other[place])
             at += block.shape[1]
         assert at == self.text.scored, (at, self.text.scored)
-        return [sound(chunk.scores, chunk.number) for chunk in found], [chunk.tops for chunk in found]
+        return [sound(chunk.scores, chunk.number) for chunk in found], [
+            chunk.tops for chunk in found
+        ]
 
 
 class _Chunk:
@@ -121,17 +131,27 @@ class _Chunk:
 
     def add(self, at: int, block: F32, other: F32 | None) -> None:
         """Score the positions from `at` on."""
-        lanes, targets, kept = self.evaluation.lanes, self.targets[at:], self.kept[at:] if self.kept else None
+        lanes, targets, kept = (
+            self.evaluation.lanes,
+            self.targets[at:],
+            self.kept[at:] if self.kept else None,
+        )
         if kept is not None:
-            self.rows += lanes.map(len(block), lambda lane, i: lane.kept(block[i], kept[i], targets[i]))
+            self.rows += lanes.map(
+                len(block), lambda lane, i: lane.kept(block[i], kept[i], targets[i])
+            )
         elif other is not None:
-            self.rows += lanes.map(len(block), lambda lane, i: lane.against(block[i], other[i], targets[i]))
+            self.rows += lanes.map(
+                len(block), lambda lane, i: lane.against(block[i], other[i], targets[i])
+            )
         else:
             self.rows += lanes.map(len(block), lambda lane, i: (lane.plain(block[i], targets[i]),))
         if self.evaluation.keep:
             base = block if other is None else other
             seed = self.number * self.evaluation.text.n_ctx + at
-            self.tops += lanes.map(len(base), lambda lane, i: lane.top(base[i], targets[i], seed + i))
+            self.tops += lanes.map(
+                len(base), lambda lane, i: lane.top(base[i], targets[i], seed + i)
+            )
 
     @property
     def scores(self) -> Scores:

@@ -1,8 +1,8 @@
 """The file types as tables: what each is called, and which tensors get another type than the rest.
 
-Follows llama_tensor_get_type_impl, llama_ftype_get_default_type and tensor_type_fallback (src/llama-quant.cpp
-of llama.cpp as vendored in llama-cpp-python 0.3.36). A new file type is a row here. It knows roles and counts,
-no tensors: those are recipe.py's.
+Follows llama_tensor_get_type_impl, llama_ftype_get_default_type and tensor_type_fallback
+(src/llama-quant.cpp of llama.cpp as vendored in llama-cpp-python 0.3.36). A new file type is a row
+here. It knows roles and counts, no tensors: those are recipe.py's.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,9 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor stands among its like: `index` of `count`; `stacked` if it holds all experts' matrices."""
+    """Where a tensor stands among its like: `index` of `count`; `stacked` if it holds all experts'
+    matrices.
+    """
 
     index: int
     count: int
@@ -49,7 +51,11 @@ class Place:
     def more(self) -> bool:
         """use_more_bits: the first and last eighth, and every third between."""
         eighth = self.count // 8
-        return self.index < eighth or self.index >= 7 * self.count // 8 or (self.index - eighth) % 3 == 2
+        return (
+            self.index < eighth
+            or self.index >= 7 * self.count // 8
+            or (self.index - eighth) % 3 == 2
+        )
 
     @property
     def middle(self) -> bool:
@@ -82,11 +88,13 @@ Mix = Mapping[str, Rule]
 
 @dataclass(frozen=True, slots=True)
 class FileType:
-    """One `general.file_type`: its number in llama.h, and the type of the tensors no rule speaks of.
+    """One `general.file_type`: its number in llama.h, and the type of the tensors no rule speaks
+    of.
 
-    `mix` gives other types by role: v, k, q, out (attention), down, gate, up (feed-forward), embedding (where it
-    is not the head as well), or every. `head` is the type of the output matrix. `low` types have their own rules
-    for models with eight experts or 70B parameters; for the others recipe.py adds the common ones.
+    `mix` gives other types by role: v, k, q, out (attention), down, gate, up (feed-forward),
+    embedding (where it is not the head as well), or every. `head` is the type of the output matrix.
+    `low` types have their own rules for models with eight experts or 70B parameters; for the others
+    recipe.py adds the common ones.
     """
 
     name: str
@@ -103,7 +111,9 @@ class FileType:
 
     @property
     def blind(self) -> frozenset[str]:
-        """The tensor types that become noise in such a file without an imatrix (tensor_requires_imatrix)."""
+        """The tensor types that become noise in such a file without an imatrix
+        (tensor_requires_imatrix).
+        """
         return BLIND | {"Q2_K"} if self.name == "Q2_K_S" else BLIND
 
     @property
@@ -149,7 +159,11 @@ def _down_q4_m(p: Place) -> str | None:
 TERNARY: Mix = {"embedding": "Q4_K"}
 Q2_K: Mix = {"v": lambda p: "Q4_K" if p.wide else "Q3_K", "down": "Q3_K", "out": _out("Q3_K")}
 Q2_K_S: Mix = {"v": _wide("Q4_K"), "down": lambda p: "Q4_K" if p.among(8) else None}
-Q3_K_M: Mix = {"v": lambda p: "Q5_K" if p.index < 2 else "Q4_K", "down": _down_q3_m, "out": _out("Q4_K")}
+Q3_K_M: Mix = {
+    "v": lambda p: "Q5_K" if p.index < 2 else "Q4_K",
+    "down": _down_q3_m,
+    "out": _out("Q4_K"),
+}
 Q3_K_L: Mix = {
     "v": "Q5_K",
     "down": lambda p: "Q4_K" if p.falcon else "Q5_K",
@@ -183,7 +197,11 @@ IQ3_M: Mix = {
     "down": lambda p: "Q4_K" if p.among(8) or (p.eight and p.more) else None,
     "out": _out("Q4_K"),
 }
-IQ4: Mix = {"v": _wide("Q5_K"), "down": lambda p: None if p.imatrix or not p.among(8) else "Q5_K", "out": _out()}
+IQ4: Mix = {
+    "v": _wide("Q5_K"),
+    "down": lambda p: None if p.imatrix or not p.among(8) else "Q5_K",
+    "out": _out(),
+}
 MXFP4_MOE: Mix = {"every": lambda p: "MXFP4" if p.stacked else "Q8_0"}
 
 
@@ -232,19 +250,52 @@ FILE_TYPES: dict[str, FileType] = {
         FileType("F32", 0, "F32"),
     )
 }
-ALIASES = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}  # as in tools/quantize/quantize.cpp
+ALIASES = {
+    "Q5_K": "Q5_K_M",
+    "Q4_K": "Q4_K_M",
+    "Q3_K": "Q3_K_M",
+}  # as in tools/quantize/quantize.cpp
 # What ggml_quantize_chunk can write, the widest first.
 TENSOR_TYPES = (
-    "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K", "Q5_1", "Q5_0", "Q4_1", "Q4_0",
-    "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S", "TQ2_0", "TQ1_0",
-    "MXFP4", "NVFP4", "Q2_0", "Q1_0",
-)  # fmt: skip
+    "F32",
+    "F16",
+    "BF16",
+    "Q8_0",
+    "Q6_K",
+    "Q5_K",
+    "Q4_K",
+    "Q3_K",
+    "Q2_K",
+    "Q5_1",
+    "Q5_0",
+    "Q4_1",
+    "Q4_0",
+    "IQ4_NL",
+    "IQ4_XS",
+    "IQ3_S",
+    "IQ3_XXS",
+    "IQ2_S",
+    "IQ2_XS",
+    "IQ2_XXS",
+    "IQ1_M",
+    "IQ1_S",
+    "TQ2_0",
+    "TQ1_0",
+    "MXFP4",
+    "NVFP4",
+    "Q2_0",
+    "Q1_0",
+)
 # What stands in for a type whose block a row does not fill.
 FALLBACK = {
     **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0", "Q2_0"), "Q4_0"),
-    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
-    "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
-}  # fmt: skip
+    **dict.fromkeys(
+        ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"
+    ),
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+}
 # Tensor types that become noise without an imatrix, and those ggml aborts on.
 BLIND = frozenset({"IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"})
 FATAL = frozenset({"IQ2_XS", "IQ2_XXS", "IQ1_S"})

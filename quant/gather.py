@@ -1,19 +1,21 @@
-"""Second moments as they are gathered: which weights share an input, as many inputs at a time as memory holds, and the
-sums themselves.
+"""Second moments as they are gathered: which weights share an input, as many inputs at a time as
+memory holds, and the sums themselves.
 
-Rows are multiplied in float32 (once for each distinct input) and added up in float64, the lower triangles alone, in
-parts: 1,024 rows of 1,536 columns took two AVX-512 threads 16.4 ms in bands of 128 rows of the triangle, 15.2 in bands
-of 256, 14.4 in squares of 256 along the diagonal and whole rectangles between them (2026-11-23); numpy's own symmetric
-product takes as long as bands. They are kept until whole chunks were read, as many as make ROWS: 1,536 columns took
-one thread 7.8 ms for each 256 rows where they came 256 at a time, 6.4 for 512 and 6.0 for 1,024 (2026-11-22). While
-llama.cpp waits for what looks at its products, with all of its threads awake and idle, they are copied and nothing
-else: squares and mixtures, too, are made later.
+Rows are multiplied in float32 (once for each distinct input) and added up in float64, the lower
+triangles alone, in parts: 1,024 rows of 1,536 columns took two AVX-512 threads 16.4 ms in bands of
+128 rows of the triangle, 15.2 in bands of 256, 14.4 in squares of 256 along the diagonal and whole
+rectangles between them (2026-11-23); numpy's own symmetric product takes as long as bands. They are
+kept until whole chunks were read, as many as make ROWS: 1,536 columns took one thread 7.8 ms for
+each 256 rows where they came 256 at a time, 6.4 for 512 and 6.0 for 1,024 (2026-11-22). While
+llama.cpp waits for what looks at its products, with all of its threads awake and idle, they are
+copied and nothing else: squares and mixtures, too, are made later.
 
-Each product is one thread's. BLAS's own threads wait awake for the next one, as llama.cpp's do, and on as many cores
-the ones took time from the others: 20 chunks of 256 of a Llama of hidden 512 took 20, 22 and 25 CPU seconds of a loaded
-machine's two cores, 29, 29 and 39 before (2026-11-22, in turns; llama-imatrix 7 to 8). A GPU that torch knows makes the
-products instead, of more rows at a time: what costs there is to bring them back and to add them up. It knows names and
-rows; what runs the model, and what runs the products, is passed in.
+Each product is one thread's. BLAS's own threads wait awake for the next one, as llama.cpp's do, and
+on as many cores the ones took time from the others: 20 chunks of 256 of a Llama of hidden 512 took
+20, 22 and 25 CPU seconds of a loaded machine's two cores, 29, 29 and 39 before (2026-11-22, in
+turns; llama-imatrix 7 to 8). A GPU that torch knows makes the products instead, of more rows at a
+time: what costs there is to bring them back and to add them up. It knows names and rows; what runs
+the model, and what runs the products, is passed in.
 """
 
 import math
@@ -33,24 +35,33 @@ from quant.mixing import Mix, Mixing, counted
 from quant.momentfile import Gathered, Input
 from quant.pending import mixture
 
-SQUARE, LARGE = 256, 1024  # sides of a triangle's parts: of those on its diagonal, and of others at most
+SQUARE, LARGE = (
+    256,
+    1024,
+)  # sides of a triangle's parts: of those on its diagonal, and of others at most
 ROWS, MOST = 1024, 4  # multiplied at a time, or the rows of so many chunks,
 KEPT = 1 << 28  # where no more bytes wait for it;
 ON_DEVICE = 8  # times as much by a GPU
 Each = Callable[..., Any]  # map's form
 Work = tuple[int, Callable[[], None]]  # how much it takes, and what is to be done
 Part = tuple[slice, slice]  # rows and columns of a matrix
-WAITING = 1 << 27  # bytes of attention's shares that wait to be multiplied; beyond it they are at once
+WAITING = (
+    1 << 27
+)  # bytes of attention's shares that wait to be multiplied; beyond it they are at once
 
 
 def shown(one: Input) -> tuple[str, ...]:
-    """The names of the products that an input is gathered from, in the order in which they are computed."""
+    """The names of the products that an input is gathered from, in the order in which they are
+    computed.
+    """
     return (*one.names, mixture(one.names[0])) if one.mixed else one.names
 
 
 class Survey:
-    """Looks once at what a pass shows: the distinct `inputs`, in the order in which the graph computes them, and how
-    many bytes of `rows` entered each. A chunk has `tokens`; so many `threads` will multiply."""
+    """Looks once at what a pass shows: the distinct `inputs`, in the order in which the graph
+    computes them, and how many bytes of `rows` entered each. A chunk has `tokens`; so many
+    `threads` will multiply.
+    """
 
     def __init__(self, tokens: int = ROWS, threads: int = 1) -> None:
         self.tokens, self.threads = tokens, threads
@@ -64,7 +75,9 @@ class Survey:
         """Count one product in. A weight that was seen before brings more rows and nothing else."""
         number = self._number.get(product.name)
         if number is not None:
-            self.rows[number] += product.rows.nbytes if product.name == self.inputs[number].names[0] else 0
+            self.rows[number] += (
+                product.rows.nbytes if product.name == self.inputs[number].names[0] else 0
+            )
             self._key = None
             return
         one = Input((product.name,), product.rows.shape[-1], math.prod(product.matrices))
@@ -97,18 +110,25 @@ class Survey:
 
     @property
     def together(self) -> int:
-        """Chunks whose rows are multiplied at a time. It does not depend on what else memory has to hold: sums of the
-        same text have the same bytes in any number of passes."""
+        """Chunks whose rows are multiplied at a time. It does not depend on what else memory has to
+        hold: sums of the same text have the same bytes in any number of passes.
+        """
         more = ON_DEVICE if accelerate.device() else 1
-        return max(1, min(more * ROWS // self.tokens, more * MOST, more * KEPT // max(1, sum(self.rows))))
+        return max(
+            1, min(more * ROWS // self.tokens, more * MOST, more * KEPT // max(1, sum(self.rows)))
+        )
 
     def cost(self, number: int) -> int:
-        """Bytes that gathering an input holds: sums of x x^T and of x in float64, and rows, joined or mixed anew."""
+        """Bytes that gathering an input holds: sums of x x^T and of x in float64, and rows, joined
+        or mixed anew.
+        """
         one, chunks = self.inputs[number], self.together
         return held(one) + self.rows[number] * (2 * chunks if chunks > 1 or one.mixed else 1)
 
     def waiting(self, group: Sequence[int]) -> int:
-        """Bytes of attention's shares that wait to be multiplied, and those that come when there is no room."""
+        """Bytes of attention's shares that wait to be multiplied, and those that come when there is
+        no room.
+        """
         shares = [self._shares.get(self.inputs[number].names[0], 0) for number in group]
         return min(self.together * sum(shares), WAITING + max(shares, default=0))
 
@@ -124,7 +144,8 @@ def spare(one: Input) -> int:
 
 
 def groups(survey: Survey, numbers: Sequence[int], memory: int) -> list[tuple[int, ...]]:
-    """Split these `numbers` of inputs, in their order, into groups that can be gathered at a time in `memory` bytes.
+    """Split these `numbers` of inputs, in their order, into groups that can be gathered at a time
+    in `memory` bytes.
 
     Raises Refusal where one alone cannot: its moments are whole or they are not there.
     """
@@ -159,7 +180,9 @@ class Seconds:
         self.numbers = tuple(numbers)
         self._number = {name: number for number in numbers for name in inputs[number].names}
         self._names = {number: inputs[number].names for number in numbers}
-        self._mixed = {mixture(inputs[number].names[0]): number for number in numbers if inputs[number].mixed}
+        self._mixed = {
+            mixture(inputs[number].names[0]): number for number in numbers if inputs[number].mixed
+        }
         self._mixing = {number: [Mixing()] for number in self._mixed.values()}  # a chunk's each
         self._keys: dict[int, tuple[int, int]] = {}
         self._kept = {number: _Kept() for number in numbers}
@@ -193,8 +216,9 @@ class Seconds:
         return sum(one.waiting for chunks in self._mixing.values() for one in chunks)
 
     def turn(self, each: Each = map) -> None:
-        """A chunk is over, which may have come in several passes. `each` is map, or one that has threads: the sums are
-        the same."""
+        """A chunk is over, which may have come in several passes. `each` is map, or one that has
+        threads: the sums are the same.
+        """
         if self._shares > WAITING // 2:  # room for what comes with the next chunk
             _all(each, [one.settle for chunks in self._mixing.values() for one in chunks])
         for number, chunks in self._mixing.items():
@@ -211,7 +235,11 @@ class Seconds:
         ]
         _all(each, squares)  # what is not finite is told here, by the first weight that it enters
         order = [(number, one) for number, chunks in self._mixing.items() for one in chunks[:-1]]
-        made = each(Mixing.made, [one for _, one in order], [self._kept[number].rows[0, 0] for number, _ in order])
+        made = each(
+            Mixing.made,
+            [one for _, one in order],
+            [self._kept[number].rows[0, 0] for number, _ in order],
+        )
         mixes: dict[int, list[Mix]] = {}
         for (number, _), mix in zip(order, made, strict=True):
             mixes.setdefault(number, []).append(mix)
@@ -229,11 +257,15 @@ class Seconds:
 
 
 class _Kept:
-    """What entered in several passes as if in one, in memory that is taken once: fresh pages cost more than copying."""
+    """What entered in several passes as if in one, in memory that is taken once: fresh pages cost
+    more than copying.
+    """
 
     def __init__(self) -> None:
         self.matrices, self.experts = (1, 1), list[NDArray[np.int32]]()
-        self._room = np.empty((0, 0, 0, 0), np.float32)  # [.., tokens, columns], or with experts [tokens, .., columns]
+        self._room = np.empty(
+            (0, 0, 0, 0), np.float32
+        )  # [.., tokens, columns], or with experts [tokens, .., columns]
         self._begun = self._end = 0
 
     @property
@@ -255,7 +287,9 @@ class _Kept:
             if first:
                 self.rows[...] = before
         self._end = first + rows.shape[axis]
-        (self._room[first : self._end] if self.experts else self._room[..., first : self._end, :])[...] = rows
+        (self._room[first : self._end] if self.experts else self._room[..., first : self._end, :])[
+            ...
+        ] = rows
 
     def turn(self) -> slice:
         """Where the rows stand that came since it was last asked."""
@@ -279,7 +313,10 @@ class _Kept:
             experts = np.concatenate(self.experts)
             for expert in np.unique(experts):
                 places = np.nonzero(experts == expert)
-                yield len(places[0]) * rows.shape[2], partial(_expert, into, int(expert), rows, places)
+                yield (
+                    len(places[0]) * rows.shape[2],
+                    partial(_expert, into, int(expert), rows, places),
+                )
             return
         inner, outer = self.matrices
         entered: dict[int, list[F32]] = {}
@@ -290,10 +327,16 @@ class _Kept:
             other = np.concatenate([mix.rows for mix in mixes]) if mixes else plain
             yield plain.size, partial(_first, into, matrix, plain, mixes)
             if accelerate.device():
-                yield plain.size * plain.shape[1], partial(_triangle, into.second[matrix], plain, other)
+                yield (
+                    plain.size * plain.shape[1],
+                    partial(_triangle, into.second[matrix], plain, other),
+                )
                 continue
             for part in _parts(0, plain.shape[1]):
-                yield len(plain) * _area(part), partial(_product, into.second[matrix], part, plain, other)
+                yield (
+                    len(plain) * _area(part),
+                    partial(_product, into.second[matrix], part, plain, other),
+                )
 
 
 def _all(each: Each, work: Iterable[Callable[[], None]]) -> None:
@@ -304,7 +347,9 @@ def _all(each: Each, work: Iterable[Callable[[], None]]) -> None:
 
 def _first(into: Gathered, matrix: int, rows: F32, mixes: Sequence[Mix]) -> None:
     """Count in the sum of the rows, or of what was mixed of them."""
-    into.first[matrix] += sum(mix.first for mix in mixes) if mixes else rows.sum(0, dtype=np.float64)
+    into.first[matrix] += (
+        sum(mix.first for mix in mixes) if mixes else rows.sum(0, dtype=np.float64)
+    )
     into.counts[matrix] += sum(mix.count for mix in mixes) if mixes else len(rows)
 
 
@@ -318,7 +363,9 @@ def _expert(into: Gathered, expert: int, rows: F32, places: tuple[Any, ...]) -> 
 
 
 def _parts(first: int, last: int) -> Iterator[Part]:
-    """What a triangle is made of: squares on its diagonal, half of them for nothing, and what lies between."""
+    """What a triangle is made of: squares on its diagonal, half of them for nothing, and what lies
+    between.
+    """
     if last - first <= SQUARE:
         yield slice(first, last), slice(first, last)
         return
@@ -336,7 +383,9 @@ def _area(part: Part) -> int:
 
 
 def _triangle(sums: F64, rows: F32, other: F32) -> None:
-    """Add the triangle of rows^T other, part by part: by a GPU that has room for it, else by this thread."""
+    """Add the triangle of rows^T other, part by part: by a GPU that has room for it, else by this
+    thread.
+    """
     done, ops = 0, accelerate.operations(accelerate.device())
     parts = [*_parts(0, rows.shape[1])]
     try:
@@ -344,7 +393,12 @@ def _triangle(sums: F64, rows: F32, other: F32) -> None:
             left = ops.array(rows)
             right = left if other is rows else ops.array(other)
             for part in parts:
-                _add(sums, part, ops.numpy(left[:, part[0]].T @ right[:, part[1]]), mixed=other is not rows)
+                _add(
+                    sums,
+                    part,
+                    ops.numpy(left[:, part[0]].T @ right[:, part[1]]),
+                    mixed=other is not rows,
+                )
                 done += 1
     except accelerate.Full:
         pass
@@ -364,7 +418,9 @@ def _add(sums: F64, part: Part, made: F32, *, mixed: bool) -> None:
     sums[part] += made
     if mixed and down == across:
         corner = sums[part]
-        np.fill_diagonal(corner, np.maximum(corner.diagonal(), 0))  # float32 may end below the least square
+        np.fill_diagonal(
+            corner, np.maximum(corner.diagonal(), 0)
+        )  # float32 may end below the least square
 
 
 def _nothing(one: Input) -> Gathered:

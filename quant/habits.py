@@ -1,7 +1,8 @@
 """Ways in which llama.cpp is known to read a text otherwise than the model's own tokenizer.
 
-A difference is explained where the model's tokenizer, made to take on such habits and no others, gives llama.cpp's ids
-to the last. It knows tokenizers and habits, llama.cpp only by what it takes for special.
+A difference is explained where the model's tokenizer, made to take on such habits and no others,
+gives llama.cpp's ids to the last. It knows tokenizers and habits, llama.cpp only by what it takes
+for special.
 """
 
 import json
@@ -18,19 +19,30 @@ from quant.sentencepiece import UNKNOWN
 from quant.spelling import Rules, Spaces
 
 EMPTY = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
-Parts = tuple[tokenizers.normalizers.Normalizer | None, tokenizers.pre_tokenizers.PreTokenizer | None]
+Parts = tuple[
+    tokenizers.normalizers.Normalizer | None, tokenizers.pre_tokenizers.PreTokenizer | None
+]
 
 
 class Habits:
     """The habits that may matter to one model, and its tokenizer with each of them."""
 
-    def __init__(self, own: Own, metadata: Mapping[str, Value], control: Callable[[int], bool]) -> None:
+    def __init__(
+        self, own: Own, metadata: Mapping[str, Value], control: Callable[[int], bool]
+    ) -> None:
         self.own, self.control = own, control
-        kind, merge = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.remove_extra_whitespaces")
+        kind, merge = (
+            metadata.get("tokenizer.ggml.model"),
+            metadata.get("tokenizer.ggml.remove_extra_whitespaces"),
+        )
         prefix = metadata.get("tokenizer.ggml.add_space_prefix", kind == "llama")
-        self.spaces = Spaces(prefix is True, merge is True and kind == unigram.KIND, blank=kind == "llama")
+        self.spaces = Spaces(
+            prefix is True, merge is True and kind == unigram.KIND, blank=kind == "llama"
+        )
         rules = metadata.get("tokenizer.ggml.precompiled_charsmap")
-        self.characters = charsmap.parse(rules.raw()) if isinstance(rules, Array) and rules.count else None
+        self.characters = (
+            charsmap.parse(rules.raw()) if isinstance(rules, Array) and rules.count else None
+        )
         self.names = ["types", "flags"]
         if own.found.dialect:
             self.names.append("dialect")
@@ -42,20 +54,30 @@ class Habits:
         listed = types.values() if isinstance(types, Array) else []
         self.unknown = {row for row, number in enumerate(listed) if number == UNKNOWN}
         added = {token.text for token in own.added.values()}
-        odd = [word for word in own.words if word[:2].strip("_" + SPACE)[:1] in ("<", "[") and word not in added]
+        odd = [
+            word
+            for word in own.words
+            if word[:2].strip("_" + SPACE)[:1] in ("<", "[") and word not in added
+        ]
         self.claimed = [word for word in odd if control(own.reader.rows[word])]
         self.found = [*added, *self.claimed]
         self.alike: dict[tuple[str, ...], Reader] = {}
 
     def explains(self, text: str, ours: list[int], special: bool) -> str | None:
-        """The habit that makes the model's tokenizer give `ours`; "several" if more than one is needed."""
+        """The habit that makes the model's tokenizer give `ours`; "several" if more than one is
+        needed.
+        """
         several = tuple(name for name in self.names if name != "spaces" or self._spaced(text))
         if not self._gives(several, text, ours, special):
             return None
-        return next((name for name in several if self._gives((name,), text, ours, special)), "several")
+        return next(
+            (name for name in several if self._gives((name,), text, ours, special)), "several"
+        )
 
     def _spaced(self, text: str) -> bool:
-        """Whether a text has ends, or places beside added tokens, where llama.cpp puts spaces in its own way."""
+        """Whether a text has ends, or places beside added tokens, where llama.cpp puts spaces in
+        its own way.
+        """
         spelt = self.characters.apply(text) if self.characters else text
         return spelt.strip().strip(SPACE) != spelt or any(token in text for token in self.found)
 
@@ -72,7 +94,9 @@ class Habits:
         made.normalizer, made.pre_tokenizer = self._parts(names)
         for _, token in sorted(exact.tokenizer.get_added_tokens_decoder().items()):
             if "flags" in names:
-                token = tokenizers.AddedToken(token.content, special=token.special, normalized=False)
+                token = tokenizers.AddedToken(
+                    token.content, special=token.special, normalized=False
+                )
             if "types" in names:
                 row = exact.rows[token.content]
                 token.special = self.control(row) or row in self.unknown
@@ -84,7 +108,9 @@ class Habits:
     def _parts(self, names: tuple[str, ...]) -> Parts:
         exact = self.own.reader.tokenizer
         if "dialect" in names:
-            return exact.normalizer, _component("pre_tokenizer", pretokenizer.node(self.own.found.dialect))
+            return exact.normalizer, _component(
+                "pre_tokenizer", pretokenizer.node(self.own.found.dialect)
+            )
         if not {"spaces", "rules"} & set(names):
             return exact.normalizer, exact.pre_tokenizer
         steps = []

@@ -1,9 +1,11 @@
-"""One GGUF file's header, read with every count, length and offset held against the file's size first.
+"""One GGUF file's header, read with every count, length and offset held against the file's size
+first.
 
-A reader of our own because gguf.GGUFReader trusts its input and makes a numpy view of every element of every
-array: SmolLM2's header takes it 2.6 s and Gemma's 12.5 s, this one 0.011 and 0.027 s (2 cores, Zen 3). Arrays
-stay where they are until somebody asks. Follows gguf_init_from_reader (ggml/src/gguf.cpp), refuses all it
-refuses, and says why. It knows the container, not what the keys mean.
+A reader of our own because gguf.GGUFReader trusts its input and makes a numpy view of every element
+of every array: SmolLM2's header takes it 2.6 s and Gemma's 12.5 s, this one 0.011 and 0.027 s (2
+cores, Zen 3). Arrays stay where they are until somebody asks. Follows gguf_init_from_reader
+(ggml/src/gguf.cpp), refuses all it refuses, and says why. It knows the container, not what the keys
+mean.
 """
 
 import mmap
@@ -16,20 +18,48 @@ from quant import native
 from quant.errors import Refusal
 
 MAGIC, ALIGNMENT, MAX_DIMS, MAX_NAME = b"GGUF", 32, 4, 63
-MAX_KEYS, MAX_TENSORS = 1 << 16, 1 << 20  # far beyond any model: each becomes some hundred bytes here
+MAX_KEYS, MAX_TENSORS = (
+    1 << 16,
+    1 << 20,
+)  # far beyond any model: each becomes some hundred bytes here
 STRING, ARRAY, BOOL = 8, 9, 7
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 SIZES = {number: struct.calcsize("<" + code) for number, code in SCALARS.items()}
 KINDS = {
-    0: "uint8", 1: "int8", 2: "uint16", 3: "int16", 4: "uint32", 5: "int32", 6: "float32", 7: "bool",
-    8: "string", 9: "array", 10: "uint64", 11: "int64", 12: "float64",
-}  # fmt: skip
+    0: "uint8",
+    1: "int8",
+    2: "uint16",
+    3: "int16",
+    4: "uint32",
+    5: "int32",
+    6: "float32",
+    7: "bool",
+    8: "string",
+    9: "array",
+    10: "uint64",
+    11: "int64",
+    12: "float64",
+}
 AGAIN = "fetch or convert the file again"
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array that stays in the file: `count` elements of GGUF type `kind`, `nbytes` from `offset` on."""
+    """An array that stays in the file: `count` elements of GGUF type `kind`, `nbytes` from `offset`
+    on.
+    """
 
     file: Path
     kind: str
@@ -81,7 +111,9 @@ class Field:
     kind: str
     value: Value
     file: Path
-    raw: tuple[int, int]  # first byte, past the last: type word included, so that it can be copied as it is
+    raw: tuple[
+        int, int
+    ]  # first byte, past the last: type word included, so that it can be copied as it is
 
     def copy(self) -> bytes:
         """The type word and the value as they are stored."""
@@ -141,9 +173,13 @@ def parse(file: Path) -> Part:
     except FileNotFoundError:
         raise Refusal(f"there is no file {file}", hint="check the path") from None
     except IsADirectoryError:
-        raise Refusal(f"{file} is a folder, not a GGUF file", hint="name a .gguf file in it") from None
+        raise Refusal(
+            f"{file} is a folder, not a GGUF file", hint="name a .gguf file in it"
+        ) from None
     except (OSError, ValueError) as error:
-        raise Refusal(f"{file} cannot be read: {error}", hint="check the path and its permissions") from None
+        raise Refusal(
+            f"{file} cannot be read: {error}", hint="check the path and its permissions"
+        ) from None
 
 
 class _Reader:
@@ -158,22 +194,39 @@ class _Reader:
         alignment = self._alignment(fields)
         infos = list(self._tensors(tensors))
         start = -(-self.at // alignment) * alignment
-        return Part(self.file, version, fields, tuple(self._place(infos, start, alignment)), start, alignment)
+        return Part(
+            self.file,
+            version,
+            fields,
+            tuple(self._place(infos, start, alignment)),
+            start,
+            alignment,
+        )
 
     def _preamble(self) -> tuple[int, int, int]:
         magic = self.data[:4]
         if magic != MAGIC:
             if magic == MAGIC[::-1]:
                 raise self._bad(
-                    "its byte order is reversed (a big-endian file)", "convert it for a little-endian machine"
+                    "its byte order is reversed (a big-endian file)",
+                    "convert it for a little-endian machine",
                 )
-            raise Refusal(f"{self.file} is not a GGUF file: it begins with {magic!r}", hint="name a .gguf file")
+            raise Refusal(
+                f"{self.file} is not a GGUF file: it begins with {magic!r}",
+                hint="name a .gguf file",
+            )
         self.at = 4
         (version,) = self._unpack("<I", "the version")
         if version and not version & 0xFFFF:
-            raise self._bad("its byte order is reversed (a big-endian file)", "convert it for a little-endian machine")
+            raise self._bad(
+                "its byte order is reversed (a big-endian file)",
+                "convert it for a little-endian machine",
+            )
         if version not in (2, 3):
-            raise self._bad(f"its GGUF version is {version}; versions 2 and 3 are read", "convert the model again")
+            raise self._bad(
+                f"its GGUF version is {version}; versions 2 and 3 are read",
+                "convert the model again",
+            )
         tensors, keys = self._unpack("<QQ", "the counts")
         left = self.size - self.at
         if keys > min(left // 13, MAX_KEYS):
@@ -187,7 +240,9 @@ class _Reader:
         for index in range(count):
             blob = self._string(f"key {index}")
             if not blob or blob in seen:
-                raise self._bad(f"key {index} is {'there twice: ' + repr(blob) if blob else 'empty'}")
+                raise self._bad(
+                    f"key {index} is {'there twice: ' + repr(blob) if blob else 'empty'}"
+                )
             seen.add(blob)
             key, first = blob.decode("utf-8", "replace"), self.at
             (number,) = self._unpack("<I", key)
@@ -220,7 +275,8 @@ class _Reader:
         return Array(self.file, KINDS[number], count, first, self.at - first)
 
     def _skip_strings(self, count: int, key: str) -> None:
-        # The hot loop: half a million strings in a large vocabulary; unpack_from never reads past the end.
+        # The hot loop: half a million strings in a large vocabulary; unpack_from never reads past
+        # the end.
         at, data, read = self.at, self.data, struct.Struct("<Q").unpack_from
         try:
             for _ in range(count):
@@ -242,7 +298,9 @@ class _Reader:
                     or value & (value - 1)
                     or value > 1 << 20
                 ):
-                    raise self._bad(f"its alignment {value!r} ({field.kind}) is not a power of two between 8 and 2^20")
+                    raise self._bad(
+                        f"its alignment {value!r} ({field.kind}) is not a power of two between 8 and 2^20"
+                    )
                 return value
         return ALIGNMENT
 
@@ -252,7 +310,9 @@ class _Reader:
             blob = self._string(f"the name of tensor {index}")
             name = blob.decode("utf-8", "replace")
             if not blob or len(blob) > MAX_NAME:
-                raise self._bad(f"the name of tensor {index} has {len(blob)} bytes; 1 to {MAX_NAME} are allowed")
+                raise self._bad(
+                    f"the name of tensor {index} has {len(blob)} bytes; 1 to {MAX_NAME} are allowed"
+                )
             if blob in seen:
                 raise self._bad(f"tensor {name} is there twice")
             seen.add(blob)
@@ -277,7 +337,9 @@ class _Reader:
         for name, shape, kind, offset in infos:
             block = native.block(kind)
             if shape[0] % block.values:
-                raise self._bad(f"tensor {name} has rows of {shape[0]}, {kind} needs a multiple of {block.values}")
+                raise self._bad(
+                    f"tensor {name} has rows of {shape[0]}, {kind} needs a multiple of {block.values}"
+                )
             nbytes = _product(shape) // block.values * block.nbytes
             if offset != expected:
                 raise self._bad(f"tensor {name} stands at offset {offset}, not at {expected}")

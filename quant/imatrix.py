@@ -1,8 +1,9 @@
-"""Importance matrices: how much each input column of a weight matters, as llama-imatrix measured it.
+"""Importance matrices: how much each input column of a weight matters, as llama-imatrix measured
+it.
 
 Reads llama.cpp's GGUF form and the older .dat, follows common/imatrix-loader.cpp and load_imatrix
-(tools/quantize/quantize.cpp). The file is indexed and checked once; sums stay in it until a tensor is encoded.
-It knows names and vectors, no recipes.
+(tools/quantize/quantize.cpp). The file is indexed and checked once; sums stay in it until a tensor
+is encoded. It knows names and vectors, no recipes.
 """
 
 import hashlib
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 DATASETS, CHUNKS, CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
-MODEL, TRANSFORM = "llmcli.imatrix.model", "llmcli.imatrix.transform"  # ours; llama.cpp's tools pass them over
+MODEL, TRANSFORM = (
+    "llmcli.imatrix.model",
+    "llmcli.imatrix.transform",
+)  # ours; llama.cpp's tools pass them over
 MAX_NAME = 255  # bytes of a name in the .dat form
 MAX_TEXT = 127  # bytes of a text that upstream writes into the quantized file
 MAX_MATRICES = 1 << 16  # in one tensor: experts, or heads
@@ -37,7 +41,8 @@ AGAIN = "make it again with llama-imatrix"
 class Entry:
     """One weight's sums: `count` floats at `offset` of `file`, as many for each divisor.
 
-    A divisor is how often the sums were added to, one for each expert; 0 for an expert that was never seen.
+    A divisor is how often the sums were added to, one for each expert; 0 for an expert that was
+    never seen.
     """
 
     file: Path
@@ -46,7 +51,9 @@ class Entry:
     divisors: tuple[float, ...] = field(repr=False)
 
     def vectors(self, first: int, last: int, columns: int) -> "F32":
-        """Mean squares [last - first, columns] of the matrices first .. last; ones for an expert never seen."""
+        """Mean squares [last - first, columns] of the matrices first .. last; ones for an expert
+        never seen.
+        """
         import numpy as np
 
         start, end = first * columns, last * columns
@@ -70,16 +77,19 @@ class Entry:
 
     def over(self, first: int, last: int, every: int, columns: int) -> Importance:
         """For the rows first .. last of a tensor whose matrices have `every` rows each."""
-        return Importance(self.vectors(first // every, -(-last // every), columns), every, first % every)
+        return Importance(
+            self.vectors(first // every, -(-last // every), columns), every, first % every
+        )
 
 
 @dataclass(frozen=True)
 class Imatrix:
     """A whole file; `digest` tells its content, `path` is as the user gave it.
 
-    `chunk_size` is in tokens: 0 in the older form, which does not tell, and whose divisors count chunks, not rows.
-    `model` is the Source.fingerprint of what it was gathered from, `transform` the digest of the folds which that had;
-    "" and None where the file does not tell, as llama-imatrix's do not.
+    `chunk_size` is in tokens: 0 in the older form, which does not tell, and whose divisors count
+    chunks, not rows. `model` is the Source.fingerprint of what it was gathered from, `transform`
+    the digest of the folds which that had; "" and None where the file does not tell, as
+    llama-imatrix's do not.
     """
 
     path: Path
@@ -107,9 +117,11 @@ class Imatrix:
             told["quantize.imatrix.chunks_count"] = entry("uint32", self.chunks)
         return told
 
-    def fitting(self, tensors: Sequence[tuple[str, Sequence[int]]], transform: str = "") -> dict[str, Entry]:
-        """The entries of these tensors (name, shape with the row length first); one of another size is refused, and
-        what was gathered under another `transform` than the tensors have.
+    def fitting(
+        self, tensors: Sequence[tuple[str, Sequence[int]]], transform: str = ""
+    ) -> dict[str, Entry]:
+        """The entries of these tensors (name, shape with the row length first); one of another size
+        is refused, and what was gathered under another `transform` than the tensors have.
 
         As in llama.cpp the embedding's is passed over instead: it is read as rows, not multiplied.
         """
@@ -127,12 +139,17 @@ class Imatrix:
                 wrong.append(f"{name} has {known.count} values, the tensor needs {size}")
         if wrong:
             some = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-            raise Refusal(f"{self.path} is the imatrix of another model: {some}", hint="name this model's --imatrix")
+            raise Refusal(
+                f"{self.path} is the imatrix of another model: {some}",
+                hint="name this model's --imatrix",
+            )
         return found
 
 
 def same_folds(what: str, theirs: str, mine: str) -> None:
-    """Refuse `what` was gathered from a model under other folds: its columns are scaled otherwise, or elsewhere."""
+    """Refuse `what` was gathered from a model under other folds: its columns are scaled otherwise,
+    or elsewhere.
+    """
     if theirs != mine:
         told, own = (f"folds {one[:12]}" if one else "no folds" for one in (theirs, mine))
         raise Refusal(
@@ -142,7 +159,9 @@ def same_folds(what: str, theirs: str, mine: str) -> None:
 
 
 def _text(blob: bytes) -> bytes:
-    """A text as long as upstream writes it, without what is no UTF-8: a character that is cut, a file's odd name."""
+    """A text as long as upstream writes it, without what is no UTF-8: a character that is cut, a
+    file's odd name.
+    """
     return entry("string", blob[:MAX_TEXT].decode("utf-8", "ignore"))
 
 
@@ -158,9 +177,13 @@ def load(path: Path) -> Imatrix:
                 entries, datasets, chunks, chunk_size = _Legacy(path, stream).read()
                 found = Imatrix(path, digest, entries, datasets, chunks, chunk_size)
     except FileNotFoundError:
-        raise Refusal(f"there is no file {path}", hint="check the path given with --imatrix") from None
+        raise Refusal(
+            f"there is no file {path}", hint="check the path given with --imatrix"
+        ) from None
     except OSError as error:
-        raise Refusal(f"{path} cannot be read: {error.strerror or error}", hint="check the path") from None
+        raise Refusal(
+            f"{path} cannot be read: {error.strerror or error}", hint="check the path"
+        ) from None
     for name, known in found.entries.items():
         _check(path, name, known)
     return found
@@ -171,7 +194,9 @@ def _check(path: Path, name: str, known: Entry) -> None:
     import numpy as np
 
     for start in range(0, known.count, STEP):
-        sums = np.fromfile(path, "<f4", min(STEP, known.count - start), offset=known.offset + 4 * start)
+        sums = np.fromfile(
+            path, "<f4", min(STEP, known.count - start), offset=known.offset + 4 * start
+        )
         if not (np.isfinite(sums) & (sums >= 0)).all():
             raise Refusal(f"{path}: {name} holds values that are no sums of squares", hint=AGAIN)
 
@@ -181,21 +206,32 @@ def _gguf(path: Path, digest: str) -> Imatrix:
     keys = {item.key: item for item in part.fields}
     said = {key: item.value for key, item in keys.items() if isinstance(item.value, str)}
     if said.get("general.type") == MOMENTS:
-        raise Refusal(f"{path} holds second moments", hint=f"--moments {path}: they serve as the imatrix, too")
+        raise Refusal(
+            f"{path} holds second moments", hint=f"--moments {path}: they serve as the imatrix, too"
+        )
     if missing := [key for key in (DATASETS, CHUNKS, CHUNK_SIZE) if key not in keys]:
-        raise Refusal(f"{path} is a GGUF file but no imatrix: it lacks {', '.join(missing)}", hint=AGAIN)
+        raise Refusal(
+            f"{path} is a GGUF file but no imatrix: it lacks {', '.join(missing)}", hint=AGAIN
+        )
     tensors = {tensor.name: tensor for tensor in part.tensors}
-    names = {name.removesuffix(end) for name in tensors for end in (SUMS, COUNTS) if name.endswith(end)}
-    entries = {name: _entry(path, name, tensors.get(name + SUMS), tensors.get(name + COUNTS)) for name in sorted(names)}
+    names = {
+        name.removesuffix(end) for name in tensors for end in (SUMS, COUNTS) if name.endswith(end)
+    }
+    entries = {
+        name: _entry(path, name, tensors.get(name + SUMS), tensors.get(name + COUNTS))
+        for name in sorted(names)
+    }
     if not entries:
         raise Refusal(f"{path} holds no sums", hint=AGAIN)
     datasets = keys[DATASETS].value
-    texts = datasets.blobs() if isinstance(datasets, header.Array) and datasets.kind == "string" else []
+    texts = (
+        datasets.blobs() if isinstance(datasets, header.Array) and datasets.kind == "string" else []
+    )
     chunks, chunk_size = (_count(path, keys[key]) for key in (CHUNKS, CHUNK_SIZE))
     read = tuple(text.decode("utf-8", "replace") for text in texts)
     return Imatrix(
         path, digest, entries, read, chunks, chunk_size, said.get(MODEL, ""), said.get(TRANSFORM)
-    )  # fmt: skip
+    )
 
 
 def _count(path: Path, field: header.Field) -> int:
@@ -205,10 +241,17 @@ def _count(path: Path, field: header.Field) -> int:
     return field.value
 
 
-def _entry(path: Path, name: str, sums: header.TensorInfo | None, counts: header.TensorInfo | None) -> Entry:
+def _entry(
+    path: Path, name: str, sums: header.TensorInfo | None, counts: header.TensorInfo | None
+) -> Entry:
     import numpy as np
 
-    if sums is None or counts is None or {sums.type, counts.type} != {"F32"} or not _belong(sums, counts):
+    if (
+        sums is None
+        or counts is None
+        or {sums.type, counts.type} != {"F32"}
+        or not _belong(sums, counts)
+    ):
         raise Refusal(f"{path}: the sums and counts of {name} do not belong together", hint=AGAIN)
     stored = np.fromfile(path, "<f4", counts.elements, offset=counts.offset).astype("f8")
     if not np.isfinite(stored).all():
@@ -232,7 +275,9 @@ class _Legacy:
     def read(self) -> tuple[dict[str, Entry], tuple[str, ...], int, int]:
         (count,) = self._numbers("<i")
         if not 1 <= count <= self.size // 17:
-            raise self._bad(f"it is neither a GGUF file nor the older form (it claims {count} entries)")
+            raise self._bad(
+                f"it is neither a GGUF file nor the older form (it claims {count} entries)"
+            )
         entries = dict(self._entries(count))
         if len(entries) != count:
             raise self._bad("a name is there twice")

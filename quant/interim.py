@@ -1,8 +1,8 @@
-"""What a calibration has gathered so far, on the disk, so that a killed run goes on: written whole beside the old one,
-then renamed.
+"""What a calibration has gathered so far, on the disk, so that a killed run goes on: written whole
+beside the old one, then renamed.
 
-Everything is as it is in memory, in float64: a run that was killed ends with the same bytes as one that was not. It
-knows sums and files, no models.
+Everything is as it is in memory, in float64: a run that was killed ends with the same bytes as one
+that was not. It knows sums and files, no models.
 """
 
 import json
@@ -26,8 +26,9 @@ DESCRIPTION = 0
 
 @dataclass
 class Progress:
-    """Sums of all weights so far. Of the inputs whose second moments are gathered, `finished` are in their file,
-    `seconds` are under way; `chunks` were read in this pass."""
+    """Sums of all weights so far. Of the inputs whose second moments are gathered, `finished` are
+    in their file, `seconds` are under way; `chunks` were read in this pass.
+    """
 
     sums: Sums
     seconds: Seconds | None
@@ -36,7 +37,9 @@ class Progress:
 
 
 class Interim:
-    """The file at `path`; `head` is all that the sums depend on. One with another head counts as none."""
+    """The file at `path`; `head` is all that the sums depend on. One with another head counts as
+    none.
+    """
 
     def __init__(self, path: Path, head: dict[str, Any], inputs: Sequence[Input]) -> None:
         self.path, self.head, self.inputs = path, head, inputs
@@ -57,7 +60,9 @@ class Interim:
         if file.numbers != set(range(told["records"])):  # cut off
             return None
         group = told["group"]
-        progress = Progress(Sums(), Seconds(self.inputs, group) if group else None, set(told["finished"]))
+        progress = Progress(
+            Sums(), Seconds(self.inputs, group) if group else None, set(told["finished"])
+        )
         progress.chunks = told["chunks"]
         for name, (sums, counts) in told["sums"].items():
             progress.sums.sums[name], progress.sums.counts[name] = np.empty(sums), np.empty(counts)
@@ -75,14 +80,27 @@ class Interim:
         beside = self.path.with_name(self.path.name + ".new")
         arrays = list(_arrays(progress))
         told = {
-            "finished": sorted(progress.finished), "chunks": progress.chunks, "records": 1 + len(arrays),
+            "finished": sorted(progress.finished),
+            "chunks": progress.chunks,
+            "records": 1 + len(arrays),
             "group": progress.seconds.numbers if progress.seconds else [],
-            "sums": {name: (sums.shape, progress.sums.counts[name].shape) for name, sums in progress.sums.sums.items()},
-        }  # fmt: skip
+            "sums": {
+                name: (sums.shape, progress.sums.counts[name].shape)
+                for name, sums in progress.sums.sums.items()
+            },
+        }
         file = Records.begin(beside, self.head)
         try:
             description = {DESCRIPTION: json.dumps(told).encode()}
-            file.put({**description, **{n: array.reshape(-1).view(np.uint8).data for n, array in enumerate(arrays, 1)}})
+            file.put(
+                {
+                    **description,
+                    **{
+                        n: array.reshape(-1).view(np.uint8).data
+                        for n, array in enumerate(arrays, 1)
+                    },
+                }
+            )
         finally:
             file.close()
         beside.replace(self.path)

@@ -1,4 +1,5 @@
-"""The language part of a checkpoint that also sees or hears: its tensors under the names of a text model.
+"""The language part of a checkpoint that also sees or hears: its tensors under the names of a text
+model.
 
 Towers and projectors are left out and said so. It knows beginnings of names, nothing else.
 """
@@ -16,7 +17,11 @@ OTHERS = re.compile(
     r"(?:model\.)?(?:vision_|visual\.|audio_|image_|video_|mm_|vit\.|vpm\.|apm\.|resampler\.|multi_modal_projector"
     r"|multimodal_projector|embed_vision\.|embed_audio\.|speech_|connector\.|mlp1\.)"
 )
-INNER = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""))
+INNER = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.", ""),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Several calibrations of one model made into one: sums add up, and so do counts.
 
-Files of the older form tell means and chunks, not sums and rows: as in load_imatrix (tools/imatrix/imatrix.cpp) a chunk
-of theirs counts as many rows as it has tokens, for each expert alike. It knows files, no models.
+Files of the older form tell means and chunks, not sums and rows: as in load_imatrix
+(tools/imatrix/imatrix.cpp) a chunk of theirs counts as many rows as it has tokens, for each expert
+alike. It knows files, no models.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +32,9 @@ class Merged:
 
 
 def merged(paths: Sequence[Path]) -> tuple[Merged, list[bytes]]:
-    """The pieces of the importance matrix that these are together; raises Refusal for those of different models."""
+    """The pieces of the importance matrix that these are together; raises Refusal for those of
+    different models.
+    """
     files = [imatrix.load(path) for path in paths]
     known = sorted({file.chunk_size for file in files if file.chunk_size})
     usual = known[-1] if known else USUAL
@@ -54,11 +57,15 @@ def merged(paths: Sequence[Path]) -> tuple[Merged, list[bytes]]:
     datasets = list(dict.fromkeys(text for file in files for text in file.datasets))
     models, folds = {file.model for file in files}, {file.transform for file in files}
     model, transform = (known.pop() if len(known) == 1 else None for known in (models, folds))
-    return Merged(len(sums.sums), chunks, tuple(notes)), sums.file(datasets, chunks, usual, model or "", transform)
+    return Merged(len(sums.sums), chunks, tuple(notes)), sums.file(
+        datasets, chunks, usual, model or "", transform
+    )
 
 
 def merge_moments(paths: Sequence[Path], out: Path) -> Merged:
-    """Write the moments that these are together, one input at a time; raises Refusal for those of different models."""
+    """Write the moments that these are together, one input at a time; raises Refusal for those of
+    different models.
+    """
     files = [moments.load(path) for path in paths]
     first = files[0]
     for file in files[1:]:
@@ -81,7 +88,9 @@ def merge_moments(paths: Sequence[Path], out: Path) -> Merged:
 def _same(first: Imatrix, file: Imatrix) -> None:
     """Refuse by name what is of another model; experts' weights may be missing where none was seen."""
     for one, other in ((first, file), (file, first)):
-        missing = [name for name in one.entries.keys() - other.entries.keys() if name.startswith("blk.")]
+        missing = [
+            name for name in one.entries.keys() - other.entries.keys() if name.startswith("blk.")
+        ]
         if missing := sorted(name for name in missing if "_exps" not in name):
             more = f" and {len(missing) - 1} more" if missing[1:] else ""
             why = f"{other.path} is of another model than {one.path}: it has no {missing[0]}{more}"
@@ -89,7 +98,9 @@ def _same(first: Imatrix, file: Imatrix) -> None:
     for name in sorted(first.entries.keys() & file.entries.keys()):
         if first.entries[name].count != file.entries[name].count:
             sizes = f"{file.entries[name].count} values, not {first.entries[name].count}"
-            raise Refusal(f"{file.path} is of another model than {first.path}: {name} has {sizes}", hint=HINT)
+            raise Refusal(
+                f"{file.path} is of another model than {first.path}: {name} has {sizes}", hint=HINT
+            )
 
 
 def _add(sums: Sums, name: str, entry: Entry, rows: int, file: Imatrix) -> None:
@@ -99,7 +110,10 @@ def _add(sums: Sums, name: str, entry: Entry, rows: int, file: Imatrix) -> None:
         return
     many = max(len(counts), len(sums.counts[name]))
     if many % len(counts) or many % len(sums.counts[name]):
-        raise Refusal(f"{file.path} counts {name} {len(counts)} times, the others {len(sums.counts[name])}", hint=HINT)
+        raise Refusal(
+            f"{file.path} counts {name} {len(counts)} times, the others {len(sums.counts[name])}",
+            hint=HINT,
+        )
     sums.counts[name] = _spread(sums.counts[name], many) + _spread(counts, many)
     sums.sums[name] = sums.sums[name].reshape(many, -1) + values.reshape(many, -1)
 
@@ -112,17 +126,27 @@ def _alike(first: Moments, file: Moments) -> None:
     if file.about.transform != first.about.transform:
         raise _other_folds(first, file)
     if apart := sorted(first.names ^ file.names):
-        raise Refusal(f"{file.path} is of another model than {first.path}: {apart[0]} is in one alone", hint=HINT)
+        raise Refusal(
+            f"{file.path} is of another model than {first.path}: {apart[0]} is in one alone",
+            hint=HINT,
+        )
     if apart := sorted(_mixed(first) ^ _mixed(file)):
         why = f"{file.path} and {first.path} look at {apart[0]} in two places: before attention and behind it"
         raise Refusal(why, hint="calibrate both with one version, and without --flash-attn on")
     for one in first.inputs:
         other = _of(file, one)
         if (other.names, other.columns, other.matrices) != (one.names, one.columns, one.matrices):
-            sizes = f"{other.matrices} x {other.columns} columns, not {one.matrices} x {one.columns}"
-            raise Refusal(f"{file.path} is of another model than {first.path}: {one.names[0]} has {sizes}", hint=HINT)
+            sizes = (
+                f"{other.matrices} x {other.columns} columns, not {one.matrices} x {one.columns}"
+            )
+            raise Refusal(
+                f"{file.path} is of another model than {first.path}: {one.names[0]} has {sizes}",
+                hint=HINT,
+            )
     if file.about.model != first.about.model:
-        raise Refusal(f"{file.path} was gathered from another file of this model than {first.path}", hint=HINT)
+        raise Refusal(
+            f"{file.path} was gathered from another file of this model than {first.path}", hint=HINT
+        )
 
 
 def _other_folds(first: Imatrix | Moments, file: Imatrix | Moments) -> Refusal:

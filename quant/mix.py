@@ -1,8 +1,10 @@
-"""Plan files: which type each tensor of one source gets, as JSON that people read and programs check.
+"""Plan files: which type each tensor of one source gets, as JSON that people read and programs
+check.
 
-A plan is for the source whose fingerprint it carries, and for the method and the importance it was made with: with
-them `--plan FILE` makes the same bytes again. A file is anybody's: everything is looked at before it is used. It knows
-names and types; how they were chosen is allocate.py's, and stands in the file under "made_from" for people only.
+A plan is for the source whose fingerprint it carries, and for the method and the importance it was
+made with: with them `--plan FILE` makes the same bytes again. A file is anybody's: everything is
+looked at before it is used. It knows names and types; how they were chosen is allocate.py's, and
+stands in the file under "made_from" for people only.
 """
 
 import json
@@ -21,9 +23,9 @@ AGAIN = "llmcli quantize SRC --target-size SIZE --plan-out FILE makes one"
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """`types` of all tensors that may be quantized, for the source of this `fingerprint`. `steered` is what else
-    decides the bytes, as words: method, digests of imatrix and moments, folds. `tensors` and `made_from` tell how it
-    came about.
+    """`types` of all tensors that may be quantized, for the source of this `fingerprint`. `steered`
+    is what else decides the bytes, as words: method, digests of imatrix and moments, folds.
+    `tensors` and `made_from` tell how it came about.
     """
 
     fingerprint: str
@@ -37,28 +39,46 @@ class Mix:
     def document(self) -> bytes:
         """The file."""
         told = {
-            "format": FORMAT, "version": VERSION, "name": self.name, "source": self.fingerprint,
-            "steered": dict(self.steered), "file_bytes": self.file_bytes, "made_from": dict(self.made_from),
-            "tensors": {name: {"type": kind, **self.tensors.get(name, {})} for name, kind in self.types.items()},
-        }  # fmt: skip
+            "format": FORMAT,
+            "version": VERSION,
+            "name": self.name,
+            "source": self.fingerprint,
+            "steered": dict(self.steered),
+            "file_bytes": self.file_bytes,
+            "made_from": dict(self.made_from),
+            "tensors": {
+                name: {"type": kind, **self.tensors.get(name, {})}
+                for name, kind in self.types.items()
+            },
+        }
         return _lines(told).encode()
 
     @property
     def chosen_by(self) -> dict[str, Any]:
-        """What the types were chosen by, as `quantize --json` tells it ("allocation"): a text's digest and so many
-        chunks of it. Nothing where the file does not say so."""
-        told = {key: self.made_from.get(key) for key in ("text", "chunks", "held_out_chunks", "quick")}
+        """What the types were chosen by, as `quantize --json` tells it ("allocation"): a text's
+        digest and so many chunks of it. Nothing where the file does not say so.
+        """
+        told = {
+            key: self.made_from.get(key) for key in ("text", "chunks", "held_out_chunks", "quick")
+        }
         kinds = (str, int, int, bool)
         sound = all(type(value) is kind for value, kind in zip(told.values(), kinds, strict=True))
         return {"allocation": told} if sound else {}
 
     def check(self, fingerprint: str, steered: Mapping[str, str]) -> None:
-        """Refuse a run that would not make the bytes that were planned: another source, another method."""
+        """Refuse a run that would not make the bytes that were planned: another source, another
+        method.
+        """
         if fingerprint != self.fingerprint:
             named = f" ({self.name})" if self.name else ""
-            raise Refusal(f"the plan is for another source{named}", hint="name the source that it was made from")
+            raise Refusal(
+                f"the plan is for another source{named}",
+                hint="name the source that it was made from",
+            )
         keys = {*self.steered, *steered}
-        if "sequential" in steered and "sequential" not in self.steered:  # what chose the types does not make the codes
+        if (
+            "sequential" in steered and "sequential" not in self.steered
+        ):  # what chose the types does not make the codes
             keys = {"method", "fold"}
         for key in sorted(keys):
             mine, given = self.steered.get(key, ""), steered.get(key, "")
@@ -85,9 +105,17 @@ def _said(key: str, value: str) -> str:
 
 
 def _lines(told: Mapping[str, Any]) -> str:
-    """JSON with a line for each key and each tensor, so that people find their way and diffs are short."""
-    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in told["tensors"].items())
-    head = [f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in told.items() if key != "tensors"]
+    """JSON with a line for each key and each tensor, so that people find their way and diffs are
+    short.
+    """
+    rows = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in told["tensors"].items()
+    )
+    head = [
+        f" {json.dumps(key)}: {json.dumps(value)},\n"
+        for key, value in told.items()
+        if key != "tensors"
+    ]
     return "{\n" + "".join(head) + f' "tensors": {{\n{rows}\n }}\n}}\n'
 
 
@@ -114,9 +142,14 @@ def load(path: Path) -> Mix:
         raise Refusal(f"{path} is damaged: it does not say what it is for", hint=AGAIN)
     made = told.get("made_from")
     return Mix(
-        told["source"], _types(path, tensors), steered, str(told.get("name", "")), size, tensors or {},
+        told["source"],
+        _types(path, tensors),
+        steered,
+        str(told.get("name", "")),
+        size,
+        tensors or {},
         made if isinstance(made, dict) else {},
-    )  # fmt: skip
+    )
 
 
 def _words(value: object) -> bool:
@@ -130,7 +163,9 @@ def _types(path: Path, tensors: object) -> dict[str, str]:
     for name, row in tensors.items():
         kind = row.get("type") if isinstance(row, dict) else None
         if not isinstance(kind, str) or kind not in TENSOR_TYPES:
-            raise Refusal(f"{path}: {name!r} has no type that there is: {kind!r}",
-                          hint=f"types are {', '.join(TENSOR_TYPES[:13])} …")  # fmt: skip
+            raise Refusal(
+                f"{path}: {name!r} has no type that there is: {kind!r}",
+                hint=f"types are {', '.join(TENSOR_TYPES[:13])} …",
+            )
         found[name] = kind
     return found

@@ -1,7 +1,9 @@
-"""A file of second moments in the making: laid out whole before the first text is read, filled input by input.
+"""A file of second moments in the making: laid out whole before the first text is read, filled
+input by input.
 
-Inputs may come in any order and in several runs. Each is marked by the digest of what it holds once the disk has it;
-a run that was killed finds the marks and goes on with what is missing. It knows the form (moments.py), no models.
+Inputs may come in any order and in several runs. Each is marked by the digest of what it holds once
+the disk has it; a run that was killed finds the marks and goes on with what is missing. It knows
+the form (moments.py), no models.
 """
 
 import hashlib
@@ -29,8 +31,9 @@ STEP = 128  # rows mirrored at a time: one by one each value is a cache miss
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What a file will hold of one input: the weights it enters, and the size of its matrices; `mixed` as Second has
-    it."""
+    """What a file will hold of one input: the weights it enters, and the size of its matrices;
+    `mixed` as Second has it.
+    """
 
     names: tuple[str, ...]
     columns: int
@@ -40,8 +43,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What was gathered of one input: sum of x x^T [matrices, columns, columns], sum of x [matrices, columns], and the
-    rows that were added up [matrices]. Only the lower triangles are looked at: the file's matrices are symmetric."""
+    """What was gathered of one input: sum of x x^T [matrices, columns, columns], sum of x
+    [matrices, columns], and the rows that were added up [matrices]. Only the lower triangles are
+    looked at: the file's matrices are symmetric.
+    """
 
     second: F64
     first: F64
@@ -56,7 +61,8 @@ class Gathered:
 
 
 class MomentFile:
-    """`.OUT.part` beside `out` until `finish`: to be used in a `with`, which leaves what is there to be gone on with.
+    """`.OUT.part` beside `out` until `finish`: to be used in a `with`, which leaves what is there
+    to be gone on with.
 
     Raises Refusal where it cannot be written, or the disk is too small.
     """
@@ -69,7 +75,9 @@ class MomentFile:
         try:
             self._resume()
         except OSError as error:
-            raise Refusal(f"cannot write {out}: {error.strerror}", hint="check the folder given to --moments") from None
+            raise Refusal(
+                f"cannot write {out}: {error.strerror}", hint="check the folder given to --moments"
+            ) from None
 
     def __enter__(self) -> Self:
         return self
@@ -99,20 +107,35 @@ class MomentFile:
     @property
     def done(self) -> frozenset[int]:
         """The inputs that are there."""
-        return frozenset(number for number in range(len(self.inputs)) if self._mark(number).strip(b"\0"))
+        return frozenset(
+            number for number in range(len(self.inputs)) if self._mark(number).strip(b"\0")
+        )
 
     def put(self, number: int, gathered: Gathered) -> None:
-        """Write one input and let the disk have it; raises Refusal where it holds what is not finite."""
+        """Write one input and let the disk have it; raises Refusal where it holds what is not
+        finite.
+        """
         one, sha = self.inputs[number], hashlib.sha256()
-        assert gathered.second.shape == (one.matrices, one.columns, one.columns), (one, gathered.second.shape)
+        assert gathered.second.shape == (one.matrices, one.columns, one.columns), (
+            one,
+            gathered.second.shape,
+        )
         diagonal = gathered.second.diagonal(axis1=1, axis2=2)
-        if not (np.isfinite(diagonal).all() and np.isfinite(gathered.first).all()):  # |x y| <= (x^2 + y^2) / 2
+        if not (
+            np.isfinite(diagonal).all() and np.isfinite(gathered.first).all()
+        ):  # |x y| <= (x^2 + y^2) / 2
             raise Refusal(f"what enters {one.names[0]} is not finite", hint=DAMAGED)
         for matrix, square in enumerate(gathered.second):
             self._matrix(self._slots[f"{number}{SECOND}"].offset, matrix, square, sha)
         for end, values in ((SQUARES, diagonal), (FIRST, gathered.first)):
-            self._write(self._slots[f"{number}{end}"].offset, np.ascontiguousarray(values, "<f4"), sha)
-        self._write(self._slots[f"{number}{COUNTS}"].offset, np.ascontiguousarray(gathered.counts, "<f8"), sha)
+            self._write(
+                self._slots[f"{number}{end}"].offset, np.ascontiguousarray(values, "<f4"), sha
+            )
+        self._write(
+            self._slots[f"{number}{COUNTS}"].offset,
+            np.ascontiguousarray(gathered.counts, "<f8"),
+            sha,
+        )
         self._sync()
         self._at(self._slots[f"{number}{MARK}"].offset, sha.digest())
         self._sync()
@@ -147,7 +170,9 @@ class MomentFile:
             self._file.seek(offset)
             self._file.write(raw)
         except OSError as error:
-            raise Refusal(f"cannot write {self.part}: {error.strerror}", hint="make room, then type the same") from None
+            raise Refusal(
+                f"cannot write {self.part}: {error.strerror}", hint="make room, then type the same"
+            ) from None
 
     def _mark(self, number: int) -> bytes:
         self._file.seek(self._slots[f"{number}{MARK}"].offset)
@@ -158,8 +183,11 @@ class MomentFile:
         os.fsync(self._file.fileno())
 
 
-def write(path: Path, gathered: Sequence[tuple[Sequence[str], Gathered]], about: About | None = None) -> Path:
-    """A whole file at once, from [(names of the weights, what entered them), ..]; `Gathered.of(rows)` makes the latter.
+def write(
+    path: Path, gathered: Sequence[tuple[Sequence[str], Gathered]], about: About | None = None
+) -> Path:
+    """A whole file at once, from [(names of the weights, what entered them), ..];
+    `Gathered.of(rows)` makes the latter.
 
     `moments.load` reads it: all that tests of second-order methods need, without any model.
     """

@@ -1,19 +1,22 @@
-"""Second moments of what enters each weight: sum of x x^T over a text, one matrix for each distinct input.
+"""Second moments of what enters each weight: sum of x x^T over a text, one matrix for each distinct
+input.
 
-The file is a GGUF container of general.type "llmcli.moments". Weights that the same rows enter (q, k and v; gate and
-up) share an input: the key `llmcli.moments.weights` lists the names, `llmcli.moments.inputs` beside it the number N of
-the input of each. An input has the tensors
+The file is a GGUF container of general.type "llmcli.moments". Weights that the same rows enter (q,
+k and v; gate and up) share an input: the key `llmcli.moments.weights` lists the names,
+`llmcli.moments.inputs` beside it the number N of the input of each. An input has the tensors
 
-    N.second   F32 [columns, columns, matrices]   sum of x x^T, symmetric to the bit; one matrix for each expert
-    N.squares  F32 [columns, matrices]            its diagonal again: an imatrix, read without the matrices
-    N.first    F32 [columns, matrices]            sum of x
-    N.counts   F64 [matrices]                     how many rows were added up; 0 for an expert that was never seen
+    N.second   F32 [columns, columns, matrices]   sum of x x^T, symmetric to the bit; one matrix for
+    each expert N.squares  F32 [columns, matrices]            its diagonal again: an imatrix, read
+    without the matrices N.first    F32 [columns, matrices]            sum of x N.counts   F64
+    [matrices]                     how many rows were added up; 0 for an expert that was never seen
 
-An input whose number is in the key `llmcli.moments.mixed` is what attention makes of the rows that enter a layer's
-values: with the shares a of a query's keys it is the sum of a x, for each query and each head, and counts are theirs.
+An input whose number is in the key `llmcli.moments.mixed` is what attention makes of the rows that
+enter a layer's values: with the shares a of a query's keys it is the sum of a x, for each query and
+each head, and counts are theirs.
 
-It is read where it is wanted, matrix by matrix, and not mapped: a file that shrinks meanwhile is then a Refusal and not
-a dead process. What writes it is momentfile.py. It knows names and matrices, no models.
+It is read where it is wanted, matrix by matrix, and not mapped: a file that shrinks meanwhile is
+then a Refusal and not a dead process. What writes it is momentfile.py. It knows names and matrices,
+no models.
 """
 
 import hashlib
@@ -39,8 +42,10 @@ AGAIN = "make it again: llmcli calibrate SRC -o STATS --moments FILE"
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What moments were gathered from: `model` is the Source.fingerprint, `texts` are the sha256 of the chunks that
-    were read and `datasets` their names, `transform` the digest of the folds that the model had ("" for none)."""
+    """What moments were gathered from: `model` is the Source.fingerprint, `texts` are the sha256 of
+    the chunks that were read and `datasets` their names, `transform` the digest of the folds that
+    the model had ("" for none).
+    """
 
     model: str = ""
     chunk_size: int = 512
@@ -52,10 +57,11 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """The moments of one input: `matrices` of [columns, columns] each, with the `counts` of rows added up in each.
+    """The moments of one input: `matrices` of [columns, columns] each, with the `counts` of rows
+    added up in each.
 
-    `names` are the weights that it enters; `mixed`: behind the attention that mixes what comes out of them. Everything
-    is read from the file at each call, nothing is kept.
+    `names` are the weights that it enters; `mixed`: behind the attention that mixes what comes out
+    of them. Everything is read from the file at each call, nothing is kept.
     """
 
     file: Path
@@ -69,11 +75,15 @@ class Second:
     mixed: bool = False
 
     def sums(self, matrix: int = 0) -> "F32":
-        """Sum of x x^T [columns, columns], symmetric; raises Refusal where the file holds something else."""
+        """Sum of x x^T [columns, columns], symmetric; raises Refusal where the file holds something
+        else.
+        """
         import numpy as np
 
         size = self.columns * self.columns
-        found = self._read(self.offset + 4 * size * matrix, size).reshape(self.columns, self.columns)
+        found = self._read(self.offset + 4 * size * matrix, size).reshape(
+            self.columns, self.columns
+        )
         step = max(1, self.columns // CHECKED)
         if not np.isfinite(found).all():
             raise self._bad("values that are not finite")
@@ -84,7 +94,9 @@ class Second:
         return found
 
     def mean(self, matrix: int = 0) -> "F32":
-        """Mean of x x^T [columns, columns], symmetric; of an expert never seen the identity, as an imatrix has ones."""
+        """Mean of x x^T [columns, columns], symmetric; of an expert never seen the identity, as an
+        imatrix has ones.
+        """
         import numpy as np
 
         count = self.counts[matrix]
@@ -95,7 +107,9 @@ class Second:
         return found
 
     def squares(self, matrix: int = 0) -> "F32":
-        """Mean of x^2 [columns], the diagonal of mean(): what an imatrix holds; ones for an expert never seen."""
+        """Mean of x^2 [columns], the diagonal of mean(): what an imatrix holds; ones for an expert
+        never seen.
+        """
         return self.importance.vectors(matrix, matrix + 1, self.columns).reshape(self.columns)
 
     def first(self, matrix: int = 0) -> "F32":
@@ -122,7 +136,9 @@ class Second:
 
     @property
     def thin(self) -> int:
-        """Matrices with fewer rows than columns, but some: their rank is too low to be inverted without damping."""
+        """Matrices with fewer rows than columns, but some: their rank is too low to be inverted
+        without damping.
+        """
         return sum(0 < count < self.columns for count in self.counts)
 
     @property
@@ -142,12 +158,16 @@ class Second:
         return found
 
     def _bad(self, why: str) -> Refusal:
-        return Refusal(f"{self.file} is damaged: the second moments of {self.names[0]} hold {why}", hint=AGAIN)
+        return Refusal(
+            f"{self.file} is damaged: the second moments of {self.names[0]} hold {why}", hint=AGAIN
+        )
 
 
 @dataclass(frozen=True)
 class Moments:
-    """A whole file; `digest` tells its content, `path` is as the user gave it, `inputs` are the distinct ones."""
+    """A whole file; `digest` tells its content, `path` is as the user gave it, `inputs` are the
+    distinct ones.
+    """
 
     path: Path
     digest: str
@@ -168,19 +188,30 @@ class Moments:
     @property
     def imatrix(self) -> Imatrix:
         """The diagonals as an importance matrix: mean squares under each weight's name."""
-        entries = {name: self.inputs[number].importance for name, number in sorted(self._of.items())}
+        entries = {
+            name: self.inputs[number].importance for name, number in sorted(self._of.items())
+        }
         about = self.about
         return Imatrix(
-            self.path, self.digest, entries, about.datasets, about.chunks, about.chunk_size, about.model,
+            self.path,
+            self.digest,
+            entries,
+            about.datasets,
+            about.chunks,
+            about.chunk_size,
+            about.model,
             about.transform,
-        )  # fmt: skip
+        )
 
-    def fitting(self, tensors: Sequence[tuple[str, Sequence[int]]], transform: str = "") -> dict[str, Second]:
+    def fitting(
+        self, tensors: Sequence[tuple[str, Sequence[int]]], transform: str = ""
+    ) -> dict[str, Second]:
         """What it has of these tensors (name, shape with the row length first).
 
-        Raises Refusal where one is of another size, as Imatrix.fitting does, and where they were gathered under
-        another `transform` (the folds' digest) than the tensors have. The embedding's is passed over instead where its
-        size is another: it may be read as rows, not multiplied.
+        Raises Refusal where one is of another size, as Imatrix.fitting does, and where they were
+        gathered under another `transform` (the folds' digest) than the tensors have. The
+        embedding's is passed over instead where its size is another: it may be read as rows, not
+        multiplied.
         """
         same_folds(f"{self.path} holds the moments", self.about.transform, transform)
         found, wrong = {}, []
@@ -198,7 +229,10 @@ class Moments:
                 wrong.append(f"{name} has {mine} columns, the tensor {yours}")
         if wrong:
             some = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-            raise Refusal(f"{self.path} holds the moments of another model: {some}", hint="name this model's --moments")
+            raise Refusal(
+                f"{self.path} holds the moments of another model: {some}",
+                hint="name this model's --moments",
+            )
         return found
 
 
@@ -212,7 +246,9 @@ def recognised(path: Path) -> bool:
 
 
 def load(path: Path) -> Moments:
-    """Index a file of moments; what cannot be right is a Refusal naming the file. The matrices stay in it."""
+    """Index a file of moments; what cannot be right is a Refusal naming the file. The matrices stay
+    in it.
+    """
     part = header.parse(path)
     keys: dict[str, Any] = {item.key: item for item in part.fields}
     if "general.type" not in keys or keys["general.type"].value != KIND:
@@ -220,9 +256,13 @@ def load(path: Path) -> Moments:
         raise Refusal(f"{path} is a GGUF file but holds no moments", hint=hint)
     fields = _Fields(path, keys)
     about = About(
-        fields.text("model"), fields.number("chunk_size"), fields.number("chunks"), fields.texts("texts"),
-        fields.texts("datasets"), fields.text("transform"),
-    )  # fmt: skip
+        fields.text("model"),
+        fields.number("chunk_size"),
+        fields.number("chunks"),
+        fields.texts("texts"),
+        fields.texts("datasets"),
+        fields.text("transform"),
+    )
     names, of = fields.texts("weights"), fields.numbers("inputs")
     if not names or len(names) != len(of) or len(set(names)) != len(names):
         raise _unsound(path, "its weights and their inputs do not belong together")
@@ -244,7 +284,9 @@ def load(path: Path) -> Moments:
     return Moments(path, whole, about, inputs, dict(zip(names, of, strict=True)))
 
 
-def _second(path: Path, number: int, names: tuple[str, ...], tensors: Mapping[str, header.TensorInfo]) -> Second:
+def _second(
+    path: Path, number: int, names: tuple[str, ...], tensors: Mapping[str, header.TensorInfo]
+) -> Second:
     import numpy as np
 
     parts = [tensors.get(f"{number}{end}") for end in (SECOND, SQUARES, FIRST, COUNTS)]
@@ -253,10 +295,13 @@ def _second(path: Path, number: int, names: tuple[str, ...], tensors: Mapping[st
     second, squares, first, counts = (part for part in parts if part)
     columns, matrices = second.columns, counts.elements
     if (
-        not 1 <= matrices <= MAX_MATRICES or {second.type, squares.type, first.type} != {"F32"} or counts.type != "F64"
-        or second.elements != columns * columns * matrices or {squares.columns, first.columns} != {columns}
+        not 1 <= matrices <= MAX_MATRICES
+        or {second.type, squares.type, first.type} != {"F32"}
+        or counts.type != "F64"
+        or second.elements != columns * columns * matrices
+        or {squares.columns, first.columns} != {columns}
         or {squares.elements, first.elements} != {columns * matrices}
-    ):  # fmt: skip
+    ):
         raise _unsound(path, f"the moments of {names[0]} do not belong together")
     rows = np.fromfile(path, "<f8", matrices, offset=counts.offset)
     sums = np.fromfile(path, "<f4", columns * matrices, offset=squares.offset)
@@ -265,7 +310,9 @@ def _second(path: Path, number: int, names: tuple[str, ...], tensors: Mapping[st
     if sums.size != columns * matrices or not (np.isfinite(sums) & (sums >= 0)).all():
         raise _unsound(path, f"{names[0]} holds values that are no sums of squares")
     entry = Entry(path, squares.offset, squares.elements, tuple(rows.tolist()))
-    return Second(path, names, columns, matrices, entry.divisors, second.offset, entry, first.offset)
+    return Second(
+        path, names, columns, matrices, entry.divisors, second.offset, entry, first.offset
+    )
 
 
 class _Fields:
@@ -294,7 +341,9 @@ class _Fields:
         value = self._of(name, "array").value
         assert isinstance(value, header.Array)
         if value.kind != kind:
-            raise _unsound(self.path, f"its key {KEY}{name} is an array of {value.kind}, not of {kind}")
+            raise _unsound(
+                self.path, f"its key {KEY}{name} is an array of {value.kind}, not of {kind}"
+            )
         return list(value.values())
 
     def _of(self, name: str, kind: str) -> header.Field:

@@ -1,7 +1,8 @@
 """The one door to libggml: block sizes, encoding rows, decoding rows, through ctypes.
 
-The library is the `libggml-base` that llama-cpp-python installs, found without importing llama_cpp, so that
-no backend is initialised and the bytes are llama.cpp's own. It knows types and rows, no files and no models.
+The library is the `libggml-base` that llama-cpp-python installs, found without importing llama_cpp,
+so that no backend is initialised and the bytes are llama.cpp's own. It knows types and rows, no
+files and no models.
 """
 
 import ctypes
@@ -23,20 +24,54 @@ if TYPE_CHECKING:
     I16 = NDArray[np.int16]
     U8 = NDArray[np.uint8]
 
-# ggml.h, enum ggml_type. The gguf package lags the runtime here, and the library aborts when it is asked
-# about a number it does not know, so the table is ours; a test holds it against ggml_type_name().
+# ggml.h, enum ggml_type. The gguf package lags the runtime here, and the library aborts when it is
+# asked about a number it does not know, so the table is ours; a test holds it against
+# ggml_type_name().
 TYPE_IDS: dict[int, str] = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K",
-    11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
-    18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16",
-    26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
-    40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
-}  # fmt: skip
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    30: "BF16",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
+    41: "Q1_0",
+    42: "Q2_0",
+}
 TYPE_NUMBERS = {name: number for number, name in TYPE_IDS.items()}
 INTEGERS = frozenset({"I8", "I16", "I32", "I64"})
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-# What ggml's searches can add up: beyond these they meet infinity and NaN, on which some abort the process.
-MOST = 2.0**30  # a value: more than any format with an F16 for a scale can hold (Q6_K: 65504 * 127 * 32)
+# What ggml's searches can add up: beyond these they meet infinity and NaN, on which some abort the
+# process.
+MOST = (
+    2.0**30
+)  # a value: more than any format with an F16 for a scale can hold (Q6_K: 65504 * 127 * 32)
 MOST_WEIGHED = 1e30  # the square of a value times its importance
 FP4 = frozenset({"MXFP4", "NVFP4"})  # no F16 and no search
 
@@ -51,7 +86,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """How much each column counts in the rounding: `vectors` [matrices, columns], one for every `every` rows.
+    """How much each column counts in the rounding: `vectors` [matrices, columns], one for every
+    `every` rows.
 
     Row 0 of the rows to encode is row `first` of those that the first vector is for.
     """
@@ -75,10 +111,12 @@ class Importance:
 
 @dataclass(frozen=True, slots=True)
 class Searching:
-    """How search() looks for scales, as quant/searches.c has it: `size` values of a group, `groups` of a block.
+    """How search() looks for scales, as quant/searches.c has it: `size` values of a group, `groups`
+    of a block.
 
-    `levels` are the lowest and the highest, `most` is what a minimum may be at most (None: no minimums), `whole` the
-    range of whole-number scales (None: none); the rest is explained in quant/methods/grids.py.
+    `levels` are the lowest and the highest, `most` is what a minimum may be at most (None: no
+    minimums), `whole` the range of whole-number scales (None: none); the rest is explained in
+    quant/methods/grids.py.
     """
 
     size: int
@@ -96,16 +134,33 @@ class _Grid(ctypes.Structure):
     """`struct grid` of quant/searches.c."""
 
     _fields_ = [
-        *((name, ctypes.c_int32) for name in (
-            "size", "groups", "low", "high", "least", "below", "above", "rounds", "starts", "looks")),
-        ("most", ctypes.c_float), ("spread", ctypes.c_float), ("start", ctypes.c_void_p), ("around", ctypes.c_void_p),
-    ]  # fmt: skip
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                "size",
+                "groups",
+                "low",
+                "high",
+                "least",
+                "below",
+                "above",
+                "rounds",
+                "starts",
+                "looks",
+            )
+        ),
+        ("most", ctypes.c_float),
+        ("spread", ctypes.c_float),
+        ("start", ctypes.c_void_p),
+        ("around", ctypes.c_void_p),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What search() found: levels around 0 [blocks, values], d and m [blocks], whole scales and minimums
-    [blocks, groups]. What the format has not is undefined."""
+    """What search() found: levels around 0 [blocks, values], d and m [blocks], whole scales and
+    minimums [blocks, groups]. What the format has not is undefined.
+    """
 
     levels: "I16"
     d: "F32"
@@ -116,7 +171,9 @@ class Found:
     @property
     def places(self) -> tuple[int, ...]:
         """Where they begin in memory."""
-        return tuple(part.ctypes.data for part in (self.levels, self.d, self.m, self.scales, self.mins))
+        return tuple(
+            part.ctypes.data for part in (self.levels, self.d, self.m, self.scales, self.mins)
+        )
 
 
 class _Traits(ctypes.Structure):
@@ -137,9 +194,13 @@ _ToFloat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
 
 @cache
 def library() -> ctypes.CDLL:
-    """Open libggml-base; refuses, with the places searched, where llama-cpp-python is not installed."""
+    """Open libggml-base; refuses, with the places searched, where llama-cpp-python is not
+    installed.
+    """
     spec = importlib.util.find_spec("llama_cpp")
-    folders = [Path(place) / "lib" for place in (spec.submodule_search_locations or [])] if spec else []
+    folders = (
+        [Path(place) / "lib" for place in (spec.submodule_search_locations or [])] if spec else []
+    )
     names = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll", "libggml-base.dll")
     for folder in folders:
         for name in names:
@@ -163,7 +224,12 @@ def _declare(lib: ctypes.CDLL) -> ctypes.CDLL:
     lib.ggml_get_type_traits.argtypes = [ctypes.c_int]
     lib.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
     probe = lib.ggml_get_type_traits(TYPE_NUMBERS["Q4_K"])[0]
-    if (probe.type_name, probe.blck_size, probe.type_size, probe.is_quantized) != (b"q4_K", 256, 144, True):
+    if (probe.type_name, probe.blck_size, probe.type_size, probe.is_quantized) != (
+        b"q4_K",
+        256,
+        144,
+        True,
+    ):
         raise Refusal(
             "this llama-cpp-python keeps its type table in a form this program does not know",
             hint="run scripts/setup: it installs the version that fits",
@@ -193,10 +259,10 @@ def quantized(name: str) -> bool:
 def encode(rows: "F32", name: str, *, label: str, importance: Importance | None = None) -> "U8":
     """Encode float rows [rows, columns] into `name` -> bytes [rows, row_bytes].
 
-    Rows are independent, and ctypes gives the interpreter lock back while ggml works: many threads may encode parts
-    of a tensor at once. NaN, infinity and what is too large are refused by `label`, as ggml would write garbage for
-    them, or abort. Follows llama_tensor_quantize_impl. Without an importance the types of encoders.c give ggml's
-    bytes in a fraction of its time.
+    Rows are independent, and ctypes gives the interpreter lock back while ggml works: many threads
+    may encode parts of a tensor at once. NaN, infinity and what is too large are refused by
+    `label`, as ggml would write garbage for them, or abort. Follows llama_tensor_quantize_impl.
+    Without an importance the types of encoders.c give ggml's bytes in a fraction of its time.
     """
     import numpy as np
 
@@ -204,7 +270,10 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
     count, columns = rows.shape
     out = np.empty((count, row_bytes(name, columns)), np.uint8)
     number, lib = TYPE_NUMBERS[name], library()
-    assert importance or not lib.ggml_quantize_requires_imatrix(number), (label, name)  # ggml would abort
+    assert importance or not lib.ggml_quantize_requires_imatrix(number), (
+        label,
+        name,
+    )  # ggml would abort
     check_rows(rows, name, label=label, importance=importance)
     if importance is None and (fast := _encoder(name)):
         fast(rows.ctypes.data, out.ctypes.data, rows.size)
@@ -220,7 +289,9 @@ def encode(rows: "F32", name: str, *, label: str, importance: Importance | None 
 
 
 def check_rows(rows: "F32", name: str, *, label: str, importance: Importance | None = None) -> None:
-    """Refuse NaN, infinity and what is too large, by `label`, in float rows that are to be encoded into `name`."""
+    """Refuse NaN, infinity and what is too large, by `label`, in float rows that are to be encoded
+    into `name`.
+    """
     largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)))
     if not math.isfinite(largest):
         raise _not_finite(label)
@@ -254,7 +325,9 @@ def check(data: "U8", name: str, *, label: str) -> None:
 
 
 def decode(data: "U8", name: str, columns: int, *, label: str) -> "F32":
-    """Decode bytes [rows, row_bytes] of type `name` -> floats [rows, columns], by ggml's own routines."""
+    """Decode bytes [rows, row_bytes] of type `name` -> floats [rows, columns], by ggml's own
+    routines.
+    """
     import numpy as np
 
     if name == "F32":
@@ -268,10 +341,14 @@ def decode(data: "U8", name: str, columns: int, *, label: str) -> "F32":
 
 
 def decodable(name: str) -> bool:
-    """Whether decode() can turn a type into numbers: not whole numbers, nor what ggml only computes with."""
+    """Whether decode() can turn a type into numbers: not whole numbers, nor what ggml only computes
+    with.
+    """
     if name in FLOATS:
         return True
-    return name not in INTEGERS and bool(library().ggml_get_type_traits(TYPE_NUMBERS[name])[0].to_float)
+    return name not in INTEGERS and bool(
+        library().ggml_get_type_traits(TYPE_NUMBERS[name])[0].to_float
+    )
 
 
 @cache
@@ -289,21 +366,37 @@ def searches() -> Callable[..., None] | None:
 
 
 def search(rows: "F32", weights: "F32", how: Searching) -> Found:
-    """Scales and levels for rows of floats; `weights` [blocks of a row, values] are the same for every row."""
+    """Scales and levels for rows of floats; `weights` [blocks of a row, values] are the same for
+    every row.
+    """
     import numpy as np
 
     run, rows = searches(), np.ascontiguousarray(rows, np.float32)
     assert run is not None
     values = how.size * how.groups
-    assert weights.flags.c_contiguous and weights.dtype == np.float32 and weights.size == rows.shape[1]
+    assert (
+        weights.flags.c_contiguous and weights.dtype == np.float32 and weights.size == rows.shape[1]
+    )
     count = rows.size // values
     starts = np.array(how.starts, np.float32)
     around = np.array([number for look in how.around for number in (len(look), *look)], np.int32)
     grid = _Grid(
-        how.size, how.groups, *how.levels, how.most is not None, *(how.whole or (0, 0)), how.rounds, len(starts),
-        len(how.around), how.most or 0.0, how.spread, starts.ctypes.data, around.ctypes.data,
-    )  # fmt: skip
-    levels, scales, mins = (np.empty((count, width), np.int16) for width in (values, how.groups, how.groups))
+        how.size,
+        how.groups,
+        *how.levels,
+        how.most is not None,
+        *(how.whole or (0, 0)),
+        how.rounds,
+        len(starts),
+        len(how.around),
+        how.most or 0.0,
+        how.spread,
+        starts.ctypes.data,
+        around.ctypes.data,
+    )
+    levels, scales, mins = (
+        np.empty((count, width), np.int16) for width in (values, how.groups, how.groups)
+    )
     found = Found(levels, np.empty(count, np.float32), np.empty(count, np.float32), scales, mins)
     inputs = rows.ctypes.data, weights.ctypes.data, count, weights.size // how.size
     run(ctypes.addressof(grid), *inputs, *found.places)
@@ -341,17 +434,23 @@ def _check_sums(largest: float, importance: Importance | None, name: str, label:
         raise _too_large(label, name)
     weight = float(importance.vectors.max(initial=0)) if importance else 0
     if not weight * largest**2 < MOST_WEIGHED:
-        raise Refusal(f"the importance of {label} reaches {weight:.3g}: no mean squares", hint="make the imatrix again")
+        raise Refusal(
+            f"the importance of {label} reaches {weight:.3g}: no mean squares",
+            hint="make the imatrix again",
+        )
 
 
 def _too_large(label: str, name: str) -> Damaged:
     return Damaged(
-        f"tensor {label} does not fit into {name}: a value is out of its range", hint="choose BF16 or F32 instead"
+        f"tensor {label} does not fit into {name}: a value is out of its range",
+        hint="choose BF16 or F32 instead",
     )
 
 
 def _not_finite(label: str) -> Damaged:
-    return Damaged(f"tensor {label} holds NaN or infinite values", hint="the source is damaged: fetch it again")
+    return Damaged(
+        f"tensor {label} holds NaN or infinite values", hint="the source is damaged: fetch it again"
+    )
 
 
 def _to_float(name: str, label: str) -> Callable[..., None]:

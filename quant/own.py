@@ -1,7 +1,7 @@
 """The model's own tokenizer, run by the tokenizers library: what llama.cpp is held against.
 
-From tokenizer.json, or made of the pieces of tokenizer.model where that is all there is. It knows texts and rows, not
-llama.cpp.
+From tokenizer.json, or made of the pieces of tokenizer.model where that is all there is. It knows
+texts and rows, not llama.cpp.
 """
 
 import base64
@@ -28,7 +28,9 @@ from quant.tensors import read_json
 
 AGAIN = "fetch the file again"
 HELLO = "Hello world"
-CLOSE = 1e-6  # of a text's score: what float32 leaves of the difference between two ways to split it
+CLOSE = (
+    1e-6  # of a text's score: what float32 leaves of the difference between two ways to split it
+)
 PIECES = pretokenizer.Found("default")  # there is nothing to find where no byte-level BPE is
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -36,7 +38,9 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A tokenizer of the library that answers in rows of the model; `rows` has them by the token's text."""
+    """A tokenizer of the library that answers in rows of the model; `rows` has them by the token's
+    text.
+    """
 
     where: Path
     tokenizer: tokenizers.Tokenizer
@@ -53,10 +57,10 @@ class Reader:
 class Own:
     """A model's tokenizer.
 
-    `words` are its pieces, `added` its added tokens and `texts` all tokens by row. `around` is a text bare and
-    with what is put around it, where that is known. `nodes` are the normalizers of its tokenizer.json, `form` the
-    normal form that they bring text to, `rules` SentencePiece's for characters; `scores` are those of a Unigram's
-    pieces by row.
+    `words` are its pieces, `added` its added tokens and `texts` all tokens by row. `around` is a
+    text bare and with what is put around it, where that is known. `nodes` are the normalizers of
+    its tokenizer.json, `form` the normal form that they bring text to, `rules` SentencePiece's for
+    characters; `scores` are those of a Unigram's pieces by row.
     """
 
     reader: Reader
@@ -71,9 +75,11 @@ class Own:
     scores: Mapping[int, float] = field(default_factory=dict)
 
     def given(self, text: str) -> str:
-        """The text as llama.cpp gets to read it, which joins no characters: the model's form comes from outside.
+        """The text as llama.cpp gets to read it, which joins no characters: the model's form comes
+        from outside.
 
-        A Unigram's vocabulary has rules for single characters, so that only text with parts to join is changed.
+        A Unigram's vocabulary has rules for single characters, so that only text with parts to join
+        is changed.
         """
         if not self.form or (self.scores and not any(map(_joins, text))):
             return text
@@ -97,7 +103,9 @@ def _joins(char: str) -> bool:
 
 
 def load(folder: Path, metadata: Mapping[str, Value], pre: str | None = None) -> Own:
-    """Open a folder's tokenizer, whose vocabulary is `metadata`'s; `pre` is the pre-tokenizer that was asked for."""
+    """Open a folder's tokenizer, whose vocabulary is `metadata`'s; `pre` is the pre-tokenizer that
+    was asked for.
+    """
     file = folder / "tokenizer.json"
     return _from_json(file, metadata, pre) if file.is_file() else _from_pieces(folder, metadata)
 
@@ -115,10 +123,18 @@ def _from_json(file: Path, metadata: Mapping[str, Value], pre: str | None) -> Ow
     opened.no_padding()
     if isinstance(opened.model, tokenizers.models.BPE):
         opened.model.dropout = None  # for training: some merges are left out, by chance
-    rows, words = opened.get_vocab(with_added_tokens=True), list(opened.get_vocab(with_added_tokens=False))
+    rows, words = (
+        opened.get_vocab(with_added_tokens=True),
+        list(opened.get_vocab(with_added_tokens=False)),
+    )
     flags = ("special", "lstrip", "rstrip", "normalized", "single_word")
-    added = {item["id"]: Added(item["content"], **{flag: bool(item.get(flag)) for flag in flags}) for item in listed}
-    nodes = tuple(part for part in flat(values.get("normalizer"), "normalizers") if part is not None)
+    added = {
+        item["id"]: Added(item["content"], **{flag: bool(item.get(flag)) for flag in flags})
+        for item in listed
+    }
+    nodes = tuple(
+        part for part in flat(values.get("normalizer"), "normalizers") if part is not None
+    )
     reader, model = Reader(file, opened, rows), values["model"]
     around = reader.ids(HELLO, special=True), reader.ids(HELLO, special=True, around=True)
     if kind == "gpt2":
@@ -130,33 +146,44 @@ def _from_json(file: Path, metadata: Mapping[str, Value], pre: str | None) -> Ow
     del opened, reader  # two trees of a large vocabulary need not be held at once
     made, added, scores = _unigram(values, added)
     reader = Reader(file, _opened(file, made), {**rows, counterpart.HIDDEN: model["unk_id"]})
-    compiled = (part.get("precompiled_charsmap") for part in nodes if part.get("type") == "Precompiled")
+    compiled = (
+        part.get("precompiled_charsmap") for part in nodes if part.get("type") == "Precompiled"
+    )
     rules, form = _rules(base64.b64decode(next(compiled, None) or "")), unigram.composes(values)
     return Own(reader, words, added, _by_row(rows), around, PIECES, nodes, form, rules, scores)
 
 
-def _unigram(values: Json, added: Mapping[int, Added]) -> tuple[Json, dict[int, Added], dict[int, float]]:
-    """A Unigram whose unknown and special tokens are not found in text that is to be read as text; its scores by row.
+def _unigram(
+    values: Json, added: Mapping[int, Added]
+) -> tuple[Json, dict[int, Added], dict[int, float]]:
+    """A Unigram whose unknown and special tokens are not found in text that is to be read as text;
+    its scores by row.
 
     The library takes them for pieces like all others; SentencePiece and llama.cpp do not.
     """
     unknown = values["model"]["unk_id"]
     pieces = {row: (text, score) for row, (text, score) in enumerate(values["model"]["vocab"])}
     added = {unknown: Added(pieces[unknown][0], special=True)} | dict(added)
-    plain = {row: piece for row, piece in pieces.items() if row not in added or not added[row].special}
+    plain = {
+        row: piece for row, piece in pieces.items() if row not in added or not added[row].special
+    }
     made = counterpart.tokenizer(counterpart.unigram(plain, unknown), added)
     made |= {key: values.get(key) for key in ("normalizer", "pre_tokenizer")}
     return made, added, {row: score for row, (_, score) in plain.items() if row != unknown}
 
 
 def _shallow(file: Path, model: Any) -> None:
-    """Refuse pieces so long that the library, which keeps a Unigram's in a tree, would end in taking it down."""
+    """Refuse pieces so long that the library, which keeps a Unigram's in a tree, would end in
+    taking it down.
+    """
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocabulary, list):
         return
     longest = max((len(text) for item in vocabulary for text in _texts(item)), default=0)
     if longest > MAX_PIECE:
-        raise Refusal(f"{file} has a piece of {longest:,} characters, {MAX_PIECE:,} are the most", hint=AGAIN)
+        raise Refusal(
+            f"{file} has a piece of {longest:,} characters, {MAX_PIECE:,} are the most", hint=AGAIN
+        )
 
 
 def _texts(item: Any) -> list[str]:
@@ -164,19 +191,29 @@ def _texts(item: Any) -> list[str]:
 
 
 def _from_pieces(folder: Path, metadata: Mapping[str, Value]) -> Own:
-    """A SentencePiece model as transformers converts it: control and user-defined pieces are found as they stand."""
+    """A SentencePiece model as transformers converts it: control and user-defined pieces are found
+    as they stand.
+    """
     file, size = folder / "tokenizer.model", _size(metadata)
     model, more = vocab.pieces(folder)
     kept = {row for row, piece in enumerate(model.pieces) if piece.type in (UNKNOWN, BYTE)}
     more = {row: token for row, token in more.items() if row < size and row not in kept}
-    pieces = {row: piece for row, piece in enumerate(model.pieces) if row not in more or more[row].text == piece.text}
+    pieces = {
+        row: piece
+        for row, piece in enumerate(model.pieces)
+        if row not in more or more[row].text == piece.text
+    }
     added = counterpart.named(pieces) | more
-    rows = {piece.text: row for row, piece in pieces.items()} | {token.text: row for row, token in added.items()}
+    rows = {piece.text: row for row, piece in pieces.items()} | {
+        token.text: row for row, token in added.items()
+    }
     scores: dict[int, float] = {}
     if model.model_type == UNIGRAM:
         unknown = next(row for row, piece in pieces.items() if piece.type == UNKNOWN)
         scores = {row: piece.score for row, piece in pieces.items() if piece.type == NORMAL}
-        made = counterpart.unigram({row: (pieces[row].text, score) for row, score in scores.items()}, unknown)
+        made = counterpart.unigram(
+            {row: (pieces[row].text, score) for row, score in scores.items()}, unknown
+        )
         rows[counterpart.HIDDEN] = unknown
     else:
         made = counterpart.bpe(pieces)
@@ -203,7 +240,9 @@ def _size(metadata: Mapping[str, Value]) -> int:
 
 
 def _rules(data: bytes) -> Charsmap | None:
-    """Compiled rules; None where there are none, or where they lead nowhere and differ from any that were converted."""
+    """Compiled rules; None where there are none, or where they lead nowhere and differ from any
+    that were converted.
+    """
     try:
         return charsmap.parse(data)
     except ValueError:

@@ -1,7 +1,8 @@
-"""Second moments that are not there yet: which weights will have some, for a plan that is made before.
+"""Second moments that are not there yet: which weights will have some, for a plan that is made
+before.
 
-It goes by names and shapes. A model whose attention shows itself in another way than most gets less than is expected
-here: the method is then chosen anew, by what came.
+It goes by names and shapes. A model whose attention shows itself in another way than most gets less
+than is expected here: the method is then chosen anew, by what came.
 """
 
 import re
@@ -27,7 +28,9 @@ def mixture(weight: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """A Second of which only the form is known. To ask it for a number is a mistake of the program's."""
+    """A Second of which only the form is known. To ask it for a number is a mistake of the
+    program's.
+    """
 
     columns: int
     matrices: int
@@ -44,8 +47,10 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """What moments will be gathered from: `digest` of all that decides them ("" where that is not decided, either),
-    `texts` by their names, of these `chunks` of `chunk_size` tokens (0: not known)."""
+    """What moments will be gathered from: `digest` of all that decides them ("" where that is not
+    decided, either), `texts` by their names, of these `chunks` of `chunk_size` tokens (0: not
+    known).
+    """
 
     digest: str = ""
     texts: tuple[str, ...] = ()
@@ -53,8 +58,9 @@ class Pending:
     chunk_size: int = 0
 
     def of(self, tensors: Sequence[tuple[str, Sequence[int]]]) -> "dict[str, Second]":
-        """Of every weight (name, shape with the row length first) that a text is multiplied by. An embedding is read
-        as rows, unless it is the head."""
+        """Of every weight (name, shape with the row length first) that a text is multiplied by. An
+        embedding is read as rows, unless it is the head.
+        """
         rows = EMBEDDINGS if any(name == HEAD for name, _ in tensors) else EMBEDDINGS[1:]
         return {
             name: Awaited(shape[0], prod(shape[2:]), bool(mixture(name)))

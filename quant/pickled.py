@@ -1,7 +1,9 @@
-"""Pickled checkpoints (pytorch_model.bin, .pt) as lazy tensors: torch's weights-only unpickler, mapped.
+"""Pickled checkpoints (pytorch_model.bin, .pt) as lazy tensors: torch's weights-only unpickler,
+mapped.
 
-The only place where torch opens a file. Nothing but tensors and plain containers is unpickled, code in the file
-is refused; and only torch's zip format is read, because the older one cannot be mapped. It knows no names.
+The only place where torch opens a file. Nothing but tensors and plain containers is unpickled, code
+in the file is refused; and only torch's zip format is read, because the older one cannot be mapped.
+It knows no names.
 """
 
 import importlib.util
@@ -20,37 +22,66 @@ from quant.tensors import AGAIN, DTYPES, LazyTensor
 if TYPE_CHECKING:
     from quant.native import U8
 
-MAX_PICKLE = 64_000_000  # bytes of the pickle itself: it holds names and shapes, the values lie beside it
+MAX_PICKLE = (
+    64_000_000  # bytes of the pickle itself: it holds names and shapes, the values lie beside it
+)
 INDEX, SINGLE = "pytorch_model.bin.index.json", "pytorch_model.bin"
 ENDINGS = (".bin", ".pt", ".pth")
-OTHERS = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")  # what trainers leave beside
+OTHERS = (
+    "training_args",
+    "optimizer",
+    "scheduler",
+    "rng_state",
+    "scaler",
+)  # what trainers leave beside
 FOREIGN = ("ggml", "openvino")  # in the names of .bin files that are no pickles at all
 SAFE = "use the safetensors of this model"
 # What a file made to deceive can raise in the unpickler; the first is its word for "not allowed".
 BROKEN = (
-    pickle.UnpicklingError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError,
-    AssertionError, EOFError, OSError, struct.error, OverflowError, MemoryError, zipfile.BadZipFile,
-)  # fmt: skip
+    pickle.UnpicklingError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    AssertionError,
+    EOFError,
+    OSError,
+    struct.error,
+    OverflowError,
+    MemoryError,
+    zipfile.BadZipFile,
+)
 
 
 def chosen(names: Collection[str]) -> list[str]:
-    """Of the names of a folder's files those that hold its pickled weights, an index before its shards.
+    """Of the names of a folder's files those that hold its pickled weights, an index before its
+    shards.
 
-    Where nothing is called as transformers calls it, all that may hold weights; trainers' own files never do.
+    Where nothing is called as transformers calls it, all that may hold weights; trainers' own files
+    never do.
     """
     held = sorted(
         name
         for name in names
-        if name.endswith(ENDINGS) and not name.startswith(OTHERS) and not any(word in name.lower() for word in FOREIGN)
+        if name.endswith(ENDINGS)
+        and not name.startswith(OTHERS)
+        and not any(word in name.lower() for word in FOREIGN)
     )
     if INDEX in names:
-        return [INDEX, *(name for name in held if name.startswith("pytorch_model") and name != SINGLE)]
+        return [
+            INDEX,
+            *(name for name in held if name.startswith("pytorch_model") and name != SINGLE),
+        ]
     return [SINGLE] if SINGLE in held else held
 
 
 def files(folder: Path) -> list[Path]:
     """The files of a folder that hold its pickled weights, and their index."""
-    return [folder / name for name in chosen([path.name for path in folder.iterdir() if path.is_file()])]
+    return [
+        folder / name for name in chosen([path.name for path in folder.iterdir() if path.is_file()])
+    ]
 
 
 def unasked(where: object, names: Collection[str]) -> Pickled:
@@ -65,11 +96,16 @@ def unasked(where: object, names: Collection[str]) -> Pickled:
 def need_torch() -> None:
     """Refuse where torch is not installed, without importing it."""
     if importlib.util.find_spec("torch") is None:
-        raise Refusal("pickled weights are read with torch, which is not installed", hint="pip install 'llmcli[torch]'")
+        raise Refusal(
+            "pickled weights are read with torch, which is not installed",
+            hint="pip install 'llmcli[torch]'",
+        )
 
 
 def load(folder: Path) -> dict[str, LazyTensor]:
-    """All tensors by name: of the shards an index names, of pytorch_model.bin, or of the one file there is."""
+    """All tensors by name: of the shards an index names, of pytorch_model.bin, or of the one file
+    there is.
+    """
     if (folder / INDEX).is_file():
         return tensors.sharded(folder / INDEX, parse)
     held = files(folder)
@@ -87,7 +123,9 @@ def parse(file: Path) -> Iterator[LazyTensor]:
     if not isinstance(values, dict) or not values:
         raise _bad(file, "it holds no table of tensors")
     if wrong := [repr(name) for name, value in values.items() if not _plain(name, value)]:
-        raise _bad(file, f"it holds more than tensors in memory order: {', '.join(wrong[:5])[:500]}")
+        raise _bad(
+            file, f"it holds more than tensors in memory order: {', '.join(wrong[:5])[:500]}"
+        )
     return (_lazy(file, name, value) for name, value in values.items())
 
 
@@ -99,7 +137,9 @@ def _unpickled(file: Path) -> Any:
     _zipped(file)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about classes of old torch; what is read is checked below
+            warnings.simplefilter(
+                "ignore"
+            )  # about classes of old torch; what is read is checked below
             return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except BROKEN as error:
         what = (str(error) or type(error).__name__).splitlines()[0]
@@ -107,10 +147,14 @@ def _unpickled(file: Path) -> Any:
 
 
 def _zipped(file: Path) -> None:
-    """Refuse what is no zip archive of stored members, or has a pickle of a size that no table of names has."""
+    """Refuse what is no zip archive of stored members, or has a pickle of a size that no table of
+    names has.
+    """
     try:
         if not zipfile.is_zipfile(file):
-            raise Refusal(f"{file} is in torch's format of before 2020, which cannot be mapped", hint=SAFE)
+            raise Refusal(
+                f"{file} is in torch's format of before 2020, which cannot be mapped", hint=SAFE
+            )
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
     except BROKEN as error:
@@ -127,19 +171,30 @@ def _plain(name: Any, value: Any) -> bool:
     import torch
 
     return (
-        isinstance(name, str) and name.isprintable()
-        and isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"
-        and value.is_contiguous() and not value.is_neg() and value.numel() > 0 and _dtype(value) in DTYPES
-    )  # fmt: skip
+        isinstance(name, str)
+        and name.isprintable()
+        and isinstance(value, torch.Tensor)
+        and value.layout == torch.strided
+        and value.device.type == "cpu"
+        and value.is_contiguous()
+        and not value.is_neg()
+        and value.numel() > 0
+        and _dtype(value) in DTYPES
+    )
 
 
 def _dtype(value: Any) -> str:
-    """torch's name for a dtype as safetensors has it: torch.float16 -> F16, torch.float8_e4m3fn -> F8_E4M3."""
+    """torch's name for a dtype as safetensors has it: torch.float16 -> F16, torch.float8_e4m3fn ->
+    F8_E4M3.
+    """
     name = str(value.dtype).removeprefix("torch.")
     special = {
-        "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+        "bfloat16": "BF16",
+        "float8_e4m3fn": "F8_E4M3",
+        "float8_e5m2": "F8_E5M2",
+        "float8_e8m0fnu": "F8_E8M0",
         "bool": "BOOL",
-    }  # fmt: skip
+    }
     return special.get(name) or name.replace("uint", "U").replace("int", "I").replace("float", "F")
 
 
@@ -148,7 +203,9 @@ def _lazy(file: Path, name: str, value: Any) -> LazyTensor:
 
     shape = tuple(value.shape) or (1,)
     width = shape[-1]
-    flat = value.detach().as_strided((value.numel(),), (1,))  # one of a single column may keep any stride
+    flat = value.detach().as_strided(
+        (value.numel(),), (1,)
+    )  # one of a single column may keep any stride
 
     def read(first: int, last: int) -> "U8":
         rows: U8 = flat[first * width : last * width].view(torch.uint8).numpy()

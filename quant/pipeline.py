@@ -1,7 +1,9 @@
-"""Reads, encodes and hands on a plan's rows at once: a reader thread, an encoder on every core, the caller writes.
+"""Reads, encodes and hands on a plan's rows at once: a reader thread, an encoder on every core, the
+caller writes.
 
-Rows go through in the order of the plan; how much of them is alive at a time does not depend on the model's size.
-It knows rows and types; what becomes of the bytes, and what a tensor is for, is others' affair.
+Rows go through in the order of the plan; how much of them is alive at a time does not depend on the
+model's size. It knows rows and types; what becomes of the bytes, and what a tensor is for, is
+others' affair.
 """
 
 import os
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     from quant.native import U8
 
 SLAB = 1 << 24  # values read at a time: 32 MiB of BF16
-PIECE = 1 << 18  # values an encoder takes at a time: many, so that no core waits for the last of a slab
+PIECE = (
+    1 << 18
+)  # values an encoder takes at a time: many, so that no core waits for the last of a slab
 ALIVE = 1 << 28  # bytes read and not yet written; one slab is let through whatever its size
 CHUNK = 1 << 16  # of these, values that are floats at a time: they stay within a core's own cache
 SAMPLED = 32  # rows of a tensor that the error is measured on
@@ -48,9 +52,9 @@ class Task(Protocol):
 class Piece:
     """Rows first … last of task number `index` (from 0), in their new type [rows, row_bytes].
 
-    `signal` and `noise` are sums of squares of sampled rows and of what encoding changed in them, both 0 where rows
-    are copied; `seconds` is the time of the one thread that made it; `closes` says that its slab ends here; `solver`
-    made the codes, where there were any to make.
+    `signal` and `noise` are sums of squares of sampled rows and of what encoding changed in them,
+    both 0 where rows are copied; `seconds` is the time of the one thread that made it; `closes`
+    says that its slab ends here; `solver` made the codes, where there were any to make.
     """
 
     index: int
@@ -64,18 +68,22 @@ class Piece:
     solver: Solver | None = None
 
 
-def stream(tasks: Sequence[Task], threads: int, begin: tuple[int, int] = (0, 0)) -> Generator[Piece, None, None]:
-    """All rows from `begin` (task, row) on, in order; leaving the iterator stops the threads behind it. `threads` 0
-    takes all cores.
+def stream(
+    tasks: Sequence[Task], threads: int, begin: tuple[int, int] = (0, 0)
+) -> Generator[Piece, None, None]:
+    """All rows from `begin` (task, row) on, in order; leaving the iterator stops the threads behind
+    it. `threads` 0 takes all cores.
 
-    What goes wrong in a thread is raised here, after the pieces before it: the first mistake in the order of the
-    plan is told, whatever the number of threads. Every encoder looks up after some 65,000 values; a read
-    under way is waited for a moment, then left to end by itself.
+    What goes wrong in a thread is raised here, after the pieces before it: the first mistake in the
+    order of the plan is told, whatever the number of threads. Every encoder looks up after some
+    65,000 values; a read under way is waited for a moment, then left to end by itself.
     """
     room = _Room(ALIVE)
     with ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="encode") as pool:
         line = _Line(room)
-        reader = threading.Thread(target=line.fill, args=(tasks, begin, pool), name="read", daemon=True)
+        reader = threading.Thread(
+            target=line.fill, args=(tasks, begin, pool), name="read", daemon=True
+        )
         reader.start()
         try:
             for job, held in line:
@@ -98,7 +106,9 @@ class _Room:
     def take(self, nbytes: int) -> bool:
         """Wait until there is room; False when nobody wants it any more."""
         with self.changed:
-            self.changed.wait_for(lambda: self.closed or not self.used or self.used + nbytes <= self.limit)
+            self.changed.wait_for(
+                lambda: self.closed or not self.used or self.used + nbytes <= self.limit
+            )
             self.used += nbytes
             return not self.closed
 
@@ -114,7 +124,9 @@ class _Room:
 
 
 class _Line:
-    """Pieces in the making, in order, with the bytes that are free again when each has been written."""
+    """Pieces in the making, in order, with the bytes that are free again when each has been
+    written.
+    """
 
     def __init__(self, room: _Room) -> None:
         self.room = room
@@ -208,11 +220,15 @@ def _encode(making: _Making, first: int, stored: "U8", closes: bool, room: _Room
     for at in range(0, len(stored), step):
         if room.closed:
             raise CancelledError
-        floats = native.decode(stored[at : at + step], weight.type, weight.columns, label=weight.name)
+        floats = native.decode(
+            stored[at : at + step], weight.type, weight.columns, label=weight.name
+        )
         made = solve(floats, first + at)
         codes[at : at + step] = made
         sample = slice(-(first + at) % every, None, every)
         if len(chosen := floats[sample]):
             again = native.decode(made[sample], task.type, weight.columns, label=weight.name)
             signal, noise = signal + squares(chosen), noise + squares(chosen - again)
-    return Piece(index, first, last, codes, signal, noise, time.perf_counter() - began, closes, solve)
+    return Piece(
+        index, first, last, codes, signal, noise, time.perf_counter() - began, closes, solve
+    )

@@ -1,4 +1,5 @@
-"""What becomes of a source: every tensor's type, every file's layout, known before the first weight is read.
+"""What becomes of a source: every tensor's type, every file's layout, known before the first weight
+is read.
 
 It knows sources, recipes and layouts; writing is quantize.py's.
 """
@@ -25,7 +26,9 @@ from quant.source import Source, Weight
 from quant.writer import Layout, entry, layout
 
 SOURCE_KEY, SETTINGS_KEY = "llmcli.quantize.source", "llmcli.quantize.settings"
-DROPPED = frozenset({"split.no", "split.count", "split.tensors.count", SOURCE_KEY, SETTINGS_KEY, CERTIFICATE_KEY})
+DROPPED = frozenset(
+    {"split.no", "split.count", "split.tensors.count", SOURCE_KEY, SETTINGS_KEY, CERTIFICATE_KEY}
+)
 MAX_SHARDS = 65535  # split.count is a uint16
 
 
@@ -49,9 +52,11 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What becomes of one tensor; `wanted` is the recipe's type where the row length did not allow it.
+    """What becomes of one tensor; `wanted` is the recipe's type where the row length did not allow
+    it.
 
-    `evidence` is what is known of its input, `method` what chooses its codes; None where it gets none.
+    `evidence` is what is known of its input, `method` what chooses its codes; None where it gets
+    none.
     """
 
     weight: Weight
@@ -75,7 +80,10 @@ class Step:
     @property
     def requantized(self) -> bool:
         """Whether codes are made from codes: the losses add up."""
-        return native.quantized(self.weight.stored or self.weight.type) and self.type != self.weight.type
+        return (
+            native.quantized(self.weight.stored or self.weight.type)
+            and self.type != self.weight.type
+        )
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,9 @@ class Plan:
         """Tensors that get new codes and of which the imatrix does not speak."""
         if self.imatrix is None:
             return ()
-        return tuple(step.weight.name for step in self.steps if step.method and step.evidence.sums is None)
+        return tuple(
+            step.weight.name for step in self.steps if step.method and step.evidence.sums is None
+        )
 
     @property
     def methods(self) -> dict[str, tuple[Step, ...]]:
@@ -138,7 +148,11 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the reader should be told about the source and what becomes of it."""
-        kept = [step.type for step in self.steps if step.type == step.weight.type and step.type in recipe.NATIVE]
+        kept = [
+            step.type
+            for step in self.steps
+            if step.type == step.weight.type and step.type in recipe.NATIVE
+        ]
         told = [
             f"{kept.count(name)} tensors stay {name}, the type the model was trained in; --tensor-type changes that"
             for name in sorted(set(kept))
@@ -149,10 +163,15 @@ class Plan:
     def layout(self) -> Layout:
         """The new file's header and the place of every tensor."""
         tensors = [(step.weight.name, step.weight.shape, step.type) for step in self.steps]
-        own = {SOURCE_KEY: entry("string", self.source.fingerprint), SETTINGS_KEY: entry("string", self.settings)}
+        own = {
+            SOURCE_KEY: entry("string", self.source.fingerprint),
+            SETTINGS_KEY: entry("string", self.settings),
+        }
         if self.shard:
             own |= self.shard.keys
-            if self.shard.number:  # the model's own keys, its alignment too, are in the first shard alone
+            if (
+                self.shard.number
+            ):  # the model's own keys, its alignment too, are in the first shard alone
                 return layout([*own.items()], tensors, ALIGNMENT)
         new = {
             "general.quantization_version": entry("uint32", 2),
@@ -160,12 +179,16 @@ class Plan:
             **own,
             **(self.imatrix.keys if self.imatrix else {}),
         }
-        kept = [(key, new.pop(key, blob)) for key, blob in self.source.entries if key not in DROPPED]
+        kept = [
+            (key, new.pop(key, blob)) for key, blob in self.source.entries if key not in DROPPED
+        ]
         return layout([*kept, *new.items()], tensors, self.source.alignment)
 
     @cached_property
     def parts(self) -> tuple["Plan", ...]:
-        """A plan for each file: this one alone, or shards of at most `most` bytes of tensors, as llama-gguf-split's."""
+        """A plan for each file: this one alone, or shards of at most `most` bytes of tensors, as
+        llama-gguf-split's.
+        """
         if not self.most:
             return (self,)
         groups: list[list[Step]] = [[]]
@@ -173,15 +196,20 @@ class Plan:
         for step in self.steps:
             size = -(-step.nbytes // ALIGNMENT) * ALIGNMENT
             if size > self.most:
-                raise Refusal(f"{step.weight.name} alone takes {size:,} bytes, more than --split-max-size",
-                              hint=f"give it at least {-(-size // 1_000_000)}M")  # fmt: skip
+                raise Refusal(
+                    f"{step.weight.name} alone takes {size:,} bytes, more than --split-max-size",
+                    hint=f"give it at least {-(-size // 1_000_000)}M",
+                )
             if filled + size > self.most:
                 groups.append([])
                 filled = 0
             groups[-1].append(step)
             filled += size
         if len(groups) > MAX_SHARDS:
-            raise Refusal(f"that makes {len(groups)} shards; {MAX_SHARDS} are possible", hint="let them be larger")
+            raise Refusal(
+                f"that makes {len(groups)} shards; {MAX_SHARDS} are possible",
+                hint="let them be larger",
+            )
         count, total = len(groups), len(self.steps)
         return tuple(
             replace(self, steps=tuple(group), most=0, shard=Shard(number, count, total))
@@ -198,10 +226,15 @@ class Plan:
         if not self.most:
             return (out,)
         count, stem = len(self.parts), out.name.removesuffix(".gguf")
-        return tuple(out.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1))
+        return tuple(
+            out.with_name(f"{stem}-{number:05}-of-{count:05}.gguf")
+            for number in range(1, count + 1)
+        )
 
     def reached(self, position: int) -> tuple[int, int]:
-        """How much is written when the file has `position` bytes: whole tensors, and rows of the next."""
+        """How much is written when the file has `position` bytes: whole tensors, and rows of the
+        next.
+        """
         for index, slot in enumerate(self.layout.slots):
             if position < slot.offset + slot.nbytes:
                 width = native.row_bytes(slot.type, slot.shape[0])
@@ -210,14 +243,22 @@ class Plan:
 
 
 def plan(
-    source: Source, file_type: str, wishes: Wishes = STOCK, imatrix: Imatrix | None = None, most: int = 0, *,
-    method: str = "ggml", moments: Moments | None = None, pending: Pending | None = None,
-) -> Plan:  # fmt: skip
-    """Decide every tensor's type and what steers its rounding; refuses what cannot be made, before any byte.
+    source: Source,
+    file_type: str,
+    wishes: Wishes = STOCK,
+    imatrix: Imatrix | None = None,
+    most: int = 0,
+    *,
+    method: str = "ggml",
+    moments: Moments | None = None,
+    pending: Pending | None = None,
+) -> Plan:
+    """Decide every tensor's type and what steers its rounding; refuses what cannot be made, before
+    any byte.
 
-    `moments` serve a method that needs them, and as the imatrix where there is none; `pending` stands for those that
-    are not there yet, and for the imatrix that comes with them. `most` splits the file: so many bytes of tensors in
-    each shard.
+    `moments` serve a method that needs them, and as the imatrix where there is none; `pending`
+    stands for those that are not there yet, and for the imatrix that comes with them. `most` splits
+    the file: so many bytes of tensors in each shard.
     """
     kind, how = recipe.parse(file_type), named(method)
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
@@ -240,46 +281,74 @@ def plan(
 def named(method: str) -> Method:
     """The method of this name."""
     if method not in METHODS:
-        raise Refusal(f"there is no method {method!r}", hint=f"--method takes one of: {', '.join(METHODS)}")
+        raise Refusal(
+            f"there is no method {method!r}", hint=f"--method takes one of: {', '.join(METHODS)}"
+        )
     return METHODS[method]
 
 
 def sketch(source: Source, file_type: str) -> Plan:
-    """What plan() would make, noise or not: sizes are known of what could not be written without an imatrix.
+    """What plan() would make, noise or not: sizes are known of what could not be written without an
+    imatrix.
 
     Refuses types that this model's rows do not fill.
     """
     kind, how = recipe.parse(file_type), METHODS["ggml"]
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
     chosen = recipe.types(present, kind, source.facts, imatrix=kind.needs_imatrix)
-    return Plan(source, kind, _settings(source, kind, STOCK, None, 0, how), _steps(source, chosen, {}, how, {}))
+    return Plan(
+        source,
+        kind,
+        _settings(source, kind, STOCK, None, 0, how),
+        _steps(source, chosen, {}, how, {}),
+    )
 
 
 def _steps(
-    source: Source, chosen: Mapping[str, recipe.Choice], entries: Mapping[str, Entry], method: Method,
+    source: Source,
+    chosen: Mapping[str, recipe.Choice],
+    entries: Mapping[str, Entry],
+    method: Method,
     seconds: Mapping[str, Second],
-) -> tuple[Step, ...]:  # fmt: skip
+) -> tuple[Step, ...]:
     return tuple(
-        _step(weight, chosen[weight.name], entries.get(weight.name), seconds.get(weight.name), method, source.facts)
+        _step(
+            weight,
+            chosen[weight.name],
+            entries.get(weight.name),
+            seconds.get(weight.name),
+            method,
+            source.facts,
+        )
         for weight in source.weights
     )
 
 
 def _step(
-    weight: Weight, choice: recipe.Choice, sums: Entry | None, second: Second | None, method: Method,
+    weight: Weight,
+    choice: recipe.Choice,
+    sums: Entry | None,
+    second: Second | None,
+    method: Method,
     facts: recipe.Facts,
-) -> Step:  # fmt: skip
+) -> Step:
     rows = weight.shape[1] if len(weight.shape) > 1 else 1
     values = recipe.values(weight.name, rows, facts)
-    evidence = Evidence(weight.name, weight.columns, rows, weight.rows // rows, sums, second, values)
+    evidence = Evidence(
+        weight.name, weight.columns, rows, weight.rows // rows, sums, second, values
+    )
     nbytes = weight.rows * native.row_bytes(choice.type, weight.columns)
     coded = native.quantized(choice.type) and choice.type != weight.type
     step = Step(weight, choice.type, choice.wanted, nbytes, evidence)
     return replace(step, method=able(method, step)) if coded else step
 
 
-def known(plan: Plan, seconds: Mapping[str, Second], steps: Sequence[Step] | None = None) -> tuple[Step, ...]:
-    """A plan's steps, or some of them, by the second moments that there are now, in place of those that are pending."""
+def known(
+    plan: Plan, seconds: Mapping[str, Second], steps: Sequence[Step] | None = None
+) -> tuple[Step, ...]:
+    """A plan's steps, or some of them, by the second moments that there are now, in place of those
+    that are pending.
+    """
     found = []
     for step in plan.steps if steps is None else steps:
         step = replace(step, evidence=replace(step.evidence, second=seconds.get(step.weight.name)))
@@ -295,16 +364,30 @@ def able(method: Method, step: Step) -> Method:
 
 
 def _settings(
-    source: Source, kind: FileType, wishes: Wishes, imatrix: Imatrix | None, most: int, method: Method,
-    moments: Moments | None = None, pending: Pending | None = None,
-) -> str:  # fmt: skip
+    source: Source,
+    kind: FileType,
+    wishes: Wishes,
+    imatrix: Imatrix | None,
+    most: int,
+    method: Method,
+    moments: Moments | None = None,
+    pending: Pending | None = None,
+) -> str:
     """All that decides the file's content beside the source, as it is written into it.
 
     The default method is not named: files made before there were others are still recognised.
     """
-    said: dict[str, object] = {"type": kind.name, "pure": wishes.pure, "tensor_types": list(wishes.tensor_types)}
-    if wishes.mix is not None:  # as long whatever it says: a header's size does not depend on the types
-        said = {"mix": hashlib.sha256(json.dumps(sorted(wishes.mix.items())).encode()).hexdigest()[:32]}
+    said: dict[str, object] = {
+        "type": kind.name,
+        "pure": wishes.pure,
+        "tensor_types": list(wishes.tensor_types),
+    }
+    if (
+        wishes.mix is not None
+    ):  # as long whatever it says: a header's size does not depend on the types
+        said = {
+            "mix": hashlib.sha256(json.dumps(sorted(wishes.mix.items())).encode()).hexdigest()[:32]
+        }
     types = {"head": wishes.head, "embedding": wishes.embedding}
     said |= {part: recipe.tensor_type(text) for part, text in types.items() if text}
     said |= {"keep_head": True} if wishes.keep_head else {}
@@ -319,7 +402,9 @@ def _settings(
 
 
 def transform_of(settings: object) -> str:
-    """The digest of the folds that a file of ours was made under, by its settings; "" for any other."""
+    """The digest of the folds that a file of ours was made under, by its settings; "" for any
+    other.
+    """
     try:
         said = json.loads(settings) if isinstance(settings, str) else None
     except (ValueError, RecursionError):
@@ -329,8 +414,12 @@ def transform_of(settings: object) -> str:
 
 
 def shard_size(text: str, flag: str = "--split-max-size", what: str = "a shard") -> int:
-    """Bytes of "500M" or "2G", in thousands as llama-gguf-split counts; `flag` gives them, to `what`."""
+    """Bytes of "500M" or "2G", in thousands as llama-gguf-split counts; `flag` gives them, to
+    `what`.
+    """
     number, unit = text.strip()[:-1], text.strip()[-1:].upper()
-    if not (number.isascii() and number.isdigit() and unit in ("M", "G") and 0 < int(number) < 10**6):
+    if not (
+        number.isascii() and number.isdigit() and unit in ("M", "G") and 0 < int(number) < 10**6
+    ):
         raise Refusal(f"{text!r} is no size of {what}", hint=f"for example {flag} 500M, or 2G")
     return int(number) * (10**6 if unit == "M" else 10**9)

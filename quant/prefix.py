@@ -1,8 +1,10 @@
-"""A model that is quantized group by group, each behind those that are finished: shards that llama.cpp always runs.
+"""A model that is quantized group by group, each behind those that are finished: shards that
+llama.cpp always runs.
 
-What is looked up is made first, then block after block, at last the rest, which a tied embedding is part of. There is a
-shard for each; it holds the source's tensors until the finished ones take its place. A killed run finds them. At the
-end they become one file. It knows plans and files, no models and no texts.
+What is looked up is made first, then block after block, at last the rest, which a tied embedding is
+part of. There is a shard for each; it holds the source's tensors until the finished ones take its
+place. A killed run finds them. At the end they become one file. It knows plans and files, no models
+and no texts.
 """
 
 import json
@@ -21,7 +23,9 @@ from quant.tensors import FLOATS
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tensors that are made together: `number` is the shard's, `plan` makes them, `unmade` the same as they were."""
+    """Tensors that are made together: `number` is the shard's, `plan` makes them, `unmade` the same
+    as they were.
+    """
 
     number: int
     name: str
@@ -31,12 +35,16 @@ class Group:
     @property
     def wanted(self) -> frozenset[str]:
         """Those whose second moments the method would have."""
-        needing = (step for step in self.plan.steps if step.method and step.method.needs == "moments")
+        needing = (
+            step for step in self.plan.steps if step.method and step.method.needs == "moments"
+        )
         return frozenset(step.weight.name for step in needing)
 
 
 class Prefix:
-    """The shards of a plan in a folder. `floats` is the same model as llama.cpp runs it unquantized."""
+    """The shards of a plan in a folder. `floats` is the same model as llama.cpp runs it
+    unquantized.
+    """
 
     def __init__(self, plan: Plan, floats: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
@@ -46,14 +54,19 @@ class Prefix:
         begun = json.dumps({"unmade": plan.settings})
         self.groups = tuple(
             Group(
-                number, name, replace(plan, steps=group, most=0, shard=Shard(number, count, total)),
+                number,
+                name,
+                replace(plan, steps=group, most=0, shard=Shard(number, count, total)),
                 replace(
-                    plan, steps=tuple(steps[step.weight.name] for step in group), most=0, settings=begun,
+                    plan,
+                    steps=tuple(steps[step.weight.name] for step in group),
+                    most=0,
+                    settings=begun,
                     shard=Shard(number, count, total),
                 ),
             )
             for number, (name, group) in enumerate(named.items())
-        )  # fmt: skip
+        )
 
     @property
     def model(self) -> Path:
@@ -74,8 +87,9 @@ class Prefix:
         return road.finished(group.plan, self.file(group))
 
     def begin(self, threads: int) -> Iterator[Group]:
-        """Lay out what is not there; told group by group. What stands behind a group that is not finished is as in the
-        source."""
+        """Lay out what is not there; told group by group. What stands behind a group that is not
+        finished is as in the source.
+        """
         whole = True
         for group in self.in_turn:
             whole = whole and self.made(group)
@@ -83,7 +97,9 @@ class Prefix:
                 road.run(group.unmade, self.file(group), threads=threads)
             yield group
 
-    def make(self, group: Group, seconds: Mapping[str, Second], work: road.Work) -> tuple[Step, ...]:
+    def make(
+        self, group: Group, seconds: Mapping[str, Second], work: road.Work
+    ) -> tuple[Step, ...]:
         """Make a group by its second moments; what its tensors were made by."""
         steps = known(group.plan, seconds)
         work.write(replace(group.plan, steps=steps), self.file(group))
@@ -92,7 +108,10 @@ class Prefix:
     def whole(self) -> Plan:
         """The plan of one file that the finished shards are copied into."""
         there = {tensor.name: tensor for tensor in container.read(self.model).tensors}
-        return replace(self.plan, steps=tuple(_copied(step, there[step.weight.name]) for step in self.plan.steps))
+        return replace(
+            self.plan,
+            steps=tuple(_copied(step, there[step.weight.name]) for step in self.plan.steps),
+        )
 
 
 def groups(steps: Sequence[Step]) -> dict[str, tuple[Step, ...]]:
@@ -106,7 +125,11 @@ def groups(steps: Sequence[Step]) -> dict[str, tuple[Step, ...]]:
         block = order(step.weight.name)[0]
         own = first if step.weight.name in looked_up else rest
         (blocks.setdefault(block, []) if block >= 0 else own).append(step)
-    found = {"the rest": rest, "what is looked up": first, **{f"block {at}": blocks[at] for at in sorted(blocks)}}
+    found = {
+        "the rest": rest,
+        "what is looked up": first,
+        **{f"block {at}": blocks[at] for at in sorted(blocks)},
+    }
     return {name: tuple(group) for name, group in found.items() if group}
 
 
@@ -119,9 +142,14 @@ def _copied(step: Step, there: container.TensorInfo) -> Step:
 
 
 def unquantized(plan: Plan) -> Plan:
-    """The plan of the same source as it is run: a GGUF's tensors as they are stored, a folder's in its floats."""
+    """The plan of the same source as it is run: a GGUF's tensors as they are stored, a folder's in
+    its floats.
+    """
     source = plan.source
     if source.path.is_dir():
         return road.plan(source, source.dtype if source.dtype in FLOATS else "F32")
-    steps = (replace(step, type=step.weight.type, nbytes=step.weight.nbytes, method=None) for step in plan.steps)
+    steps = (
+        replace(step, type=step.weight.type, nbytes=step.weight.nbytes, method=None)
+        for step in plan.steps
+    )
     return replace(plan, steps=tuple(steps))

@@ -1,12 +1,14 @@
-"""What is measured to tell how much each tensor's rounding costs: what is put into codes together, and into which.
+"""What is measured to tell how much each tensor's rounding costs: what is put into codes together,
+and into which.
 
-Each tensor with a choice alone (or a layer's group), in plain codes near PROBED bits: this serves every method. Then in
-the run's own codes each role's tensors together, for the errors that a method leaves are taken under the moments that
-it made its codes by, and on other text it leaves more: near PROBED bits and near COARSE ones, for what two bits cost is
-no multiple of that. By ggml's codes of a Llama (hidden 512) at Q3_K_M's bytes attn_v in Q2_K was thought so cheap that
-1.3 % more bytes for it took 29 % of the divergence (2026-11-23). And each type of an embedding that is also the head:
-the words that are looked up have its plain error, the head the one by its moments, and which of them counts depends on
-the model.
+Each tensor with a choice alone (or a layer's group), in plain codes near PROBED bits: this serves
+every method. Then in the run's own codes each role's tensors together, for the errors that a method
+leaves are taken under the moments that it made its codes by, and on other text it leaves more: near
+PROBED bits and near COARSE ones, for what two bits cost is no multiple of that. By ggml's codes of
+a Llama (hidden 512) at Q3_K_M's bytes attn_v in Q2_K was thought so cheap that 1.3 % more bytes for
+it took 29 % of the divergence (2026-11-23). And each type of an embedding that is also the head:
+the words that are looked up have its plain error, the head the one by its moments, and which of
+them counts depends on the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,16 +21,23 @@ Types = Mapping[str, Sequence[str]]  # what each tensor could have
 
 KQUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 LEGACY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # for rows that do not fill superblocks
-PROBED = 4.5  # bits a value of the type a tensor is measured in, or the next: errors that are seen, and still small
+# bits a value of the type a tensor is measured in, or the next: errors that are seen, and still
+# small
+PROBED = 4.5
 COARSE = 2.6  # and of the other one that a role is measured in, where it has such a choice
 GROUPS = {"q": "qk", "k": "qk", "gate": "gate_up", "up": "gate_up"}
-ROLES, COARSER, TYPES = 1 << 28, 3 << 27, 1 << 29  # what is measured in the run's own codes is numbered from here on
+ROLES, COARSER, TYPES = (
+    1 << 28,
+    3 << 27,
+    1 << 29,
+)  # what is measured in the run's own codes is numbered from here on
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What is measured together: the tensors of `names`, in plain codes or in the run's `own`, in the types nearest to
-    so many `bits` a value or in `kind`."""
+    """What is measured together: the tensors of `names`, in plain codes or in the run's `own`, in
+    the types nearest to so many `bits` a value or in `kind`.
+    """
 
     number: int
     names: tuple[str, ...]
@@ -40,14 +49,18 @@ class Probe:
     def label(self) -> str:
         """For people."""
         if self.own and len(self.names) > 1:
-            return f"{len(self.names)} tensors of {recipe.role(self.names[0])} near {self.bits} bits"
+            return (
+                f"{len(self.names)} tensors of {recipe.role(self.names[0])} near {self.bits} bits"
+            )
         return " ".join([", ".join(self.names), self.kind]).strip()
 
 
 def alone(types: Types, grouped: bool) -> list[Probe]:
-    """One measurement for each tensor that has a choice, or for each group of a layer: q with k, gate with up.
+    """One measurement for each tensor that has a choice, or for each group of a layer: q with k,
+    gate with up.
 
-    Those without one are counted as well: a number means the same tensor whatever `types` leave it to choose from.
+    Those without one are counted as well: a number means the same tensor whatever `types` leave it
+    to choose from.
     """
     found: dict[tuple[int, str], list[str]] = {}
     for name in types:
@@ -59,22 +72,34 @@ def alone(types: Types, grouped: bool) -> list[Probe]:
 
 
 def together(types: Types) -> list[Probe]:
-    """One for each role that has tensors with a choice, and one for those of its that have a coarser type to choose."""
+    """One for each role that has tensors with a choice, and one for those of its that have a
+    coarser type to choose.
+    """
     found: dict[str, list[str]] = {}
     for name, kinds in types.items():
         if len(kinds) > 1 and name != tied(types):
             found.setdefault(recipe.role(name), []).append(name)
-    roles = [Probe(ROLES + number, tuple(names), own=True) for number, names in enumerate(found.values())]
-    coarser = [[name for name in one.names if near(types[name], COARSE) != near(types[name])] for one in roles]
+    roles = [
+        Probe(ROLES + number, tuple(names), own=True) for number, names in enumerate(found.values())
+    ]
+    coarser = [
+        [name for name in one.names if near(types[name], COARSE) != near(types[name])]
+        for one in roles
+    ]
     return roles + [
-        Probe(COARSER + number, tuple(names), own=True, bits=COARSE) for number, names in enumerate(coarser) if names
+        Probe(COARSER + number, tuple(names), own=True, bits=COARSE)
+        for number, names in enumerate(coarser)
+        if names
     ]
 
 
 def each_type(types: Types) -> list[Probe]:
     """One for each type of an embedding that is also the head."""
     name = tied(types)
-    return [Probe(TYPES + number, (name,), own=True, kind=kind) for number, kind in enumerate(types.get(name, ()))]
+    return [
+        Probe(TYPES + number, (name,), own=True, kind=kind)
+        for number, kind in enumerate(types.get(name, ()))
+    ]
 
 
 def probes(types: Types, grouped: bool) -> list[Probe]:
@@ -89,10 +114,16 @@ def tied(types: Types) -> str:
 
 
 def probed(weight: Weight) -> str:
-    """The type of plain codes that a tensor is measured in, whatever the run's types, method and importance."""
-    return near([
-        kind for kind in (*KQUANTS, *LEGACY) if kind != weight.type and not weight.columns % native.block(kind).values
-    ])  # fmt: skip
+    """The type of plain codes that a tensor is measured in, whatever the run's types, method and
+    importance.
+    """
+    return near(
+        [
+            kind
+            for kind in (*KQUANTS, *LEGACY)
+            if kind != weight.type and not weight.columns % native.block(kind).values
+        ]
+    )
 
 
 def near(kinds: Sequence[str], wanted: float = PROBED) -> str:

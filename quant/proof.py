@@ -1,8 +1,8 @@
 """Proves a vocabulary: llama.cpp and the model's own tokenizer must encode the same strings alike.
 
-Where llama.cpp is known to compute otherwise, the model's tokenizer is changed to do the same and must then agree to
-the last id: such differences are told, any other fails the conversion. It knows ids, not weights, and llama.cpp only
-as an object that is handed in.
+Where llama.cpp is known to compute otherwise, the model's tokenizer is changed to do the same and
+must then agree to the last id: such differences are told, any other fails the conversion. It knows
+ids, not weights, and llama.cpp only as an object that is handed in.
 """
 
 import contextlib
@@ -25,7 +25,8 @@ LONGEST = 1024  # characters of a word that is compared
 # How byte-level vocabularies spell bytes: printable ones as themselves, the others from U+0100 on.
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 BYTES = {chr(byte): byte for byte in PRINTABLE} | {
-    chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)
+    chr(256 + place): byte
+    for place, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)
 }
 
 
@@ -33,7 +34,9 @@ class Tokenize(Protocol):
     """The finished vocabulary as llama.cpp runs it."""
 
     def tokenize(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:
-        """Text to ids; `special` reads control tokens out of the text, `add_special` adds BOS and EOS."""
+        """Text to ids; `special` reads control tokens out of the text, `add_special` adds BOS and
+        EOS.
+        """
 
     def control(self, token: int) -> bool:
         """Whether a token is read out of the text only where `special` is set."""
@@ -56,15 +59,21 @@ class Difference:
     theirs: list[int]
 
 
-def prove(folder: Path, metadata: Mapping[str, Value], ours: Tokenize, pre: str | None = None) -> Proof:
-    """Compare a folder's tokenizer with the finished vocabulary; raises Refusal with the first ten differences."""
+def prove(
+    folder: Path, metadata: Mapping[str, Value], ours: Tokenize, pre: str | None = None
+) -> Proof:
+    """Compare a folder's tokenizer with the finished vocabulary; raises Refusal with the first ten
+    differences.
+    """
     return _Case(folder, metadata, ours, pre).run()
 
 
 class _Case:
     """One comparison of the checkpoint's tokenizer with llama.cpp's."""
 
-    def __init__(self, folder: Path, metadata: Mapping[str, Value], ours: Tokenize, pre: str | None) -> None:
+    def __init__(
+        self, folder: Path, metadata: Mapping[str, Value], ours: Tokenize, pre: str | None
+    ) -> None:
         self.ours, self.own = ours, own.load(folder, metadata, pre)
         self.bytewise = metadata.get("tokenizer.ggml.model") == "gpt2"
         self.habits = Habits(self.own, metadata, ours.control)
@@ -74,7 +83,10 @@ class _Case:
         """Read every string twice: its special tokens as tokens, and as text."""
         sure = self.own.found.sure
         words = list(self._words(SAMPLE if sure else None))
-        texts = [*battery.texts(), *battery.own([token.text for token in self.own.added.values()], words)]
+        texts = [
+            *battery.texts(),
+            *battery.own([token.text for token in self.own.added.values()], words),
+        ]
         differences = [*self._compare(texts, special=True), *self._compare(texts, special=False)]
         if not sure:
             differences += self._compare(words, special=True)
@@ -88,7 +100,9 @@ class _Case:
             theirs = self.own.reader.ids(text, special=special)
             if ours == theirs:
                 continue
-            habit = "ties" if self.own.tied(ours, theirs) else self.habits.explains(text, ours, special)
+            habit = (
+                "ties" if self.own.tied(ours, theirs) else self.habits.explains(text, ours, special)
+            )
             if habit is None:
                 yield Difference(text, ours, theirs)
             elif habit != "types" or special:
@@ -135,16 +149,22 @@ class _Case:
         where = self.own.reader.where
         return Refusal(
             f"llama.cpp would encode {len(differences)} test strings otherwise than {where} does{first}{shown}",
-            hint="try another --pre, or use a GGUF of this model" if self.bytewise else "use a GGUF of this model",
+            hint="try another --pre, or use a GGUF of this model"
+            if self.bytewise
+            else "use a GGUF of this model",
         )
 
     def _pieces(self, ids: list[int]) -> str:
         return self.own.spell(ids[:24], " ")[: 2 * WIDEST] + " …" * (len(ids) > 24)
 
     def _words(self, count: int | None) -> Iterator[str]:
-        """The vocabulary's words as text, or so many of them; pieces that are no whole characters are left out."""
+        """The vocabulary's words as text, or so many of them; pieces that are no whole characters
+        are left out.
+        """
         special = {token.text for token in self.own.added.values()}
-        pieces = [piece for piece in self.own.words if piece not in special and len(piece) <= LONGEST]
+        pieces = [
+            piece for piece in self.own.words if piece not in special and len(piece) <= LONGEST
+        ]
         if count is not None and len(pieces) > count:
             pieces = random.Random(3).sample(pieces, count)
         for piece in pieces:

@@ -1,6 +1,7 @@
 """What the scores of a text come to: perplexity, divergence, Δp, with the errors of their means.
 
-Every figure is defined as tools/perplexity/perplexity.cpp (kl_divergence) defines it; sums are float64.
+Every figure is defined as tools/perplexity/perplexity.cpp (kl_divergence) defines it; sums are
+float64.
 """
 
 import math
@@ -34,8 +35,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """A model beside its base. `correlation` is that of the mean log-likelihoods; Δp is the change of the probability
-    of the token that came; `doubt` is the part of the mean divergence's error that comes of a base kept in part."""
+    """A model beside its base. `correlation` is that of the mean log-likelihoods; Δp is the change
+    of the probability of the token that came; `doubt` is the part of the mean divergence's error
+    that comes of a base kept in part.
+    """
 
     base: Estimate
     correlation: float | None
@@ -63,7 +66,9 @@ class Quality:
 def mean(values: F64) -> Estimate:
     """The mean and its standard error."""
     count = len(values)
-    return Estimate(float(values.mean()), math.sqrt(float(values.var()) / (count - 1)) if count > 1 else 0.0)
+    return Estimate(
+        float(values.mean()), math.sqrt(float(values.var()) / (count - 1)) if count > 1 else 0.0
+    )
 
 
 def quality(scores: Scores) -> Quality:
@@ -82,9 +87,13 @@ def _against(scores: Scores, nll: Estimate, own: Estimate) -> Against:
     base_nll = mean(scores.base_nll)
     base = _exponential(base_nll)
     count = len(scores.nll)
-    covariance = float(((scores.nll - nll.value) * (scores.base_nll - base_nll.value)).mean()) / max(count - 1, 1)
+    covariance = float(
+        ((scores.nll - nll.value) * (scores.base_nll - base_nll.value)).mean()
+    ) / max(count - 1, 1)
     both = nll.error * base_nll.error
-    log_ratio = Estimate(nll.value - base_nll.value, _root(nll.error**2 + base_nll.error**2 - 2 * covariance))
+    log_ratio = Estimate(
+        nll.value - base_nll.value, _root(nll.error**2 + base_nll.error**2 - 2 * covariance)
+    )
     cross = own.value * base.value * covariance
     delta = np.exp(-scores.nll) - np.exp(-scores.base_nll)
     square = mean(delta**2)
@@ -95,7 +104,9 @@ def _against(scores: Scores, nll: Estimate, own: Estimate) -> Against:
         correlation=covariance / both if both else None,
         log_ratio=log_ratio,
         ratio=_exponential(log_ratio),
-        difference=Estimate(own.value - base.value, _root(own.error**2 + base.error**2 - 2 * cross)),
+        difference=Estimate(
+            own.value - base.value, _root(own.error**2 + base.error**2 - 2 * cross)
+        ),
         kld=mean(scores.kld),
         klds=spread(scores.kld, KLD_RANKS),
         doubt=math.sqrt(float((scores.doubt**2).sum())) / count,
@@ -110,9 +121,11 @@ def spread(values: F64, ranks: tuple[float, ...]) -> Spread:
     """Percentiles, between neighbours in proportion."""
     found = np.percentile(values, ranks)
     return Spread(
-        float(values.min()), float(values.max()), float(np.median(values)),
+        float(values.min()),
+        float(values.max()),
+        float(np.median(values)),
         dict(zip(ranks, map(float, found), strict=True)),
-    )  # fmt: skip
+    )
 
 
 def _root(value: float) -> float:

@@ -1,7 +1,8 @@
-"""The road from a source to a smaller GGUF: what was planned is written in one pass, tensor by tensor.
+"""The road from a source to a smaller GGUF: what was planned is written in one pass, tensor by
+tensor.
 
-It knows plans, drafts and rows; where a source comes from and who watches is others' affair. The bytes of
-every tensor equal llama.cpp's own (`llama_model_quantize` of the same library).
+It knows plans, drafts and rows; where a source comes from and who watches is others' affair. The
+bytes of every tensor equal llama.cpp's own (`llama_model_quantize` of the same library).
 """
 
 import os
@@ -44,7 +45,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One tensor is finished: number `index` (from 1) of `count`; `resumed` if an earlier run had made it."""
+    """One tensor is finished: number `index` (from 1) of `count`; `resumed` if an earlier run had
+    made it.
+    """
 
     index: int
     count: int
@@ -54,10 +57,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """One line of the closing table: `error` is the relative RMS of the new codes against the source.
+    """One line of the closing table: `error` is the relative RMS of the new codes against the
+    source.
 
-    `error` and `seconds` speak of what this run made; None for both where it made nothing. `seconds` is the time of
-    the threads by their number: this type's share of the whole where they never had to wait.
+    `error` and `seconds` speak of what this run made; None for both where it made nothing.
+    `seconds` is the time of the threads by their number: this type's share of the whole where they
+    never had to wait.
     """
 
     type: str
@@ -76,10 +81,12 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run did. `present` means that the finished file was there already and nothing was done.
+    """What a run did. `present` means that the finished file was there already and nothing was
+    done.
 
-    An earlier run had made `resumed` whole tensors, the first `resumed_bytes` of the file. `sha256` is the file's;
-    None where it was there already: nothing was read. `remarks` are the methods', by the tensors' names.
+    An earlier run had made `resumed` whole tensors, the first `resumed_bytes` of the file. `sha256`
+    is the file's; None where it was there already: nothing was read. `remarks` are the methods', by
+    the tensors' names.
     """
 
     plan: Plan
@@ -97,14 +104,18 @@ def open_gguf(path: Path) -> Source:
     """Take a GGUF file of any type as a source; weights stay in the file until they are wanted."""
     header = container.read(path)
     if not header.tensors:
-        raise Refusal(f"{path} holds no tensors, only a vocabulary", hint="name a file with weights")
+        raise Refusal(
+            f"{path} holds no tensors, only a vocabulary", hint="name a file with weights"
+        )
     container.check_model(header)
     heads = header.number("attention.head_count") or 0
     kv_heads = header.number("attention.head_count_kv")
     layers = header.number("block_count")
     facts = Facts(
         architecture=header.architecture,
-        layers=max(recipe.order(t.name)[0] for t in header.tensors) + 1 if layers is None else layers,
+        layers=max(recipe.order(t.name)[0] for t in header.tensors) + 1
+        if layers is None
+        else layers,
         heads=heads,
         kv_heads=heads if kv_heads is None else kv_heads,
         experts=header.number("expert_count") or 0,
@@ -118,37 +129,59 @@ def open_gguf(path: Path) -> Source:
         )
         for t in header.tensors
     )
-    entries = tuple((field.key, field.copy()) for field in header.fields if field.key not in DROPPED)
+    entries = tuple(
+        (field.key, field.copy()) for field in header.fields if field.key not in DROPPED
+    )
     match = container.SHARD.match(path.name)
     name = match["stem"] if match else path.name.removesuffix(".gguf")
     transform = transform_of(header.metadata.get(SETTINGS_KEY))
-    return Source(path, header.files, name, facts, entries, weights, header.alignment, transform=transform)
+    return Source(
+        path, header.files, name, facts, entries, weights, header.alignment, transform=transform
+    )
 
 
 def run(
-    plan: Plan, out: Path, *, threads: int = 0, force: bool = False,
+    plan: Plan,
+    out: Path,
+    *,
+    threads: int = 0,
+    force: bool = False,
     watch: Callable[[Progress], None] = lambda progress: None,
-) -> Report:  # fmt: skip
-    """Write `out`, or its shards, each whole or not at all; goes on where an interrupted run of the plan stopped.
+) -> Report:
+    """Write `out`, or its shards, each whole or not at all; goes on where an interrupted run of the
+    plan stopped.
 
-    `threads` 0 takes all cores. An `out` that this plan made before is left alone unless `force`; any other
-    file there stays until the new one is complete.
+    `threads` 0 takes all cores. An `out` that this plan made before is left alone unless `force`;
+    any other file there stays until the new one is complete.
     """
     began, files = time.monotonic(), plan.files(out)
     check(plan, out)
     if not force and finished(plan, out):
         return Report(plan, files[0], time.monotonic() - began, 0, True, tally(plan))
     work = Work(plan, threads or os.cpu_count() or 1, watch)
-    open_parts = [force or not _finished(part, file) for part, file in zip(plan.parts, files, strict=True)]
+    open_parts = [
+        force or not _finished(part, file) for part, file in zip(plan.parts, files, strict=True)
+    ]
     if plan.most:
-        _room([part.layout.nbytes for part, left in zip(plan.parts, open_parts, strict=True) if left], files)
+        _room(
+            [part.layout.nbytes for part, left in zip(plan.parts, open_parts, strict=True) if left],
+            files,
+        )
     for part, file, left in zip(plan.parts, files, open_parts, strict=True):
         work.write(part, file) if left else work.skip(part)
     sha256 = None if plan.most else work.sha256
     seconds = time.monotonic() - began
     return Report(
-        plan, files[0], seconds, work.resumed, False, work.tallies(), work.resumed_bytes, sha256, work.remarks
-    )  # fmt: skip
+        plan,
+        files[0],
+        seconds,
+        work.resumed,
+        False,
+        work.tallies(),
+        work.resumed_bytes,
+        sha256,
+        work.remarks,
+    )
 
 
 class Work:
@@ -156,7 +189,7 @@ class Work:
 
     def __init__(
         self, plan: Plan, threads: int, watch: Callable[[Progress], None] = lambda progress: None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.plan, self.threads, self.watch = plan, threads, watch
         self.sums: dict[str, _Sums] = {}
         self.remarks: dict[str, Remark] = {}
@@ -166,7 +199,11 @@ class Work:
     def write(self, part: Plan, out: Path) -> None:
         """Make one file, from where an earlier run stopped."""
         changed = str(part.source.changed)
-        identity = {"source": part.source.fingerprint, "changed": changed, "settings": part.settings}
+        identity = {
+            "source": part.source.fingerprint,
+            "changed": changed,
+            "settings": part.settings,
+        }
         if means := sorted({step.method.means() for step in part.steps if step.method} - {""}):
             identity["means"] = ", ".join(means)
         draft = Draft(out, part.layout, identity)
@@ -192,7 +229,9 @@ class Work:
         return tally(self.plan, self.sums, self.threads)
 
     def _remarked(self, step: Step, piece: Piece) -> None:
-        """Ask once the last piece is there: pieces come in order, so all others have been made, too."""
+        """Ask once the last piece is there: pieces come in order, so all others have been made,
+        too.
+        """
         if step.method and piece.solver and (found := step.method.remark(piece.solver)):
             self.remarks[step.weight.name] = found
 
@@ -207,9 +246,15 @@ class Work:
 
 
 def _room(sizes: Sequence[int], files: Sequence[Path]) -> None:
-    """Refuse before the first shard where the disk is too small for all; what was begun counts as free."""
+    """Refuse before the first shard where the disk is too small for all; what was begun counts as
+    free.
+    """
     parts = [file.with_name(f".{file.name}.part") for file in files]
-    held = sum(part.stat().st_blocks * 512 for part in parts if part.exists()) if hasattr(os, "posix_fallocate") else 0
+    held = (
+        sum(part.stat().st_blocks * 512 for part in parts if part.exists())
+        if hasattr(os, "posix_fallocate")
+        else 0
+    )
     need, have = sum(sizes) - held, shutil.disk_usage(files[0].parent).free
     if need > have:
         raise Refusal(
@@ -228,7 +273,9 @@ def _append(draft: Draft, plan: Plan, piece: Piece) -> None:
 
 def finished(plan: Plan, out: Path) -> bool:
     """Whether all that `plan` writes is complete and was made from this source with these settings."""
-    return all(_finished(part, file) for part, file in zip(plan.parts, plan.files(out), strict=True))
+    return all(
+        _finished(part, file) for part, file in zip(plan.parts, plan.files(out), strict=True)
+    )
 
 
 def _finished(plan: Plan, out: Path) -> bool:
@@ -241,7 +288,8 @@ def _finished(plan: Plan, out: Path) -> bool:
     told = {field.key: field.value for field in header.fields}
     table = [(t.name, t.shape, t.type) for t in header.tensors]
     return (
-        plan.source.changed <= out.stat().st_mtime_ns  # samples miss a small edit; its time does not
+        plan.source.changed
+        <= out.stat().st_mtime_ns  # samples miss a small edit; its time does not
         and told.get(SOURCE_KEY) == plan.source.fingerprint
         and told.get(SETTINGS_KEY) == plan.settings
         and table == [(s.weight.name, s.weight.shape, s.type) for s in plan.steps]
@@ -263,13 +311,17 @@ def check_place(source: Source, out: Path) -> None:
     if out.parent.is_file():
         raise Refusal(f"{out.parent} is a file, no folder", hint="choose another place with -o")
     if not out.parent.is_dir():
-        raise Refusal(f"there is no folder {out.parent}", hint=f"make it first: mkdir -p {out.parent}")
+        raise Refusal(
+            f"there is no folder {out.parent}", hint=f"make it first: mkdir -p {out.parent}"
+        )
     if out.exists() and any(file.exists() and file.samefile(out) for file in source.files):
         raise Refusal(f"{out} is the source itself", hint="choose another name with -o")
 
 
 class _Sums:
-    """What one type adds up to: squares of the source and of the differences, and the time its threads took."""
+    """What one type adds up to: squares of the source and of the differences, and the time its
+    threads took.
+    """
 
     def __init__(self) -> None:
         self.signal = self.noise = self.seconds = 0.0
@@ -284,7 +336,9 @@ class _Sums:
         return sqrt(self.noise / self.signal) if self.signal else None
 
 
-def tally(plan: Plan, sums: Mapping[str, _Sums] | None = None, threads: int = 1) -> tuple[Tally, ...]:
+def tally(
+    plan: Plan, sums: Mapping[str, _Sums] | None = None, threads: int = 1
+) -> tuple[Tally, ...]:
     """One line a type, the largest first; without `sums`, before anything has been written."""
     rows: dict[str, Tally] = {}
     for step in plan.steps:

@@ -1,5 +1,5 @@
-"""A file that grows by whole records and can be gone on with after any kill: a JSON head in its first line, then for
-each record its number, the length and checksum of its bytes, and the bytes.
+"""A file that grows by whole records and can be gone on with after any kill: a JSON head in its
+first line, then for each record its number, the length and checksum of its bytes, and the bytes.
 
 What was cut off at the end, or does not fit its checksum, counts as never written.
 """
@@ -38,7 +38,9 @@ class Records:
 
     @classmethod
     def resume(cls, path: Path, *, write: bool = True) -> Self | None:
-        """The file as far as it is whole, cut there if it is to be written; None where there is none of this form."""
+        """The file as far as it is whole, cut there if it is to be written; None where there is
+        none of this form.
+        """
         try:
             stream = path.open("r+b" if write else "rb")
         except OSError:

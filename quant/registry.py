@@ -6,9 +6,13 @@ from typing import Any
 
 
 def collect(package: str, attr: str, key: str = "name") -> dict[Any, Any]:
-    """Gather `attr` from every module of `package`, keyed by an attribute; a clash of keys is a bug."""
+    """Gather `attr` from every module of `package`, keyed by an attribute; a clash of keys is a
+    bug.
+    """
     table: dict[str, Any] = {}
-    for info in sorted(pkgutil.iter_modules(importlib.import_module(package).__path__), key=lambda m: m.name):
+    for info in sorted(
+        pkgutil.iter_modules(importlib.import_module(package).__path__), key=lambda m: m.name
+    ):
         module = importlib.import_module(f"{package}.{info.name}")
         for item in getattr(module, attr, ()):
             name = getattr(item, key)

@@ -1,14 +1,16 @@
 """How much llama.cpp's own rounding of activations to 8 bits adds to a product's error.
 
-On a CPU a quantized weight meets inputs in blocks of one scale each, absmax / 127: 256 values (Q8_K) for the k-quants
-and their kin, 32 (Q8_0, Q8_1) for the others (ggml-cpu.c, type_traits_cpu, vec_dot_type). A value's error is then
-uniform with variance scale^2 / 12. The expected absmax^2 of a block follows from the mean squares alone, its values
-taken as independent and Gaussian. It knows vectors, no tensors.
+On a CPU a quantized weight meets inputs in blocks of one scale each, absmax / 127: 256 values
+(Q8_K) for the k-quants and their kin, 32 (Q8_0, Q8_1) for the others (ggml-cpu.c, type_traits_cpu,
+vec_dot_type). A value's error is then uniform with variance scale^2 / 12. The expected absmax^2 of
+a block follows from the mean squares alone, its values taken as independent and Gaussian. It knows
+vectors, no tensors.
 
-2026-11-22, held against 1,024 real rows of each input of a trained Llama (hidden 512): blocks of 32 behind norms are
-predicted 11 to 15 % too loud, those of 256 21 to 32 %; before attn_output 62 and 80 % too loud, for heads are loud in
-turn; before ffn_down 25 and 41 % too quiet, for products have long tails. From block to block the logarithms go
-together (correlation 0.92 to 0.98 at 32, 0.83 before attn_output): right enough for a term that is small below Q6_K.
+2026-11-22, held against 1,024 real rows of each input of a trained Llama (hidden 512): blocks of 32
+behind norms are predicted 11 to 15 % too loud, those of 256 21 to 32 %; before attn_output 62 and
+80 % too loud, for heads are loud in turn; before ffn_down 25 and 41 % too quiet, for products have
+long tails. From block to block the logarithms go together (correlation 0.92 to 0.98 at 32, 0.83
+before attn_output): right enough for a term that is small below Q6_K.
 """
 
 from typing import TYPE_CHECKING
@@ -24,7 +26,9 @@ LOW, HIGH = 1e-3, 40.0  # of the largest mean square: where the largest square c
 
 
 def block(name: str) -> int:
-    """Inputs that share a scale where a weight of this type is multiplied; 0 where they stay floats."""
+    """Inputs that share a scale where a weight of this type is multiplied; 0 where they stay
+    floats.
+    """
     if not native.quantized(name):
         return 0
     return 256 if native.block(name).values == 256 else 32
@@ -39,7 +43,9 @@ def variances(means: "F32", size: int) -> "F32":
 
 
 def largest(means: "F32") -> "F32":
-    """The expected largest square [blocks] of independent Gaussian values with mean squares [blocks, values]."""
+    """The expected largest square [blocks] of independent Gaussian values with mean squares
+    [blocks, values].
+    """
     import numpy as np
 
     top = np.maximum(means.max(1), 1e-30)
@@ -55,6 +61,8 @@ def _erf(values: "F32") -> "F32":
     import numpy as np
 
     t = 1 / (1 + 0.3275911 * values)
-    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    series = t * (
+        0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))
+    )
     found: F32 = np.clip(1 - series * np.exp(-np.square(np.minimum(values, 12))), 1e-12, 1.0)
     return found

@@ -1,4 +1,5 @@
-"""The rows of a GGUF vocabulary: ordinary tokens, added ones over them, and filling where a model has more rows.
+"""The rows of a GGUF vocabulary: ordinary tokens, added ones over them, and filling where a model
+has more rows.
 
 It knows texts, scores and types, not the files they are from.
 """
@@ -24,7 +25,9 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A token that stands beside the model's own pieces; the flags say how tokenizers finds it in a text."""
+    """A token that stands beside the model's own pieces; the flags say how tokenizers finds it in a
+    text.
+    """
 
     text: str
     special: bool = False
@@ -34,8 +37,12 @@ class Added:
     single_word: bool = False
 
 
-def table(tokens: Mapping[int, Token], added: Mapping[int, Added], size: int, where: str, scored: bool) -> list[Token]:
-    """The whole table of `size` rows: added tokens over ordinary ones, rows without a token filled up."""
+def table(
+    tokens: Mapping[int, Token], added: Mapping[int, Added], size: int, where: str, scored: bool
+) -> list[Token]:
+    """The whole table of `size` rows: added tokens over ordinary ones, rows without a token filled
+    up.
+    """
     rows = dict(tokens)
     for index, token in added.items():
         old = rows.get(index)
@@ -53,7 +60,9 @@ def table(tokens: Mapping[int, Token], added: Mapping[int, Added], size: int, wh
 
 
 def looks_special(text: str) -> bool:
-    """Whether a token is a control token whatever its file says (TextModel.does_token_look_special)."""
+    """Whether a token is a control token whatever its file says
+    (TextModel.does_token_look_special).
+    """
     return (
         text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
         or (text.startswith("<|") and text.endswith("|>"))

@@ -1,20 +1,23 @@
-"""How much each tensor's rounding costs: the error of its codes, and the divergence of the model that has them.
+"""How much each tensor's rounding costs: the error of its codes, and the divergence of the model
+that has them.
 
-For every tensor and type the relative error of the real encoder's codes is taken on sampled rows, weighed by what
-enters the tensor: tr(dW H dW^T) / tr(W H W^T), H the second moments where they are known, the imatrix's mean squares,
-or 1. One measurement then says what such an error costs: the divergence from the original with that tensor alone (or
-one group of a layer) in one type near 4.5 bits. What the other types cost follows in proportion: for small errors the
-divergence is quadratic in dW. To the error of the codes comes what llama.cpp's rounding of the inputs adds
-(rounding.py): models are measured in floats, which do not show it, and at Q6_K's bytes it was nine tenths of what was
-left of a Llama (hidden 768, 2026-11-23).
+For every tensor and type the relative error of the real encoder's codes is taken on sampled rows,
+weighed by what enters the tensor: tr(dW H dW^T) / tr(W H W^T), H the second moments where they are
+known, the imatrix's mean squares, or 1. One measurement then says what such an error costs: the
+divergence from the original with that tensor alone (or one group of a layer) in one type near 4.5
+bits. What the other types cost follows in proportion: for small errors the divergence is quadratic
+in dW. To the error of the codes comes what llama.cpp's rounding of the inputs adds (rounding.py):
+models are measured in floats, which do not show it, and at Q6_K's bytes it was nine tenths of what
+was left of a Llama (hidden 768, 2026-11-23).
 
-Two things are measured besides, in the run's own codes. What a role's tensors cost together, against what they were
-said to: the errors that GPTQ leaves are small under the moments that it was given, and larger on other text, and those
-of two bits are neither small nor, under an imatrix, all that enters. And every
-type of an embedding that is also the head, whose words that are looked up have its plain error: by the head's moments
-alone GPTQ's Q6_K of one (hidden 768) had a 308th of the probe's error, where its divergence was a 67th. What reads text
-with changed weights is passed in (probes.py has which). "SpQR-style sensitivity" is the share of the error that the
-worst hundredth of a tensor's columns and rows bring: what would go if they were left out.
+Two things are measured besides, in the run's own codes. What a role's tensors cost together,
+against what they were said to: the errors that GPTQ leaves are small under the moments that it was
+given, and larger on other text, and those of two bits are neither small nor, under an imatrix, all
+that enters. And every type of an embedding that is also the head, whose words that are looked up
+have its plain error: by the head's moments alone GPTQ's Q6_K of one (hidden 768) had a 308th of the
+probe's error, where its divergence was a 67th. What reads text with changed weights is passed in
+(probes.py has which). "SpQR-style sensitivity" is the share of the error that the worst hundredth
+of a tensor's columns and rows bring: what would go if they were left out.
 """
 
 import json
@@ -40,8 +43,13 @@ if TYPE_CHECKING:
     from quant.native import F32
 
 F64 = NDArray[np.float64]
-SAMPLED, RUN, MATRICES = 256, 8, 8  # rows of a tensor that errors are taken on, together, and from how many experts
-LEAST = 1e-12  # divergence of what shows in nothing, or less: its types still differ, and bytes may be left for it
+SAMPLED, RUN, MATRICES = (
+    256,
+    8,
+    8,
+)  # rows of a tensor that errors are taken on, together, and from how many experts
+# divergence of what shows in nothing, or less: its types still differ, and bytes may be left for it
+LEAST = 1e-12
 WORST = 0.01  # of the columns, and of the rows, whose share of the error is told
 
 Planned = Callable[[Mapping[str, str]], Plan]  # the plan of a mix, all else as the run has it
@@ -55,16 +63,20 @@ class Stage(Protocol):
         ...
 
     def apart(self, held_out: bool = False) -> F64:
-        """The divergence from the unchanged model at every scored position of the text, or of what was held out."""
+        """The divergence from the unchanged model at every scored position of the text, or of what
+        was held out.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sensed:
-    """What is known of a tensor: `errors` of the types it could have, and what rounding its `inputs` adds to each;
-    `kld` the divergence with it alone in codes of the error `shown`, its part of a group's; None where nothing was
-    measured. `columns` and `rows` are SpQR-style sensitivity, of those codes. `short` is how often the run's own codes
-    of a type cost what they were said to, `klds` what types cost that were measured themselves."""
+    """What is known of a tensor: `errors` of the types it could have, and what rounding its
+    `inputs` adds to each; `kld` the divergence with it alone in codes of the error `shown`, its
+    part of a group's; None where nothing was measured. `columns` and `rows` are SpQR-style
+    sensitivity, of those codes. `short` is how often the run's own codes of a type cost what they
+    were said to, `klds` what types cost that were measured themselves.
+    """
 
     name: str
     errors: Mapping[str, float]
@@ -77,7 +89,9 @@ class Sensed:
     klds: Mapping[str, float] = field(default_factory=dict)
 
     def loss(self, kind: str) -> float:
-        """The divergence expected of a type; without a measurement its relative error, which only ranks."""
+        """The divergence expected of a type; without a measurement its relative error, which only
+        ranks.
+        """
         return self.klds.get(kind, self.said(kind) * between(self.short, kind)) + self.unseen(kind)
 
     def said(self, kind: str) -> float:
@@ -94,7 +108,9 @@ class Sensed:
 
 
 def options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
-    """The types that each tensor could have: those named, or the k-quants, or what rows of 32 can have."""
+    """The types that each tensor could have: those named, or the k-quants, or what rows of 32 can
+    have.
+    """
     found: dict[str, tuple[str, ...]] = {}
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
     for name, shape, kind in recipe.open_tensors(present, source.facts):
@@ -104,17 +120,23 @@ def options(source: Source, types: Sequence[str] = ()) -> dict[str, tuple[str, .
         wanted = types or (LEGACY if shape[0] % native.block("Q4_K").values else KQUANTS)
         legal = tuple(one for one in wanted if shape[0] % native.block(one).values == 0)
         if not legal and types:
-            raise Refusal(f"none of --types fills rows of {shape[0]} as {name} has them",
-                          hint=f"add one of {', '.join(LEGACY)}")  # fmt: skip
+            raise Refusal(
+                f"none of --types fills rows of {shape[0]} as {name} has them",
+                hint=f"add one of {', '.join(LEGACY)}",
+            )
         found[name] = legal or ("F16",)
     if all(len(kinds) == 1 for kinds in found.values()):
-        raise Refusal("no tensor of this model has a choice of types", hint="choose a type with -t, or other --types")
+        raise Refusal(
+            "no tensor of this model has a choice of types",
+            hint="choose a type with -t, or other --types",
+        )
     return found
 
 
 class _Error(NamedTuple):
-    """Of a step's codes: the error by what enters the tensor, what rounding that adds, and the plain error, all
-    relative; the shares of the first that the worst columns and rows bring."""
+    """Of a step's codes: the error by what enters the tensor, what rounding that adds, and the
+    plain error, all relative; the shares of the first that the worst columns and rows bring.
+    """
 
     entering: float
     inputs: float
@@ -123,27 +145,40 @@ class _Error(NamedTuple):
     rows: float
 
     def beside(self, shown: "_Error") -> float:
-        """For a tensor that is looked up as well: in the units of `entering`, half of it by the plain error."""
+        """For a tensor that is looked up as well: in the units of `entering`, half of it by the
+        plain error.
+        """
         if not shown.entering or not shown.plain:
             return self.entering
         return (self.entering + self.plain * shown.entering / shown.plain) / 2
 
 
 class Sensing:
-    """Measurements under way, each finished one on the disk. `types` are each tensor's options. What is measured is
-    shown in plain codes, so that `shows` serve every method, importance and list of types; `errors` are the run's own.
+    """Measurements under way, each finished one on the disk. `types` are each tensor's options.
+    What is measured is shown in plain codes, so that `shows` serve every method, importance and
+    list of types; `errors` are the run's own.
     """
 
     def __init__(
-        self, planned: Planned, plain: Planned, types: Mapping[str, Sequence[str]], shows: Records, errors: Records,
+        self,
+        planned: Planned,
+        plain: Planned,
+        types: Mapping[str, Sequence[str]],
+        shows: Records,
+        errors: Records,
         threads: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.types, self.shows, self.errors, self.threads = types, shows, errors, threads
         self._steps = choices(planned, types)
         self.open = [name for name, kinds in types.items() if len(kinds) > 1]
         weights = {step.weight.name: step.weight for step in self._steps.values()}
-        shown = {name: probed(weights[name]) if name in self.open else kinds[0] for name, kinds in types.items()}
-        self.probed = {step.weight.name: step for step in plain(shown).steps if step.weight.name in types}
+        shown = {
+            name: probed(weights[name]) if name in self.open else kinds[0]
+            for name, kinds in types.items()
+        }
+        self.probed = {
+            step.weight.name: step for step in plain(shown).steps if step.weight.name in types
+        }
 
     def step(self, name: str, kind: str) -> Step:
         """What makes a tensor's codes in a type."""
@@ -170,42 +205,68 @@ class Sensing:
         for number, name in enumerate(self.open):
             if number not in self.errors.numbers:
                 shown = self._error(self.probed[name], name)
-                found = {kind: self._error(self.step(name, kind), name) for kind in self.types[name]}
+                found = {
+                    kind: self._error(self.step(name, kind), name) for kind in self.types[name]
+                }
                 both = name == tied(self.types)
                 told = (
-                    {kind: one.beside(shown) if both else one.entering for kind, one in found.items()},
+                    {
+                        kind: one.beside(shown) if both else one.entering
+                        for kind, one in found.items()
+                    },
                     {kind: one.inputs / 2 if both else one.inputs for kind, one in found.items()},
-                    shown.entering, shown.columns, shown.rows,
-                )  # fmt: skip
+                    shown.entering,
+                    shown.columns,
+                    shown.rows,
+                )
                 self.errors.put({number: json.dumps(told).encode()})
             yield name
 
     def sensed(self, parts: Sequence[Probe]) -> dict[str, Sensed]:
         """All that is known; a group's divergence is shared out by its tensors' errors."""
-        found = {name: Sensed(name, *json.loads(self.errors.get(number))) for number, name in enumerate(self.open)}
+        found = {
+            name: Sensed(name, *json.loads(self.errors.get(number)))
+            for number, name in enumerate(self.open)
+        }
         for part in parts:
-            kld = max(LEAST, float(np.frombuffer(self._records(part).get(part.number), "<f8").mean()))
+            kld = max(
+                LEAST, float(np.frombuffer(self._records(part).get(part.number), "<f8").mean())
+            )
             found |= self._told(part, kld, {name: found[name] for name in part.names})
         return found
 
     def _told(self, part: Probe, kld: float, found: Mapping[str, Sensed]) -> dict[str, Sensed]:
         """What a measurement says of its tensors."""
         if part.kind:
-            return {name: replace(one, klds={**one.klds, part.kind: kld}) for name, one in found.items()}
+            return {
+                name: replace(one, klds={**one.klds, part.kind: kld}) for name, one in found.items()
+            }
         if part.own:
             kinds = {name: near(self.types[name], part.bits) for name in found}
             said = sum(one.said(kinds[name]) for name, one in found.items())
             short = kld / said if said else 1.0
-            return {name: replace(one, short={**one.short, kinds[name]: short}) for name, one in found.items()}
+            return {
+                name: replace(one, short={**one.short, kinds[name]: short})
+                for name, one in found.items()
+            }
         whole = sum(one.shown for one in found.values())
-        return {name: replace(one, kld=kld * one.shown / whole if whole else 0.0) for name, one in found.items()}
+        return {
+            name: replace(one, kld=kld * one.shown / whole if whole else 0.0)
+            for name, one in found.items()
+        }
 
     def _probe(self, part: Probe, name: str) -> Step:
         """What makes a tensor's codes in a measurement."""
-        return self.step(name, part.kind or near(self.types[name], part.bits)) if part.own else self.probed[name]
+        return (
+            self.step(name, part.kind or near(self.types[name], part.bits))
+            if part.own
+            else self.probed[name]
+        )
 
     def _records(self, part: Probe) -> Records:
-        """Where a measurement lies: with those of every method, or, of the run's own codes, with their errors."""
+        """Where a measurement lies: with those of every method, or, of the run's own codes, with
+        their errors.
+        """
         return self.errors if part.own else self.shows
 
     def _error(self, step: Step, name: str) -> _Error:
@@ -213,9 +274,11 @@ class Sensing:
         noise = inputs = signal = plain = whole = 0.0
         columns, rows = np.zeros(evidence.columns), []
         for first, values in samples(step):
-            made = values if step.type == step.weight.type else native.decode(
-                solve(values, first), step.type, evidence.columns, label=name
-            )  # fmt: skip
+            made = (
+                values
+                if step.type == step.weight.type
+                else native.decode(solve(values, first), step.type, evidence.columns, label=name)
+            )
             weigh = _Weigh(evidence, first)
             change = (values - made).astype(np.float64)
             wide = values.astype(np.float64)
@@ -225,11 +288,19 @@ class Sensing:
             columns += (change**2).sum(0) * weigh.squares
             rows.append(change**2 @ weigh.squares)
         entering, entered = (noise / signal, inputs / signal) if signal else (0.0, 0.0)
-        return _Error(entering, entered, plain / whole if whole else 0.0, worst(columns), worst(np.concatenate(rows)))
+        return _Error(
+            entering,
+            entered,
+            plain / whole if whole else 0.0,
+            worst(columns),
+            worst(np.concatenate(rows)),
+        )
 
 
 class _Weigh:
-    """tr(X H X^T) for rows of the matrix that begins at row `first` of a tensor; `squares` is the diagonal of H."""
+    """tr(X H X^T) for rows of the matrix that begins at row `first` of a tensor; `squares` is the
+    diagonal of H.
+    """
 
     def __init__(self, evidence: Evidence, first: int) -> None:
         self.moments: F64 | None = None
@@ -242,7 +313,11 @@ class _Weigh:
             self.squares = np.ones(evidence.columns)
 
     def __call__(self, rows: F64) -> float:
-        return float((rows**2 @ self.squares).sum() if self.moments is None else ((rows @ self.moments) * rows).sum())
+        return float(
+            (rows**2 @ self.squares).sum()
+            if self.moments is None
+            else ((rows @ self.moments) * rows).sum()
+        )
 
     def inputs(self, made: "F32", kind: str) -> float:
         """What rounding what enters adds where it meets rows of a type."""
@@ -253,10 +328,14 @@ class _Weigh:
 
 
 def samples(step: Step) -> Iterator[tuple[int, "F32"]]:
-    """Rows of a tensor as floats, some from each of a few of its matrices, with the number of the matrix's first row:
-    rows are solved one by one, so that it does not matter which of a matrix's they are."""
+    """Rows of a tensor as floats, some from each of a few of its matrices, with the number of the
+    matrix's first row: rows are solved one by one, so that it does not matter which of a matrix's
+    they are.
+    """
     weight, evidence = step.weight, step.evidence
-    chosen = np.unique(np.linspace(0, evidence.matrices - 1, min(MATRICES, evidence.matrices)).astype(int))
+    chosen = np.unique(
+        np.linspace(0, evidence.matrices - 1, min(MATRICES, evidence.matrices)).astype(int)
+    )
     each = max(RUN, SAMPLED // len(chosen))
     for matrix in chosen.tolist():
         start = matrix * evidence.rows
@@ -270,12 +349,19 @@ def samples(step: Step) -> Iterator[tuple[int, "F32"]]:
 
 
 def between(factors: Mapping[str, float], kind: str) -> float:
-    """A type's factor by those of other types: between two of them its logarithm goes straight by bits a value, beyond
-    the outermost it stays; 1 where there is none."""
+    """A type's factor by those of other types: between two of them its logarithm goes straight by
+    bits a value, beyond the outermost it stays; 1 where there is none.
+    """
     if not factors:
         return 1.0
     known = sorted(factors, key=bits)
-    return float(np.exp(np.interp(bits(kind), [bits(one) for one in known], [np.log(factors[one]) for one in known])))
+    return float(
+        np.exp(
+            np.interp(
+                bits(kind), [bits(one) for one in known], [np.log(factors[one]) for one in known]
+            )
+        )
+    )
 
 
 def worst(parts: F64) -> float:
@@ -290,7 +376,11 @@ def show(steps: Sequence[Step], stage: Stage, threads: int) -> None:
         for piece in pieces:
             step = steps[piece.index]
             weight = step.weight
-            stage.put(weight.name, piece.first, native.decode(piece.data, step.type, weight.columns, label=weight.name))
+            stage.put(
+                weight.name,
+                piece.first,
+                native.decode(piece.data, step.type, weight.columns, label=weight.name),
+            )
 
 
 def restore(steps: Sequence[Step], stage: Stage) -> None:
@@ -299,7 +389,11 @@ def restore(steps: Sequence[Step], stage: Stage) -> None:
         weight, count = step.weight, max(1, (1 << 22) // step.weight.columns)
         for first in range(0, weight.rows, count):
             rows = weight.read(first, min(first + count, weight.rows))
-            stage.put(weight.name, first, native.decode(rows, weight.type, weight.columns, label=weight.name))
+            stage.put(
+                weight.name,
+                first,
+                native.decode(rows, weight.type, weight.columns, label=weight.name),
+            )
 
 
 def choices(planned: Planned, types: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], Step]:
@@ -319,6 +413,9 @@ def room(step: Step, alignment: int) -> int:
 def menu(sensing: Sensing, sensed: Mapping[str, Sensed], alignment: int) -> Menu:
     """Every open tensor's options."""
     return {
-        name: [Option(kind, room(sensing.step(name, kind), alignment), one.loss(kind)) for kind in sensing.types[name]]
+        name: [
+            Option(kind, room(sensing.step(name, kind), alignment), one.loss(kind))
+            for kind in sensing.types[name]
+        ]
         for name, one in sensed.items()
     }

@@ -1,7 +1,9 @@
-"""A SentencePiece model file, tokenizer.model: its pieces and its settings, by a minimal protobuf reader.
+"""A SentencePiece model file, tokenizer.model: its pieces and its settings, by a minimal protobuf
+reader.
 
-The sentencepiece package would be a dependency for these few fields (sentencepiece_model.proto: ModelProto,
-SentencePiece, TrainerSpec, NormalizerSpec). It knows the encoding and those fields, nothing of GGUF.
+The sentencepiece package would be a dependency for these few fields (sentencepiece_model.proto:
+ModelProto, SentencePiece, TrainerSpec, NormalizerSpec). It knows the encoding and those fields,
+nothing of GGUF.
 """
 
 import math
@@ -12,7 +14,14 @@ from pathlib import Path
 
 from quant.errors import Refusal
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # the same numbers as GGUF's token types
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+)  # the same numbers as GGUF's token types
 UNIGRAM, BPE = 1, 2  # TrainerSpec.model_type
 MOST = 1 << 22  # pieces: sixteen times the largest vocabulary there is
 LARGEST = 1 << 27  # bytes of a file
@@ -51,7 +60,9 @@ def load(file: Path) -> SentencePiece:
             raise ValueError("too large")
         return _model(file.read_bytes())
     except (ValueError, struct.error, IndexError, TypeError):
-        raise Refusal(f"{file} is not a sound SentencePiece model", hint="fetch the file again") from None
+        raise Refusal(
+            f"{file} is not a sound SentencePiece model", hint="fetch the file again"
+        ) from None
 
 
 def _model(data: bytes) -> SentencePiece:

@@ -1,8 +1,9 @@
 """What llama.cpp would abort or crash on, instead of saying no, as far as a header shows it.
 
-check() stands between a file and the library: an abort there ends the process with the conversation in it.
-Found by mutating headers (scripts/fuzz_header.py) and by reading the assertions in llama-model.cpp,
-llama-vocab.cpp and models/*.cpp. It judges metadata and shapes only; weights are not read.
+check() stands between a file and the library: an abort there ends the process with the conversation
+in it. Found by mutating headers (scripts/fuzz_header.py) and by reading the assertions in
+llama-model.cpp, llama-vocab.cpp and models/*.cpp. It judges metadata and shapes only; weights are
+not read.
 """
 
 import math
@@ -23,59 +24,212 @@ TABLES = ("tid2eid", "d2t", "t2d")  # integers by nature
 MAX_PIECE = 4096  # bytes of a Unigram's piece
 ALIGNMENT = 32  # the CPU backend asserts that mapped weights begin at a multiple of it
 SCALINGS = ("none", "linear", "yarn", "longrope")
-EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.group_norm_epsilon")
-# Architectures whose graph asserts one size for keys, values and the rotary part of a head (models/*.cpp: n_embd_head
-# == n_rot), and those that do so for keys and values.
-ONE_HEAD_SIZE = frozenset({
-    "apertus", "arcee", "arctic", "baichuan", "chameleon", "codeshell", "cogvlm", "cohere2moe", "dbrx", "deci",
-    "deepseek", "dots1", "dream", "ernie4_5", "ernie4_5-moe", "exaone", "exaone-moe", "exaone4", "falcon", "granite",
-    "granite_swa", "granitemoe", "graniteswitch", "grok", "grovemoe", "hunyuan-dense", "hunyuan-moe", "hunyuan_vl",
-    "hy_v3", "internlm2", "jais2", "llada", "llada-moe", "llama", "llama-embed", "llama4", "maincoder", "mellum",
-    "minicpm", "mistral3", "olmo", "olmo2", "olmoe", "orion", "paddleocr", "pangu-embedded", "plamo", "pockettts",
-    "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3tts", "qwen3vl", "qwen3vlmoe", "rnd1", "seed_oss",
-    "smallthinker", "smollm3", "starcoder2", "talkie", "xverse",
-})  # fmt: skip
-ONE_KEY_SIZE = frozenset({
-    "afmoe", "bailingmoe2", "bert", "bitnet", "bloom", "chatglm", "cohere2", "command-r", "dflash", "eagle3",
-    "eurobert", "glm4", "glm4moe", "gpt2", "gptneox", "granitehybrid", "jais", "jina-bert-v2", "jina-bert-v3", "laguna",
-    "minimax-01", "minimax-m2", "minimax-m3", "modern-bert", "mpt", "muse-glimmer", "nanbeige", "nemotron",
-    "nemotron_h", "nemotron_h_moe", "neo-bert", "nomic-bert", "nomic-bert-moe", "openelm", "phi2", "phi3", "phimoe",
-    "qwen", "qwen35", "qwen35moe", "qwen3next", "refact", "spark2_5", "stablelm", "starcoder", "t5", "t5encoder",
-})  # fmt: skip
+EPSILONS = (
+    "attention.layer_norm_rms_epsilon",
+    "attention.layer_norm_epsilon",
+    "attention.group_norm_epsilon",
+)
+# Architectures whose graph asserts one size for keys, values and the rotary part of a head
+# (models/*.cpp: n_embd_head == n_rot), and those that do so for keys and values.
+ONE_HEAD_SIZE = frozenset(
+    {
+        "apertus",
+        "arcee",
+        "arctic",
+        "baichuan",
+        "chameleon",
+        "codeshell",
+        "cogvlm",
+        "cohere2moe",
+        "dbrx",
+        "deci",
+        "deepseek",
+        "dots1",
+        "dream",
+        "ernie4_5",
+        "ernie4_5-moe",
+        "exaone",
+        "exaone-moe",
+        "exaone4",
+        "falcon",
+        "granite",
+        "granite_swa",
+        "granitemoe",
+        "graniteswitch",
+        "grok",
+        "grovemoe",
+        "hunyuan-dense",
+        "hunyuan-moe",
+        "hunyuan_vl",
+        "hy_v3",
+        "internlm2",
+        "jais2",
+        "llada",
+        "llada-moe",
+        "llama",
+        "llama-embed",
+        "llama4",
+        "maincoder",
+        "mellum",
+        "minicpm",
+        "mistral3",
+        "olmo",
+        "olmo2",
+        "olmoe",
+        "orion",
+        "paddleocr",
+        "pangu-embedded",
+        "plamo",
+        "pockettts",
+        "qwen2",
+        "qwen2moe",
+        "qwen2vl",
+        "qwen3",
+        "qwen3moe",
+        "qwen3tts",
+        "qwen3vl",
+        "qwen3vlmoe",
+        "rnd1",
+        "seed_oss",
+        "smallthinker",
+        "smollm3",
+        "starcoder2",
+        "talkie",
+        "xverse",
+    }
+)
+ONE_KEY_SIZE = frozenset(
+    {
+        "afmoe",
+        "bailingmoe2",
+        "bert",
+        "bitnet",
+        "bloom",
+        "chatglm",
+        "cohere2",
+        "command-r",
+        "dflash",
+        "eagle3",
+        "eurobert",
+        "glm4",
+        "glm4moe",
+        "gpt2",
+        "gptneox",
+        "granitehybrid",
+        "jais",
+        "jina-bert-v2",
+        "jina-bert-v3",
+        "laguna",
+        "minimax-01",
+        "minimax-m2",
+        "minimax-m3",
+        "modern-bert",
+        "mpt",
+        "muse-glimmer",
+        "nanbeige",
+        "nemotron",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "neo-bert",
+        "nomic-bert",
+        "nomic-bert-moe",
+        "openelm",
+        "phi2",
+        "phi3",
+        "phimoe",
+        "qwen",
+        "qwen35",
+        "qwen35moe",
+        "qwen3next",
+        "refact",
+        "spark2_5",
+        "stablelm",
+        "starcoder",
+        "t5",
+        "t5encoder",
+    }
+)
 # Of the former those whose layers may look back through a window; the others read none.
-WINDOWED = {"cohere2moe", "exaone-moe", "exaone4", "granite_swa", "llama4", "mellum", "olmo2", "smallthinker"}
+WINDOWED = {
+    "cohere2moe",
+    "exaone-moe",
+    "exaone4",
+    "granite_swa",
+    "llama4",
+    "mellum",
+    "olmo2",
+    "smallthinker",
+}
 IN_WINDOWS = ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa")
 # Others whose graph turns every head: nothing to turn is a loop without an end.
 ROTARY = ONE_HEAD_SIZE | {
-    "gemma", "gemma2", "gemma3", "phi2", "phi3", "stablelm", "command-r", "cohere2", "glm4", "chatglm", "deepseek2",
-    "exaone", "exaone4", "gptneox", "gpt-oss", "seed_oss", "gemma3n", "qwen2vl", "ernie4_5", "hunyuan-dense",
-}  # fmt: skip
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "phi2",
+    "phi3",
+    "stablelm",
+    "command-r",
+    "cohere2",
+    "glm4",
+    "chatglm",
+    "deepseek2",
+    "exaone",
+    "exaone4",
+    "gptneox",
+    "gpt-oss",
+    "seed_oss",
+    "gemma3n",
+    "qwen2vl",
+    "ernie4_5",
+    "hunyuan-dense",
+}
 # Tokenizer kinds that have no bos (eos) unless the file names one: adding it would be an assertion.
 NO_BOS, NO_EOS = frozenset({"t5", "rwkv", "gemma4"}), frozenset({"bert", "rwkv", "gemma4"})
-IMATRIX, MOMENTS = "imatrix", "llmcli.moments"  # the general.type of llama-imatrix's files, and of second moments
+IMATRIX, MOMENTS = (
+    "imatrix",
+    "llmcli.moments",
+)  # the general.type of llama-imatrix's files, and of second moments
 STATISTICS = {IMATRIX: "--imatrix", MOMENTS: "--moments"}  # and the flag that takes them
 NO_BOS_PRE = frozenset({"chatglm-bpe", "glm4", "glm5"})
 
 
 def check_model(header: "Header") -> None:
     """Refuse a GGUF file that is none of a model's: statistics of one have tensors, too."""
-    kind, flag = header.metadata.get("general.type"), STATISTICS.get(str(header.metadata.get("general.type")))
+    kind, flag = (
+        header.metadata.get("general.type"),
+        STATISTICS.get(str(header.metadata.get("general.type"))),
+    )
     if flag:
-        raise Refusal(f"{header.path} is no model but statistics of one ({kind})",
-                      hint=f"llmcli quantize takes it as {flag} '{header.path}'")  # fmt: skip
+        raise Refusal(
+            f"{header.path} is no model but statistics of one ({kind})",
+            hint=f"llmcli quantize takes it as {flag} '{header.path}'",
+        )
     if header.architecture == "unknown":
-        raise Refusal(f"{header.path} is no model that llama.cpp could load: it names no architecture",
-                      hint=f"llmcli show '{header.path}' tells what is in it")  # fmt: skip
+        raise Refusal(
+            f"{header.path} is no model that llama.cpp could load: it names no architecture",
+            hint=f"llmcli show '{header.path}' tells what is in it",
+        )
 
 
 def check(header: "Header") -> None:
-    """Refuse what is no model, and one that would take the process down when it is loaded; lists every reason."""
+    """Refuse what is no model, and one that would take the process down when it is loaded; lists
+    every reason.
+    """
     check_model(header)
-    problems = [*_layout(header), *_layers(header), *_heads(header), *_latent(header), *_window(header)]
+    problems = [
+        *_layout(header),
+        *_layers(header),
+        *_heads(header),
+        *_latent(header),
+        *_window(header),
+    ]
     problems += [*_experts(header), *_numbers(header), *_types(header), *_vocabulary(header)]
     if problems:
         told = "; ".join(problems[:3]) + f"; and {len(problems) - 3} more" * (len(problems) > 3)
-        raise Refusal(f"{header.path} would crash llama.cpp: {told}", hint="fetch or convert the file again")
+        raise Refusal(
+            f"{header.path} would crash llama.cpp: {told}", hint="fetch or convert the file again"
+        )
 
 
 def _layout(header: "Header") -> Iterator[str]:
@@ -107,7 +261,11 @@ def _heads(header: "Header") -> Iterator[str]:
         "attention.value_length": header.number("attention.value_length"),
         "rope.dimension_count": header.number("rope.dimension_count"),
     }
-    sizes = {size if value is None else value for key, value in found.items() if key != "rope.dimension_count"}
+    sizes = {
+        size if value is None else value
+        for key, value in found.items()
+        if key != "rope.dimension_count"
+    }
     key_size = found["attention.key_length"] or size
     alike = header.architecture in ONE_KEY_SIZE
     if header.architecture in {*ONE_HEAD_SIZE, "gpt-oss"}:
@@ -127,11 +285,16 @@ def _heads(header: "Header") -> Iterator[str]:
 
 
 def _latent(header: "Header") -> Iterator[str]:
-    """Sizes that DeepSeek's graph takes for granted: one head of keys, as long as what is compressed and turned."""
+    """Sizes that DeepSeek's graph takes for granted: one head of keys, as long as what is
+    compressed and turned.
+    """
     whole = header.number("attention.key_length_mla")
     if header.architecture != "deepseek2" or not whole:
         return
-    heads, key = header.number("attention.head_count_kv"), header.number("attention.key_length") or 0
+    heads, key = (
+        header.number("attention.head_count_kv"),
+        header.number("attention.key_length") or 0,
+    )
     turned = header.number("rope.dimension_count") or key
     if heads != 1:
         yield f"its compressed keys have {heads} heads"
@@ -155,7 +318,9 @@ def _types(header: "Header") -> Iterator[str]:
 
 def _experts(header: "Header") -> Iterator[str]:
     count, groups = header.number("expert_count") or 0, header.number("expert_group_count") or 0
-    used = max(_numbers_of(header.metadata.get(f"{header.architecture}.expert_used_count")), default=0)
+    used = max(
+        _numbers_of(header.metadata.get(f"{header.architecture}.expert_used_count")), default=0
+    )
     gating = header.number("expert_gating_func") or 0
     if not 0 <= gating <= MAX_GATING:
         yield f"its experts are chosen by function {gating}; there are {MAX_GATING}"
@@ -202,7 +367,11 @@ def _vocabulary(header: "Header") -> Iterator[str]:
     if kind == "t5":
         yield from _unigram(header, words)
     if kind == "llama":
-        missing = [byte for byte in range(256) if b"<0x%02X>" % byte not in known and bytes([byte]) not in known]
+        missing = [
+            byte
+            for byte in range(256)
+            if b"<0x%02X>" % byte not in known and bytes([byte]) not in known
+        ]
         if missing:
             yield f"its vocabulary lacks {len(missing)} of the 256 bytes"
     pre = header.metadata.get("tokenizer.ggml.pre")
@@ -214,14 +383,20 @@ def _vocabulary(header: "Header") -> Iterator[str]:
 
 
 def _unigram(header: "Header", words: list[bytes]) -> Iterator[str]:
-    """llama.cpp follows rules wherever they lead, and keeps pieces in a tree as deep as they are long."""
+    """llama.cpp follows rules wherever they lead, and keeps pieces in a tree as deep as they are
+    long.
+    """
     if max(map(len, words), default=0) > MAX_PIECE:
         yield f"its vocabulary has a piece of {max(map(len, words))} bytes, allowed are {MAX_PIECE}"
     rules = header.metadata.get("tokenizer.ggml.precompiled_charsmap")
     if rules is None or (isinstance(rules, Array) and not rules.count):
         return
     try:
-        if not isinstance(rules, Array) or rules.kind not in ("int8", "uint8") or rules.nbytes > charsmap.LARGEST:
+        if (
+            not isinstance(rules, Array)
+            or rules.kind not in ("int8", "uint8")
+            or rules.nbytes > charsmap.LARGEST
+        ):
             raise ValueError("it is no array of bytes, or too long")
         charsmap.parse(rules.raw())
     except ValueError as error:

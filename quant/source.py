@@ -1,7 +1,8 @@
-"""What can be turned into a GGUF file, whatever it is stored as: entries of metadata, and weights by rows.
+"""What can be turned into a GGUF file, whatever it is stored as: entries of metadata, and weights
+by rows.
 
-A Source promises that its weights can be read in pieces, so that memory stays bounded. Both roads end here:
-quantize.open_gguf() and convert.open_folder().
+A Source promises that its weights can be read in pieces, so that memory stays bounded. Both roads
+end here: quantize.open_gguf() and convert.open_folder().
 """
 
 import hashlib
@@ -24,13 +25,15 @@ SAMPLE = 4096  # bytes of each of three places of a tensor that go into the fing
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor: `shape` in ggml's order, `read(first, last)` stored rows -> bytes [rows, row_bytes].
+    """One tensor: `shape` in ggml's order, `read(first, last)` stored rows -> bytes [rows,
+    row_bytes].
 
-    Writing calls `read` from one thread only, ahead of need: tensors in the order of the source, rows ascending, each
-    row once, some 16 million values at a time (pipeline.SLAB), from the first missing row on after a resume. It may
-    take its time, and tries again by itself; others still use what it gave, so that must not change later. A Refusal
-    stops the run and leaves what is written to be gone on with, a Damaged throws that away too.
-    `stored` is the type it lies in, where reading makes another of it.
+    Writing calls `read` from one thread only, ahead of need: tensors in the order of the source,
+    rows ascending, each row once, some 16 million values at a time (pipeline.SLAB), from the first
+    missing row on after a resume. It may take its time, and tries again by itself; others still use
+    what it gave, so that must not change later. A Refusal stops the run and leaves what is written
+    to be gone on with, a Damaged throws that away too. `stored` is the type it lies in, where
+    reading makes another of it.
     """
 
     name: str
@@ -77,7 +80,9 @@ class Source:
     notes: tuple[str, ...] = ()  # what the reader should be told about this source
     warnings: tuple[str, ...] = ()  # and what will go wrong with the file
     dtype: str = "F32"  # what its floats are stored as, mostly
-    blobs: tuple[Blob, ...] = ()  # where the weights are stored, if few reads must tell one source from another
+    blobs: tuple[
+        Blob, ...
+    ] = ()  # where the weights are stored, if few reads must tell one source from another
     origin: "Source | None" = None  # what it was made of by exact rescaling (quant/folds)
     transform: str = ""  # the digest of folds that its files were made under
     fold: str = ""  # the digest of what made it of its origin
@@ -85,7 +90,8 @@ class Source:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells sources apart: metadata, shapes, types and samples of the stored bytes; that of `origin` if it has one.
+        """Tells sources apart: metadata, shapes, types and samples of the stored bytes; that of
+        `origin` if it has one.
 
         It goes into the file that is made, so it is the same wherever the same bytes lie.
         """
@@ -109,23 +115,30 @@ class Source:
 
     @property
     def changed(self) -> int:
-        """When the youngest of its files was last written, in nanoseconds; 0 where no file of it is here."""
+        """When the youngest of its files was last written, in nanoseconds; 0 where no file of it is
+        here.
+        """
         return max((file.stat().st_mtime_ns for file in self.files if file.exists()), default=0)
 
 
 def stored_rows(file: Path, offset: int, width: int, name: str) -> "Callable[[int, int], U8]":
     """A reader of rows of `width` bytes that stand one after another in a file.
 
-    It reads instead of mapping: a file that shrinks meanwhile is then a Refusal and not a dead process.
+    It reads instead of mapping: a file that shrinks meanwhile is then a Refusal and not a dead
+    process.
     """
 
     def read(first: int, last: int) -> "U8":
         import numpy as np
 
         try:
-            data = np.fromfile(file, np.uint8, (last - first) * width, offset=offset + first * width)
+            data = np.fromfile(
+                file, np.uint8, (last - first) * width, offset=offset + first * width
+            )
         except OSError as error:
-            raise Refusal(f"{file} cannot be read: {error.strerror}", hint="check the file and its disk") from None
+            raise Refusal(
+                f"{file} cannot be read: {error.strerror}", hint="check the file and its disk"
+            ) from None
         if data.size != (last - first) * width:
             raise Damaged(f"{file} ends within tensor {name}", hint="fetch the file again")
         return data.reshape(last - first, width)
@@ -136,7 +149,8 @@ def stored_rows(file: Path, offset: int, width: int, name: str) -> "Callable[[in
 def gathered(read: "Callable[[int, int], U8]", order: Sequence[int]) -> "Callable[[int, int], U8]":
     """The same rows in another order: row i of the result is row order[i] of the source.
 
-    Reads the span that the wanted rows lie in; an order that stays within heads keeps that span small.
+    Reads the span that the wanted rows lie in; an order that stays within heads keeps that span
+    small.
     """
 
     def read_ordered(first: int, last: int) -> "U8":

@@ -1,7 +1,8 @@
-"""Ids of special tokens, what ends an answer, and what is put around a text, from a checkpoint's settings.
+"""Ids of special tokens, what ends an answer, and what is put around a text, from a checkpoint's
+settings.
 
-llama.cpp has three slots for ends of generation and knows others by their text. It knows rows and settings, not
-where they come from.
+llama.cpp has three slots for ends of generation and knows others by their text. It knows rows and
+settings, not where they come from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,20 +11,53 @@ from typing import Any
 from quant.errors import Refusal
 from quant.structure import flat
 
-# Texts that end generation in llama.cpp whatever the file says (src/llama-vocab.cpp): they need no slot.
-ENDS = frozenset({
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
-    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
-    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
-})  # fmt: skip
+# Texts that end generation in llama.cpp whatever the file says (src/llama-vocab.cpp): they need no
+# slot.
+ENDS = frozenset(
+    {
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "</s>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
+        "<｜end▁of▁sentence｜>",
+        "[e~[",
+    }
+)
 LLAMAS = ("LlamaTokenizer", "LlamaTokenizerFast")
-SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask"}
+SPECIAL = {
+    "bos": "bos",
+    "eos": "eos",
+    "unk": "unknown",
+    "sep": "seperator",
+    "pad": "padding",
+    "mask": "mask",
+}
 
 Json = Mapping[str, Any]
 
 
-def ids(texts: Sequence[str], settings: Json, generation: Json, config: Json, where: str) -> dict[str, int]:
-    """The key's name -> id of every special token that the settings name; `texts` are the vocabulary's rows."""
+def ids(
+    texts: Sequence[str], settings: Json, generation: Json, config: Json, where: str
+) -> dict[str, int]:
+    """The key's name -> id of every special token that the settings name; `texts` are the
+    vocabulary's rows.
+    """
     by_text = {text: index for index, text in reversed(list(enumerate(texts)))}
     found: dict[str, int] = {}
     for name in SPECIAL:
@@ -41,9 +75,13 @@ def ids(texts: Sequence[str], settings: Json, generation: Json, config: Json, wh
     loose = [index for index in ends if index != found.get("eos") and not _known(texts, index)]
     if len(loose) > 2:
         told = ", ".join(repr(texts[index]) for index in loose)
-        raise Refusal(f"{where} ends answers with {told}: a GGUF file has room for two such tokens",
-                      hint="shorten eos_token_id in generation_config.json")  # fmt: skip
-    return {SPECIAL[name]: index for name, index in found.items()} | dict(zip(("eot", "eom"), loose, strict=False))
+        raise Refusal(
+            f"{where} ends answers with {told}: a GGUF file has room for two such tokens",
+            hint="shorten eos_token_id in generation_config.json",
+        )
+    return {SPECIAL[name]: index for name, index in found.items()} | dict(
+        zip(("eot", "eom"), loose, strict=False)
+    )
 
 
 def _known(texts: Sequence[str], index: int) -> bool:
@@ -51,7 +89,9 @@ def _known(texts: Sequence[str], index: int) -> bool:
     text = texts[index]
     if text == "<|end|>":  # the end of a message, not of the answer, beside these
         beside = {"<|return|>", "<|call|>", "<|calls|>", "<|flush|>"}.intersection(texts)
-        return not (beside >= {"<|return|>", "<|call|>"} or ("<|flush|>" in beside and len(beside) > 1))
+        return not (
+            beside >= {"<|return|>", "<|call|>"} or ("<|flush|>" in beside and len(beside) > 1)
+        )
     if text == "</s>" and not {"<|tool_response>", "<|plamo:eos|>"}.isdisjoint(texts):
         return False
     return text in ENDS
@@ -71,15 +111,20 @@ def _ends(generation: Json, config: Json, size: int) -> list[int]:
 def around(tokenizer: Json, settings: Json, pieces: bool) -> tuple[bool, bool, list[str]]:
     """Whether text gets a BOS in front and an EOS behind, and what the user should know.
 
-    transformers takes it from tokenizer.json alone where there is one; without, the settings say it, and pieces
-    of SentencePiece get a BOS unless they say no. Where tokenizer.json is silent, the settings count for Llama's
-    classes, as in transformers 4: DeepSeek's models were made and are served that way.
+    transformers takes it from tokenizer.json alone where there is one; without, the settings say
+    it, and pieces of SentencePiece get a BOS unless they say no. Where tokenizer.json is silent,
+    the settings count for Llama's classes, as in transformers 4: DeepSeek's models were made and
+    are served that way.
     """
     said = [settings.get(f"add_{name}_token") for name in ("bos", "eos")]
     if not tokenizer:
         return (pieces if said[0] is None else bool(said[0])), bool(said[1]), []
     first, last = _around(tokenizer.get("post_processor"))
-    if settings.get("tokenizer_class") in LLAMAS and _silent(tokenizer.get("post_processor")) and True in said:
+    if (
+        settings.get("tokenizer_class") in LLAMAS
+        and _silent(tokenizer.get("post_processor"))
+        and True in said
+    ):
         note = "tokenizer_config.json says what is put around a text, as in transformers 4; transformers 5 puts nothing"
         return said[0] is True, said[1] is True, [note]
     told = zip(("bos", "eos"), said, (first, last), strict=True)

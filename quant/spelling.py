@@ -1,7 +1,9 @@
-"""Text as SentencePiece and llama.cpp spell it before it is split, for the library's Normalizer.custom.
+"""Text as SentencePiece and llama.cpp spell it before it is split, for the library's
+Normalizer.custom.
 
-The tokenizers library has near relatives of these steps, but applies rules for characters by grapheme, and a Metaspace
-puts no space before one that is there. It knows text, and the library only by the one method it calls.
+The tokenizers library has near relatives of these steps, but applies rules for characters by
+grapheme, and a Metaspace puts no space before one that is there. It knows text, and the library
+only by the one method it calls.
 """
 
 import re

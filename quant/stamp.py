@@ -1,9 +1,11 @@
-"""Puts a certificate into a finished GGUF: a complete new file beside it takes its place, or nothing changes.
+"""Puts a certificate into a finished GGUF: a complete new file beside it takes its place, or
+nothing changes.
 
-Metadata alone is different in the new file; its tensors are copied, read back and held against the digest that the
-certificate names before the rename. It could have been written into room that is kept in the header: that would cost
-no second writing, but needs a guess of its length for every file that is ever made, and a kill in the middle of it
-would leave half a certificate (2026-11: 0.2 s of one core for the 99 MiB of SmolLM2 135M).
+Metadata alone is different in the new file; its tensors are copied, read back and held against the
+digest that the certificate names before the rename. It could have been written into room that is
+kept in the header: that would cost no second writing, but needs a guess of its length for every
+file that is ever made, and a kill in the middle of it would leave half a certificate (2026-11: 0.2
+s of one core for the 99 MiB of SmolLM2 135M).
 """
 
 import os
@@ -22,11 +24,15 @@ from quant.header import Part, parse
 from quant.writer import Layout, entry, layout
 
 
-def stamp(path: Path, found: Certificate, tick: Callable[[int], None] = lambda nbytes: None) -> None:
-    """Let `path`, or the first shard of it, carry a certificate, in place of one that it has. `tick` is told bytes.
+def stamp(
+    path: Path, found: Certificate, tick: Callable[[int], None] = lambda nbytes: None
+) -> None:
+    """Let `path`, or the first shard of it, carry a certificate, in place of one that it has.
+    `tick` is told bytes.
 
-    Raises Refusal where the disk is too small, where another process is at it, and where the tensors are not those of
-    the certificate any more. Killed at any time, the file is what it was or what it should be.
+    Raises Refusal where the disk is too small, where another process is at it, and where the
+    tensors are not those of the certificate any more. Killed at any time, the file is what it was
+    or what it should be.
     """
     header = read(path)
     first = parse(header.files[0])
@@ -76,7 +82,9 @@ def _lock(stream: BinaryIO, part: Path, file: Path) -> None:
         import fcntl
     except ImportError:  # as in draft.py
         return
-    busy = Refusal(f"another process is writing {file}", hint="wait for it, then give the same command again")
+    busy = Refusal(
+        f"another process is writing {file}", hint="wait for it, then give the same command again"
+    )
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -107,5 +115,9 @@ def _check(header: Header, part: Path, found: Certificate) -> None:
     again = parse(part)
     rest = tuple(tensor for tensor in header.tensors if tensor.file != header.files[0])
     if certificate.data((*again.tensors, *rest)) != found.content.data:
-        raise Refusal(f"{header.path} was changed while it was verified", hint="give the same command again")
-    assert certificate.metadata(again.fields) == found.content.metadata, "the certificate is of other metadata"
+        raise Refusal(
+            f"{header.path} was changed while it was verified", hint="give the same command again"
+        )
+    assert certificate.metadata(again.fields) == found.content.metadata, (
+        "the certificate is of other metadata"
+    )

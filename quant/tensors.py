@@ -1,7 +1,8 @@
-"""The weights of a checkpoint folder: safetensors, one file or shards, as lazy tensors without torch.
+"""The weights of a checkpoint folder: safetensors, one file or shards, as lazy tensors without
+torch.
 
-Every length and offset of a header is held against the file before it is used. It knows names, shapes and
-dtypes, not what the tensors mean.
+Every length and offset of a header is held against the file before it is used. It knows names,
+shapes and dtypes, not what the tensors mean.
 """
 
 import json
@@ -20,21 +21,39 @@ if TYPE_CHECKING:
 
 FLOATS = ("F32", "F16", "BF16")
 DTYPES = {  # bytes a value; what is no float is there for the formats of quant/inputs
-    "F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I64": 8, "I32": 4,
-    "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
-}  # fmt: skip
-MAX_HEADER = 1 << 25  # bytes: fifty thousand experts' tensors take 7 MB, and JSON grows thirtyfold when it is read
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F64": 8,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+}
+MAX_HEADER = (
+    1 << 25
+)  # bytes: fifty thousand experts' tensors take 7 MB, and JSON grows thirtyfold when it is read
 MAX_AXES = 8
 AGAIN = "fetch the file again"
 
 
 @dataclass(frozen=True, slots=True)
 class LazyTensor:
-    """A tensor that stays in its file: `shape` as torch has it (rows first; (1,) for a single number).
+    """A tensor that stays in its file: `shape` as torch has it (rows first; (1,) for a single
+    number).
 
     `dtype` is one of DTYPES, or a type of ggml where a view has made one.
 
-    `read(first, last)` gives rows, all axes but the last counted together, as bytes [rows, row_bytes].
+    `read(first, last)` gives rows, all axes but the last counted together, as bytes [rows,
+    row_bytes].
     """
 
     name: str
@@ -46,7 +65,11 @@ class LazyTensor:
 
 def files(folder: Path) -> dict[str, Blob]:
     """The safetensors files of a folder by name."""
-    return {path.name: LocalFile(path) for path in sorted(folder.glob("*.safetensors")) if path.is_file()}
+    return {
+        path.name: LocalFile(path)
+        for path in sorted(folder.glob("*.safetensors"))
+        if path.is_file()
+    }
 
 
 def load(folder: Path, blobs: Mapping[str, Blob] | None = None) -> dict[str, LazyTensor]:
@@ -60,9 +83,16 @@ def load(folder: Path, blobs: Mapping[str, Blob] | None = None) -> dict[str, Laz
         return sharded(index, lambda file: parse(blobs[file.name]), blobs)
     if single in blobs:
         return {tensor.name: tensor for tensor in parse(blobs[single])}
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".safetensors"))
+    others = sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.suffix in (".bin", ".pt", ".pth", ".safetensors")
+    )
     held = f"; it holds {', '.join(others[:3])}" if others else ""
-    raise Refusal(f"{folder} has neither {single} nor {index.name}{held}", hint="fetch the safetensors of this model")
+    raise Refusal(
+        f"{folder} has neither {single} nor {index.name}{held}",
+        hint="fetch the safetensors of this model",
+    )
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -70,7 +100,9 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         data = file.read_bytes()
         value = json.loads(data)
-        if b"\\ud" in data.lower():  # half a surrogate pair is no text: it cannot be written anywhere
+        if (
+            b"\\ud" in data.lower()
+        ):  # half a surrogate pair is no text: it cannot be written anywhere
             json.dumps(value, ensure_ascii=False).encode()
     except (OSError, ValueError, RecursionError) as error:
         raise Refusal(f"{file} cannot be read as JSON: {error}", hint=AGAIN) from None
@@ -104,7 +136,9 @@ def _covered(file: Path, spans: list[list[int]], nbytes: int) -> None:
     at = 0
     for first, last in sorted(spans):
         if first != at:
-            raise _bad(file, f"its tensors do not follow one another: one begins at byte {first}, not {at}")
+            raise _bad(
+                file, f"its tensors do not follow one another: one begins at byte {first}, not {at}"
+            )
         at = last
     if at != nbytes:
         raise _bad(file, f"its tensors end at byte {at} of {nbytes}")
@@ -115,10 +149,17 @@ def _tensor(blob: Blob, name: str, entry: Any, start: int) -> LazyTensor:
     if not isinstance(entry, dict):
         raise _bad(file, f"tensor {name} is not described")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not (_naturals(shape) and _naturals(offsets)) or shape is None or offsets is None or len(offsets) != 2:
+    if (
+        not (_naturals(shape) and _naturals(offsets))
+        or shape is None
+        or offsets is None
+        or len(offsets) != 2
+    ):
         raise _bad(file, f"tensor {name} has no sound shape and offsets")
     if len(shape) > MAX_AXES:
-        raise _bad(file, f"tensor {name} has {len(shape)} axes; {MAX_AXES} are the most that are read")
+        raise _bad(
+            file, f"tensor {name} has {len(shape)} axes; {MAX_AXES} are the most that are read"
+        )
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise Refusal(
             f"tensor {name} of {file.name} is stored as {dtype}; what is read are {', '.join(DTYPES)}",
@@ -147,21 +188,36 @@ def _naturals(value: Any) -> bool:
 
 
 def sharded(
-    file: Path, read: "Callable[[Path], Iterable[LazyTensor]]", blobs: Mapping[str, Blob] | None = None
+    file: Path,
+    read: "Callable[[Path], Iterable[LazyTensor]]",
+    blobs: Mapping[str, Blob] | None = None,
 ) -> dict[str, LazyTensor]:
-    """The tensors of all the files that an index names; `read` opens one of them, `blobs` are those that are there."""
+    """The tensors of all the files that an index names; `read` opens one of them, `blobs` are those
+    that are there.
+    """
     folder, places = file.parent, read_json(file).get("weight_map")
-    if not isinstance(places, dict) or not places or not all(isinstance(shard, str) for shard in places.values()):
+    if (
+        not isinstance(places, dict)
+        or not places
+        or not all(isinstance(shard, str) for shard in places.values())
+    ):
         raise Refusal(f"{file} has no weight_map", hint=AGAIN)
     shards = sorted(set(places.values()))
     if strange := [shard for shard in shards if Path(shard).name != shard]:
         raise Refusal(f"the index of {folder} names a file outside of it: {strange[0]}", hint=AGAIN)
-    there = {path.name for path in folder.iterdir() if path.is_file()} if blobs is None else blobs.keys()
+    there = (
+        {path.name for path in folder.iterdir() if path.is_file()}
+        if blobs is None
+        else blobs.keys()
+    )
     if missing := [shard for shard in shards if shard not in there]:
         raise Refusal(f"{folder} lacks {', '.join(missing[:3])}", hint="fetch the whole model")
     tensors = {tensor.name: tensor for shard in shards for tensor in read(folder / shard)}
     if lost := sorted(places.keys() - tensors.keys()):
-        raise Refusal(f"{folder} lacks tensors its index names: {', '.join(lost[:3])}", hint="fetch the whole model")
+        raise Refusal(
+            f"{folder} lacks tensors its index names: {', '.join(lost[:3])}",
+            hint="fetch the whole model",
+        )
     return tensors
 
 

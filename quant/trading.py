@@ -1,8 +1,9 @@
-"""A mix put to the test: bytes are moved between one role's tensors and all others, and what lowers the true divergence
-on text that nothing was measured on is kept.
+"""A mix put to the test: bytes are moved between one role's tensors and all others, and what lowers
+the true divergence on text that nothing was measured on is kept.
 
-Losses that were measured one tensor at a time add up only nearly. Taking a role (attn_v, ffn_down, the head) for twice
-or half as sensitive moves bytes to it or from it at the same size of the file; the divergence of the whole mix decides.
+Losses that were measured one tensor at a time add up only nearly. Taking a role (attn_v, ffn_down,
+the head) for twice or half as sensitive moves bytes to it or from it at the same size of the file;
+the divergence of the whole mix decides.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,9 @@ SURE = 1.0  # standard errors of the paired difference that a change must win by
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One mix that was read by: `role` was taken for `factor` times as sensitive; the first has none."""
+    """One mix that was read by: `role` was taken for `factor` times as sensitive; the first has
+    none.
+    """
 
     role: str
     factor: float
@@ -29,10 +32,13 @@ class Trial:
 
 
 class Trades:
-    """Trials of one menu under one budget, at most `most` of them after the first. `judge` gives the divergences of a
-    mix at the held-out positions."""
+    """Trials of one menu under one budget, at most `most` of them after the first. `judge` gives
+    the divergences of a mix at the held-out positions.
+    """
 
-    def __init__(self, menu: Menu, budget: Budget, judge: Callable[[Mapping[str, str]], F64], most: int) -> None:
+    def __init__(
+        self, menu: Menu, budget: Budget, judge: Callable[[Mapping[str, str]], F64], most: int
+    ) -> None:
         self.menu, self.budget, self.judge, self.most = menu, budget, judge, most
         self.trials: list[Trial] = []
 
@@ -64,7 +70,9 @@ class Trades:
         groups: dict[str, list[str]] = {}
         for name in self.menu:
             groups.setdefault(recipe.role(name), []).append(name)
-        return sorted(groups.items(), key=lambda group: -sum(start.picks[name].loss for name in group[1]))
+        return sorted(
+            groups.items(), key=lambda group: -sum(start.picks[name].loss for name in group[1])
+        )
 
     def _truly(self, found: Allocation) -> Allocation:
         """The same types with the losses that were measured."""

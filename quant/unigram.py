@@ -1,8 +1,9 @@
-"""A Unigram tokenizer as llama.cpp runs it (tokenizer model "t5", llm_tokenizer_ugm in src/llama-vocab.cpp).
+"""A Unigram tokenizer as llama.cpp runs it (tokenizer model "t5", llm_tokenizer_ugm in
+src/llama-vocab.cpp).
 
-A GGUF file can say scores, types, rules for characters, whether runs of spaces are one and whether a space goes in
-front. A tokenizer that asks for anything else is refused by the setting's name. It knows tokenizer.json and
-SentencePiece models, no folders.
+A GGUF file can say scores, types, rules for characters, whether runs of spaces are one and whether
+a space goes in front. A tokenizer that asks for anything else is refused by the setting's name. It
+knows tokenizer.json and SentencePiece models, no folders.
 """
 
 import base64
@@ -31,8 +32,9 @@ Entries = list[tuple[str, str, Any]]
 class Spelling:
     """What happens to a text before it is split, as far as a file can say it.
 
-    `prefix`: a space goes in front; `merge`: runs of spaces become one, and none is left at the ends; `charsmap`:
-    rules for characters; `apart`: words are split apart, so that no piece reaches over a space.
+    `prefix`: a space goes in front; `merge`: runs of spaces become one, and none is left at the
+    ends; `charsmap`: rules for characters; `apart`: words are split apart, so that no piece reaches
+    over a space.
     """
 
     prefix: bool
@@ -42,8 +44,15 @@ class Spelling:
 
     def entries(self) -> Entries:
         """The keys below tokenizer.ggml."""
-        said: Entries = [("add_space_prefix", "bool", self.prefix), ("remove_extra_whitespaces", "bool", self.merge)]
-        return [*said, ("precompiled_charsmap", "array:uint8", list(self.charsmap))] if self.charsmap else said
+        said: Entries = [
+            ("add_space_prefix", "bool", self.prefix),
+            ("remove_extra_whitespaces", "bool", self.merge),
+        ]
+        return (
+            [*said, ("precompiled_charsmap", "array:uint8", list(self.charsmap))]
+            if self.charsmap
+            else said
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +74,17 @@ def from_json(tokenizer: Json, where: str) -> Unigram:
     if len(set(texts)) < len(texts):
         twice = next(text for text, count in Counter(texts).items() if count > 1)
         hint = "such a tokenizer was trained on texts with its special tokens in them"
-        raise Refusal(f"{where} has the piece {twice[:60]!r} twice, a GGUF file has every piece once", hint=hint)
+        raise Refusal(
+            f"{where} has the piece {twice[:60]!r} twice, a GGUF file has every piece once",
+            hint=hint,
+        )
     if model.get("byte_fallback"):
         raise _cannot(where, "spells unknown characters in bytes (byte_fallback)")
     if type(unknown) is not int or not 0 <= unknown < len(pieces):
         raise _cannot(where, "has no unknown token (unk_id)")
-    tokens = {index: Token(text, float(score), NORMAL) for index, (text, score) in enumerate(pieces)}
+    tokens = {
+        index: Token(text, float(score), NORMAL) for index, (text, score) in enumerate(pieces)
+    }
     if spelling.apart:  # llama.cpp does not split words apart, so these must not be found
         over = [index for index, (text, _) in enumerate(pieces) if SPACE in text[1:]]
         tokens |= {index: Token(tokens[index].text, NEVER, UNUSED) for index in over}
@@ -80,7 +94,9 @@ def from_json(tokenizer: Json, where: str) -> Unigram:
 
 def from_model(model: SentencePiece, where: str) -> Unigram:
     """Take a SentencePiece model of type Unigram."""
-    unknown = next((index for index, piece in enumerate(model.pieces) if piece.type == UNKNOWN), None)
+    unknown = next(
+        (index for index, piece in enumerate(model.pieces) if piece.type == UNKNOWN), None
+    )
     for asked, what in (
         (model.byte_fallback, "spells unknown characters in bytes (byte_fallback)"),
         (model.treat_whitespace_as_suffix, "puts spaces behind words (treat_whitespace_as_suffix)"),
@@ -97,7 +113,11 @@ def from_model(model: SentencePiece, where: str) -> Unigram:
     }
     if model.charsmap:
         _sound(model.charsmap, where)
-    return Unigram(tokens, unknown, Spelling(model.add_dummy_prefix, model.remove_extra_whitespaces, model.charsmap))
+    return Unigram(
+        tokens,
+        unknown,
+        Spelling(model.add_dummy_prefix, model.remove_extra_whitespaces, model.charsmap),
+    )
 
 
 def _spaces(prefix: bool, merge: bool) -> tuple[tuple[bool, str], ...]:
@@ -120,10 +140,13 @@ def _scored(piece: Any) -> bool:
 # Normalizers that take one character after another; what they make of each becomes a rule.
 NMT_GONE = frozenset(map(chr, (*range(1, 9), 0xB, *range(0xE, 0x20), 0x7F, 0x8F, 0x9F)))
 NMT_SPACES = frozenset("\t\n\f\r\u1680\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u2581\ufeff\ufffd")
-WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
 BLANK = str.maketrans(dict.fromkeys(WHITE, " "))
 FORMS = ("NFC", "NFD", "NFKC", "NFKD")
-# All characters that a normal form or a change of case touches: no surrogates, private ones or empty planes.
+# All characters that a normal form or a change of case touches: no surrogates, private ones or
+# empty planes.
 TOUCHED = (range(1, 0xD800), range(0xF900, 0x30000), range(0xE0000, 0xE1000))
 Step = Callable[[str], str]
 
@@ -149,8 +172,14 @@ BY_NAME |= {name: _form(name) for name in FORMS}
 
 
 def composes(tokenizer: Json) -> str | None:
-    """The normal form that a tokenizer.json brings text to: it joins characters, which rules cannot always say."""
-    names = [part.get("type") for part in flat(tokenizer.get("normalizer"), "normalizers") if isinstance(part, dict)]
+    """The normal form that a tokenizer.json brings text to: it joins characters, which rules cannot
+    always say.
+    """
+    names = [
+        part.get("type")
+        for part in flat(tokenizer.get("normalizer"), "normalizers")
+        if isinstance(part, dict)
+    ]
     return next((name for name in reversed(names) if name in FORMS), None)
 
 
@@ -215,7 +244,9 @@ class _Rules:
                 self.steps.append(_sound(data, self.where).apply)
                 if len(self.steps) == 1:
                     self.compiled = data
-            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if old and "\0" not in new:
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if (
+                old and "\0" not in new
+            ):
                 self.sequences.append(old)
                 self.steps.append(lambda text: text.replace(old, new))
             case {"type": str(name)} if name in BY_NAME:
@@ -234,14 +265,18 @@ class _Rules:
         return text
 
     def packed(self) -> bytes:
-        """All steps' work on every character, and on sequences too where they begin with a compiled map."""
+        """All steps' work on every character, and on sequences too where they begin with a compiled
+        map.
+        """
         chars = [*self.sequences, *map(chr, itertools.chain(*TOUCHED))]
         if not self.compiled:
             made = {text: self._made(text) for text in chars if "\0" not in text}
             return charsmap.build({text: other for text, other in made.items() if other != text})
         after = _Rules(self.where)
         after.steps = self.steps[1:]
-        return charsmap.followed(self.compiled, after._made, chars) if after.steps else self.compiled
+        return (
+            charsmap.followed(self.compiled, after._made, chars) if after.steps else self.compiled
+        )
 
 
 def _name(part: Any) -> str:
@@ -249,12 +284,18 @@ def _name(part: Any) -> str:
     if not isinstance(part, dict):
         return repr(part)[:60]
     pattern = part.get("pattern")
-    return f"{part.get('type')!s} {pattern}"[:80] if pattern is not None else f"{part.get('type')!s}"[:60]
+    return (
+        f"{part.get('type')!s} {pattern}"[:80]
+        if pattern is not None
+        else f"{part.get('type')!s}"[:60]
+    )
 
 
 def _sound(data: bytes, where: str) -> Charsmap:
     try:
         found = charsmap.parse(data)
     except ValueError as error:
-        raise Refusal(f"{where}: its precompiled_charsmap is damaged: {error}", hint="fetch the file again") from None
+        raise Refusal(
+            f"{where}: its precompiled_charsmap is damaged: {error}", hint="fetch the file again"
+        ) from None
     return found

@@ -1,7 +1,8 @@
-"""JSON of anybody's into frozen dataclasses, kind by kind: what does not fit its field is a ValueError, never a guess.
+"""JSON of anybody's into frozen dataclasses, kind by kind: what does not fit its field is a
+ValueError, never a guess.
 
-Knows dataclasses of str, int, float, bool, None, tuples and mappings of these, and each other. Keys that no field has
-are passed over: a newer writer may know more.
+Knows dataclasses of str, int, float, bool, None, tuples and mappings of these, and each other. Keys
+that no field has are passed over: a newer writer may know more.
 """
 
 import json
@@ -33,7 +34,11 @@ def decoded(kind: Any, value: Any, where: str) -> Any:
         return _object(kind, value, where)
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (types.UnionType, Union):
-        return None if value is None else decoded(next(one for one in inner if one is not type(None)), value, where)
+        return (
+            None
+            if value is None
+            else decoded(next(one for one in inner if one is not type(None)), value, where)
+        )
     if origin is tuple:
         if not isinstance(value, list):
             raise ValueError(f"{where} is no list")

@@ -1,7 +1,8 @@
 """Lazy tensors made of lazy tensors: rows in another order, parts, stacks, norms shifted by one.
 
-Nothing is read before its rows are wanted, and little more than them, so a family may rearrange a checkpoint
-of any size. Shapes are torch's, rows first; `read` counts all axes but the last together as rows.
+Nothing is read before its rows are wanted, and little more than them, so a family may rearrange a
+checkpoint of any size. Shapes are torch's, rows first; `read` counts all axes but the last together
+as rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,13 +29,20 @@ def floats(tensor: LazyTensor, first: int = 0, last: int | None = None) -> "F32"
     """Rows as float32 [rows, columns]; all of them unless told."""
     last = rows(tensor) if last is None else last
     if tensor.dtype not in native.TYPE_NUMBERS:
-        raise Refusal(f"tensor {tensor.name} is stored as {tensor.dtype}", hint="use the model it was made from")
-    return native.decode(tensor.read(first, last), tensor.dtype, tensor.shape[-1], label=tensor.name)
+        raise Refusal(
+            f"tensor {tensor.name} is stored as {tensor.dtype}",
+            hint="use the model it was made from",
+        )
+    return native.decode(
+        tensor.read(first, last), tensor.dtype, tensor.shape[-1], label=tensor.name
+    )
 
 
 def mapped(tensor: LazyTensor, function: "Callable[[F32], F32]") -> LazyTensor:
     """`function` of the values, rows [rows, columns] at a time, as F32; it keeps the shape."""
-    return replace(tensor, dtype="F32", read=lambda first, last: _bytes(function(floats(tensor, first, last))))
+    return replace(
+        tensor, dtype="F32", read=lambda first, last: _bytes(function(floats(tensor, first, last)))
+    )
 
 
 def plus_one(tensor: LazyTensor) -> LazyTensor:
@@ -43,14 +51,18 @@ def plus_one(tensor: LazyTensor) -> LazyTensor:
 
 
 def pick(tensor: LazyTensor, order: Sequence[int]) -> LazyTensor:
-    """Rows of a matrix, or values of a vector, in another order: entry i of the result is entry order[i]."""
+    """Rows of a matrix, or values of a vector, in another order: entry i of the result is entry
+    order[i].
+    """
     if len(tensor.shape) == 1:
         return replace(mapped(tensor, lambda values: values[:, list(order)]), shape=(len(order),))
     return replace(tensor, shape=(len(order), tensor.shape[-1]), read=gathered(tensor.read, order))
 
 
 def part(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTensor:
-    """Rows start, start + step, … before `stop` of every matrix of a stack [..., rows, columns]; values of a vector."""
+    """Rows start, start + step, … before `stop` of every matrix of a stack [..., rows, columns];
+    values of a vector.
+    """
     chosen = range(start, stop, step)
     if len(tensor.shape) == 1:
         return pick(tensor, chosen)
@@ -82,7 +94,9 @@ def stack(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
 
 
 def concatenated(name: str, tensors: Sequence[LazyTensor]) -> LazyTensor:
-    """Matrices with rows of one length, one below the other; vectors become rows, different dtypes F32."""
+    """Matrices with rows of one length, one below the other; vectors become rows, different dtypes
+    F32.
+    """
     assert len({tensor.shape[-1] for tensor in tensors}) == 1
     if len({tensor.dtype for tensor in tensors}) > 1:
         tensors = [mapped(tensor, lambda values: values) for tensor in tensors]

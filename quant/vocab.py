@@ -1,7 +1,8 @@
 """A checkpoint folder's tokenizer as the entries of a GGUF vocabulary.
 
-SentencePiece (tokenizer.model, or a tokenizer.json made from one), Unigram and byte-level BPE (tokenizer.json); added
-tokens, special ids, end-of-turn tokens and the chat template. It knows files and entries, no tensors.
+SentencePiece (tokenizer.model, or a tokenizer.json made from one), Unigram and byte-level BPE
+(tokenizer.json); added tokens, special ids, end-of-turn tokens and the chat template. It knows
+files and entries, no tensors.
 """
 
 import re
@@ -47,7 +48,9 @@ Extra = list[tuple[str, str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A tokenizer's model: its kind to llama.cpp, its tokens by row, keys of its own, the row of its unknown token."""
+    """A tokenizer's model: its kind to llama.cpp, its tokens by row, keys of its own, the row of
+    its unknown token.
+    """
 
     kind: str
     tokens: dict[int, Token]
@@ -58,8 +61,9 @@ class Read:
 def load(folder: Path, config: Config, pre: str | None = None, *, spare: bool = False) -> Vocab:
     """Read a folder's tokenizer; its rows are padded to the config's vocab_size.
 
-    `pre` names the pre-tokenizer of byte-level BPE instead of its structure. With `spare`, a config without a
-    vocab_size takes the tokenizer's, and added tokens beyond are left out: Gemma 3 has one for images.
+    `pre` names the pre-tokenizer of byte-level BPE instead of its structure. With `spare`, a config
+    without a vocab_size takes the tokenizer's, and added tokens beyond are left out: Gemma 3 has
+    one for images.
     """
     files = _files(folder)
     read = _read(files)
@@ -77,34 +81,53 @@ def load(folder: Path, config: Config, pre: str | None = None, *, spare: bool = 
     templates, more = chat.load(folder, files.settings)
     table = [
         ("model", "string", read.kind),
-        ("pre", "string", _pre(files, read.kind, pre, bos=any(name == "bos_token_id" for name, *_ in ids))),
+        (
+            "pre",
+            "string",
+            _pre(files, read.kind, pre, bos=any(name == "bos_token_id" for name, *_ in ids)),
+        ),
         ("tokens", "array:string", [word.text for word in words]),
-        *([("scores", "array:float32", [word.score for word in words])] if read.kind != "gpt2" else []),
+        *(
+            [("scores", "array:float32", [word.score for word in words])]
+            if read.kind != "gpt2"
+            else []
+        ),
         ("token_type", "array:int32", [word.type for word in words]),
         *read.entries,
         *ids,
     ]
     found = [(f"tokenizer.ggml.{name}", entry(form, value)) for name, form, value in table]
-    found += [(f"tokenizer.{name}", entry(form, value)) for name, form, value in chat.entries(templates)]
+    found += [
+        (f"tokenizer.{name}", entry(form, value)) for name, form, value in chat.entries(templates)
+    ]
     left = [f"token {text!r} is left out: the model has no row for it" for text in outside]
     return Vocab(tuple(found), (*left, *notes, *more), len(words))
 
 
 def pieces(folder: Path) -> tuple[SentencePiece, dict[int, Added]]:
-    """A folder's tokenizer.model with what its settings change, and the tokens they add: for the proof."""
+    """A folder's tokenizer.model with what its settings change, and the tokens they add: for the
+    proof.
+    """
     files = _files(folder)
     return _model(files), _added(files)
 
 
 def _files(folder: Path) -> Files:
     return Files(
-        folder, *(_optional(folder / f"{name}.json") for name in ("tokenizer", "tokenizer_config", "generation_config"))
+        folder,
+        *(
+            _optional(folder / f"{name}.json")
+            for name in ("tokenizer", "tokenizer_config", "generation_config")
+        ),
     )
 
 
 def _optional(file: Path) -> dict[str, Any]:
     if file.is_file() and (size := file.stat().st_size) > LARGEST:
-        raise Refusal(f"{file} has {size:,} bytes; {LARGEST:,} are the most that are read", hint="fetch the file again")
+        raise Refusal(
+            f"{file} has {size:,} bytes; {LARGEST:,} are the most that are read",
+            hint="fetch the file again",
+        )
     return read_json(file) if file.is_file() else {}
 
 
@@ -116,7 +139,9 @@ def _read(files: Files) -> Read:
         case {"type": "BPE", "vocab": {}, **rest}:
             return _pieces(files) if rest.get("byte_fallback") else _byte_level(files)
         case {"type": "Unigram"}:
-            return _unigram(unigram.from_json(files.tokenizer, str(files.folder / "tokenizer.json")))
+            return _unigram(
+                unigram.from_json(files.tokenizer, str(files.folder / "tokenizer.json"))
+            )
     raise _unread(files.folder, model)
 
 
@@ -135,12 +160,17 @@ def _unread(folder: Path, model: Any) -> Refusal:
 
 
 def _pre(files: Files, kind: str, pre: str | None, bos: bool) -> str:
-    """The pre-tokenizer's name; only byte-level BPE has one. Without a BOS the name is one that has none."""
+    """The pre-tokenizer's name; only byte-level BPE has one. Without a BOS the name is one that has
+    none.
+    """
     if kind == "gpt2":
         name = pretokenizer.find(files.tokenizer, str(files.folder / "tokenizer.json"), pre).name
         return name if bos or pre else pretokenizer.WITHOUT_BOS.get(name, name)
     if pre:
-        raise Refusal(f"{files.folder} has no byte-level BPE: it takes no pre-tokenizer", hint="leave --pre out")
+        raise Refusal(
+            f"{files.folder} has no byte-level BPE: it takes no pre-tokenizer",
+            hint="leave --pre out",
+        )
     return "default"
 
 
@@ -166,7 +196,10 @@ def _sentencepiece(files: Files) -> Read:
         (not model.escape_whitespaces, "leaves spaces as they are (escape_whitespaces)"),
     ):
         if asked and not files.tokenizer:
-            raise Refusal(f"{file} {what}: llama.cpp's SentencePiece tokenizer does not", hint="add a tokenizer.json")
+            raise Refusal(
+                f"{file} {what}: llama.cpp's SentencePiece tokenizer does not",
+                hint="add a tokenizer.json",
+            )
     tokens = {i: Token(piece.text, piece.score, piece.type) for i, piece in enumerate(model.pieces)}
     return Read("llama", tokens, _prefix(model.add_dummy_prefix))
 
@@ -182,8 +215,9 @@ def _prefix(prefix: bool) -> Extra:
 def _pieces(files: Files) -> Read:
     """SentencePiece from tokenizer.json: a piece's score is the rank of the merges that make it.
 
-    llama.cpp merges by the score of the result, tokenizers by the rank of the pair: the same where the merges
-    of each result stand together, as in every tokenizer.json made from a tokenizer.model.
+    llama.cpp merges by the score of the result, tokenizers by the rank of the pair: the same where
+    the merges of each result stand together, as in every tokenizer.json made from a
+    tokenizer.model.
     """
     words, last = _words(files), ""
     ranks: dict[str, int] = {}
@@ -205,7 +239,9 @@ def _pieces(files: Files) -> Read:
 
 
 def _prefixed(files: Files) -> bool:
-    """Whether a tokenizer.json puts a space in front of a text; refuses expressions, which are not llama.cpp's way."""
+    """Whether a tokenizer.json puts a space in front of a text; refuses expressions, which are not
+    llama.cpp's way.
+    """
     prefix = False
     steps = flat(files.tokenizer.get("normalizer"), "normalizers")
     for step in (*steps, *flat(files.tokenizer.get("pre_tokenizer"), "pretokenizers")):
@@ -236,7 +272,10 @@ def _list(value: Any) -> list[Any]:
 def _words(files: Files) -> dict[str, int]:
     words = files.tokenizer["model"]["vocab"]
     if not all(type(index) is int and index >= 0 for index in words.values()):
-        raise Refusal(f"{files.folder / 'tokenizer.json'} has ids that are not numbers", hint="fetch the file again")
+        raise Refusal(
+            f"{files.folder / 'tokenizer.json'} has ids that are not numbers",
+            hint="fetch the file again",
+        )
     return words  # type: ignore[no-any-return]
 
 
@@ -245,7 +284,11 @@ def _merges(files: Files) -> list[tuple[str, str]]:
     pairs = []
     for merge in _list(files.tokenizer["model"].get("merges")):
         parts = merge.split(" ") if isinstance(merge, str) else merge
-        if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) for part in parts):
+        if (
+            not isinstance(parts, list)
+            or len(parts) != 2
+            or not all(isinstance(part, str) for part in parts)
+        ):
             raise Refusal(
                 f"{files.folder / 'tokenizer.json'} has a merge that is no pair: {str(merge)[:60]!r}",
                 hint="fetch the file again",
@@ -257,11 +300,16 @@ def _merges(files: Files) -> list[tuple[str, str]]:
 def _added(files: Files) -> dict[int, Added]:
     """Added tokens by row, from every place they may stand in."""
     listed: list[tuple[Any, Any]] = [
-        (index, {"content": text}) for text, index in _optional(files.folder / "added_tokens.json").items()
+        (index, {"content": text})
+        for text, index in _optional(files.folder / "added_tokens.json").items()
     ]
     decoder = files.settings.get("added_tokens_decoder")
     listed += decoder.items() if isinstance(decoder, dict) else ()
-    listed += [(item.get("id"), item) for item in _list(files.tokenizer.get("added_tokens")) if isinstance(item, dict)]
+    listed += [
+        (item.get("id"), item)
+        for item in _list(files.tokenizer.get("added_tokens"))
+        if isinstance(item, dict)
+    ]
     found: dict[int, Added] = {}
     for index, item in listed:
         number = str(index) if type(index) in (int, str) else ""
@@ -274,15 +322,22 @@ def _added(files: Files) -> dict[int, Added]:
 FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
 
 
-def _special(files: Files, config: Config, words: list[Token], read: Read) -> tuple[Extra, list[str]]:
-    """The special tokens' ids, and what llama.cpp puts around a text; a token that is not there is not put."""
+def _special(
+    files: Files, config: Config, words: list[Token], read: Read
+) -> tuple[Extra, list[str]]:
+    """The special tokens' ids, and what llama.cpp puts around a text; a token that is not there is
+    not put.
+    """
     texts = [word.text for word in words]
     ids = special.ids(texts, files.settings, files.generation, config.values, str(files.folder))
     if read.unknown is not None:
         ids["unknown"] = read.unknown
     first, last, notes = special.around(files.tokenizer, files.settings, read.kind != "gpt2")
     found: Extra = [(f"{name}_token_id", "uint32", index) for name, index in ids.items()]
-    found += [("add_bos_token", "bool", first and "bos" in ids), ("add_eos_token", "bool", last and "eos" in ids)]
+    found += [
+        ("add_bos_token", "bool", first and "bos" in ids),
+        ("add_eos_token", "bool", last and "eos" in ids),
+    ]
     if "eos" not in ids:
         notes.append("no token ends an answer in this model: generation stops at its length only")
     return found, notes

@@ -1,8 +1,10 @@
-"""Lays a GGUF file out: its header's bytes, and the place of every tensor, before the first one is read.
+"""Lays a GGUF file out: its header's bytes, and the place of every tensor, before the first one is
+read.
 
-Emits the container itself instead of through gguf.GGUFWriter: values copied from another file must stay as
-they are to the byte (the package decodes and encodes half a million strings, and cannot write an empty or an
-invalid one), and the header's size must be known before the first tensor. It knows bytes, not models.
+Emits the container itself instead of through gguf.GGUFWriter: values copied from another file must
+stay as they are to the byte (the package decodes and encodes half a million strings, and cannot
+write an empty or an invalid one), and the header's size must be known before the first tensor. It
+knows bytes, not models.
 """
 
 import struct
@@ -29,18 +31,28 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A whole file before its first weight: the header's bytes, the place of every tensor, the final size."""
+    """A whole file before its first weight: the header's bytes, the place of every tensor, the
+    final size.
+    """
 
     header: bytes
     slots: tuple[Slot, ...]
     nbytes: int
 
     def whole_rows(self, position: int) -> bool:
-        """Whether the first `position` bytes hold the header, and no part of a row without the rest of it."""
+        """Whether the first `position` bytes hold the header, and no part of a row without the rest
+        of it.
+        """
         if not len(self.header) <= position <= self.nbytes:
             return False
-        slot = next((slot for slot in self.slots if slot.offset < position < slot.offset + slot.nbytes), None)
-        return slot is None or (position - slot.offset) % native.row_bytes(slot.type, slot.shape[0]) == 0
+        slot = next(
+            (slot for slot in self.slots if slot.offset < position < slot.offset + slot.nbytes),
+            None,
+        )
+        return (
+            slot is None
+            or (position - slot.offset) % native.row_bytes(slot.type, slot.shape[0]) == 0
+        )
 
 
 def entry(kind: str, value: Plain | Sequence[Plain]) -> bytes:
@@ -48,7 +60,9 @@ def entry(kind: str, value: Plain | Sequence[Plain]) -> bytes:
     if kind.startswith("array:"):
         kind = kind.removeprefix("array:")
         assert isinstance(value, list | tuple), value
-        return struct.pack("<IIQ", ARRAY, NUMBERS[kind], len(value)) + b"".join(_plain(kind, item) for item in value)
+        return struct.pack("<IIQ", ARRAY, NUMBERS[kind], len(value)) + b"".join(
+            _plain(kind, item) for item in value
+        )
     assert not isinstance(value, list | tuple), value
     return struct.pack("<I", NUMBERS[kind]) + _plain(kind, value)  # type: ignore[arg-type]
 
@@ -62,7 +76,9 @@ def _plain(kind: str, value: Plain) -> bytes:
 
 
 def layout(
-    entries: Sequence[tuple[str, bytes]], tensors: Iterable[tuple[str, tuple[int, ...], str]], alignment: int
+    entries: Sequence[tuple[str, bytes]],
+    tensors: Iterable[tuple[str, tuple[int, ...], str]],
+    alignment: int,
 ) -> Layout:
     """Lay a file out: every size follows from shapes and types, so nothing has to be read yet."""
     tensors = list(tensors)
@@ -78,7 +94,9 @@ def layout(
     header = b"".join(head)
     header += bytes(_padded(len(header), alignment) - len(header))
     start = len(header)
-    placed = tuple(Slot(name, shape, kind, start + offset, size) for name, shape, kind, offset, size in slots)
+    placed = tuple(
+        Slot(name, shape, kind, start + offset, size) for name, shape, kind, offset, size in slots
+    )
     return Layout(header, placed, start + relative)
 
 

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Hand out a llama-cpp-python wheel for this CPU: from our cache, or built from the source distribution.
+"""Hand out a llama-cpp-python wheel for this CPU: from our cache, or built from the source
+distribution.
 
-Standard library only. Prints the wheel's path; everything for people goes to stderr. It knows nothing of the
-.venv that the wheel is for. The cache is keyed by version, build options and CPU: pip's own ignores CMAKE_ARGS.
+Standard library only. Prints the wheel's path; everything for people goes to stderr. It knows
+nothing of the .venv that the wheel is for. The cache is keyed by version, build options and CPU:
+pip's own ignores CMAKE_ARGS.
 """
 
 import fcntl
@@ -28,9 +30,14 @@ from typing import IO, NoReturn
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONS = ROOT / "scripts" / "llama.cmake"
 OURS = (
-    "scripts/tile-config.h", "quant/lanes.h", "quant/encoders.c", "quant/searches.c", "quant/blocks.c",
-    "llmcli/runtime/binding/row.c", "llmcli/runtime/binding/gemm.c",
-)  # fmt: skip
+    "scripts/tile-config.h",
+    "quant/lanes.h",
+    "quant/encoders.c",
+    "quant/searches.c",
+    "quant/blocks.c",
+    "llmcli/runtime/binding/row.c",
+    "llmcli/runtime/binding/gemm.c",
+)
 BUILT_IN = tuple(ROOT / name for name in OURS)  # built in by these options
 CPU_SECONDS = 285  # of one core-only build, measured on a Zen 3 core
 NEEDED_BYTES = 1_000_000_000  # the unpacked source, the object files and some air
@@ -43,7 +50,8 @@ class Build:
 
     version: str
     extra: str  # the user's own CMAKE_ARGS
-    options: str  # the texts of our own options for CMake and what they name: paths differ between checkouts
+    # the texts of our own options for CMake and what they name: paths differ between checkouts
+    options: str
     cpu: str
     platform: str
 
@@ -93,20 +101,26 @@ def this_build() -> Build:
 
 
 def cpu_features() -> str:
-    """What `-march=native` looks at: the feature flags where the kernel lists them, else the CPU's name."""
+    """What `-march=native` looks at: the feature flags where the kernel lists them, else the CPU's
+    name.
+    """
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
         if platform.system() == "Darwin":
-            return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+            return subprocess.run(
+                command, capture_output=True, text=True, check=False
+            ).stdout.strip()
         return platform.processor()
     found = re.findall(r"^(?:flags|Features|CPU part|isa)\s*:\s*(.*)$", text, re.MULTILINE)
     return " ".join(sorted(set(" ".join(found).split())))
 
 
 def cache_folder() -> Path:
-    """Where wheels are kept: LLMCLI_WHEEL_CACHE, else under LLMCLI_HOME, else the user's cache folder."""
+    """Where wheels are kept: LLMCLI_WHEEL_CACHE, else under LLMCLI_HOME, else the user's cache
+    folder.
+    """
     env = os.environ
     if own := env.get("LLMCLI_WHEEL_CACHE"):
         return Path(own).expanduser().absolute()
@@ -151,10 +165,14 @@ def make(build: Build, cache: Path, home: Path) -> None:
             f"building llama.cpp takes about 1 GB for a while, and {cache} has {free / 1e9:.1f} GB free",
             "free some space, or name another folder in LLMCLI_WHEEL_CACHE",
         )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     minutes = max(1, round((CPU_SECONDS / cores + 25) / 60))
     longer = f"; longer, with {build.extra}" if build.extra else ""
-    say(f"building llama.cpp {build.version} for this CPU: about {minutes} min on {cores} cores{longer}")
+    say(
+        f"building llama.cpp {build.version} for this CPU: about {minutes} min on {cores} cores{longer}"
+    )
     log = cache / f"{build.key}.log"
     with tempfile.TemporaryDirectory(prefix=f"building-{build.key}-", dir=cache) as folder:
         out = Path(folder, "out")
@@ -172,18 +190,38 @@ def make(build: Build, cache: Path, home: Path) -> None:
 def compile_wheel(build: Build, folder: Path, out: Path, log: Path) -> None:
     """Run pip on the source distribution; its output goes to `log`, its progress to the screen."""
     command = [
-        sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--no-cache-dir", "--progress-bar", "off",
-        "--no-binary", "llama-cpp-python", "--wheel-dir", str(out), f"llama-cpp-python=={build.version}",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-v",
+        "--no-deps",
+        "--no-cache-dir",
+        "--progress-bar",
+        "off",
+        "--no-binary",
+        "llama-cpp-python",
+        "--wheel-dir",
+        str(out),
+        f"llama-cpp-python=={build.version}",
+    ]
     temporary = folder / "tmp"  # the common one may be cleaned by others, or be a small memory disk
     temporary.mkdir()
-    env = os.environ | {"CMAKE_ARGS": build.cmake_args, "TMPDIR": str(temporary), "NINJA_STATUS": "[%f/%t] "}
+    env = os.environ | {
+        "CMAKE_ARGS": build.cmake_args,
+        "TMPDIR": str(temporary),
+        "NINJA_STATUS": "[%f/%t] ",
+    }
     with log.open("wb") as kept:
         job = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            command,
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=True,  # so that one signal ends pip, ninja and every compiler
-        )  # fmt: skip
+        )
         try:
             assert job.stdout
             follow(lines(job.stdout, kept))
@@ -215,7 +253,9 @@ def lines(pipe: IO[bytes], kept: IO[bytes]) -> Iterator[str]:
 
 
 def follow(output: Iterator[str]) -> None:
-    """Show how far the build is: one line that is rewritten on a terminal, else a line now and then."""
+    """Show how far the build is: one line that is rewritten on a terminal, else a line now and
+    then.
+    """
     live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     began = said = time.monotonic()
     doing = "fetching the source"
@@ -256,13 +296,20 @@ def explain(build: Build, log: Path, status: int) -> NoReturn:
 
 
 def complaints(text: list[str]) -> list[str]:
-    """The lines that name an error, CMake's with the two that say what it is; pip's echoes of them left out."""
-    echo = re.compile(r"subprocess-exited|from a subprocess|[Ff]ailed (to )?build|finished with status|exit code")
+    """The lines that name an error, CMake's with the two that say what it is; pip's echoes of them
+    left out.
+    """
+    echo = re.compile(
+        r"subprocess-exited|from a subprocess|[Ff]ailed (to )?build|finished with status|exit code"
+    )
     wrong: list[str] = []
     for number, line in enumerate(text):
         if re.search(r"\berror\b", line, re.IGNORECASE) and not echo.search(line):
             more = 3 if "CMake Error" in line else 0
-            wrong += [line, *(after for after in text[number + 1 : number + 1 + more] if after.strip())]
+            wrong += [
+                line,
+                *(after for after in text[number + 1 : number + 1 + more] if after.strip()),
+            ]
     return wrong
 
 
@@ -303,7 +350,9 @@ def die(what: str, hint: str) -> NoReturn:
 
 if __name__ == "__main__":
     if "--help" in sys.argv[1:]:
-        print("usage: scripts/build_llama.py   print the path of a llama.cpp wheel, built for this CPU if needed")
+        print(
+            "usage: scripts/build_llama.py   print the path of a llama.cpp wheel, built for this CPU if needed"
+        )
         raise SystemExit(0)
     try:
         main()

@@ -1,6 +1,7 @@
 """What a KV cache must hold, kept cell by cell and slowly: the reference of fuzz_context.py.
 
-It follows llama.cpp's words alone (llama.h, llama_memory_*), and knows neither the ledger nor the binding.
+It follows llama.cpp's words alone (llama.h, llama_memory_*), and knows neither the ledger nor the
+binding.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +21,9 @@ class Cell:
 
 @dataclass
 class Reference:
-    """What the cache must hold, kept cell by cell; `streams`: nothing is shared, each sequence has `size` cells."""
+    """What the cache must hold, kept cell by cell; `streams`: nothing is shared, each sequence has
+    `size` cells.
+    """
 
     size: int
     streams: bool = False
@@ -30,22 +33,31 @@ class Reference:
     def held(self, sequence: int) -> list[int]:
         """The tokens of a sequence, in order of position."""
         mine = sorted((cell.position, cell.token) for cell in self.cells if sequence in cell.owners)
-        assert [position for position, _ in mine] == list(range(len(mine))), "the reference itself has a gap"
+        assert [position for position, _ in mine] == list(range(len(mine))), (
+            "the reference itself has a gap"
+        )
         return [token for _, token in mine]
 
     def pure(self, sequence: int, end: int) -> bool:
         """Whether the first `end` tokens of a sequence are as a pass over them alone makes them."""
-        return all(cell.pure for cell in self.cells if sequence in cell.owners and cell.position < end)
+        return all(
+            cell.pure for cell in self.cells if sequence in cell.owners and cell.position < end
+        )
 
     def fits(self, rows: Rows) -> bool:
         """Whether there are cells for every row."""
         if not self.streams:
             return len(self.cells) + len(rows) <= self.size
-        return all(len(self.held(one)) + rows.sequences.count(one) <= self.size for one in set(rows.sequences))
+        return all(
+            len(self.held(one)) + rows.sequences.count(one) <= self.size
+            for one in set(rows.sequences)
+        )
 
     def put(self, rows: Rows) -> None:
         """A pass has been computed."""
-        for token, position, sequence in zip(rows.tokens, rows.positions, rows.sequences, strict=True):
+        for token, position, sequence in zip(
+            rows.tokens, rows.positions, rows.sequences, strict=True
+        ):
             self.cells.append(Cell(position, token, {sequence}, self.pure(sequence, position)))
 
     def trim(self, sequence: int, keep: int) -> None:
@@ -57,7 +69,9 @@ class Reference:
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Cells are shared in a pool, and doubled between streams."""
-        for cell in [cell for cell in self.cells if source in cell.owners and start <= cell.position < end]:
+        for cell in [
+            cell for cell in self.cells if source in cell.owners and start <= cell.position < end
+        ]:
             if self.streams:
                 self.cells.append(Cell(cell.position, cell.token, {target}, cell.pure))
             else:
@@ -70,7 +84,11 @@ class Reference:
 
     def movable(self, sequence: int, end: int) -> bool:
         """Whether nobody else holds what a sequence has from `end` on."""
-        return all(cell.owners == {sequence} for cell in self.cells if sequence in cell.owners and cell.position >= end)
+        return all(
+            cell.owners == {sequence}
+            for cell in self.cells
+            if sequence in cell.owners and cell.position >= end
+        )
 
     def shift(self, sequence: int, start: int, end: int) -> None:
         """A piece is given up and what follows moves down; it keeps what it knew of the piece."""

@@ -1,15 +1,21 @@
 #!/usr/bin/env python3
-"""Beam search against transformers' own, its cells against separate sequences, its time against separate runs.
+"""Beam search against transformers' own, its cells against separate sequences, its time against
+separate runs.
 
 usage: .venv/bin/python scripts/compare_beams.py [--model MODEL.gguf] [--prompts 50] [--tokens 40]
        [--rounds 7] [--threads N]
 
-1. tests/data/stories260K in float32 (f32 KV, flash attention off), one thread on both sides: how many prompts have
-   the same answers in the same order with scores within 1e-4 (of their size above 1), and the seconds of both searches.
-2. On MODEL (default: the same): cells in use at most, 4 beams, prompt of 1,000 tokens, 200 generated, against four
+1. tests/data/stories260K in float32 (f32 KV, flash attention off), one thread on both sides: how
+many prompts have
+   the same answers in the same order with scores within 1e-4 (of their size above 1), and the
+   seconds of both searches.
+2. On MODEL (default: the same): cells in use at most, 4 beams, prompt of 1,000 tokens, 200
+generated, against four
    separate sequences.
-3. On MODEL: one search of k beams against k greedy runs of as many tokens, and against the bound k T(1) / T(k) of
-   llama.cpp's own passes of 1 and of k rows at the same depth; all advance in turn, medians over the rounds.
+3. On MODEL: one search of k beams against k greedy runs of as many tokens, and against the bound k
+T(1) / T(k) of
+   llama.cpp's own passes of 1 and of k rows at the same depth; all advance in turn, medians over
+   the rounds.
 """
 
 import argparse
@@ -36,8 +42,10 @@ from tests import beams
 
 STORIES = Path(__file__).parents[1] / "tests" / "data" / "stories260K"
 SEARCHES = [Search(k, penalty) for k in (2, 4, 8) for penalty in (0.0, 1.0, 2.0)] + [
-    Search(4, 1.0, "yes"), Search(4, 1.0, "never"), Search(4, -1.0, "never"),
-]  # fmt: skip
+    Search(4, 1.0, "yes"),
+    Search(4, 1.0, "never"),
+    Search(4, -1.0, "never"),
+]
 GREEDY = defaults().with_values({"temp": 0})
 LONG, GENERATED, WIDTH = 1000, 200, 4
 
@@ -70,7 +78,11 @@ def identical(context: Context, model: Model, prompts: int, tokens: int) -> None
 def started(context: Context, model: Model, request: Request) -> tuple[Engine, int]:
     """An engine over an emptied context that has read the prompt."""
     context.clear()
-    engine = Engine(context, Vocabulary(model.piece, lambda token: False, model.n_vocab), NativeChains(model.n_vocab))
+    engine = Engine(
+        context,
+        Vocabulary(model.piece, lambda token: False, model.n_vocab),
+        NativeChains(model.n_vocab),
+    )
     number = engine.submit(request)
     while not engine.ledger.tokens[0] or len(engine.ledger.tokens[0]) < len(request.tokens):
         engine.step()
@@ -79,13 +91,17 @@ def started(context: Context, model: Model, request: Request) -> tuple[Engine, i
 
 def some_text(model: Model, count: int) -> tuple[int, ...]:
     """A prompt of that many tokens."""
-    return tuple(model.tokenize(". ".join(beams.PROMPTS * 4), special=False, add_special=True)[:count])
+    return tuple(
+        model.tokenize(". ".join(beams.PROMPTS * 4), special=False, add_special=True)[:count]
+    )
 
 
 def cells(context: Context, model: Model) -> None:
     """Part 2."""
     search = Search(WIDTH)
-    request = Request(some_text(model, LONG), GREEDY, max_tokens=GENERATED, strategy="beam", search=search)
+    request = Request(
+        some_text(model, LONG), GREEDY, max_tokens=GENERATED, strategy="beam", search=search
+    )
     engine, _ = started(context, model, request)
     most = engine.ledger.used
     while engine.busy:
@@ -115,7 +131,9 @@ def seconds_of_passes(context: Context, prompt: tuple[int, ...], rows: int, coun
         context.copy(0, slot, 0, depth)
     spent = 0.0
     for at in range(depth, depth + count):
-        forward = context.prepare(Rows([prompt[at % depth]] * rows, [at] * rows, range(rows), [True] * rows))
+        forward = context.prepare(
+            Rows([prompt[at % depth]] * rows, [at] * rows, range(rows), [True] * rows)
+        )
         begun = time.perf_counter()
         forward()
         spent += time.perf_counter() - begun
@@ -130,8 +148,14 @@ def times(context: Context, model: Model, rounds: int, tokens: int) -> None:
         one = Request(prompt, GREEDY, max_tokens=tokens)
         many = Request(prompt, GREEDY, max_tokens=tokens, strategy="beam", search=Search(k))
         for _ in range(rounds):
-            single, alone = seconds_of_run(context, model, one), seconds_of_passes(context, prompt, 1, tokens - 1)
-            search, wide = seconds_of_run(context, model, many), seconds_of_passes(context, prompt, k, tokens - 1)
+            single, alone = (
+                seconds_of_run(context, model, one),
+                seconds_of_passes(context, prompt, 1, tokens - 1),
+            )
+            search, wide = (
+                seconds_of_run(context, model, many),
+                seconds_of_passes(context, prompt, k, tokens - 1),
+            )
             gains.append(k * single / search)
             bounds.append(k * alone / wide)
         shares = [gain / bound for gain, bound in zip(gains, bounds, strict=True)]
@@ -144,7 +168,9 @@ def times(context: Context, model: Model, rounds: int, tokens: int) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path)
     parser.add_argument("--prompts", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=40)
@@ -157,7 +183,9 @@ def main() -> None:
         with ExitStack() as opened:
             model = opened.enter_context(open_model(small, gpu_layers=0))
             kind = ContextOptions(512, n_seq_max=8, type_k="f32", type_v="f32", flash_attn="off")
-            identical(opened.enter_context(open_context(model, kind)), model, asked.prompts, asked.tokens)
+            identical(
+                opened.enter_context(open_context(model, kind)), model, asked.prompts, asked.tokens
+            )
         with ExitStack() as opened:
             model = opened.enter_context(open_model(asked.model or small, gpu_layers=0))
             threads = asked.threads

@@ -1,14 +1,17 @@
-"""`llmcli eval` beside llama-perplexity: the same model, base and text, both columns and the differences.
+"""`llmcli eval` beside llama-perplexity: the same model, base and text, both columns and the
+differences.
 
-    .venv/bin/python scripts/compare_eval.py MODEL BASE --text FILE --llama-perplexity PATH [--chunks N] [-t N]
+    .venv/bin/python scripts/compare_eval.py MODEL BASE --text FILE --llama-perplexity PATH
+    [--chunks N] [-t N]
 
-llama-perplexity runs twice: --kl-divergence-base writes the base's log-probabilities, in 16 bits each over a window of
-16 nats (steps of 2.4e-4 nats); --kl-divergence reads them. Ours are float32 from end to end, so that divergences may
-differ by what those steps come to: about 1e-6 nats on average, more in the smallest percentiles. Where the token that
-came has less than e^-16 of the likeliest one's probability, their second run gives it as much: its perplexity of the
-base is too low then, and what is made of it (ratio, difference) is off. Their first run knows no such floor; that
-perplexity counts. The last line says whether the mean divergence is within 1 % and both perplexities within their
-rounding.
+llama-perplexity runs twice: --kl-divergence-base writes the base's log-probabilities, in 16 bits
+each over a window of 16 nats (steps of 2.4e-4 nats); --kl-divergence reads them. Ours are float32
+from end to end, so that divergences may differ by what those steps come to: about 1e-6 nats on
+average, more in the smallest percentiles. Where the token that came has less than e^-16 of the
+likeliest one's probability, their second run gives it as much: its perplexity of the base is too
+low then, and what is made of it (ratio, difference) is off. Their first run knows no such floor;
+that perplexity counts. The last line says whether the mean divergence is within 1 % and both
+perplexities within their rounding.
 """
 
 import argparse
@@ -36,14 +39,26 @@ LINES = {
 PERCENTILES = ("99.9", "99.0", "95.0", "90.0", "10.0", "5.0", "1.0", "0.1")
 
 
-def theirs(tool: Path, model: Path, base: Path, options: argparse.Namespace) -> tuple[str, str, float, int]:
-    """What llama-perplexity printed in both runs, their seconds together, and the bytes of its file."""
+def theirs(
+    tool: Path, model: Path, base: Path, options: argparse.Namespace
+) -> tuple[str, str, float, int]:
+    """What llama-perplexity printed in both runs, their seconds together, and the bytes of its
+    file.
+    """
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         file = Path(folder) / "base.kld"
         common = [
-            "-f", str(options.text), "-c", str(options.ctx), "-t", str(options.threads), "--chunks",
-            str(options.chunks or -1), "--kl-divergence-base", str(file),
-        ]  # fmt: skip
+            "-f",
+            str(options.text),
+            "-c",
+            str(options.ctx),
+            "-t",
+            str(options.threads),
+            "--chunks",
+            str(options.chunks or -1),
+            "--kl-divergence-base",
+            str(file),
+        ]
         begun = time.perf_counter()
         alone = run([str(tool), "-m", str(base), *common])
         told = run([str(tool), "-m", str(model), *common, "--kl-divergence", *options.cache])
@@ -54,10 +69,27 @@ def ours(model: Path, base: Path, options: argparse.Namespace) -> tuple[dict[str
     """Our document, and the seconds of the command."""
     begun = time.perf_counter()
     chunks = ["--chunks", str(options.chunks)] if options.chunks else []
-    told = run([
-        sys.executable, "-m", "llmcli.app", "eval", str(model), "--base", str(base), "--text", str(options.text),
-        "--ctx", str(options.ctx), "-t", str(options.threads), *chunks, *options.cache, "--fresh", "--json",
-    ])  # fmt: skip
+    told = run(
+        [
+            sys.executable,
+            "-m",
+            "llmcli.app",
+            "eval",
+            str(model),
+            "--base",
+            str(base),
+            "--text",
+            str(options.text),
+            "--ctx",
+            str(options.ctx),
+            "-t",
+            str(options.threads),
+            *chunks,
+            *options.cache,
+            "--fresh",
+            "--json",
+        ]
+    )
     return json.loads(told.splitlines()[-1]), time.perf_counter() - begun
 
 
@@ -78,12 +110,25 @@ def figure(text: str, pattern: str) -> float:
 
 def compare(alone: str, text: str, told: dict[str, Any]) -> bool:
     """Print the table; whether the goals are met."""
-    rows = [(name, figure(text, label), scale * told[key]["value"]) for name, (label, key, scale) in LINES.items()]
-    rows.insert(1, ("perplexity of the base", figure(alone, "Final estimate: PPL ="), told["base_perplexity"]["value"]))
+    rows = [
+        (name, figure(text, label), scale * told[key]["value"])
+        for name, (label, key, scale) in LINES.items()
+    ]
+    rows.insert(
+        1,
+        (
+            "perplexity of the base",
+            figure(alone, "Final estimate: PPL ="),
+            told["base_perplexity"]["value"],
+        ),
+    )
     kld, ranks = told["kl_divergence"], told["kl_divergence"]["percentiles"]
     rows += [
         ("maximum KLD", figure(text, "Maximum KLD:"), kld["maximum"]),
-        *((f"{rank} % KLD", figure(text, rf"\b{rank}%\s+KLD:"), ranks[f"{float(rank):g}"]) for rank in PERCENTILES),
+        *(
+            (f"{rank} % KLD", figure(text, rf"\b{rank}%\s+KLD:"), ranks[f"{float(rank):g}"])
+            for rank in PERCENTILES
+        ),
         ("median KLD", figure(text, "Median  KLD:"), kld["median"]),
     ]
     print(f"{'':24}{'llama-perplexity':>18}{'llmcli eval':>16}{'difference':>14}")
@@ -91,14 +136,19 @@ def compare(alone: str, text: str, told: dict[str, Any]) -> bool:
         share = f"{(other - one) / one:+.4%}" if one else ""
         print(f"{name:24}{one:18.6f}{other:16.6f}{other - one:+14.6f}  {share}")
     by = {name: (one, other) for name, one, other in rows}
-    close = [abs(other - one) <= 5.1e-5 + 1e-7 * one for one, other in (by["perplexity"], by["perplexity of the base"])]
+    close = [
+        abs(other - one) <= 5.1e-5 + 1e-7 * one
+        for one, other in (by["perplexity"], by["perplexity of the base"])
+    ]
     one, other = by["mean KLD"]
     return all(close) and abs(other - one) <= 0.01 * one
 
 
 def main() -> int:
     """Run both and tell; 1 where a goal is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("base", type=Path)
     parser.add_argument("--text", type=Path, required=True)
@@ -106,15 +156,27 @@ def main() -> int:
     parser.add_argument("--chunks", type=int)
     parser.add_argument("--ctx", type=int, default=512)
     parser.add_argument("-t", "--threads", type=int, default=2)
-    parser.add_argument("--folder", type=Path, help="where llama-perplexity's file of logits may lie for a while")
-    parser.add_argument("--cache-type", metavar="TYPE", help="of the model's K and V; the base has f16")
+    parser.add_argument(
+        "--folder", type=Path, help="where llama-perplexity's file of logits may lie for a while"
+    )
+    parser.add_argument(
+        "--cache-type", metavar="TYPE", help="of the model's K and V; the base has f16"
+    )
     options = parser.parse_args()
-    options.cache = ["-ctk", options.cache_type, "-ctv", options.cache_type] if options.cache_type else []
+    options.cache = (
+        ["-ctk", options.cache_type, "-ctv", options.cache_type] if options.cache_type else []
+    )
     told, seconds = ours(options.model, options.base, options)
-    alone, text, their_seconds, nbytes = theirs(options.llama_perplexity, options.model, options.base, options)
+    alone, text, their_seconds, nbytes = theirs(
+        options.llama_perplexity, options.model, options.base, options
+    )
     good = compare(alone, text, told)
-    print(f"{told['chunks']} chunks of {told['n_ctx']}, {told['positions']} positions, {options.threads} threads")
-    print(f"llama-perplexity {their_seconds:.1f} s in two runs, {nbytes:,} bytes of logits; ours {seconds:.1f} s")
+    print(
+        f"{told['chunks']} chunks of {told['n_ctx']}, {told['positions']} positions, {options.threads} threads"
+    )
+    print(
+        f"llama-perplexity {their_seconds:.1f} s in two runs, {nbytes:,} bytes of logits; ours {seconds:.1f} s"
+    )
     print("perplexities within their rounding, mean KLD within 1 %: " + ("yes" if good else "NO"))
     return 0 if good else 1
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""The logits of every family's tiny random checkpoints: llama.cpp on the converted file against transformers.
+"""The logits of every family's tiny random checkpoints: llama.cpp on the converted file against
+transformers.
 
 usage: .venv/bin/python scripts/compare_logits.py [WORD]     only cases whose name has WORD in it
 
-Float32 on both sides, flash attention off, 320 positions. Printed a case: normalised mean squared error, and
-the positions with the same likeliest token of those where the reference's first two differ by more than 1e-4.
+Float32 on both sides, flash attention off, 320 positions. Printed a case: normalised mean squared
+error, and the positions with the same likeliest token of those where the reference's first two
+differ by more than 1e-4.
 """
 
 import sys
@@ -28,7 +30,10 @@ def main() -> None:
             quantize.run(quantize.plan(convert.open_folder(folder), "F32"), out)
             ours, theirs = families.ours(out), families.theirs(folder)
         same, clear = families.agreement(ours, theirs)
-        print(f"{case.name:40} NMSE {families.nmse(ours, theirs):.1e}   argmax {same}/{clear}", flush=True)
+        print(
+            f"{case.name:40} NMSE {families.nmse(ours, theirs):.1e}   argmax {same}/{clear}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Quantizes a GGUF both ways, with this project and with llama.cpp's own llama_model_quantize, and compares.
+"""Quantizes a GGUF both ways, with this project and with llama.cpp's own llama_model_quantize, and
+compares.
 
     python scripts/compare_quantize.py MODEL.gguf … [-t TYPE …] [--imatrix FILE]
 
-Prints a line per model and type: tensors whose type and bytes are equal, of all, and the seconds of each.
+Prints a line per model and type: tensors whose type and bytes are equal, of all, and the seconds of
+each.
 """
 
 import argparse
@@ -17,18 +19,25 @@ import numpy as np
 from quant import container, imatrix, native, quantize, recipe
 
 
-def upstream(source: Path, out: Path, number: int, threads: int, weights: imatrix.Imatrix | None) -> float:
+def upstream(
+    source: Path, out: Path, number: int, threads: int, weights: imatrix.Imatrix | None
+) -> float:
     """Run llama_model_quantize with requantizing allowed; returns its seconds."""
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize, params.nthread = number, True, threads
     if weights:
         kept = {name: entry.vectors(0, 1, entry.count) for name, entry in weights.entries.items()}
         pointer = ctypes.POINTER(ctypes.c_float)
-        data = [(name.encode(), values.ctypes.data_as(pointer), values.size) for name, values in kept.items()]
+        data = [
+            (name.encode(), values.ctypes.data_as(pointer), values.size)
+            for name, values in kept.items()
+        ]
         data.append((None, None, 0))
         params.imatrix = (llama_cpp.llama_model_imatrix_data * len(data))(*data)
     began = time.monotonic()
-    failed = llama_cpp.llama_model_quantize(str(source).encode(), str(out).encode(), ctypes.byref(params))
+    failed = llama_cpp.llama_model_quantize(
+        str(source).encode(), str(out).encode(), ctypes.byref(params)
+    )
     if failed:
         raise SystemExit(f"llama_model_quantize refused {source}")
     return time.monotonic() - began
@@ -43,7 +52,9 @@ def compare(ours: Path, theirs: Path) -> tuple[int, int, list[str]]:
         a, b = mine[name], other[name]
         if (a.type, a.shape) != (b.type, b.shape):
             differing.append(f"{name}: {a.type} against {b.type}")
-        elif not np.array_equal(*(np.fromfile(t.file, np.uint8, t.nbytes, offset=t.offset) for t in (a, b))):
+        elif not np.array_equal(
+            *(np.fromfile(t.file, np.uint8, t.nbytes, offset=t.offset) for t in (a, b))
+        ):
             differing.append(f"{name}: bytes of {a.type}")
     return len(mine | other) - len(differing), len(mine | other), sorted(differing)
 

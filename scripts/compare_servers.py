@@ -2,16 +2,18 @@
 """`llmcli serve` beside llama-server: the same model, flags, prompts and users, in turns.
 
 usage: PYTHONPATH=. .venv/bin/python scripts/compare_servers.py MODEL.gguf LLAMA_SERVER
-       [--users 1,2,4,8,16] [--prompts 32,512] [--shared 0,0.9] [--gen 96] [--threads N] [--turns 6] [--rounds 2]
-       [--least 18] [--completions] [--ours '…'] [--theirs '…'] [-o FILE.jsonl] [--skip-full] [--only-full]
+       [--users 1,2,4,8,16] [--prompts 32,512] [--shared 0,0.9] [--gen 96] [--threads N] [--turns 6]
+       [--rounds 2] [--least 18] [--completions] [--ours '…'] [--theirs '…'] [-o FILE.jsonl]
+       [--skip-full] [--only-full]
 
-Both servers run all the time, and only one of them is asked. A turn of a cell (users, prompt, shared part) is a closed
-loop of `rounds` requests a user, `least` at least, with prompts that both get and that nobody had before; a fair coin
-says who begins. Printed, a line a cell: output tokens a second of both, their ratio (ours / theirs) with its 95 %
-interval, TTFT p50 and p99 of both with their ratios, failures, CPU milliseconds a token of each server's process (which
-other programs on the machine disturb less than the clock), and what part of the prompts each had in its cache. A p99
-needs 100 requests: turns times requests of a turn. Wanted: tokens a second >= 1.0 everywhere, >= 1.15 at 4 and 8 users,
-p99 TTFT <= 1.0.
+Both servers run all the time, and only one of them is asked. A turn of a cell (users, prompt,
+shared part) is a closed loop of `rounds` requests a user, `least` at least, with prompts that both
+get and that nobody had before; a fair coin says who begins. Printed, a line a cell: output tokens a
+second of both, their ratio (ours / theirs) with its 95 % interval, TTFT p50 and p99 of both with
+their ratios, failures, CPU milliseconds a token of each server's process (which other programs on
+the machine disturb less than the clock), and what part of the prompts each had in its cache. A p99
+needs 100 requests: turns times requests of a turn. Wanted: tokens a second >= 1.0 everywhere, >=
+1.15 at 4 and 8 users, p99 TTFT <= 1.0.
 
 Then the full cache: both with a pool for about three of eight users; wanted are 0 failed requests.
 """
@@ -74,7 +76,9 @@ def running(name: str, command: list[str], port: int, log: Path) -> Iterator[Sid
         try:
             while not ready(url):
                 if process.poll() is not None:
-                    raise SystemExit(f"{name} did not start: {shlex.join(command)}\n{log.read_text()[-2000:]}")
+                    raise SystemExit(
+                        f"{name} did not start: {shlex.join(command)}\n{log.read_text()[-2000:]}"
+                    )
                 time.sleep(0.2)
             yield Side(name, url, process)
         finally:
@@ -102,12 +106,33 @@ def both(given: argparse.Namespace, slots: int, cells: int) -> Iterator[tuple[Si
     """Ours and theirs with the same model, threads, slots and pool."""
     same = ["-c", str(cells), "-np", str(slots), "-t", str(given.threads)]
     ports = free_port(), free_port()
-    ours = [sys.executable, "-m", "llmcli.app", "serve", given.model, "--port", str(ports[0]), *same]
-    theirs = [given.llama_server, "-m", given.model, "--port", str(ports[1]), *same, "--kv-unified", "--no-webui"]
+    ours = [
+        sys.executable,
+        "-m",
+        "llmcli.app",
+        "serve",
+        given.model,
+        "--port",
+        str(ports[0]),
+        *same,
+    ]
+    theirs = [
+        given.llama_server,
+        "-m",
+        given.model,
+        "--port",
+        str(ports[1]),
+        *same,
+        "--kv-unified",
+        "--no-webui",
+    ]
     with ExitStack() as stack:
         folder = Path(given.logs)
         folder.mkdir(parents=True, exist_ok=True)
-        commands = (("theirs", [*theirs, *shlex.split(given.theirs)]), ("ours", [*ours, *shlex.split(given.ours)]))
+        commands = (
+            ("theirs", [*theirs, *shlex.split(given.theirs)]),
+            ("ours", [*ours, *shlex.split(given.ours)]),
+        )
         two = [
             stack.enter_context(running(name, command, port, folder / f"{name}.log"))
             for (name, command), port in zip(commands, reversed(ports), strict=True)
@@ -116,11 +141,18 @@ def both(given: argparse.Namespace, slots: int, cells: int) -> Iterator[tuple[Si
 
 
 def _server(side: Side, given: argparse.Namespace) -> Server:
-    return Server(clients.base(side.url), extra=GREEDY, timeout=PATIENCE, chat=not given.completions)
+    return Server(
+        clients.base(side.url), extra=GREEDY, timeout=PATIENCE, chat=not given.completions
+    )
 
 
 async def turns(
-    sides: Sequence[Side], open_: Sequence[Session], load: Load, length: Length, count: int, number: int
+    sides: Sequence[Side],
+    open_: Sequence[Session],
+    load: Load,
+    length: Length,
+    count: int,
+    number: int,
 ) -> None:
     """So many turns of each side."""
     coin = random.Random(number)
@@ -133,7 +165,9 @@ async def turns(
             sides[at].cpu += sides[at].spent() - before
 
 
-async def cell(sides: tuple[Side, Side], shape: Shape, users: int, given: argparse.Namespace, number: int) -> Versus:
+async def cell(
+    sides: tuple[Side, Side], shape: Shape, users: int, given: argparse.Namespace, number: int
+) -> Versus:
     """One cell of the table."""
     asked = Asked("fixed", shape, number)
     async with AsyncExitStack() as stack:
@@ -149,12 +183,25 @@ async def cell(sides: tuple[Side, Side], shape: Shape, users: int, given: argpar
 def told(sides: tuple[Side, Side], found: Versus, shape: Shape, users: int) -> dict[str, object]:
     """A cell as a row; A is theirs, B ours."""
     ratios = {one.name: one for one in found.ratios}
-    row: dict[str, object] = {"users": users, "prompt": shape.prompt, "shared": shape.shared, "gen": shape.output}
+    row: dict[str, object] = {
+        "users": users,
+        "prompt": shape.prompt,
+        "shared": shape.shared,
+        "gen": shape.output,
+    }
     for name in ("output tok/s", "ttft p50", "ttft p99", "tpot p50", "itl p99"):
         one = ratios.get(name)
-        row[name] = None if one is None else {
-            "theirs": one.a, "ours": one.b, "ratio": one.ratio, "low": one.low, "high": one.high
-        }  # fmt: skip
+        row[name] = (
+            None
+            if one is None
+            else {
+                "theirs": one.a,
+                "ours": one.b,
+                "ratio": one.ratio,
+                "low": one.low,
+                "high": one.high,
+            }
+        )
     for side, figures in zip(sides, (found.a, found.b), strict=True):
         tokens = figures.output_rate * figures.seconds
         row[f"{side.name} failed"] = figures.failed
@@ -199,7 +246,9 @@ async def full(sides: tuple[Side, Side], given: argparse.Namespace) -> list[str]
         for answer in run.measured:
             kinds[answer.error or "answered"] = kinds.get(answer.error or "answered", 0) + 1
         says = {answer.says for answer in run.measured if answer.says}
-        lines.append(f"{side.name}: {kinds} {sorted(says)[:2]}; process {side.process.poll() or 'runs'}")
+        lines.append(
+            f"{side.name}: {kinds} {sorted(says)[:2]}; process {side.process.poll() or 'runs'}"
+        )
     return lines
 
 
@@ -211,7 +260,9 @@ def numbers(text: str) -> list[float]:
 def main() -> int:
     """All cells, then the full cache."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end with it
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("llama_server")
     parser.add_argument("--users", type=numbers, default=[1, 2, 4, 8, 16])
@@ -228,7 +279,9 @@ def main() -> int:
     parser.add_argument("--theirs", default="", help="more flags of llama-server")
     parser.add_argument("--logs", default="/tmp/compare_servers")
     parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--completions", action="store_true", help="/v1/completions: for models without a template")
+    parser.add_argument(
+        "--completions", action="store_true", help="/v1/completions: for models without a template"
+    )
     parser.add_argument("--skip-full", action="store_true")
     parser.add_argument("--only-full", action="store_true")
     given = parser.parse_args()

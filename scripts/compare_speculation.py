@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
-"""Speculative decoding draws from the model's own distribution: chi-square against exact probabilities.
+"""Speculative decoding draws from the model's own distribution: chi-square against exact
+probabilities.
 
-usage: .venv/bin/python scripts/compare_speculation.py [--samples 20000] [--tokens 6] [--guess 3] [--seed 0]
+usage: .venv/bin/python scripts/compare_speculation.py [--samples 20000] [--tokens 6] [--guess 3]
+[--seed 0]
        [--ways model sure none]
 
-The model is tests/data/stories260K in Q8_0, at temperature 1.2 from the 40 likeliest tokens, each sample with a seed of
-its own. A reference text is fixed (the greedy one); a sample counts where it first departs from it, and with which
-token. What plain decoding would give is known exactly: the product of the probabilities on the way. Cells expected
-fewer than five times are one. Two ways to guess, and none at all as a control:
+The model is tests/data/stories260K in Q8_0, at temperature 1.2 from the 40 likeliest tokens, each
+sample with a seed of its own. A reference text is fixed (the greedy one); a sample counts where it
+first departs from it, and with which token. What plain decoding would give is known exactly: the
+product of the probabilities on the way. Cells expected fewer than five times are one. Two ways to
+guess, and none at all as a control:
 
-- model: a draft model (the same one in Q4_0, so that it errs) draws, and guesses are matched by min(1, p/q);
-- sure: guesses are the reference's tokens, taken where the chain draws the same (as for prompt lookup);
+- model: a draft model (the same one in Q4_0, so that it errs) draws, and guesses are matched by
+min(1, p/q);
+- sure: guesses are the reference's tokens, taken where the chain draws the same (as for prompt
+lookup);
 - none: plain decoding.
 
 Prints chi-square, degrees of freedom and p for each, and ends with 1 where a p is below 0.01.
@@ -55,18 +60,24 @@ def answer(engine: Engine, request: Request) -> tuple[list[int], int, int]:
     return [token.id for token in made.tokens], made.drafted or 0, made.accepted
 
 
-def expected(context: Context, words: Vocabulary, prompt: tuple[int, ...], reference: list[int]) -> dict[Cell, float]:
+def expected(
+    context: Context, words: Vocabulary, prompt: tuple[int, ...], reference: list[int]
+) -> dict[Cell, float]:
     """The exact probability of each first departure from the reference."""
     context.clear()
     chain = make_chain(WARM, 0, None, words)
     assert isinstance(chain, NumpyChain)
     found: dict[Cell, float] = {}
     way, tokens = 1.0, list(prompt)
-    rows = context.decode(Rows(tokens, range(len(tokens)), [0] * len(tokens), [False] * (len(tokens) - 1) + [True]))
+    rows = context.decode(
+        Rows(tokens, range(len(tokens)), [0] * len(tokens), [False] * (len(tokens) - 1) + [True])
+    )
     for place, token in enumerate(reference):
         odds = chain.probabilities(rows[0], tokens).astype(float)
         odds /= odds.sum()
-        found |= {(place, int(other)): way * odds[other] for other in odds.nonzero()[0] if other != token}
+        found |= {
+            (place, int(other)): way * odds[other] for other in odds.nonzero()[0] if other != token
+        }
         way *= odds[token]
         tokens.append(token)
         rows = context.decode(Rows([token], [len(tokens) - 1], [0], [True]))
@@ -83,7 +94,9 @@ def departure(tokens: list[int], reference: list[int]) -> Cell:
     return len(reference), -1
 
 
-def chi_square(seen: Counter[Cell], odds: dict[Cell, float], samples: int) -> tuple[float, int, float]:
+def chi_square(
+    seen: Counter[Cell], odds: dict[Cell, float], samples: int
+) -> tuple[float, int, float]:
     """The statistic, its degrees of freedom, and p (Wilson and Hilferty's approximation)."""
     rare = sum(p for p in odds.values() if p * samples < LEAST)
     pairs = [(seen[cell], p * samples) for cell, p in odds.items() if p * samples >= LEAST]
@@ -104,11 +117,18 @@ def engines(
     options = ContextOptions(256, n_outputs=4)
     drafter = DraftModel(stack.enter_context(open_context(draft, options)), words, 0.001, 0.0)
     ways: dict[str, Drafter | None] = {
-        "model": drafter, "sure": Knowing(reference, chance=0.99, n_vocab=model.n_vocab), "none": None,
-    }  # fmt: skip
+        "model": drafter,
+        "sure": Knowing(reference, chance=0.99, n_vocab=model.n_vocab),
+        "none": None,
+    }
     for name, made in ways.items():
         context.clear()
-        yield name, Engine(context, words, None, Speculation((made,) if made else (), Steady(CHEAP), guess + 1))
+        yield (
+            name,
+            Engine(
+                context, words, None, Speculation((made,) if made else (), Steady(CHEAP), guess + 1)
+            ),
+        )
 
 
 def seeded(sampling: Sampling, seed: int) -> Sampling:
@@ -118,12 +138,16 @@ def seeded(sampling: Sampling, seed: int) -> Sampling:
 
 def main() -> int:
     """Draw, count, compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--samples", type=int, default=20_000)
     parser.add_argument("--tokens", type=int, default=6)
     parser.add_argument("--guess", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ways", nargs="+", default=["model", "sure", "none"], choices=("model", "sure", "none"))
+    parser.add_argument(
+        "--ways", nargs="+", default=["model", "sure", "none"], choices=("model", "sure", "none")
+    )
     asked = parser.parse_args()
     worst = 1.0
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
@@ -153,8 +177,9 @@ def main() -> int:
             worst = min(worst, p)
             print(
                 f"{name:5}  {asked.samples} samples, {drafted} guessed, {accepted / max(1, drafted):.0%} right: "
-                f"chi-square {statistic:.1f} at {free} degrees of freedom, p {p:.3f}", flush=True
-            )  # fmt: skip
+                f"chi-square {statistic:.1f} at {free} degrees of freedom, p {p:.3f}",
+                flush=True,
+            )
     return int(worst < ALPHA)
 
 

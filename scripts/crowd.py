@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""A crowd that wants nothing, or says it slowly, around one client that does: what the client notices of it.
+"""A crowd that wants nothing, or says it slowly, around one client that does: what the client
+notices of it.
 
-usage: PYTHONPATH=$PWD .venv/bin/python scripts/crowd.py FILE.gguf [--idle 1000] [--slow 200] [--large 50]
+usage: PYTHONPATH=$PWD .venv/bin/python scripts/crowd.py FILE.gguf [--idle 1000] [--slow 200]
+[--large 50]
        [--pipelined 1000] [--requests 40] [-- FLAGS of serve]
 
-One client asks first alone, then beside `--idle` connections that say nothing, `--slow` whose body comes a byte a
-second, `--large` that have sent all but the end of a body of eight million bytes, and one that has sent `--pipelined`
-requests at once and reads one answer after another. Prints the client's times and the memory of the server; exits with
-1 where one of its requests failed, a pipelined answer is missing or out of order, or anything is left when all went.
+One client asks first alone, then beside `--idle` connections that say nothing, `--slow` whose body
+comes a byte a second, `--large` that have sent all but the end of a body of eight million bytes,
+and one that has sent `--pipelined` requests at once and reads one answer after another. Prints the
+client's times and the memory of the server; exits with 1 where one of its requests failed, a
+pipelined answer is missing or out of order, or anything is left when all went.
 """
 
 import argparse
@@ -29,7 +32,9 @@ Writer = asyncio.StreamWriter
 
 def head(size: int, more: str = "") -> bytes:
     """Of a request for an answer."""
-    return f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n{more}\r\n".encode()
+    return (
+        f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n{more}\r\n".encode()
+    )
 
 
 async def slowly(writer: Writer) -> None:
@@ -62,7 +67,9 @@ async def pipelined(port: int, count: int) -> list[str]:
         lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
         if int(lines[0].split()[1]) != asked[number % len(asked)][1]:
             found.append(f"pipelined request {number}: {lines[0].decode()}")
-        size = next(int(line.split(b":")[1]) for line in lines if line.lower().startswith(b"content-length"))
+        size = next(
+            int(line.split(b":")[1]) for line in lines if line.lower().startswith(b"content-length")
+        )
         await reader.readexactly(size)
     writer.close()
     return found
@@ -73,7 +80,9 @@ async def times(client: httpx2.AsyncClient, count: int) -> list[float]:
     found = []
     for _ in range(count):
         began = time.perf_counter()
-        (await client.post(TEXT, content=BODY, headers={"content-type": "application/json"})).raise_for_status()
+        (
+            await client.post(TEXT, content=BODY, headers={"content-type": "application/json"})
+        ).raise_for_status()
         found.append((time.perf_counter() - began) * 1e3)
     return found
 
@@ -87,7 +96,10 @@ async def scene(url: str, asked: argparse.Namespace) -> list[str]:
         counts = asked.idle + asked.slow + asked.large
         links = [await asyncio.open_connection("127.0.0.1", port) for _ in range(counts)]
         writers = [writer for _, writer in links]
-        tasks = [asyncio.create_task(slowly(one)) for one in writers[asked.idle : asked.idle + asked.slow]]
+        tasks = [
+            asyncio.create_task(slowly(one))
+            for one in writers[asked.idle : asked.idle + asked.slow]
+        ]
         tasks += [asyncio.create_task(largely(one)) for one in writers[asked.idle + asked.slow :]]
         pipe = asyncio.create_task(pipelined(port, asked.pipelined))
         beside = await times(client, asked.requests)
@@ -106,20 +118,37 @@ async def scene(url: str, asked: argparse.Namespace) -> list[str]:
 async def memory(client: httpx2.AsyncClient) -> float:
     """MiB that the server holds, by its own metrics."""
     lines = (await client.get("/metrics")).text.splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith("process_resident_memory_bytes ")) / 2**20
+    return (
+        next(
+            float(line.split()[1])
+            for line in lines
+            if line.startswith("process_resident_memory_bytes ")
+        )
+        / 2**20
+    )
 
 
 def told(who: str, spent: list[float], held: float) -> None:
     """One line."""
     p50, most = statistics.median(spent), max(spent)
-    print(f"{who}: {len(spent)} answers, p50 {p50:.1f} ms, longest {most:.1f} ms; the server holds {held:.0f} MiB")
+    print(
+        f"{who}: {len(spent)} answers, p50 {p50:.1f} ms, longest {most:.1f} ms; the server holds {held:.0f} MiB"
+    )
 
 
 def main() -> int:
     """Serve, crowd, tell."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("ref")
-    numbers: Any = {"--idle": 1000, "--slow": 200, "--large": 50, "--pipelined": 1000, "--requests": 40}
+    numbers: Any = {
+        "--idle": 1000,
+        "--slow": 200,
+        "--large": 50,
+        "--pipelined": 1000,
+        "--requests": 40,
+    }
     for name, value in numbers.items():
         parser.add_argument(name, type=int, default=value)
     asked, flags = parser.parse_known_args()

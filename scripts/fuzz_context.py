@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""Throws random batches and sequence operations, most of them wrong, at a real context through our one door.
+"""Throws random batches and sequence operations, most of them wrong, at a real context through our
+one door.
 
-usage: .venv/bin/python scripts/fuzz_context.py MODEL.gguf [--operations 10000] [--seed 0] [--streams]
+usage: .venv/bin/python scripts/fuzz_context.py MODEL.gguf [--operations 10000] [--seed 0]
+[--streams]
 
-Half of the operations go to the context, half through the ledger, in turns of 100. A slow reference keeps every cell
-with its position, its token and its owners; it says beforehand which operations are legal. Illegal ones must be
-refused by our checks and change nothing; after legal ones the positions of every sequence, the tokens (the logits of
-some rows against a fresh pass over the reference's tokens) and the number of cells (the pool takes exactly as many
-rows as the reference has free) must be the reference's. An abort of llama.cpp ends this process. Prints one JSON line
-of figures. With --streams each sequence has cells of its own, and the ledger, which knows one pool, is left out.
+Half of the operations go to the context, half through the ledger, in turns of 100. A slow reference
+keeps every cell with its position, its token and its owners; it says beforehand which operations
+are legal. Illegal ones must be refused by our checks and change nothing; after legal ones the
+positions of every sequence, the tokens (the logits of some rows against a fresh pass over the
+reference's tokens) and the number of cells (the pool takes exactly as many rows as the reference
+has free) must be the reference's. An abort of llama.cpp ends this process. Prints one JSON line of
+figures. With --streams each sequence has cells of its own, and the ledger, which knows one pool, is
+left out.
 """
 
 import argparse
@@ -23,7 +27,14 @@ import fuzz_states
 import numpy as np
 from cache_reference import Reference
 
-from llmcli.runtime.binding.context import Aborted, Context, ContextOptions, NoSlot, Rows, open_context
+from llmcli.runtime.binding.context import (
+    Aborted,
+    Context,
+    ContextOptions,
+    NoSlot,
+    Rows,
+    open_context,
+)
 from llmcli.runtime.binding.model import open_model
 from llmcli.runtime.ledger import Ledger
 
@@ -38,7 +49,11 @@ class Watched:
     def __init__(self, context: Context, reference: Reference) -> None:
         self.context, self.reference = context, reference
         self.n_ctx, self.n_seq_max = context.n_ctx, context.n_seq_max
-        self.n_swa, self.recurrent, self.whole_states = context.n_swa, context.recurrent, context.whole_states
+        self.n_swa, self.recurrent, self.whole_states = (
+            context.n_swa,
+            context.recurrent,
+            context.whole_states,
+        )
         self.first, self.last, self.can_shift = context.first, context.last, context.can_shift
 
     def trim(self, sequence: int, keep: int) -> bool:
@@ -55,7 +70,9 @@ class Watched:
 
 
 class Fuzz:
-    """One run: the context under test, a second one for fresh passes, the reference, and the counts."""
+    """One run: the context under test, a second one for fresh passes, the reference, and the
+    counts.
+    """
 
     def __init__(self, context: Context, fresh: Context, seed: int) -> None:
         self.context, self.fresh, self.rng = context, fresh, random.Random(seed)
@@ -76,7 +93,9 @@ class Fuzz:
             self._pass(rows)
 
     def interrupt(self) -> None:
-        """A pass that is told to stop before it begins leaves nothing, or something that can be cut off."""
+        """A pass that is told to stop before it begins leaves nothing, or something that can be cut
+        off.
+        """
         rows = self._legal_rows()
         if not self.reference.fits(rows):
             return
@@ -103,7 +122,11 @@ class Fuzz:
         """A cut anywhere, or one that makes no sense."""
         sequence, keep = self._sequence(), self.rng.randrange(40)
         if self.rng.random() < 0.3:
-            self._refused(lambda: self.context.trim(*self.rng.choice(((-1, 0), (SEQUENCES, 0), (300, 1), (0, -1)))))
+            self._refused(
+                lambda: self.context.trim(
+                    *self.rng.choice(((-1, 0), (SEQUENCES, 0), (300, 1), (0, -1)))
+                )
+            )
             return
         assert self.context.trim(sequence, keep)
         self.reference.trim(sequence, keep)
@@ -114,11 +137,20 @@ class Fuzz:
         source, target = self.rng.sample(range(SEQUENCES), 2)
         have, start = len(self.reference.held(source)), len(self.reference.held(target))
         if self.rng.random() < 0.3 or start >= have or (start and self.reference.streams):
-            wrong = ((source, source, 0, 1), (-1, 0, 0, 1), (0, SEQUENCES, 0, 1), (source, target, 0, 0))
-            shifted = ((source, target, start + delta, have + beyond) for delta, beyond in ((1, 0), (-1, 0), (0, 1)))
+            wrong = (
+                (source, source, 0, 1),
+                (-1, 0, 0, 1),
+                (0, SEQUENCES, 0, 1),
+                (source, target, 0, 0),
+            )
+            shifted = (
+                (source, target, start + delta, have + beyond)
+                for delta, beyond in ((1, 0), (-1, 0), (0, 1))
+            )
             self._refused(lambda: self.context.copy(*self.rng.choice((*wrong, *shifted))))
             return
-        # What a cell holds depends on all before it: the rest of one sequence only fits the same beginning.
+        # What a cell holds depends on all before it: the rest of one sequence only fits the same
+        # beginning.
         pairs = zip(self.reference.held(source), self.reference.held(target), strict=False)
         start = next((at for at, (one, other) in enumerate(pairs) if one != other), start)
         assert self.context.trim(target, start)
@@ -135,7 +167,12 @@ class Fuzz:
         start, end = sorted(self.rng.sample(range(max(4, len(held) + 2)), 2))
         last = held[-1] if held else 5
         if self.rng.random() < 0.3 or end >= len(held) or not self.reference.movable(sequence, end):
-            wrong = [(-1, 0, 1, last), (SEQUENCES, 0, 1, last), (sequence, 3, 3, last), (sequence, -1, 2, last)]
+            wrong = [
+                (-1, 0, 1, last),
+                (SEQUENCES, 0, 1, last),
+                (sequence, 3, 3, last),
+                (sequence, -1, 2, last),
+            ]
             wrong += [(sequence, 0, len(held), last), (sequence, 0, max(1, len(held) - 1), -1)]
             if end >= len(held) or not self.reference.movable(sequence, end):
                 wrong = [(sequence, start, end, last)]
@@ -207,7 +244,9 @@ class Fuzz:
             return
         some = self.rng.sample(self.busy, self.rng.randint(2, len(self.busy)))
         tokens = [*self.ledger.tokens[self.rng.choice(some)], 7]
-        kept = self.ledger.settle(some, tokens[self.rng.randint(0, 3) :] if self.rng.random() < 0.2 else tokens)
+        kept = self.ledger.settle(
+            some, tokens[self.rng.randint(0, 3) :] if self.rng.random() < 0.2 else tokens
+        )
         self.busy = [slot for slot in self.busy if slot == kept or slot not in some]
         self._legal()
 
@@ -290,7 +329,9 @@ class Fuzz:
         for at in range(0, len(tokens), BATCH):
             piece = tokens[at : at + BATCH]
             places = range(at, at + len(piece))
-            last = self.fresh.decode(Rows(piece, places, [0] * len(piece), [place == places[-1] for place in places]))
+            last = self.fresh.decode(
+                Rows(piece, places, [0] * len(piece), [place == places[-1] for place in places])
+            )
         self.widest = max(self.widest, float(np.abs(last[0].logits - logits).max()))
         assert self.widest < CLOSE, (sequence, position, self.widest)
         self.compared += 1
@@ -315,7 +356,12 @@ class Fuzz:
     def _run(self, sequence: int, count: int, tokens: list[int] | None = None) -> Rows:
         start = len(self.reference.held(sequence))
         tokens = tokens or [self.rng.randrange(self.context.n_vocab) for _ in range(count)]
-        return Rows(tokens, list(range(start, start + count)), [sequence] * count, [False] * (count - 1) + [True])
+        return Rows(
+            tokens,
+            list(range(start, start + count)),
+            [sequence] * count,
+            [False] * (count - 1) + [True],
+        )
 
     def _legal_rows(self) -> Rows:
         count = self.rng.choice((1, 1, 2, 3, 5, 8, 9, 17, BATCH))
@@ -365,27 +411,58 @@ class Fuzz:
 def run(path: Path, operations: int, seed: int, streams: bool) -> dict[str, object]:
     """The figures of one run; raises where the context and the reference differ."""
     cells = CELLS * (SEQUENCES if streams else 1)
-    tested = ContextOptions(cells, BATCH, UBATCH, SEQUENCES, 1, 1, "f32", "f32", "off", unified=not streams)
+    tested = ContextOptions(
+        cells, BATCH, UBATCH, SEQUENCES, 1, 1, "f32", "f32", "off", unified=not streams
+    )
     alone = ContextOptions(CELLS, BATCH, UBATCH, 1, 1, 1, "f32", "f32", "off")
-    with open_model(path) as model, open_context(model, tested) as context, open_context(model, alone) as fresh:
+    with (
+        open_model(path) as model,
+        open_context(model, tested) as context,
+        open_context(model, alone) as fresh,
+    ):
         fuzz = Fuzz(context, fresh, seed)
         swap, adopt = partial(fuzz_states.swap, fuzz), partial(fuzz_states.adopt, fuzz)
-        door = [fuzz.decode, fuzz.interrupt, fuzz.brim, fuzz.trim, fuzz.copy, fuzz.shift, fuzz.ask, fuzz.clear, swap]
-        through = [fuzz.place, fuzz.shorten, fuzz.fork, fuzz.settle, fuzz.adapt, fuzz.release, fuzz.forget, fuzz.stop]
+        door = [
+            fuzz.decode,
+            fuzz.interrupt,
+            fuzz.brim,
+            fuzz.trim,
+            fuzz.copy,
+            fuzz.shift,
+            fuzz.ask,
+            fuzz.clear,
+            swap,
+        ]
+        through = [
+            fuzz.place,
+            fuzz.shorten,
+            fuzz.fork,
+            fuzz.settle,
+            fuzz.adapt,
+            fuzz.release,
+            fuzz.forget,
+            fuzz.stop,
+        ]
         while (left := operations - fuzz.counts.total()) > 0:
             fuzz.turn(door, [60, 5, 1, 16, 16, 14, 10, 2, 6], min(TURN, left))
             if not streams and (left := operations - fuzz.counts.total()) > 0:
                 fuzz.turn([*through, adopt], [30, 10, 20, 6, 12, 15, 3, 8, 6], min(TURN, left))
         total = fuzz.counts.total()
         return {
-            "operations": total, **fuzz.counts, "legal share": round(fuzz.counts["legal"] / total, 4),
-            "shifts": fuzz.reference.shifts, "rows compared": fuzz.compared, "largest difference": fuzz.widest,
-        }  # fmt: skip
+            "operations": total,
+            **fuzz.counts,
+            "legal share": round(fuzz.counts["legal"] / total, 4),
+            "shifts": fuzz.reference.shifts,
+            "rows compared": fuzz.compared,
+            "largest difference": fuzz.widest,
+        }
 
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--operations", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Wrong requests at a server's other doors: the WebSocket, gRPC, and the paths that are only read.
 
-usage: PYTHONPATH=$PWD .venv/bin/python scripts/fuzz_doors.py FILE.gguf [--requests 500] [--seed 0] [-- FLAGS of serve]
+usage: PYTHONPATH=$PWD .venv/bin/python scripts/fuzz_doors.py FILE.gguf [--requests 500] [--seed 0]
+[-- FLAGS of serve]
 
-The cases are those of fuzz_requests.py. Over the WebSocket each is a message of its own, one after another on a
-socket: whatever it is, an end or an error must come, and the socket must stay open. Over gRPC a request's fields get
-the odd values that a message can carry, its `more` those of the HTTP form, and some requests are bytes at random: the
-status must say that the caller is wrong, never that the server is. Every path is asked with every method and odd words
-behind the question mark. Prints what was found; exits with 1 if anything was.
+The cases are those of fuzz_requests.py. Over the WebSocket each is a message of its own, one after
+another on a socket: whatever it is, an end or an error must come, and the socket must stay open.
+Over gRPC a request's fields get the odd values that a message can carry, its `more` those of the
+HTTP form, and some requests are bytes at random: the status must say that the caller is wrong,
+never that the server is. Every path is asked with every method and odd words behind the question
+mark. Prints what was found; exits with 1 if anything was.
 """
 
 import argparse
@@ -23,32 +25,94 @@ from typing import Any
 import httpx2
 from fuzz_requests import CHAT, GOOD, TOOL, VALUES, cases, idle, served, told, wrong
 
-NO_FORMS = "/api/embed", "/api/embeddings", "/api/show", "/tokenize", "/detokenize", "/apply-template"
+NO_FORMS = (
+    "/api/embed",
+    "/api/embeddings",
+    "/api/show",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+)
 FORMS = {path for path, _ in GOOD if not path.endswith("_tokens")} - set(NO_FORMS)
 READ = (
-    "/", "/health", "/metrics", "/slots", "/props", "/v1/kv", "/v1/models", "/v1/models/x", "/v1/models/..%2f",
-    "/api/tags", "/api/ps", "/api/version", "/v1/ws", "/v1", "/%00", "/%ff", "/v1/chat/completions", "/api/chat",
-)  # fmt: skip
-QUERIES = ("", "?", "?check=true", "?check=%00", "?check=true&check=1", "?" + "a" * 5000, "?%ff=%fe", "?=&=&")
+    "/",
+    "/health",
+    "/metrics",
+    "/slots",
+    "/props",
+    "/v1/kv",
+    "/v1/models",
+    "/v1/models/x",
+    "/v1/models/..%2f",
+    "/api/tags",
+    "/api/ps",
+    "/api/version",
+    "/v1/ws",
+    "/v1",
+    "/%00",
+    "/%ff",
+    "/v1/chat/completions",
+    "/api/chat",
+)
+QUERIES = (
+    "",
+    "?",
+    "?check=true",
+    "?check=%00",
+    "?check=true&check=1",
+    "?" + "a" * 5000,
+    "?%ff=%fe",
+    "?=&=&",
+)
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "FROB")
 MESSAGES = (
-    "", "{", "[]", "null", "{}", '{"id": 1}', '{"id": ""}', '{"id": "a"}', '{"id": "a", "path": 1}',
-    '{"id": "a", "cancel": 1}', '{"id": "a", "cancel": true}{', '{"id": "' + "a" * 5000 + '"}', "[" * 100_000,
-    '{"id": "\\ud800", "path": "/v1/completions", "body": {"prompt": "x", "max_tokens": 1}}', '{"id": 1e999}',
+    "",
+    "{",
+    "[]",
+    "null",
+    "{}",
+    '{"id": 1}',
+    '{"id": ""}',
+    '{"id": "a"}',
+    '{"id": "a", "path": 1}',
+    '{"id": "a", "cancel": 1}',
+    '{"id": "a", "cancel": true}{',
+    '{"id": "' + "a" * 5000 + '"}',
+    "[" * 100_000,
+    '{"id": "\\ud800", "path": "/v1/completions", "body": {"prompt": "x", "max_tokens": 1}}',
+    '{"id": 1e999}',
     '{"id": "a", "path": "/v1/completions", "body": 1}',
-)  # fmt: skip
+)
 PLAIN = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
-NUMBERS = (0, 1, 2**31, 2**32 - 1, -1, 0.5, 1e308, float("inf"), float("-inf"), float("nan"), 2**64 - 1)
+NUMBERS = (
+    0,
+    1,
+    2**31,
+    2**32 - 1,
+    -1,
+    0.5,
+    1e308,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+    2**64 - 1,
+)
 RIGHT = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "UNIMPLEMENTED"}
 PATIENCE = 120
 
 
-async def sockets(url: str, asked: list[tuple[str, bytes]], at_once: int = 4) -> tuple[Counter[str], list[str]]:
+async def sockets(
+    url: str, asked: list[tuple[str, bytes]], at_once: int = 4
+) -> tuple[Counter[str], list[str]]:
     """Ask over `at_once` WebSockets; what got an end or an error, and what was wrong."""
     from websockets.asyncio.client import connect
     from websockets.exceptions import ConnectionClosed
 
-    texts = [f'{{"id": "a", "path": "{path}", "body": {body.decode()}}}' for path, body in asked if path in FORMS]
+    texts = [
+        f'{{"id": "a", "path": "{path}", "body": {body.decode()}}}'
+        for path, body in asked
+        if path in FORMS
+    ]
     numbers, counts, found = iter([*MESSAGES, *texts]), Counter[str](), list[str]()
 
     async def talked(link: Any) -> bool:
@@ -95,8 +159,14 @@ async def reads(url: str) -> tuple[Counter[str], list[str]]:
                     where = f"{method} {path}{query[:20]}"
                     answer = await client.request(method, path + query)
                     counts[f"{method} {answer.status_code}"] += 1
-                    plain = answer.status_code == 200 and not answer.content.startswith((b"{", b"["))
-                    if method != "HEAD" and not plain and (what := wrong(path, answer.status_code, answer.content)):
+                    plain = answer.status_code == 200 and not answer.content.startswith(
+                        (b"{", b"[")
+                    )
+                    if (
+                        method != "HEAD"
+                        and not plain
+                        and (what := wrong(path, answer.status_code, answer.content))
+                    ):
                         found.append(f"{where}: {what}")
     return counts, found
 
@@ -121,13 +191,24 @@ def messages(dice: random.Random, count: int) -> Iterator[tuple[str, bytes]]:
             made.prompt = "Once"
         else:
             made.messages.add(role=dice.choice(("user", "", "tool", "x")), content="Look.")
-        name, value = dice.choice([*CHAT, "tools", "response_format", "json_schema", "grammar"]), dice.choice(VALUES)
+        name, value = (
+            dice.choice([*CHAT, "tools", "response_format", "json_schema", "grammar"]),
+            dice.choice(VALUES),
+        )
         if isinstance(value, float):
             made.more.fields[name].number_value = dice.choice(NUMBERS)
         else:
-            with suppress(json_format.ParseError, ValueError, TypeError, OverflowError, RecursionError):
-                json_format.ParseDict({name: value if number % 3 else [{"type": "function", "function": TOOL}, value]},
-                                      made.more)  # fmt: skip
+            with suppress(
+                json_format.ParseError, ValueError, TypeError, OverflowError, RecursionError
+            ):
+                json_format.ParseDict(
+                    {
+                        name: value
+                        if number % 3
+                        else [{"type": "function", "function": TOOL}, value]
+                    },
+                    made.more,
+                )
         yield "Generate", made.SerializeToString()
         many = kind["EmbedRequest"](texts=["", "a"][: number % 3], dimensions=number * 7919 % 2**32)
         yield "Embed", many.SerializeToString()
@@ -183,7 +264,9 @@ async def all_doors(
 
 def main() -> int:
     """Serve, ask, tell."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("ref")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,11 +1,14 @@
-"""Mutates GGUF and safetensors files and reads them, in a process with little memory that is watched by a clock.
+"""Mutates GGUF and safetensors files and reads them, in a process with little memory that is
+watched by a clock.
 
-    .venv/bin/python scripts/fuzz_files.py [--gguf MODEL.gguf] [--safetensors FILE] [--count 2000] [--seed 0]
+    .venv/bin/python scripts/fuzz_files.py [--gguf MODEL.gguf] [--safetensors FILE] [--count 2000]
+    [--seed 0]
 
-Bit flips, cuts, lying lengths, huge counts, JSON values of a wrong kind. Reading means: the header, its checks,
-every array and every tensor's bytes. Each file must be read right or refused in one line: a crash, 5 seconds or
-2 GiB more than at the start are failures, and so is a refusal of what the formats' own readers accept
-(gguf_init_from_file of libggml, the safetensors library): those must give the same names, shapes and bytes.
+Bit flips, cuts, lying lengths, huge counts, JSON values of a wrong kind. Reading means: the header,
+its checks, every array and every tensor's bytes. Each file must be read right or refused in one
+line: a crash, 5 seconds or 2 GiB more than at the start are failures, and so is a refusal of what
+the formats' own readers accept (gguf_init_from_file of libggml, the safetensors library): those
+must give the same names, shapes and bytes.
 """
 
 import argparse
@@ -32,7 +35,26 @@ from quant.header import parse
 
 STORIES = Path(__file__).parents[1] / "tests" / "data" / "stories260K"
 HUGE = [0, 1, 7, 255, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
-ODD: list[Any] = [None, True, -1, 0, 1, 1.5, 2**31, 2**63, 2**70, "", "F32", "F64", "BF16", [], [0], [[1]], {}, "\x00"]
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    1.5,
+    2**31,
+    2**63,
+    2**70,
+    "",
+    "F32",
+    "F64",
+    "BF16",
+    [],
+    [0],
+    [[1]],
+    {},
+    "\x00",
+]
 SECONDS, MEMORY = 5.0, 2 << 30
 
 
@@ -44,7 +66,8 @@ class Outcome:
     verdict: str
 
 
-# ---- the worker: one line in, one line out ----------------------------------------------------------------------
+# ---- the worker: one line in, one line out
+# ----------------------------------------------------------------------
 
 
 def work() -> None:
@@ -80,7 +103,11 @@ def read_gguf(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
         for tensor in header.tensors:
             stream.seek(tensor.offset)
-            found[tensor.name] = [list(tensor.shape), tensor.type, _digest(stream.read(tensor.nbytes))]
+            found[tensor.name] = [
+                list(tensor.shape),
+                tensor.type,
+                _digest(stream.read(tensor.nbytes)),
+            ]
     return found
 
 
@@ -91,7 +118,11 @@ def read_safetensors(path: Path) -> dict[str, Any]:
         rows = 1
         for side in tensor.shape[:-1]:
             rows *= side
-        found[tensor.name] = [list(tensor.shape), tensor.dtype, _digest(tensor.read(0, rows).tobytes())]
+        found[tensor.name] = [
+            list(tensor.shape),
+            tensor.dtype,
+            _digest(tensor.read(0, rows).tobytes()),
+        ]
     return found
 
 
@@ -99,7 +130,8 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-# ---- the oracles ------------------------------------------------------------------------------------------------
+# ---- the oracles
+# ------------------------------------------------------------------------------------------------
 
 
 def oracle_gguf(path: Path) -> bool:
@@ -124,7 +156,12 @@ def oracle_gguf(path: Path) -> bool:
         "           for i in range(lib.gguf_get_n_tensors(g)))\n"
         "sys.exit(0 if fits else 4)\n"
     )
-    return subprocess.run([sys.executable, "-c", code, path], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            [sys.executable, "-c", code, path], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
 
 
 def reader_gguf(path: Path) -> dict[str, Any] | None:
@@ -136,7 +173,11 @@ def reader_gguf(path: Path) -> dict[str, Any] | None:
     except Exception:  # noqa: BLE001 - whatever it raises
         return None
     return {
-        item.name: [[int(side) for side in item.shape], item.tensor_type.name, _digest(item.data.tobytes())]
+        item.name: [
+            [int(side) for side in item.shape],
+            item.tensor_type.name,
+            _digest(item.data.tobytes()),
+        ]
         for item in found
     }
 
@@ -149,10 +190,14 @@ def oracle_safetensors(path: Path) -> dict[str, Any] | None:
         found = safetensors.deserialize(path.read_bytes())
     except Exception:  # noqa: BLE001 - whatever it raises, it refuses
         return None
-    return {name: [list(item["shape"]), item["dtype"], _digest(bytes(item["data"]))] for name, item in found}
+    return {
+        name: [list(item["shape"]), item["dtype"], _digest(bytes(item["data"]))]
+        for name, item in found
+    }
 
 
-# ---- mutations --------------------------------------------------------------------------------------------------
+# ---- mutations
+# --------------------------------------------------------------------------------------------------
 
 
 def mutate_safetensors(data: bytes, rng: random.Random) -> tuple[bytes, str]:
@@ -195,7 +240,8 @@ def mutate_safetensors(data: bytes, rng: random.Random) -> tuple[bytes, str]:
     return struct.pack("<Q", len(blob)) + blob + data[8 + length :], told
 
 
-# ---- the run ----------------------------------------------------------------------------------------------------
+# ---- the run
+# ----------------------------------------------------------------------------------------------------
 
 
 class Worker:
@@ -206,9 +252,13 @@ class Worker:
 
     def _start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, bufsize=1,
-        )  # fmt: skip
+            [sys.executable, __file__, "--worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            bufsize=1,
+        )
 
     def verdict(self, file: Path) -> dict[str, Any]:
         """What became of one file."""
@@ -240,21 +290,34 @@ def judge(file: Path, found: dict[str, Any]) -> str:
     if file.suffix == ".gguf":
         if "read" in found:
             theirs = reader_gguf(file)
-            return "read" if theirs in (None, found["read"]) else "wrong: other names, shapes or bytes than gguf's"
-        # What llama.cpp would abort on later is refused although the container is sound: check()'s subject.
+            return (
+                "read"
+                if theirs in (None, found["read"])
+                else "wrong: other names, shapes or bytes than gguf's"
+            )
+        # What llama.cpp would abort on later is refused although the container is sound: check()'s
+        # subject.
         try:
             container.read(file)
         except Refusal:
-            return f"wrong: ggml reads it, we say {found['refused']}" if oracle_gguf(file) else "refused"
+            return (
+                f"wrong: ggml reads it, we say {found['refused']}"
+                if oracle_gguf(file)
+                else "refused"
+            )
         return "refused by check()"
     theirs = oracle_safetensors(file)
     if theirs is None:
         return "refused" if "refused" in found else "read although the library refuses it"
     if "read" in found:
-        same = found["read"].keys() == theirs.keys() and all(found["read"][k] == theirs[k] for k in theirs)
+        same = found["read"].keys() == theirs.keys() and all(
+            found["read"][k] == theirs[k] for k in theirs
+        )
         return "read" if same else "wrong: other names, shapes or bytes than the library's"
     unread = "is stored as" in found["refused"]
-    return "refused by dtype" if unread else f"wrong: the library reads it, we say {found['refused']}"
+    return (
+        "refused by dtype" if unread else f"wrong: the library reads it, we say {found['refused']}"
+    )
 
 
 def run(gguf: Path, plain: Path, count: int, seed: int) -> list[Outcome]:
@@ -270,7 +333,9 @@ def run(gguf: Path, plain: Path, count: int, seed: int) -> list[Outcome]:
                 mutated, how = mutate_safetensors(weights, rng)
             file = Path(folder) / f"{index}.{'gguf' if index % 2 else 'safetensors'}"
             file.write_bytes(mutated)
-            outcomes.append(Outcome(f"{file.suffix[1:]} {index}: {how}", judge(file, worker.verdict(file))))
+            outcomes.append(
+                Outcome(f"{file.suffix[1:]} {index}: {how}", judge(file, worker.verdict(file)))
+            )
             file.unlink()
     worker.close()
     return outcomes
@@ -279,7 +344,9 @@ def run(gguf: Path, plain: Path, count: int, seed: int) -> list[Outcome]:
 def main() -> None:
     """Fuzz and print what went wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gguf", type=Path, help="a small model; the stories are converted where it is not given")
+    parser.add_argument(
+        "--gguf", type=Path, help="a small model; the stories are converted where it is not given"
+    )
     parser.add_argument("--safetensors", type=Path, default=STORIES / "model.safetensors")
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
@@ -291,10 +358,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         gguf = asked.gguf or converted(Path(folder) / "stories.gguf")
         outcomes = run(gguf, asked.safetensors, asked.count, asked.seed)
-    wrong = [outcome for outcome in outcomes if outcome.verdict.startswith(("died", "wrong", "read although"))]
+    wrong = [
+        outcome
+        for outcome in outcomes
+        if outcome.verdict.startswith(("died", "wrong", "read although"))
+    ]
     for outcome in wrong:
         print(outcome.how, "|", outcome.verdict)
-    for verdict, number in Counter(outcome.verdict.split(":")[0] for outcome in outcomes).most_common():
+    for verdict, number in Counter(
+        outcome.verdict.split(":")[0] for outcome in outcomes
+    ).most_common():
         print(f"{number:6} {verdict}")
     raise SystemExit(bool(wrong))
 

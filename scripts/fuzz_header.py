@@ -1,10 +1,11 @@
-"""Mutates the header of a GGUF and hands what our checks let pass to llama.cpp, in processes that may die.
+"""Mutates the header of a GGUF and hands what our checks let pass to llama.cpp, in processes that
+may die.
 
     python scripts/fuzz_header.py MODEL.gguf [--count 500] [--seed 0]
 
-Whatever ends a process by a signal although quant.container.read() and check() let it pass is a hole in
-check(). Prints each with the mutation that made it, and a summary. Follows no format knowledge of its own:
-mutations are bytes, numbers in place, cuts and swaps within the header.
+Whatever ends a process by a signal although quant.container.read() and check() let it pass is a
+hole in check(). Prints each with the mutation that made it, and a summary. Follows no format
+knowledge of its own: mutations are bytes, numbers in place, cuts and swaps within the header.
 """
 
 import argparse
@@ -85,13 +86,17 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one mutated file: refused by us, survived, or the signal that ended the process."""
+    """What became of one mutated file: refused by us, survived, or the signal that ended the
+    process.
+    """
 
     mutation: str
     verdict: str
 
 
-def mutate(data: bytes, fields: list[tuple[str, int, int, str]], end: int, rng: random.Random) -> tuple[bytes, str]:
+def mutate(
+    data: bytes, fields: list[tuple[str, int, int, str]], end: int, rng: random.Random
+) -> tuple[bytes, str]:
     """One mutation of the header: `fields` are (key, first, last, kind) of scalar values."""
     out, how = bytearray(data), rng.randrange(8)
     if how == 0:
@@ -168,7 +173,9 @@ def _worker(text: str, seconds: float) -> tuple[int, str]:
     """How many files a process got through, and how it ended."""
     command = [sys.executable, "-c", WORKER]
     try:
-        done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            command, input=text.encode(), capture_output=True, timeout=seconds, check=False
+        )
     except subprocess.TimeoutExpired as late:
         return (late.stdout or b"").count(b"done"), "it hangs"
     last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [""]

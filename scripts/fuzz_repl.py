@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Types random keys and commands at the REPL, with Ctrl-C, resizes and pastes at random moments.
 
-usage: .venv/bin/python scripts/fuzz_repl.py MODEL.gguf [--count 200] [--seed 0] [--first 0] [--keys 40] [--verbose]
+usage: .venv/bin/python scripts/fuzz_repl.py MODEL.gguf [--count 200] [--seed 0] [--first 0] [--keys
+40] [--verbose]
 
-The REPL runs in this process on prompt_toolkit's own pipe input, so that the ledger can be asked after each sequence:
-nothing raised, no answer left unfinished, every cell as llama.cpp counts it, the conversation question by answer. A
-small model is best (tests/data/stories260K converted). Stops at the first sequence that fails, with its keys; else
-prints one JSON line of figures.
+The REPL runs in this process on prompt_toolkit's own pipe input, so that the ledger can be asked
+after each sequence: nothing raised, no answer left unfinished, every cell as llama.cpp counts it,
+the conversation question by answer. A small model is best (tests/data/stories260K converted). Stops
+at the first sequence that fails, with its keys; else prints one JSON line of figures.
 """
 
 import argparse
@@ -49,28 +50,96 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-# Ctrl-A … Ctrl-_, without Ctrl-Z and Ctrl-\, which end or stop the process that types; arrows, Tab, Alt-Enter, F-keys.
-CONTROL = [chr(code) for code in (1, 2, 3, *range(5, 26), 27, 29, 30, 31, 127)]  # Ctrl-D comes with LEAVING
+# Ctrl-A … Ctrl-_, without Ctrl-Z and Ctrl-\, which end or stop the process that types; arrows, Tab,
+# Alt-Enter, F-keys.
+CONTROL = [
+    chr(code) for code in (1, 2, 3, *range(5, 26), 27, 29, 30, 31, 127)
+]  # Ctrl-D comes with LEAVING
 LEAVING = ("exit", "bye", "quit", "\x04")
-SPECIAL = ["\x1b[A", "\x1b[B", "\x1b[C", "\x1b[D", "\x1b[H", "\x1b[F", "\t", "\t\t", "\x1b[Z", "\x1b\r", "\x1b[3~",
-           "\x1b[5~", "\x1bb", "\x1bf", "\x1bd", "\x1b.", "\x1bOP", "\x1b[1;5D", "\x1b[M !!", "\x12"]  # fmt: skip
+SPECIAL = [
+    "\x1b[A",
+    "\x1b[B",
+    "\x1b[C",
+    "\x1b[D",
+    "\x1b[H",
+    "\x1b[F",
+    "\t",
+    "\t\t",
+    "\x1b[Z",
+    "\x1b\r",
+    "\x1b[3~",
+    "\x1b[5~",
+    "\x1bb",
+    "\x1bf",
+    "\x1bd",
+    "\x1b.",
+    "\x1bOP",
+    "\x1b[1;5D",
+    "\x1b[M !!",
+    "\x12",
+]
 WORDS = [
-    "", "0", "1", "2", "-1", "7", "0.5", "1e9", "nan", "inf", "99999999999999999999", "on", "off", "all", "none",
-    "x" * 300, "naïve", "日本", "\u202e", "a b", '"', "'", '""', "/", "//", "../..", "~", "~nobody", ".", "notes.txt",
-    "out.md", "main",
-    "{{ x }}", "<|user|>", "md", "json", "info", "temp", "top_k", "system", "\x00", "Once upon a time", "predict",
-]  # fmt: skip
+    "",
+    "0",
+    "1",
+    "2",
+    "-1",
+    "7",
+    "0.5",
+    "1e9",
+    "nan",
+    "inf",
+    "99999999999999999999",
+    "on",
+    "off",
+    "all",
+    "none",
+    "x" * 300,
+    "naïve",
+    "日本",
+    "\u202e",
+    "a b",
+    '"',
+    "'",
+    '""',
+    "/",
+    "//",
+    "../..",
+    "~",
+    "~nobody",
+    ".",
+    "notes.txt",
+    "out.md",
+    "main",
+    "{{ x }}",
+    "<|user|>",
+    "md",
+    "json",
+    "info",
+    "temp",
+    "top_k",
+    "system",
+    "\x00",
+    "Once upon a time",
+    "predict",
+]
 
 
 class Screen(io.StringIO):
-    """Where a terminal would be: takes everything, says that it is one, and has a size that changes."""
+    """Where a terminal would be: takes everything, says that it is one, and has a size that
+    changes.
+    """
 
     size = Size(rows=24, columns=80)
-    pipe: PipeInput | None = None  # answers where the cursor is, so that the line at the bottom is drawn
+    pipe: PipeInput | None = (
+        None  # answers where the cursor is, so that the line at the bottom is drawn
+    )
 
     def write(self, text: str) -> int:
         if "\x1b[6n" in text and self.pipe:
-            threading.Thread(target=self._tell, args=(self.pipe,), daemon=True).start()  # the pipe may be full
+            threading.Thread(
+                target=self._tell, args=(self.pipe,), daemon=True
+            ).start()  # the pipe may be full
         return super().write(text)
 
     def isatty(self) -> bool:
@@ -84,9 +153,17 @@ class Screen(io.StringIO):
 class Typist(threading.Thread):
     """Sends the keys, waiting now and then, until the REPL has been left."""
 
-    def __init__(self, keys: list[str], pipe: PipeInput, screen: Screen, rng: random.Random) -> None:
+    def __init__(
+        self, keys: list[str], pipe: PipeInput, screen: Screen, rng: random.Random
+    ) -> None:
         super().__init__(daemon=True)
-        self.keys, self.pipe, self.screen, self.rng, self.left = keys, pipe, screen, rng, threading.Event()
+        self.keys, self.pipe, self.screen, self.rng, self.left = (
+            keys,
+            pipe,
+            screen,
+            rng,
+            threading.Event(),
+        )
 
     def run(self) -> None:
         """All keys, then Ctrl-C and Ctrl-D until the REPL is left."""
@@ -98,7 +175,9 @@ class Typist(threading.Thread):
                 if self.rng.random() < 0.4:
                     time.sleep(self.rng.random() ** 3 * 0.2)
             while not self.left.wait(0.1):
-                self.pipe.send_bytes(b"\x1b[201~\x03\x04")  # a paste that was begun swallows all until its end
+                self.pipe.send_bytes(
+                    b"\x1b[201~\x03\x04"
+                )  # a paste that was begun swallows all until its end
 
     def _press(self, key: str) -> None:
         if key == "INTERRUPT":
@@ -127,29 +206,49 @@ class Fuzz:
         self.opened = self.models.first(str(model))
         self.words = [*WORDS, str(model), "./missing.gguf", str(folder), *commands.words()]
         talk = self._talk(0, 0)
-        self.known = {word: self._offered(talk, word) for word in commands.words() if word not in LEAVING}
+        self.known = {
+            word: self._offered(talk, word) for word in commands.words() if word not in LEAVING
+        }
 
     def _offered(self, talk: Talk, word: str) -> list[str]:
         """What a command takes, as far as Tab knows; for /model the one that is here."""
         found = [f"{first}" for _, first in offers(talk, f"/{word} ")]
-        more = [f"{first} {then}" for first in found for _, then in offers(talk, f"/{word} {first} ")]
+        more = [
+            f"{first} {then}" for first in found for _, then in offers(talk, f"/{word} {first} ")
+        ]
         return [str(self.model)] if word == "model" else [*found, *more]
 
     def _talk(self, temp: int, seed: int) -> Talk:
         sampling = defaults().with_values({"temp": temp, "seed": seed})
         return Talk(
-            self.opened.name, self.opened.runner, Session(sampling, predict=24), self.config, self.ui,
-            file_bytes=self.opened.file_bytes, models=self.models, measure=measure,
-        )  # fmt: skip
+            self.opened.name,
+            self.opened.runner,
+            Session(sampling, predict=24),
+            self.config,
+            self.ui,
+            file_bytes=self.opened.file_bytes,
+            models=self.models,
+            measure=measure,
+        )
 
     def keys(self, rng: random.Random, count: int) -> list[str]:
         """What is typed, each entry at once; beside keys the words INTERRUPT, RESIZE and TERMINATE."""
         kinds = {
-            self._command: 10, self._message: 6, self._text: 4, self._fence: 1, self._paste: 1,
-            lambda rng: rng.choice(CONTROL): 5, lambda rng: rng.choice(SPECIAL): 5, lambda rng: "\r": 4,
-            lambda rng: "INTERRUPT": 4, lambda rng: "RESIZE": 2,
-        }  # fmt: skip
-        made = [rng.choices(list(kinds), list(kinds.values()))[0](rng) for _ in range(rng.randint(1, count))]
+            self._command: 10,
+            self._message: 6,
+            self._text: 4,
+            self._fence: 1,
+            self._paste: 1,
+            lambda rng: rng.choice(CONTROL): 5,
+            lambda rng: rng.choice(SPECIAL): 5,
+            lambda rng: "\r": 4,
+            lambda rng: "INTERRUPT": 4,
+            lambda rng: "RESIZE": 2,
+        }
+        made = [
+            rng.choices(list(kinds), list(kinds.values()))[0](rng)
+            for _ in range(rng.randint(1, count))
+        ]
         if rng.random() < 0.05:
             whole = "word and " * (1 << 17)  # more than 1 MB
             made.insert(rng.randrange(len(made) + 1), f"\x1b[200~{whole}\x1b[201~\r")
@@ -164,13 +263,21 @@ class Fuzz:
         if rng.random() < 0.1:
             word = rng.choice(LEAVING)
         line = f"/{word} {' '.join(arguments)}".replace("\x00", "")
-        return rng.choice(("\x05\x15", "\x05\x15", "")) + line + rng.choice(("\r", "\r", "\r", "\t"))
+        return (
+            rng.choice(("\x05\x15", "\x05\x15", "")) + line + rng.choice(("\r", "\r", "\r", "\t"))
+        )
 
     def _message(self, rng: random.Random) -> str:
-        return " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, 12))).replace("\x00", "") + "\r"
+        return (
+            " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, 12))).replace("\x00", "")
+            + "\r"
+        )
 
     def _text(self, rng: random.Random) -> str:
-        codes = (rng.choice((rng.randint(32, 126), rng.randint(160, 0x2FFF))) for _ in range(rng.randint(1, 20)))
+        codes = (
+            rng.choice((rng.randint(32, 126), rng.randint(160, 0x2FFF)))
+            for _ in range(rng.randint(1, 20))
+        )
         return "".join(map(chr, codes))
 
     def _fence(self, rng: random.Random) -> str:
@@ -181,7 +288,9 @@ class Fuzz:
         return "\x1b[200~" + text + "\n" + text + rng.choice(("\x1b[201~", "\x1b[201~\r", ""))
 
     def sequence(self, number: int, count: int) -> list[str]:
-        """Type one sequence at a talk of its own and look at what it leaves; the keys. Raises whatever went wrong."""
+        """Type one sequence at a talk of its own and look at what it leaves; the keys. Raises
+        whatever went wrong.
+        """
         rng = random.Random(f"{self.seed}/{number}")
         keys, screen = self.keys(rng, count), Screen()
         self.screen, self.typed = screen, keys
@@ -195,7 +304,9 @@ class Fuzz:
                     self._converse(talk, typist)
             typist.join()
         finally:
-            self.opened = replace(self.opened, name=talk.name, runner=talk.runner, file_bytes=talk.file_bytes)
+            self.opened = replace(
+                self.opened, name=talk.name, runner=talk.runner, file_bytes=talk.file_bytes
+            )
         self._look(talk)
         return keys
 
@@ -233,8 +344,12 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keys", type=int, default=40, help="the most keys and lines of one sequence")
-    parser.add_argument("--first", type=int, default=0, help="the number of the first sequence: goes on, or repeats")
+    parser.add_argument(
+        "--keys", type=int, default=40, help="the most keys and lines of one sequence"
+    )
+    parser.add_argument(
+        "--first", type=int, default=0, help="the number of the first sequence: goes on, or repeats"
+    )
     parser.add_argument("--verbose", action="store_true", help="name each sequence")
     asked = parser.parse_args()
     model = asked.model.resolve()
@@ -258,7 +373,13 @@ def main() -> None:
                 traceback.print_exc()
                 raise SystemExit(1) from None
             if asked.verbose:
-                print(number, f"{time.monotonic() - begun:.0f} s", dict(fuzz.counts), file=sys.stderr, flush=True)
+                print(
+                    number,
+                    f"{time.monotonic() - begun:.0f} s",
+                    dict(fuzz.counts),
+                    file=sys.stderr,
+                    flush=True,
+                )
         fuzz.models.close()
     figures = {"sequences": asked.count, "seed": asked.seed, "keys": pressed, **fuzz.counts}
     print(json.dumps({**figures, "seconds": round(time.monotonic() - begun, 1)}))

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Requests with one thing wrong each: every place of a good request × every kind of value, on a server of its own.
+"""Requests with one thing wrong each: every place of a good request × every kind of value, on a
+server of its own.
 
-usage: PYTHONPATH=$PWD .venv/bin/python scripts/fuzz_requests.py FILE.gguf [--requests 0] [--at-once 8] [--seed 0]
+usage: PYTHONPATH=$PWD .venv/bin/python scripts/fuzz_requests.py FILE.gguf [--requests 0] [--at-once
+8] [--seed 0]
        [-- FLAGS of serve]
 
-Each of the good requests below has every field that its path knows. Every place in it, however deep, is given every
-odd value (null, other types, huge, negative, no number of JSON, empty, nested, half characters), taken away, or said
-twice; `--requests N` takes N of them at random (0: all). An answer is right when it is 200 with a document of strict
-JSON (of a stream: every event), or a 4xx with OpenAI's error object. A 500, a connection that ends, a server that
-has gone or whose books are not right when it is idle are wrong. Prints what was found; exits with 1 if anything was.
+Each of the good requests below has every field that its path knows. Every place in it, however
+deep, is given every odd value (null, other types, huge, negative, no number of JSON, empty, nested,
+half characters), taken away, or said twice; `--requests N` takes N of them at random (0: all). An
+answer is right when it is 200 with a document of strict JSON (of a stream: every event), or a 4xx
+with OpenAI's error object. A 500, a connection that ends, a server that has gone or whose books are
+not right when it is idle are wrong. Prints what was found; exits with 1 if anything was.
 """
 
 import argparse
@@ -33,95 +36,338 @@ SCHEMA = {"type": "object", "properties": {"a": {"enum": ["yes", "no"]}}, "requi
 TOOL = {"name": "look", "description": "Looks.", "parameters": SCHEMA}
 # What any place may hold instead. 1e999 is a number of JSON, but none of a machine's.
 VALUES: list[Any] = [
-    None, True, False, 0, 1, -1, 0.5, -0.5, 2**31, 2**63, -(2**63), 2**64, 10**400, -(10**400), 1e308, 5e-324, -0.0,
-    RAW + "1e999", RAW + "-1e999", RAW + "NaN", RAW + "Infinity", RAW + "1" + "0" * 5000, "", "x", "0", "true", "null",
-    "auto", "\ud800", "\udc00\ud800", "\0", "\u2028", "word " * 2000, "9" * 3000, [], {}, [[]], [{}], [None], [0], [-1],
-    [2**70], [0.5], [""], ["x"], [True], ["x", 0], ["x"] * 300, [[0], "x"], {"": ""}, {"a": None}, {"type": "x"},
-    {"type": None}, {"type": "text"}, {"type": "function"}, {"a": {"a": {"a": []}}}, {"x": 10**400}, {"\ud800": "\0"},
-    RAW + "[" * DEEP + "]" * DEEP, RAW + '{"a":' * DEEP + "0" + "}" * DEEP, RAW + "[" * 20_000 + "]" * 20_000,
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    0.5,
+    -0.5,
+    2**31,
+    2**63,
+    -(2**63),
+    2**64,
+    10**400,
+    -(10**400),
+    1e308,
+    5e-324,
+    -0.0,
+    RAW + "1e999",
+    RAW + "-1e999",
+    RAW + "NaN",
+    RAW + "Infinity",
+    RAW + "1" + "0" * 5000,
+    "",
+    "x",
+    "0",
+    "true",
+    "null",
+    "auto",
+    "\ud800",
+    "\udc00\ud800",
+    "\0",
+    "\u2028",
+    "word " * 2000,
+    "9" * 3000,
+    [],
+    {},
+    [[]],
+    [{}],
+    [None],
+    [0],
+    [-1],
+    [2**70],
+    [0.5],
+    [""],
+    ["x"],
+    [True],
+    ["x", 0],
+    ["x"] * 300,
+    [[0], "x"],
+    {"": ""},
+    {"a": None},
+    {"type": "x"},
+    {"type": None},
+    {"type": "text"},
+    {"type": "function"},
+    {"a": {"a": {"a": []}}},
+    {"x": 10**400},
+    {"\ud800": "\0"},
+    RAW + "[" * DEEP + "]" * DEEP,
+    RAW + '{"a":' * DEEP + "0" + "}" * DEEP,
+    RAW + "[" * 20_000 + "]" * 20_000,
+]
 GONE, TWICE = object(), object()
 # The fields of an error object, and where it has fewer: Anthropic's and ollama's.
-ERROR, THEIRS = {"message", "type", "param", "code"}, {"/v1/messages": {"message", "type"}, "/api/": {"message"}}
+ERROR, THEIRS = (
+    {"message", "type", "param", "code"},
+    {"/v1/messages": {"message", "type"}, "/api/": {"message"}},
+)
 SETTINGS = {
-    "temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "typical": 0.9, "seed": 7, "presence_penalty": 0.5,
-    "frequency_penalty": 0.5, "repeat_penalty": 1.1, "repeat_last_n": 16, "logit_bias": {"5": 1, "6": -100},
-    "dry_multiplier": 0.5, "xtc_probability": 0.1, "mirostat": 0, "stop": ["zz", "yy"], "max_tokens": 2,
-    "ignore_eos": False, "priority": 1, "stream": False, "model": None, "user": "me", "metadata": {"a": "b"},
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 20,
+    "min_p": 0.1,
+    "typical": 0.9,
+    "seed": 7,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "repeat_penalty": 1.1,
+    "repeat_last_n": 16,
+    "logit_bias": {"5": 1, "6": -100},
+    "dry_multiplier": 0.5,
+    "xtc_probability": 0.1,
+    "mirostat": 0,
+    "stop": ["zz", "yy"],
+    "max_tokens": 2,
+    "ignore_eos": False,
+    "priority": 1,
+    "stream": False,
+    "model": None,
+    "user": "me",
+    "metadata": {"a": "b"},
     "store": False,
-}  # fmt: skip
+}
 SAID = [
     {"role": "system", "content": "Be short."},
     {"role": "user", "content": [{"type": "text", "text": "Look."}], "name": "me"},
-    {"role": "assistant", "content": None, "reasoning_content": "hm",
-     "tool_calls": [{"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"a": "no"}'}}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "hm",
+        "tool_calls": [
+            {
+                "id": "c",
+                "type": "function",
+                "function": {"name": "look", "arguments": '{"a": "no"}'},
+            }
+        ],
+    },
     {"role": "tool", "tool_call_id": "c", "content": "dark"},
-]  # fmt: skip
+]
 CHAT = {
-    "messages": SAID, "tools": [{"type": "function", "function": TOOL}], "tool_choice": "auto", "n": 2,
-    "parallel_tool_calls": True, "logprobs": True, "top_logprobs": 2, "stream_options": {"include_usage": True},
-    "max_completion_tokens": 2, "chat_template_kwargs": {"a": 1}, "reasoning_effort": "low",
-    "continue_final_message": False, "add_generation_prompt": True, "modalities": ["text"], **SETTINGS,
-}  # fmt: skip
+    "messages": SAID,
+    "tools": [{"type": "function", "function": TOOL}],
+    "tool_choice": "auto",
+    "n": 2,
+    "parallel_tool_calls": True,
+    "logprobs": True,
+    "top_logprobs": 2,
+    "stream_options": {"include_usage": True},
+    "max_completion_tokens": 2,
+    "chat_template_kwargs": {"a": 1},
+    "reasoning_effort": "low",
+    "continue_final_message": False,
+    "add_generation_prompt": True,
+    "modalities": ["text"],
+    **SETTINGS,
+}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": SCHEMA}}
 GOOD: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", CHAT),
-    ("/v1/chat/completions", {"messages": SAID[:1], "response_format": FORMAT, "max_tokens": 3, "stream": True}),
-    ("/v1/chat/completions", {"messages": SAID[:1], "json_schema": SCHEMA, "grammar": 'root ::= "a"', "max_tokens": 3}),
-    ("/v1/chat/completions", {"messages": SAID[:1], "beams": 2, "length_penalty": 1.0, "early_stopping": True,
-                              "max_tokens": 2}),
-    ("/v1/completions", {"prompt": ["Once", [5, 6]], "n": 1, "best_of": 2, "logprobs": 2, "echo": False, "suffix": None,
-                         "stream_options": None, "n_predict": 2, "response_format": {"type": "text"}, **SETTINGS}),
-    ("/v1/completions", {"prompt": "Once", "max_tokens": 2, "stream": True, "echo": True,
-                         "stream_options": {"include_usage": True}}),
+    (
+        "/v1/chat/completions",
+        {"messages": SAID[:1], "response_format": FORMAT, "max_tokens": 3, "stream": True},
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": SAID[:1], "json_schema": SCHEMA, "grammar": 'root ::= "a"', "max_tokens": 3},
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": SAID[:1],
+            "beams": 2,
+            "length_penalty": 1.0,
+            "early_stopping": True,
+            "max_tokens": 2,
+        },
+    ),
+    (
+        "/v1/completions",
+        {
+            "prompt": ["Once", [5, 6]],
+            "n": 1,
+            "best_of": 2,
+            "logprobs": 2,
+            "echo": False,
+            "suffix": None,
+            "stream_options": None,
+            "n_predict": 2,
+            "response_format": {"type": "text"},
+            **SETTINGS,
+        },
+    ),
+    (
+        "/v1/completions",
+        {
+            "prompt": "Once",
+            "max_tokens": 2,
+            "stream": True,
+            "echo": True,
+            "stream_options": {"include_usage": True},
+        },
+    ),
     ("/v1/completions", {"prompt": ["Once", [5, 6]], "max_tokens": 1, "echo": True, "logprobs": 1}),
-    ("/completion", {"prompt": ["Once", [5, "upon", 6], {"prompt_string": "x"}], "n_predict": 2, "n_probs": 1,
-                     "n_cmpl": 1, "logit_bias": [[5, 1.5], ["a", False]], "return_tokens": True, "stream": True,
-                     "response_fields": None, "json_schema": None}),
-    ("/completion", {"prompt": "Once", "n_predict": 1, "response_fields": ["content", "timings/prompt_n"]}),
-    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "Look."}]},
-                                 {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
-                                 {"type": "function_call_output", "call_id": "c", "output": "dark"},
-                                 {"type": "reasoning", "summary": []}],
-                       "instructions": "Be short.", "tools": [{"type": "function", **TOOL}], "tool_choice": "auto",
-                       "text": {"format": {"type": "text"}}, "reasoning": {"effort": "low"}, "max_output_tokens": 2,
-                       "include": ["message.output_text.logprobs"], "top_logprobs": 1, "truncation": "disabled",
-                       "temperature": 0.5, "top_p": 0.9, "stream": True, "metadata": {"a": "b"}}),
-    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "Look."}]},
-                                   {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look",
-                                                                      "input": {"a": "no"}}]},
-                                   {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c",
-                                                                 "content": "dark"}]}],
-                      "system": [{"type": "text", "text": "Be short."}], "max_tokens": 2, "stop_sequences": ["zz"],
-                      "tools": [{"name": "look", "description": "Looks.", "input_schema": SCHEMA}], "stream": True,
-                      "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}, "temperature": 0.5,
-                      "top_k": 5, "metadata": {"user_id": "me"}}),
-    ("/v1/chat/completions/input_tokens", {"messages": SAID, "tools": [{"type": "function", "function": TOOL}]}),
+    (
+        "/completion",
+        {
+            "prompt": ["Once", [5, "upon", 6], {"prompt_string": "x"}],
+            "n_predict": 2,
+            "n_probs": 1,
+            "n_cmpl": 1,
+            "logit_bias": [[5, 1.5], ["a", False]],
+            "return_tokens": True,
+            "stream": True,
+            "response_fields": None,
+            "json_schema": None,
+        },
+    ),
+    (
+        "/completion",
+        {"prompt": "Once", "n_predict": 1, "response_fields": ["content", "timings/prompt_n"]},
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "Look."}]},
+                {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "dark"},
+                {"type": "reasoning", "summary": []},
+            ],
+            "instructions": "Be short.",
+            "tools": [{"type": "function", **TOOL}],
+            "tool_choice": "auto",
+            "text": {"format": {"type": "text"}},
+            "reasoning": {"effort": "low"},
+            "max_output_tokens": 2,
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 1,
+            "truncation": "disabled",
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "stream": True,
+            "metadata": {"a": "b"},
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "Look."}]},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "tool_use", "id": "c", "name": "look", "input": {"a": "no"}}
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "c", "content": "dark"}],
+                },
+            ],
+            "system": [{"type": "text", "text": "Be short."}],
+            "max_tokens": 2,
+            "stop_sequences": ["zz"],
+            "tools": [{"name": "look", "description": "Looks.", "input_schema": SCHEMA}],
+            "stream": True,
+            "tool_choice": {"type": "auto"},
+            "thinking": {"type": "disabled"},
+            "temperature": 0.5,
+            "top_k": 5,
+            "metadata": {"user_id": "me"},
+        },
+    ),
+    (
+        "/v1/chat/completions/input_tokens",
+        {"messages": SAID, "tools": [{"type": "function", "function": TOOL}]},
+    ),
     ("/v1/completions/input_tokens", {"prompt": ["Once", [5, 6]]}),
     ("/v1/responses/input_tokens", {"input": "Look.", "instructions": "Be short."}),
-    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Look."}], "system": "Be short."}),
-    ("/api/chat", {"messages": [{"role": "user", "content": "Look."},
-                                {"role": "assistant", "content": "", "tool_calls": [
-                                    {"function": {"name": "look", "arguments": {"a": "no"}}}]},
-                                {"role": "tool", "tool_name": "look", "content": "dark"}],
-                   "tools": [{"type": "function", "function": TOOL}], "options": {"num_predict": 2, "temperature": 0.5,
-                   "stop": ["zz"], "seed": 7, "num_ctx": 64}, "think": False, "keep_alive": "5m", "stream": True}),
-    ("/api/generate", {"prompt": "Look.", "system": "Be short.", "format": SCHEMA, "raw": False, "stream": False,
-                       "options": {"num_predict": 2}, "context": None, "images": []}),
+    (
+        "/v1/messages/count_tokens",
+        {"messages": [{"role": "user", "content": "Look."}], "system": "Be short."},
+    ),
+    (
+        "/api/chat",
+        {
+            "messages": [
+                {"role": "user", "content": "Look."},
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"function": {"name": "look", "arguments": {"a": "no"}}}],
+                },
+                {"role": "tool", "tool_name": "look", "content": "dark"},
+            ],
+            "tools": [{"type": "function", "function": TOOL}],
+            "options": {
+                "num_predict": 2,
+                "temperature": 0.5,
+                "stop": ["zz"],
+                "seed": 7,
+                "num_ctx": 64,
+            },
+            "think": False,
+            "keep_alive": "5m",
+            "stream": True,
+        },
+    ),
+    (
+        "/api/generate",
+        {
+            "prompt": "Look.",
+            "system": "Be short.",
+            "format": SCHEMA,
+            "raw": False,
+            "stream": False,
+            "options": {"num_predict": 2},
+            "context": None,
+            "images": [],
+        },
+    ),
     ("/api/embed", {"input": ["Once", "upon"], "truncate": True, "dimensions": 8}),
     ("/api/embeddings", {"prompt": "Once", "model": "tiny"}),
     ("/api/show", {"model": "tiny", "verbose": True}),
     ("/apply-template", {"messages": SAID}),
-    ("/v1/embeddings", {"input": ["Once", "upon"], "encoding_format": "float", "dimensions": 8, "model": None}),
-    ("/tokenize", {"content": "Once", "add_special": True, "parse_special": True, "with_pieces": True}),
+    (
+        "/v1/embeddings",
+        {"input": ["Once", "upon"], "encoding_format": "float", "dimensions": 8, "model": None},
+    ),
+    (
+        "/tokenize",
+        {"content": "Once", "add_special": True, "parse_special": True, "with_pieces": True},
+    ),
     ("/detokenize", {"tokens": [5, 6]}),
-]  # fmt: skip
-# A model that writes does not rank, and may fill no gaps: refused, but only once all fields have been read.
+]
+# A model that writes does not rank, and may fill no gaps: refused, but only once all fields have
+# been read.
 REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/rerank", {"query": "Look.", "documents": ["dark", {"text": "light"}], "top_n": 1, "return_documents": True}),
-    ("/infill", {"input_prefix": "a", "input_suffix": "b", "prompt": "c", "n_predict": 1,
-                 "input_extra": [{"filename": "a", "text": "b"}]}),
-    ("/v1/rerank", {"query": "Look.", "texts": ["dark", "light"], "return_text": True, "model": None}),
+    (
+        "/v1/rerank",
+        {
+            "query": "Look.",
+            "documents": ["dark", {"text": "light"}],
+            "top_n": 1,
+            "return_documents": True,
+        },
+    ),
+    (
+        "/infill",
+        {
+            "input_prefix": "a",
+            "input_suffix": "b",
+            "prompt": "c",
+            "n_predict": 1,
+            "input_extra": [{"filename": "a", "text": "b"}],
+        },
+    ),
+    (
+        "/v1/rerank",
+        {"query": "Look.", "texts": ["dark", "light"], "return_text": True, "model": None},
+    ),
 ]
 
 
@@ -144,7 +390,9 @@ def changed(document: Any, at: tuple[Any, ...], value: Any) -> bytes:
         del holder[at[-1]]
     elif value is TWICE:
         text = json.dumps(holder)
-        return spelled(document).replace(text.encode(), f'{text[:-1]}, "{at[-1]}": "again"}}'.encode(), 1)
+        return spelled(document).replace(
+            text.encode(), f'{text[:-1]}, "{at[-1]}": "again"}}'.encode(), 1
+        )
     else:
         holder[at[-1]] = value
     return spelled(made)
@@ -177,7 +425,11 @@ def wrong(path: str, status: int, raw: bytes) -> str:
         about = strict(raw)["error"]
         fields = next((fields for begin, fields in THEIRS.items() if path.startswith(begin)), ERROR)
         about = {"message": about} if isinstance(about, str) else about
-        if (not 400 <= status < 500 and status != 501) or not about["message"] or not set(about) >= fields:
+        if (
+            (not 400 <= status < 500 and status != 501)
+            or not about["message"]
+            or not set(about) >= fields
+        ):
             return f"{status} {about}"
     except (ValueError, KeyError, TypeError) as error:
         return f"{status} with {raw[:200]!r}: {error}"
@@ -203,8 +455,12 @@ def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-async def fuzz(url: str, asked: list[tuple[str, bytes]], at_once: int) -> tuple[Counter[str], list[str]]:
-    """Ask all of them; how many got which status, and what was wrong. The cells are looked at afterwards."""
+async def fuzz(
+    url: str, asked: list[tuple[str, bytes]], at_once: int
+) -> tuple[Counter[str], list[str]]:
+    """Ask all of them; how many got which status, and what was wrong. The cells are looked at
+    afterwards.
+    """
     counts: Counter[str] = Counter()
     found: list[str] = []
     numbers = iter(asked)
@@ -214,7 +470,9 @@ async def fuzz(url: str, asked: list[tuple[str, bytes]], at_once: int) -> tuple[
         async def worker() -> None:
             for path, body in numbers:
                 try:
-                    answer = await client.post(path, content=body, headers={"content-type": "application/json"})
+                    answer = await client.post(
+                        path, content=body, headers={"content-type": "application/json"}
+                    )
                 except httpx2.HTTPError as error:
                     found.append(f"{path} {_short(body)}: {error!r}")
                     continue
@@ -231,7 +489,9 @@ async def idle(client: httpx2.AsyncClient) -> list[str]:
     while True:
         report = (await client.get("/v1/kv?check=true")).raise_for_status().json()
         if not report["running"] and not report["waiting"]:
-            return [f"left behind: {one}" for one in report["sequences"] if one["state"] == "running"]
+            return [
+                f"left behind: {one}" for one in report["sequences"] if one["state"] == "running"
+            ]
 
 
 def _short(body: bytes) -> str:
@@ -241,7 +501,18 @@ def _short(body: bytes) -> str:
 @contextmanager
 def served(ref: str, flags: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
     """A server of its own: its address, and a list that has its exit status afterwards."""
-    words = [sys.executable, "-m", "llmcli.app", "serve", ref, "-a", "tiny", "--port", "0", "--json"]
+    words = [
+        sys.executable,
+        "-m",
+        "llmcli.app",
+        "serve",
+        ref,
+        "-a",
+        "tiny",
+        "--port",
+        "0",
+        "--json",
+    ]
     words += ["--max-tokens", "8", *flags]
     ended: list[int] = []
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -265,7 +536,9 @@ def told(counts: Counter[str], found: list[str], code: int) -> int:
 
 def main() -> int:
     """Serve, ask, tell."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("ref")
     parser.add_argument("--requests", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=8)

@@ -1,11 +1,14 @@
-"""Both programs' ways in one process: contexts as `llmcli bench` opens them, and as llama-bench does.
+"""Both programs' ways in one process: contexts as `llmcli bench` opens them, and as llama-bench
+does.
 
-The machine's speed changes by tens of percent from second to second, which whole processes in turn do not cancel: ten
-pairs cannot tell 2 % (two-core Xeon, 2026-11). Here both compute over the same loaded weights, a few tokens or a prompt
-each, in the order A B B A, then B A A B. Each side has two contexts, opened A B B A: one that is opened later lies
-elsewhere in memory, which alone makes half a percent. The library is the one that `llmcli` uses.
+The machine's speed changes by tens of percent from second to second, which whole processes in turn
+do not cancel: ten pairs cannot tell 2 % (two-core Xeon, 2026-11). Here both compute over the same
+loaded weights, a few tokens or a prompt each, in the order A B B A, then B A A B. Each side has two
+contexts, opened A B B A: one that is opened later lies elsewhere in memory, which alone makes half
+a percent. The library is the one that `llmcli` uses.
 
-Theirs follows tools/llama-bench/llama-bench.cpp: to_llama_cparams, the thread pool, test_prompt, test_gen.
+Theirs follows tools/llama-bench/llama-bench.cpp: to_llama_cparams, the thread pool, test_prompt,
+test_gen.
 """
 
 import ctypes
@@ -63,9 +66,13 @@ class Pool(ctypes.Structure):
     """struct ggml_threadpool_params (ggml/include/ggml.h)."""
 
     _fields_ = (
-        ("cpumask", ctypes.c_bool * 512), ("n_threads", ctypes.c_int), ("prio", ctypes.c_int),
-        ("poll", ctypes.c_uint32), ("strict_cpu", ctypes.c_bool), ("paused", ctypes.c_bool),
-    )  # fmt: skip
+        ("cpumask", ctypes.c_bool * 512),
+        ("n_threads", ctypes.c_int),
+        ("prio", ctypes.c_int),
+        ("poll", ctypes.c_uint32),
+        ("strict_cpu", ctypes.c_bool),
+        ("paused", ctypes.c_bool),
+    )
 
 
 class Theirs:
@@ -91,13 +98,19 @@ class Theirs:
         return self._tokens(start, end) if self.test.n_gen else self._prompt()
 
     def _token(self, place: int) -> int:
-        return self.first if place == 0 and self.first is not None else self.random.randrange(self.n_vocab)
+        return (
+            self.first
+            if place == 0 and self.first is not None
+            else self.random.randrange(self.n_vocab)
+        )
 
     def _prompt(self) -> float:
         """test_prompt: batches without a word on outputs, of which llama.cpp gives the last."""
         library, test = self.library, self.test
         ids = [self._token(place) for place in range(test.n_prompt)]
-        tokens: Any = (ctypes.c_int32 * test.n_prompt)(*ids)  # drawing 512 takes Python longer than C
+        tokens: Any = (ctypes.c_int32 * test.n_prompt)(
+            *ids
+        )  # drawing 512 takes Python longer than C
         begun = time.perf_counter()
         library.llama_set_n_threads(self.pointer, test.n_threads, test.n_threads)
         for at in range(0, test.n_prompt, test.n_batch):
@@ -133,11 +146,18 @@ def theirs(model: Model, test: Test) -> Iterator[Theirs]:
     params.n_batch, params.n_ubatch = test.n_batch, test.n_ubatch
     params.type_k, params.type_v = KV_TYPES[test.type_k], KV_TYPES[test.type_v]
     params.flash_attn_type = FLASH[test.flash_attn]
-    params.offload_kqv, params.op_offload, params.embeddings, params.swa_full = True, True, False, False
+    params.offload_kqv, params.op_offload, params.embeddings, params.swa_full = (
+        True,
+        True,
+        False,
+        False,
+    )
     pointer = library.llama_init_from_model(model.pointer, params)
     assert pointer, "llama.cpp refuses llama-bench's context"
     folder = Path(library.__file__).parent / "lib"
-    base, cpu, llama = (ctypes.CDLL(str(folder / f"lib{name}.so")) for name in ("ggml-base", "ggml-cpu", "llama"))
+    base, cpu, llama = (
+        ctypes.CDLL(str(folder / f"lib{name}.so")) for name in ("ggml-base", "ggml-cpu", "llama")
+    )
     base.ggml_threadpool_params_default.restype = Pool
     cpu.ggml_threadpool_new.restype = ctypes.c_void_p
     wanted = base.ggml_threadpool_params_default(ctypes.c_int(test.n_threads))
@@ -168,11 +188,17 @@ class Paired:
         draws = np.random.default_rng(1).integers(0, both.shape[1], (DRAWS, both.shape[1]))
         ours, others = np.median(both[:, draws], axis=2)
         low, high = np.quantile(others / ours, (0.025, 0.975))
-        return statistics.median(self.theirs) / statistics.median(self.ours), float(low), float(high)
+        return (
+            statistics.median(self.theirs) / statistics.median(self.ours),
+            float(low),
+            float(high),
+        )
 
     def speeds(self) -> tuple[float, float]:
         """Tokens per second, ours and theirs."""
-        return self.tokens / statistics.median(self.ours), self.tokens / statistics.median(self.theirs)
+        return self.tokens / statistics.median(self.ours), self.tokens / statistics.median(
+            self.theirs
+        )
 
 
 def compare(model: Model, test: Test, seconds: float) -> Paired:
@@ -184,7 +210,9 @@ def compare(model: Model, test: Test, seconds: float) -> Paired:
             opened: Any = stack.enter_context(way)
             made.append(Ours(opened) if mine else opened)
         first, one, other, last = made
-        pieces = [(at, min(at + PIECE, test.n_gen)) for at in range(0, test.n_gen, PIECE)] or [(0, 0)]
+        pieces = [(at, min(at + PIECE, test.n_gen)) for at in range(0, test.n_gen, PIECE)] or [
+            (0, 0)
+        ]
         paired = Paired(2 * (PIECE if test.n_gen else test.n_prompt))
         begun, turn = time.monotonic(), 0
         while time.monotonic() - begun < seconds:
@@ -200,7 +228,9 @@ def compare(model: Model, test: Test, seconds: float) -> Paired:
         return paired
 
 
-def measure(path: Path, threads: list[int], prompt: int, gen: int, seconds: float) -> Iterator[tuple[Test, Paired]]:
+def measure(
+    path: Path, threads: list[int], prompt: int, gen: int, seconds: float
+) -> Iterator[tuple[Test, Paired]]:
     """Every test of a model, each for about `seconds`."""
     with open_model(path) as model:
         for count in threads:

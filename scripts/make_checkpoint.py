@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Writes a random BF16 Llama checkpoint of a given size, for measuring speed, memory and disk.
 
-usage: scripts/make_checkpoint.py FOLDER --gb 1.5 --tokenizer TOKENIZER_FOLDER [--hidden 2048] [--shard-gb 1] [--zeros]
+usage: scripts/make_checkpoint.py FOLDER --gb 1.5 --tokenizer TOKENIZER_FOLDER [--hidden 2048]
+[--shard-gb 1] [--zeros]
 
-The tokenizer's files are copied. With --zeros only the embedding, the head and the first block hold numbers; the
-rest are holes in the files, which take neither disk nor much time to quantize.
+The tokenizer's files are copied. With --zeros only the embedding, the head and the first block hold
+numbers; the rest are holes in the files, which take neither disk nor much time to quantize.
 """
 
 import argparse
@@ -21,7 +22,9 @@ CHUNK = 1 << 22  # values drawn at a time
 
 def main() -> None:
     """Plan the tensors, spread them over shards, write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gb", type=float, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)
@@ -40,9 +43,13 @@ def main() -> None:
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
         write(asked.folder / name, tensors, rng, asked.zeros)
         places |= dict.fromkeys(tensors, name)
-    (asked.folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (asked.folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": places})
+    )
     total = sum(nbytes(shape) for tensors in shards for shape in tensors.values())
-    print(f"{asked.folder}: {total / 1e9:.2f} GB, {config['num_hidden_layers']} blocks, {len(shards)} shards")
+    print(
+        f"{asked.folder}: {total / 1e9:.2f} GB, {config['num_hidden_layers']} blocks, {len(shards)} shards"
+    )
 
 
 def tokenizer(source: Path, target: Path) -> int:
@@ -61,17 +68,35 @@ def settings(hidden: int, words: int, total: int) -> dict[str, object]:
     block = 2 * (2 * hidden * hidden + 2 * kv * HEAD * hidden + 3 * hidden * ff + 2 * hidden)
     layers = max(1, (total - 4 * words * hidden) // block)
     return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
-        "hidden_size": hidden, "intermediate_size": ff, "num_hidden_layers": layers,
-        "num_attention_heads": hidden // HEAD, "num_key_value_heads": kv, "head_dim": HEAD, "hidden_act": "silu",
-        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "vocab_size": words,
-        "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "torch_dtype": "bfloat16",
+        "hidden_size": hidden,
+        "intermediate_size": ff,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // HEAD,
+        "num_key_value_heads": kv,
+        "head_dim": HEAD,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "vocab_size": words,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
 
 
 def shapes(config: dict[str, object]) -> dict[str, tuple[int, ...]]:
     """Every tensor's name and shape, in the order of the file."""
-    keys = ("hidden_size", "intermediate_size", "num_key_value_heads", "vocab_size", "num_hidden_layers")
+    keys = (
+        "hidden_size",
+        "intermediate_size",
+        "num_key_value_heads",
+        "vocab_size",
+        "num_hidden_layers",
+    )
     hidden, ff, kv, words, layers = (int(str(config[key])) for key in keys)
     table: dict[str, tuple[int, ...]] = {
         "lm_head.weight": (words, hidden),
@@ -108,23 +133,37 @@ def nbytes(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape)) * 2
 
 
-def write(file: Path, tensors: dict[str, tuple[int, ...]], rng: np.random.Generator, zeros: bool) -> None:
+def write(
+    file: Path, tensors: dict[str, tuple[int, ...]], rng: np.random.Generator, zeros: bool
+) -> None:
     """One safetensors file."""
     header, at = {}, 0
     for name, shape in tensors.items():
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + nbytes(shape)]}
+        header[name] = {
+            "dtype": "BF16",
+            "shape": list(shape),
+            "data_offsets": [at, at + nbytes(shape)],
+        }
         at += nbytes(shape)
     text = json.dumps(header).encode()
     with file.open("wb") as out:
         out.write(struct.pack("<Q", len(text)) + text)
         for name, shape in tensors.items():
-            if zeros and name.startswith("model.layers.") and not name.startswith("model.layers.0."):
+            if (
+                zeros
+                and name.startswith("model.layers.")
+                and not name.startswith("model.layers.0.")
+            ):
                 out.seek(nbytes(shape), 1)
                 continue
             rest = nbytes(shape) // 2
             while rest:
-                values = rng.standard_normal(min(rest, CHUNK), np.float32) * np.float32(0.02) + (len(shape) == 1)
-                out.write((values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes())
+                values = rng.standard_normal(min(rest, CHUNK), np.float32) * np.float32(0.02) + (
+                    len(shape) == 1
+                )
+                out.write(
+                    (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+                )
                 rest -= len(values)
         out.truncate(8 + len(text) + at)
 

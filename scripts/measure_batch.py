@@ -1,11 +1,13 @@
 """Tokens per second of the engine with many answers at once, and where a step's time goes.
 
-usage: PYTHONPATH=. .venv/bin/python scripts/measure_batch.py MODEL.gguf [--counts 1,2,4,8,16] [--tokens 96]
+usage: PYTHONPATH=. .venv/bin/python scripts/measure_batch.py MODEL.gguf [--counts 1,2,4,8,16]
+[--tokens 96]
        [--prompt 64] [--rounds 3] [--threads 2] [--kv f16] [--shared] [--profile]
 
-Each round asks for as many answers as are counted, all at once, through the engine (no HTTP), the counts in turns; the
-best round of each is told, and all beside it. `decode` is the time inside llama.cpp, `ours` everything else in steps.
-`raw` is the ceiling: the same rows through the context alone, without sampling, scheduler or books.
+Each round asks for as many answers as are counted, all at once, through the engine (no HTTP), the
+counts in turns; the best round of each is told, and all beside it. `decode` is the time inside
+llama.cpp, `ours` everything else in steps. `raw` is the ceiling: the same rows through the context
+alone, without sampling, scheduler or books.
 """
 
 import argparse
@@ -23,20 +25,30 @@ from llmcli.runtime.sampling import defaults
 from llmcli.runtime.schedule import Schedule
 
 
-def asked(runner: Runner, count: int, given: argparse.Namespace, rng: random.Random) -> list[Request]:
+def asked(
+    runner: Runner, count: int, given: argparse.Namespace, rng: random.Random
+) -> list[Request]:
     """Prompts of random tokens, alike but for the last four where they are to be shared."""
     words = range(300, min(20_000, runner.model.n_vocab))
     stem = rng.choices(words, k=given.prompt)
     made = []
     for seed in range(count):
-        tokens = [*stem[:-4], *rng.choices(words, k=4)] if given.shared else rng.choices(words, k=given.prompt)
+        tokens = (
+            [*stem[:-4], *rng.choices(words, k=4)]
+            if given.shared
+            else rng.choices(words, k=given.prompt)
+        )
         sampling = defaults().with_values({"seed": seed, **json.loads(given.sampling)})
-        made.append(Request(tuple(tokens), sampling, given.tokens, ignore_eos=True, client=str(seed)))
+        made.append(
+            Request(tuple(tokens), sampling, given.tokens, ignore_eos=True, client=str(seed))
+        )
     return made
 
 
 def through_engine(runner: Runner, requests: list[Request]) -> tuple[float, float, float, int]:
-    """Seconds of all; of the passes after the last prompt, and inside llama.cpp of those; and how many those are."""
+    """Seconds of all; of the passes after the last prompt, and inside llama.cpp of those; and how
+    many those are.
+    """
     engine, inside = runner.engine, 0.0
     decode = runner.context.decode
 
@@ -72,7 +84,9 @@ def raw(context: Context, requests: list[Request], tokens: int) -> float:
     count, place = len(requests), len(requests[0].tokens)
     begun = time.perf_counter()
     for step in range(tokens - 1):
-        context.decode(Rows([300 + step] * count, [place + step] * count, range(count), [True] * count))
+        context.decode(
+            Rows([300 + step] * count, [place + step] * count, range(count), [True] * count)
+        )
     spent = time.perf_counter() - begun
     context.clear()
     return count * (tokens - 1) / spent
@@ -80,7 +94,9 @@ def raw(context: Context, requests: list[Request], tokens: int) -> float:
 
 def main() -> None:
     """Measure the counts in turns."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--counts", default="1,2,4,8,16")
     parser.add_argument("--sampling", default="{}")
@@ -93,7 +109,9 @@ def main() -> None:
     given = parser.parse_args()
     counts = [int(count) for count in given.counts.split(",")]
     cells = max(counts) * (given.prompt + given.tokens + 16) + 256
-    options = RunOptions(ctx_size=cells, threads=given.threads, cache_type_k=given.kv, cache_type_v=given.kv)
+    options = RunOptions(
+        ctx_size=cells, threads=given.threads, cache_type_k=given.kv, cache_type_v=given.kv
+    )
     rng = random.Random(0)
     with open_runner(given.model, options, slots=max(counts)) as runner:
         runner.engine.schedule = Schedule(gap=given.gap)
@@ -108,7 +126,9 @@ def main() -> None:
                 total, full, inside, steps = through_engine(runner, requests)
                 profile.disable()
                 decoding = count * steps / full
-                found[count].append((count * given.tokens / total, decoding, ceiling, (full - inside) / steps * 1e3))
+                found[count].append(
+                    (count * given.tokens / total, decoding, ceiling, (full - inside) / steps * 1e3)
+                )
         for count in counts:
             best = max(found[count])
             rest = " ".join(f"{row[0]:.1f}" for row in found[count])

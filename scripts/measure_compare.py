@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""How often `llmcli bench compare` calls a difference: of a model and itself, and where one side is slowed down.
+"""How often `llmcli bench compare` calls a difference: of a model and itself, and where one side is
+slowed down.
 
 usage: .venv/bin/python scripts/measure_compare.py MODEL.gguf
-       [--runs 20] [--slowdown 5] [--seconds 8] [--tokens 128] [--prompt 0] [--threads N] [--verbose]
+       [--runs 20] [--slowdown 5] [--seconds 8] [--tokens 128] [--prompt 0] [--threads N]
+       [--verbose]
 
-Every run opens its own contexts and is what `llmcli bench compare MODEL MODEL` does, with its defaults. Runs of the
-two kinds alternate. The slowdown is planted in B: after each of its passes the thread spins for that share of the
-processor time it took, within what is timed. (Of the time on the clock it would be more than that share wherever
-others use the machine: waiting is no work.) Wanted: of 20 runs of a thing and itself at most 1 calls a difference,
-of 20 with 5 % planted at least 18 do, and name the slower one. Printed too: how many intervals hold the true ratio.
+Every run opens its own contexts and is what `llmcli bench compare MODEL MODEL` does, with its
+defaults. Runs of the two kinds alternate. The slowdown is planted in B: after each of its passes
+the thread spins for that share of the processor time it took, within what is timed. (Of the time on
+the clock it would be more than that share wherever others use the machine: waiting is no work.)
+Wanted: of 20 runs of a thing and itself at most 1 calls a difference, of 20 with 5 % planted at
+least 18 do, and name the slower one. Printed too: how many intervals hold the true ratio.
 """
 
 import argparse
@@ -82,7 +85,10 @@ class Tally:
         words += f", {len(right)} of them the right way" if self.truth != 1 else ""
         ratios = sorted(one.ratio for one in found)
         half = statistics.median(one.resolution for one in found)
-        pairs, seconds = statistics.median(len(one.a) for one in found), statistics.median(self.seconds)
+        pairs, seconds = (
+            statistics.median(len(one.a) for one in found),
+            statistics.median(self.seconds),
+        )
         span = f"{ratios[0]:.4f} to {ratios[-1]:.4f}"
         return (
             f"{self.name}: {words}; {held} intervals hold {self.truth:.4f}, ratios {span}\n"
@@ -93,19 +99,26 @@ class Tally:
 
 def main() -> None:
     """Measure and print; exit 1 where the counts are not what is wanted."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--slowdown", type=float, default=5, help="percent")
     parser.add_argument("--seconds", type=float, default=Design().seconds)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--prompt", type=int, default=0, help="measure prompts of so many tokens instead")
+    parser.add_argument(
+        "--prompt", type=int, default=0, help="measure prompts of so many tokens instead"
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--verbose", action="store_true", help="a line for each run")
     asked = parser.parse_args()
     share = asked.slowdown / 100
     tokens = 0 if asked.prompt else asked.tokens
-    side = Side(asked.model, grid.Test(asked.prompt, tokens, 0, 2048, 512, "f16", "f16", asked.threads, -1, "auto"))
+    side = Side(
+        asked.model,
+        grid.Test(asked.prompt, tokens, 0, 2048, 512, "f16", "f16", asked.threads, -1, "auto"),
+    )
     tallies = Tally("A and A", 1.0), Tally(f"B slower by {asked.slowdown:g} %", 1 / (1 + share))
     quiet = UI(json=True)
     for number in range(asked.runs):
@@ -116,8 +129,12 @@ def main() -> None:
             tally.seconds.append(time.monotonic() - began)
             tally.found.append(one)
             if asked.verbose:
-                print(f"{number + 1:2} {tally.name}: {one.words()} ({len(one.a)} pairs)", flush=True)
-    print(f"{asked.model.name}, {side.test.name}, {asked.threads} threads, {asked.seconds:g} s a run")
+                print(
+                    f"{number + 1:2} {tally.name}: {one.words()} ({len(one.a)} pairs)", flush=True
+                )
+    print(
+        f"{asked.model.name}, {side.test.name}, {asked.threads} threads, {asked.seconds:g} s a run"
+    )
     for tally in tallies:
         print(tally.text())
     alike, slow = (sum(one.differs for one in tally.found) for tally in tallies)

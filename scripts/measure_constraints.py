@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""What holding answers to JSON schemas gives and costs: schemas accepted, documents finished and valid, speed.
+"""What holding answers to JSON schemas gives and costs: schemas accepted, documents finished and
+valid, speed.
 
 usage: .venv/bin/python scripts/measure_constraints.py MODEL.gguf
-       [--schemas ../shared/assets/json-schema] [--count 300] [--timed 60] [--tokens 512] [--temp 0.8] [--threads N]
+       [--schemas ../shared/assets/json-schema] [--count 300] [--timed 60] [--tokens 512] [--temp
+       0.8] [--threads N]
 
-Each schema is one question (its own where it has one, the schema with it) and one answer of at most --tokens tokens;
-jsonschema judges what came. For --timed of them the same question is then answered without a schema, to as many
-tokens, and with the schema but without jumping over forced text; the three take turns at being first, after the
-prompt is in the cache. Printed are medians of ratios of time a token, with 95% bootstrap intervals. All of it takes
-about ten minutes for a model of 135 million parameters on two cores; --count takes fewer schemas, evenly spread.
+Each schema is one question (its own where it has one, the schema with it) and one answer of at most
+--tokens tokens; jsonschema judges what came. For --timed of them the same question is then answered
+without a schema, to as many tokens, and with the schema but without jumping over forced text; the
+three take turns at being first, after the prompt is in the cache. Printed are medians of ratios of
+time a token, with 95% bootstrap intervals. All of it takes about ten minutes for a model of 135
+million parameters on two cores; --count takes fewer schemas, evenly spread.
 """
 
 import argparse
@@ -54,8 +57,14 @@ class Case:
 
 def cases(folder: Path, count: int) -> list[Case]:
     """`count` of the schemas, evenly spread over all."""
-    rows = [json.loads(line) for name in ("functions", "suite") for line in (folder / f"{name}.jsonl").open()]
-    found = [Case(row["id"], row["schema"], row.get("prompt", "Write a short example.")) for row in rows]
+    rows = [
+        json.loads(line)
+        for name in ("functions", "suite")
+        for line in (folder / f"{name}.jsonl").open()
+    ]
+    found = [
+        Case(row["id"], row["schema"], row.get("prompt", "Write a short example.")) for row in rows
+    ]
     return [found[index * len(found) // count] for index in range(min(count, len(found)))]
 
 
@@ -93,7 +102,9 @@ def timed(runner: Runner, request: Request, length: int, turn: int) -> dict[str,
     asked = {
         "lossless": request,
         "off": replace(request, grammar=off),
-        "free": replace(request, grammar=None, strategy="plain", ignore_eos=True, max_tokens=length),
+        "free": replace(
+            request, grammar=None, strategy="plain", ignore_eos=True, max_tokens=length
+        ),
     }
     order = [WAYS[(turn + place) % len(WAYS)] for place in range(len(WAYS))]
     return {way: answer(runner, asked[way]) for way in order}
@@ -101,9 +112,13 @@ def timed(runner: Runner, request: Request, length: int, turn: int) -> dict[str,
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
-    parser.add_argument("--schemas", type=Path, default=HERE.parent / "shared" / "assets" / "json-schema")
+    parser.add_argument(
+        "--schemas", type=Path, default=HERE.parent / "shared" / "assets" / "json-schema"
+    )
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--timed", type=int, default=60)
     parser.add_argument("--tokens", type=int, default=512)
@@ -142,21 +157,30 @@ def told(runner: Runner, wanted: list[Case], sampling: Sampling, asked: argparse
         if result != "valid":
             print(f"{result:9} {case.name}: {made.text[:100]!r}")
         if asked.timed and turn % every == 0 and len(made.tokens) > 8:
-            ways = {way: milliseconds(one) for way, one in timed(runner, request, len(made.tokens), turn).items()}
+            ways = {
+                way: milliseconds(one)
+                for way, one in timed(runner, request, len(made.tokens), turn).items()
+            }
             for pair, values in ratios.items():
                 one, other = pair.split(" / ")
                 values.append(ways[other] / ways[one])
     accepted = sum(verdicts.values())
     print(f"schemas: {accepted} of {len(wanted)} accepted, {refused} refused")
     print("documents: " + ", ".join(f"{count} {word}" for word, count in verdicts.most_common()))
-    print(f"finished within {asked.tokens} tokens: {(verdicts['valid'] + verdicts['INVALID']) / accepted:.1%}")
-    print(f"tokens: {tokens}, {forced / tokens:.1%} forced; grammar: median {statistics.median(bill):.3f} ms a token,"
-          f" mean {statistics.mean(bill):.3f}, most {max(bill):.1f}")  # fmt: skip
+    print(
+        f"finished within {asked.tokens} tokens: {(verdicts['valid'] + verdicts['INVALID']) / accepted:.1%}"
+    )
+    print(
+        f"tokens: {tokens}, {forced / tokens:.1%} forced; grammar: median {statistics.median(bill):.3f} ms a token,"
+        f" mean {statistics.mean(bill):.3f}, most {max(bill):.1f}"
+    )
     for pair, values in ratios.items():
         if values:
             low, high = interval(values)
-            print(f"tokens per second, {pair}: median {statistics.median(values):.3f}"
-                  f"  95% interval {low:.3f} to {high:.3f}  ({len(values)} answers)")  # fmt: skip
+            print(
+                f"tokens per second, {pair}: median {statistics.median(values):.3f}"
+                f"  95% interval {low:.3f} to {high:.3f}  ({len(values)} answers)"
+            )
 
 
 if __name__ == "__main__":

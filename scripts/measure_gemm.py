@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Our own products of many rows beside ggml's: how long a pass takes, by its rows.
 
-usage: PYTHONPATH=. .venv/bin/python scripts/measure_gemm.py FILE.gguf ... [--rows 4,8,16,32,64,128,512] [--behind 0]
+usage: PYTHONPATH=. .venv/bin/python scripts/measure_gemm.py FILE.gguf ... [--rows
+4,8,16,32,64,128,512] [--behind 0]
        [--rounds 7] [--threads 2]
 
-Two contexts of one model are open at once, and by turns each computes a pass of so many rows: up to 16 of them as that
-many answers' next tokens, each behind `behind` tokens of its own; more as one prompt. Printed, a line for each file and
-number of rows: tokens a second of both, their ratio (ours / ggml's, medians) with the least and the largest of the
-rounds' own, and the squared error of our logits against ggml's, relative: that ggml rounds inputs to 8 bits is nearly
-all of it (tests/runtime/test_gemm.py).
+Two contexts of one model are open at once, and by turns each computes a pass of so many rows: up to
+16 of them as that many answers' next tokens, each behind `behind` tokens of its own; more as one
+prompt. Printed, a line for each file and number of rows: tokens a second of both, their ratio (ours
+/ ggml's, medians) with the least and the largest of the rounds' own, and the squared error of our
+logits against ggml's, relative: that ggml rounds inputs to 8 bits is nearly all of it
+(tests/runtime/test_gemm.py).
 """
 
 import argparse
@@ -35,7 +37,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
-    print("file                 rows   tokens/s ours    ggml   ratio (of the rounds)   logits apart")
+    print(
+        "file                 rows   tokens/s ours    ggml   ratio (of the rounds)   logits apart"
+    )
     for path in given.files:
         for count in (int(word) for word in given.rows.split(",")):
             compare(path, count, given)
@@ -46,7 +50,14 @@ def compare(path: Path, count: int, given: argparse.Namespace) -> None:
     answers = count if count <= ANSWERS else 1
     cells = (given.behind + 8) * answers + count
     options = ContextOptions(
-        cells, 2048, 512, answers, given.threads, given.threads, flash_attn="on", n_outputs=max(answers, 1)
+        cells,
+        2048,
+        512,
+        answers,
+        given.threads,
+        given.threads,
+        flash_attn="on",
+        n_outputs=max(answers, 1),
     )
     ways = (gemm.ANSWERS, 0)
     with gemm.used(ways[0]), open_model(path, gpu_layers=0) as model:
@@ -56,7 +67,9 @@ def compare(path: Path, count: int, given: argparse.Namespace) -> None:
             for turn in range(given.rounds + 1):
                 for at, (own, context) in enumerate(zip(ways, (ours, theirs), strict=True)):
                     with gemm.used(own):
-                        seconds, logits[at] = once(context, count, answers, given.behind, model.n_vocab)
+                        seconds, logits[at] = once(
+                            context, count, answers, given.behind, model.n_vocab
+                        )
                     if turn:
                         spent[at].append(seconds)
     ratios = [other / one for one, other in zip(*spent, strict=True)]
@@ -64,11 +77,14 @@ def compare(path: Path, count: int, given: argparse.Namespace) -> None:
     apart = float(np.square(logits[0] - logits[1]).sum() / np.square(logits[1]).sum())
     print(
         f"{path.stem[:20]:20} {count:4} {rates[0]:15.0f} {rates[1]:7.0f}   {rates[0] / rates[1]:.2f} "
-        f"({min(ratios):.2f} to {max(ratios):.2f})   {apart:.1e}", flush=True,
-    )  # fmt: skip
+        f"({min(ratios):.2f} to {max(ratios):.2f})   {apart:.1e}",
+        flush=True,
+    )
 
 
-def once(context: Context, count: int, answers: int, behind: int, words: int) -> tuple[float, NDArray[np.float64]]:
+def once(
+    context: Context, count: int, answers: int, behind: int, words: int
+) -> tuple[float, NDArray[np.float64]]:
     """Seconds of a pass of so many rows, behind others that are not timed, and its last logits."""
     context.clear()
     for sequence in range(answers if behind else 0):

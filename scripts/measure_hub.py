@@ -1,11 +1,14 @@
-"""Quantizes a checkpoint straight from a hub on loopback, and after downloading it; with and without faults.
+"""Quantizes a checkpoint straight from a hub on loopback, and after downloading it; with and
+without faults.
 
-    .venv/bin/python scripts/measure_hub.py [FOLDER] [--megabytes 400] [-t Q4_K_M] [--share 0.05] [--seed 1] [--kills 5]
+    .venv/bin/python scripts/measure_hub.py [FOLDER] [--megabytes 400] [-t Q4_K_M] [--share 0.05]
+    [--seed 1] [--kills 5]
 
-FOLDER is a checkpoint; without one a llama of random BF16 weights is made. With faults the hub drops, stalls or
-truncates `--share` of all its answers. Prints a line a way: seconds, requests, the peak of disk and memory, and
-the sha256 of what was made; fails unless all four are the same file and the peak of disk is at most 1.1 of it.
-With `--kills` a fifth pull is killed so many times at random moments, each time gone on with by the next.
+FOLDER is a checkpoint; without one a llama of random BF16 weights is made. With faults the hub
+drops, stalls or truncates `--share` of all its answers. Prints a line a way: seconds, requests, the
+peak of disk and memory, and the sha256 of what was made; fails unless all four are the same file
+and the peak of disk is at most 1.1 of it. With `--kills` a fifth pull is killed so many times at
+random moments, each time gone on with by the next.
 """
 
 import argparse
@@ -45,10 +48,26 @@ class Outcome:
     nbytes: int
 
 
-def pull(url: str, home: Path, words: list[str], patience: float) -> tuple[float, int, int, dict[str, object]]:
+def pull(
+    url: str, home: Path, words: list[str], patience: float
+) -> tuple[float, int, int, dict[str, object]]:
     """Run one pull in a process of its own; seconds, peak disk, peak memory, and the document."""
-    env = {**os.environ, "HF_ENDPOINT": url, "LLMCLI_HOME": str(home), "HF_HOME": str(home / "hf"), "PYTHONPATH": ""}
-    command = [sys.executable, "-c", CLIENT.format(patience=patience), "pull", "org/measured", *words, "--json"]
+    env = {
+        **os.environ,
+        "HF_ENDPOINT": url,
+        "LLMCLI_HOME": str(home),
+        "HF_HOME": str(home / "hf"),
+        "PYTHONPATH": "",
+    }
+    command = [
+        sys.executable,
+        "-c",
+        CLIENT.format(patience=patience),
+        "pull",
+        "org/measured",
+        *words,
+        "--json",
+    ]
     began, disk, memory = time.monotonic(), 0, 0
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         with subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=err) as process:
@@ -59,12 +78,18 @@ def pull(url: str, home: Path, words: list[str], patience: float) -> tuple[float
         out.seek(0)
         if process.returncode:
             err.seek(0)
-            raise SystemExit(f"pull {' '.join(words)} failed with {process.returncode}: {err.read().decode()}")
+            raise SystemExit(
+                f"pull {' '.join(words)} failed with {process.returncode}: {err.read().decode()}"
+            )
         return seconds, max(disk, taken(home)), memory, json.load(out)
 
 
-def killed(folder: Path, words: list[str], args: argparse.Namespace, seconds: float) -> tuple[list[int], str]:
-    """A pull that is killed again and again, then left in peace: bytes done after each kill, and the sha256."""
+def killed(
+    folder: Path, words: list[str], args: argparse.Namespace, seconds: float
+) -> tuple[list[int], str]:
+    """A pull that is killed again and again, then left in peace: bytes done after each kill, and
+    the sha256.
+    """
     from tests.hub import Faults, Hub
 
     chance, reached = random.Random(args.seed), []
@@ -72,8 +97,20 @@ def killed(folder: Path, words: list[str], args: argparse.Namespace, seconds: fl
         home = Path(name)
         hub.add("org/measured", folder)
         hub.faults = Faults(args.seed, args.share)
-        env = {**os.environ, "HF_ENDPOINT": hub.url, "LLMCLI_HOME": name, "HF_HOME": str(home / "hf")}
-        command = [sys.executable, "-c", CLIENT.format(patience=args.patience), "pull", "org/measured", *words]
+        env = {
+            **os.environ,
+            "HF_ENDPOINT": hub.url,
+            "LLMCLI_HOME": name,
+            "HF_HOME": str(home / "hf"),
+        }
+        command = [
+            sys.executable,
+            "-c",
+            CLIENT.format(patience=args.patience),
+            "pull",
+            "org/measured",
+            *words,
+        ]
         for _ in range(args.kills):
             with subprocess.Popen(
                 command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -82,7 +119,11 @@ def killed(folder: Path, words: list[str], args: argparse.Namespace, seconds: fl
                 if process.poll() is not None:
                     break  # it was done before
                 process.kill()
-            notes = [json.loads(line) for path in home.rglob(".*.journal") for line in path.read_text().splitlines()]
+            notes = [
+                json.loads(line)
+                for path in home.rglob(".*.journal")
+                for line in path.read_text().splitlines()
+            ]
             reached.append(max((note.get("bytes", 0) for note in notes), default=0))
         document = pull(hub.url, home, words, args.patience)[3]
     return reached, str(document["sha256"])
@@ -108,7 +149,9 @@ def resident(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
-def measure(folder: Path, words: list[str], seed: int | None, share: float, patience: float) -> Outcome:
+def measure(
+    folder: Path, words: list[str], seed: int | None, share: float, patience: float
+) -> Outcome:
     """One hub, one home, one pull."""
     from tests.hub import Faults, Hub
 
@@ -129,7 +172,9 @@ def made(megabytes: int, target: Path) -> Path:
 
     hidden = 1024
     layer = 2 * hidden * hidden * (3 + 3 * 11 / 4)
-    return checkpoint.grown(STORIES, target, hidden=hidden, layers=max(1, math.ceil(megabytes * 1e6 / layer)), shards=4)
+    return checkpoint.grown(
+        STORIES, target, hidden=hidden, layers=max(1, math.ceil(megabytes * 1e6 / layer)), shards=4
+    )
 
 
 def main() -> None:
@@ -141,18 +186,27 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=0)
-    parser.add_argument("--patience", type=float, default=5.0, help="seconds after which a silent answer has stalled")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=5.0,
+        help="seconds after which a silent answer has stalled",
+    )
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     with tempfile.TemporaryDirectory() as place:
         folder = args.folder or made(args.megabytes, Path(place) / "measured")
         source = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         print(f"{source / 1e6:.0f} MB of safetensors to {args.type}")
-        print(f"{'way':30} {'wall s':>7} {'requests':>8} {'disk':>9} {'/output':>7} {'memory':>8}  sha256, faults")
+        print(
+            f"{'way':30} {'wall s':>7} {'requests':>8} {'disk':>9} {'/output':>7} {'memory':>8}  sha256, faults"
+        )
         outcomes = []
         for seed in (None, args.seed):
             for name, more in (("straight", []), ("download, then quantize", ["--keep-source"])):
-                done = measure(folder, ["--quant", args.type, *more], seed, args.share, args.patience)
+                done = measure(
+                    folder, ["--quant", args.type, *more], seed, args.share, args.patience
+                )
                 outcomes.append(done)
                 label = name + ("" if seed is None else ", faults")
                 ratio = done.disk / done.nbytes
@@ -164,7 +218,9 @@ def main() -> None:
         if args.kills:
             reached, sha256 = killed(folder, ["--quant", args.type], args, outcomes[0].seconds)
             done_then = ", ".join(f"{count / 1e6:.0f}" for count in reached)
-            print(f"killed {len(reached)} times, with {done_then} MB of the file done: {sha256[:16]}")
+            print(
+                f"killed {len(reached)} times, with {done_then} MB of the file done: {sha256[:16]}"
+            )
             hashes.add(sha256)
     same = len(hashes) == 1
     slim = all(done.disk <= 1.1 * done.nbytes for done in outcomes[::2])

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""The KV cache's bytes as predicted from the header against those llama.cpp allocates: the difference is 0.
+"""The KV cache's bytes as predicted from the header against those llama.cpp allocates: the
+difference is 0.
 
 usage: .venv/bin/python scripts/measure_kv.py [MODEL ...] [--all] [--no-families]
 
-MODEL is a name of the catalog or a GGUF (smollm2:135m and gemma3:270m unless given). After them a tiny random model of
-every family, made with transformers and converted by us, and of other caches: one key head, as many as query heads,
-odd heads, an odd compressed key. Each with thirteen pairs of types, one pool and a stream a sequence, three contexts,
-three pairs of sequences and micro-batches. What we say llama.cpp refuses must be refused by it. Prints the rows that
-differ and a line a model; --all prints every row. Exits with 1 on any difference.
+MODEL is a name of the catalog or a GGUF (smollm2:135m and gemma3:270m unless given). After them a
+tiny random model of every family, made with transformers and converted by us, and of other caches:
+one key head, as many as query heads, odd heads, an odd compressed key. Each with thirteen pairs of
+types, one pool and a stream a sequence, three contexts, three pairs of sequences and micro-batches.
+What we say llama.cpp refuses must be refused by it. Prints the rows that differ and a line a model;
+--all prints every row. Exits with 1 on any difference.
 """
 
 import argparse
@@ -32,8 +34,13 @@ from tests.quant import families
 from tests.quant.families.deepseek2 import v2
 
 ALIKE = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-TYPES = (*((kind, kind, "auto") for kind in ALIKE), ("q8_0", "q4_0", "on"), ("f16", "q5_1", "auto"),
-         ("f16", "f16", "off"), ("q8_0", "f32", "off"))  # fmt: skip
+TYPES = (
+    *((kind, kind, "auto") for kind in ALIKE),
+    ("q8_0", "q4_0", "on"),
+    ("f16", "q5_1", "auto"),
+    ("f16", "f16", "off"),
+    ("q8_0", "f32", "off"),
+)
 CONTEXTS = (300, 1024, 2500)
 SIZES = ((1, 512), (3, 64), (8, 128))  # sequences, micro-batch
 MORE = [
@@ -41,14 +48,20 @@ MORE = [
     families.Case("llama, a key head a query head", "LlamaForCausalLM", {"num_key_value_heads": 8}),
     families.Case("llama, heads of 24", "LlamaForCausalLM", {"head_dim": 24}),
     families.Case("mistral, a window", "MistralForCausalLM", {"sliding_window": 64}),
-    families.Case("phi3, a window", "Phi3ForCausalLM", {"head_dim": None, "sliding_window": 64, "pad_token_id": 0}),
+    families.Case(
+        "phi3, a window",
+        "Phi3ForCausalLM",
+        {"head_dim": None, "sliding_window": 64, "pad_token_id": 0},
+    ),
     v2("compressed keys of 72", kv_lora_rank=40),
 ]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One context. `allocated` None: refused by llama.cpp; `predicted` None: by us; -1: no prediction."""
+    """One context. `allocated` None: refused by llama.cpp; `predicted` None: by us; -1: no
+    prediction.
+    """
 
     model: str
     options: ContextOptions
@@ -79,9 +92,15 @@ def measure(name: str, model: Model, form: kv.Shape | None, options: ContextOpti
         predicted = None
         if not kv.refusal(form, options.type_k, options.type_v):
             predicted = kv.predict(
-                form, options.n_ctx, options.type_k, options.type_v, n_ubatch=options.n_ubatch,
-                n_seq_max=options.n_seq_max, flash=options.flash_attn != "off", unified=options.unified,
-            ).nbytes  # fmt: skip
+                form,
+                options.n_ctx,
+                options.type_k,
+                options.type_v,
+                n_ubatch=options.n_ubatch,
+                n_seq_max=options.n_seq_max,
+                flash=options.flash_attn != "off",
+                unified=options.unified,
+            ).nbytes
     try:
         with open_context(model, options) as context:
             held = context.allocated()
@@ -98,9 +117,16 @@ def rows(name: str, path: Path) -> Iterator[Row]:
         for (type_k, type_v, flash), unified, n_ctx, (sequences, n_ubatch) in product(
             TYPES, (True, False), CONTEXTS, SIZES
         ):
-            if flash == "off" and type_k not in kv.PLAIN and form and any(head % 32 for head in form.k_heads):
+            if (
+                flash == "off"
+                and type_k not in kv.PLAIN
+                and form
+                and any(head % 32 for head in form.k_heads)
+            ):
                 continue  # refused by us alone: llama.cpp computes nonsense there
-            options = ContextOptions(n_ctx, 512, n_ubatch, sequences, 1, 1, type_k, type_v, flash, unified)
+            options = ContextOptions(
+                n_ctx, 512, n_ubatch, sequences, 1, 1, type_k, type_v, flash, unified
+            )
             yield measure(name, model, form, options)
 
 
@@ -122,13 +148,17 @@ def files(names: list[str], tiny: bool) -> Iterator[tuple[str, Path]]:
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="*", default=["smollm2:135m", "gemma3:270m"])
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--no-families", action="store_true")
     asked = parser.parse_args()
     wrong = contexts = 0
-    print("model, K, V, flash, mode, sequences, micro-batch, context, predicted, allocated, difference")
+    print(
+        "model, K, V, flash, mode, sequences, micro-batch, context, predicted, allocated, difference"
+    )
     for name, path in files(asked.models, not asked.no_families):
         found = list(rows(name, path))
         bad = [row for row in found if row.difference != 0]
@@ -136,7 +166,9 @@ def main() -> int:
             print(row)
         refused = sum(row.allocated is None for row in found)
         largest = max((row.allocated or 0 for row in found), default=0)
-        line = f"{len(found)} contexts, {refused} refused, up to {largest:,} bytes, {len(bad)} differ"
+        line = (
+            f"{len(found)} contexts, {refused} refused, up to {largest:,} bytes, {len(bad)} differ"
+        )
         print(f"{name:34} {line}", flush=True)
         wrong, contexts = wrong + len(bad), contexts + len(found)
     print(f"{contexts} contexts, {wrong} differ")

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""What the client of `llmcli bench load` can take itself: requests and chunks a second, and the error of its clocks.
+"""What the client of `llmcli bench load` can take itself: requests and chunks a second, and the
+error of its clocks.
 
-usage: PYTHONPATH=. .venv/bin/python scripts/measure_load.py [--seconds 5] [--users 1,16,64,256] [--find-max URL ...]
+usage: PYTHONPATH=. .venv/bin/python scripts/measure_load.py [--seconds 5] [--users 1,16,64,256]
+[--find-max URL ...]
 
-A server of this script's own, in another process, answers at once: bytes made beforehand, written without looking at
-the request. Three tests, each for some numbers of users:
-  requests  answers of one token: requests a second
-  chunks    answers of 512 tokens, as fast as they are read: chunks a second
-  clocks    answers of 64 tokens, one every 20 ms, each with the server's own time in it (CLOCK_MONOTONIC is one for all
-            processes of a machine): what the client's stamps add, p50 and p99, and TTFT and ITL against what was sent
-The client's figures are good for servers well below these. `--find-max URL` searches three times for the largest
-concurrency on a server and tells whether the three agree within one step (one level of the grid, or the more that the
-searches said their noise allows); what follows URL is passed on.
+A server of this script's own, in another process, answers at once: bytes made beforehand, written
+without looking at the request. Three tests, each for some numbers of users:
+  requests  answers of one token: requests a second chunks    answers of 512 tokens, as fast as they
+  are read: chunks a second clocks    answers of 64 tokens, one every 20 ms, each with the server's
+  own time in it (CLOCK_MONOTONIC is one for all
+            processes of a machine): what the client's stamps add, p50 and p99, and TTFT and ITL
+            against what was sent
+The client's figures are good for servers well below these. `--find-max URL` searches three times
+for the largest concurrency on a server and tells whether the three agree within one step (one level
+of the grid, or the more that the searches said their noise allows); what follows URL is passed on.
 """
 
 import argparse
@@ -50,8 +53,19 @@ def event(document: object) -> bytes:
 
 def token(**more: object) -> bytes:
     """One token, as llama-server and others send it."""
-    about = {"id": "chatcmpl-0123456789abcdef", "object": "chat.completion.chunk", "created": 1700000000, "model": "m"}
-    return event({**about, "choices": [{"index": 0, "delta": {"content": " word"}, "finish_reason": None}], **more})
+    about = {
+        "id": "chatcmpl-0123456789abcdef",
+        "object": "chat.completion.chunk",
+        "created": 1700000000,
+        "model": "m",
+    }
+    return event(
+        {
+            **about,
+            "choices": [{"index": 0, "delta": {"content": " word"}, "finish_reason": None}],
+            **more,
+        }
+    )
 
 
 def end(count: int) -> bytes:
@@ -66,7 +80,9 @@ SHORT = HEAD + token() + end(1)
 
 
 class Instant(asyncio.Protocol):
-    """Answers when the last byte of a request is there; `max_tokens` says which of the three tests it is."""
+    """Answers when the last byte of a request is there; `max_tokens` says which of the three tests
+    it is.
+    """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has come."""
@@ -143,7 +159,9 @@ def jobs(count: int) -> Iterator[Job]:
 
 async def measure(url: str, users: list[int], seconds: float) -> None:
     """The three tests."""
-    sent: list[tuple[float, float]] = []  # the server's time and ours, of each token of the paced test
+    sent: list[
+        tuple[float, float]
+    ] = []  # the server's time and ours, of each token of the paced test
     read = stream.parsed
 
     def noted(data: bytes) -> dict[str, object]:
@@ -182,18 +200,31 @@ def tell(name: str, users: int, run: Run, sent: list[tuple[float, float]]) -> No
 
 def agree(words: list[str], times: int = 3) -> bool:
     """Search several times on one server; whether the largest levels are neighbours in the grid."""
-    command = [sys.executable, "-m", "llmcli.app", "bench", "load", *words, "--json", "--no-history"]
+    command = [
+        sys.executable,
+        "-m",
+        "llmcli.app",
+        "bench",
+        "load",
+        *words,
+        "--json",
+        "--no-history",
+    ]
     found: dict[str, list[float | None]] = {}
     steps: dict[str, int] = {}
     for number in range(times):
-        done = subprocess.run([*command, "--seed", str(number + 1)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*command, "--seed", str(number + 1)], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise SystemExit(done.stderr)
         for one in json.loads(done.stdout)["found"]:
             kind = one["find_max"]
             found.setdefault(kind, []).append(one["level"])
             steps[kind] = max(steps.get(kind, 1), one["steps"])
-            told = ", ".join(f"{name} {one[name]}" for name in ("low", "high", "measured", "steps", "drift"))
+            told = ", ".join(
+                f"{name} {one[name]}" for name in ("low", "high", "measured", "steps", "drift")
+            )
             print(f"search {number + 1}: {kind} {one['level']} ({told})", flush=True)
     good = True
     for kind, levels in found.items():
@@ -207,10 +238,14 @@ def agree(words: list[str], times: int = 3) -> bool:
 
 def main() -> int:
     """The client's own limits; or three searches."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--users", default="1,16,64,256")
-    parser.add_argument("--find-max", nargs=argparse.REMAINDER, metavar="URL", help="and flags of bench load")
+    parser.add_argument(
+        "--find-max", nargs=argparse.REMAINDER, metavar="URL", help="and flags of bench load"
+    )
     given = parser.parse_args()
     if given.find_max:
         wanted = ["--find-max", "concurrency"] if "--find-max" not in given.find_max else []

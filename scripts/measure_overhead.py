@@ -4,11 +4,11 @@
 usage: .venv/bin/python scripts/measure_overhead.py MODEL.gguf
        [--answers 10] [--tokens 256] [--stretch 16] [--threads N]
 
-Two processes of one program differ by several percent here, so 1% cannot be seen between them. In one
-process an answer (sampler, detokenizer, log-probability and times of every token, as `run --json`) and the
-passes that `bench` times advance in turn over one loaded model, a stretch of tokens each at the same
-positions, the first place changing: drift hits both sides of a pair. Printed: the median ratio of speeds
-over all stretches with a 95% bootstrap interval.
+Two processes of one program differ by several percent here, so 1% cannot be seen between them. In
+one process an answer (sampler, detokenizer, log-probability and times of every token, as `run
+--json`) and the passes that `bench` times advance in turn over one loaded model, a stretch of
+tokens each at the same positions, the first place changing: drift hits both sides of a pair.
+Printed: the median ratio of speeds over all stretches with a 95% bootstrap interval.
 """
 
 import argparse
@@ -37,18 +37,25 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def answer(runner: Runner, passes: RandomPasses, tokens: int, stretch: int, turn: int) -> list[float]:
+def answer(
+    runner: Runner, passes: RandomPasses, tokens: int, stretch: int, turn: int
+) -> list[float]:
     """Ratios of speeds, run over bench, stretch by stretch of one answer."""
     prompt = runner.encode_text(PROMPT)
     greedy = defaults().with_values({"temp": 0})
-    reply = runner.reply(Request(prompt, greedy, max_tokens=tokens + 1, ignore_eos=True, logprobs=True))
+    reply = runner.reply(
+        Request(prompt, greedy, max_tokens=tokens + 1, ignore_eos=True, logprobs=True)
+    )
     events = iter(reply)
     next(events)  # the prompt's own token: its time is the prompt's
     run_passes(passes.prompt(0, len(prompt)))
     ratios = []
     for start in range(0, tokens, stretch):
         ready = passes.steps(len(prompt) + start, stretch)
-        sides = {"run": lambda: list(islice(events, stretch)), "bench": lambda steps=ready: run_passes(steps)}
+        sides = {
+            "run": lambda: list(islice(events, stretch)),
+            "bench": lambda steps=ready: run_passes(steps),
+        }
         order = sorted(sides, reverse=bool((turn + start // stretch) % 2))
         spent = {name: seconds(sides[name]) for name in order}
         ratios.append(spent["bench"] / spent["run"])
@@ -58,7 +65,9 @@ def answer(runner: Runner, passes: RandomPasses, tokens: int, stretch: int, turn
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--answers", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=256)
@@ -70,7 +79,9 @@ def main() -> None:
     ratios: list[float] = []
     with (
         open_runner(asked.model, options) as runner,
-        open_context(runner.model, ContextOptions(512, n_threads=threads, n_threads_batch=threads)) as context,
+        open_context(
+            runner.model, ContextOptions(512, n_threads=threads, n_threads_batch=threads)
+        ) as context,
     ):
         passes = RandomPasses(context, runner.model)
         answer(runner, passes, asked.stretch, asked.stretch, 0)  # warm-up

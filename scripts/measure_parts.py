@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """What a token costs above llama.cpp's llama_decode, and what of it goes where.
 
-usage: .venv/bin/python scripts/measure_parts.py MODEL.gguf [MODEL.gguf ...] [--answers 4] [--tokens 128] [--threads N]
+usage: .venv/bin/python scripts/measure_parts.py MODEL.gguf [MODEL.gguf ...] [--answers 4] [--tokens
+128] [--threads N]
        [--chain greedy,default] [--numpy]
 
-One sequence, as `run` and `chat` answer it, the screen included (text goes to /dev/null). A token's gap less what it
-spent inside llama_decode is ours: its median and mean are measured with that one call timed, the parts in answers of
-their own, because each clock read costs some, too. Chains: greedy, and llama.cpp's default one (top-k, top-p, min-p,
-temperature 0.8); each with log-probabilities and without. Forward passes leave nothing of ours in the caches: what a
-part costs here is several times what it costs in a loop of its own.
+One sequence, as `run` and `chat` answer it, the screen included (text goes to /dev/null). A token's
+gap less what it spent inside llama_decode is ours: its median and mean are measured with that one
+call timed, the parts in answers of their own, because each clock read costs some, too. Chains:
+greedy, and llama.cpp's default one (top-k, top-p, min-p, temperature 0.8); each with
+log-probabilities and without. Forward passes leave nothing of ours in the caches: what a part costs
+here is several times what it costs in a loop of its own.
 """
 
 import argparse
@@ -37,12 +39,20 @@ from llmcli.runtime.text import Decoder
 PROMPT = "Once upon a time"
 DECODE = "llama_decode"
 PARTS: tuple[Place, ...] = (
-    ("plan", Engine, "_next_token"), ("checks", Context, "_check"), ("batch fill", Batch, "fill"),
-    ("row look-up", Context, "row"), ("log-sum", LogSumExp, "__call__"),
-    ("log-sum", LogSumExp, "with_strands"), ("draw", NativeChain, "draw"),
-    ("draw", Likeliest, "draw"), ("draw", Greedy, "draw"), ("draw", NumpyChain, "draw"),
-    ("detokenize", Decoder, "feed"), ("times", Sequence, "time"), ("screen", Stream, "show"),
-)  # fmt: skip
+    ("plan", Engine, "_next_token"),
+    ("checks", Context, "_check"),
+    ("batch fill", Batch, "fill"),
+    ("row look-up", Context, "row"),
+    ("log-sum", LogSumExp, "__call__"),
+    ("log-sum", LogSumExp, "with_strands"),
+    ("draw", NativeChain, "draw"),
+    ("draw", Likeliest, "draw"),
+    ("draw", Greedy, "draw"),
+    ("draw", NumpyChain, "draw"),
+    ("detokenize", Decoder, "feed"),
+    ("times", Sequence, "time"),
+    ("screen", Stream, "show"),
+)
 
 
 def answer(
@@ -50,7 +60,9 @@ def answer(
 ) -> list[dict[str, float]]:
     """One answer: for each token after the first its gap, and the seconds of each part in it."""
     runner.engine.ledger.forget_idle()
-    request = Request(runner.encode_text(PROMPT), sampling, tokens + 1, endless=True, logprobs=logprobs)
+    request = Request(
+        runner.encode_text(PROMPT), sampling, tokens + 1, endless=True, logprobs=logprobs
+    )
     found: list[dict[str, float]] = []
     stream = Stream()
     with Path(os.devnull).open("w", encoding="utf-8") as sink, contextlib.redirect_stdout(sink):
@@ -88,28 +100,44 @@ def measure(runner: Runner, sampling: Sampling, logprobs: bool, asked: argparse.
     tenths = statistics.quantiles(cost, n=10)
     print(
         f"  {name} {'with' if logprobs else 'no  '} logprobs: {statistics.median(cost):6.0f} µs a token, mean "
-        f"{statistics.fmean(cost):.0f}, p10 {tenths[0]:.0f}, p90 {tenths[-1]:.0f}  (of {gap:.2f} ms)", flush=True,
-    )  # fmt: skip
-    told = {part: statistics.median(row.get(part, 0.0) * 1e6 for row in parts) for part, _, _ in PARTS}
+        f"{statistics.fmean(cost):.0f}, p10 {tenths[0]:.0f}, p90 {tenths[-1]:.0f}  (of {gap:.2f} ms)",
+        flush=True,
+    )
+    told = {
+        part: statistics.median(row.get(part, 0.0) * 1e6 for row in parts) for part, _, _ in PARTS
+    }
     told["the rest"] = statistics.median(map(ours, parts)) - sum(told.values())
     print("    " + " · ".join(f"{part} {spent:.0f}" for part, spent in told.items()), flush=True)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", type=Path, nargs="+")
     parser.add_argument("--answers", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--chain", default="greedy,default")
-    parser.add_argument("--numpy", action="store_true", help="the numpy chain instead of llama.cpp's samplers")
+    parser.add_argument(
+        "--numpy", action="store_true", help="the numpy chain instead of llama.cpp's samplers"
+    )
     asked = parser.parse_args()
     options = RunOptions(ctx_size=512, threads=asked.threads)
-    chains = {"greedy": defaults().with_values({"temp": 0}), "default": defaults().with_values({"seed": 1})}
+    chains = {
+        "greedy": defaults().with_values({"temp": 0}),
+        "default": defaults().with_values({"seed": 1}),
+    }
     for path in asked.models:
-        with open_runner(path, options, native_sampling=not asked.numpy) as runner, unending(runner):
-            print(f"{path.name}, vocabulary {runner.model.n_vocab:,}, {asked.threads} threads", flush=True)
+        with (
+            open_runner(path, options, native_sampling=not asked.numpy) as runner,
+            unending(runner),
+        ):
+            print(
+                f"{path.name}, vocabulary {runner.model.n_vocab:,}, {asked.threads} threads",
+                flush=True,
+            )
             for name in asked.chain.split(","):
                 for logprobs in (False, True):
                     measure(runner, chains[name], logprobs, asked)

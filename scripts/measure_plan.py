@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""The plan against reality: every part of a run's memory as planned, and as it is when the context is full.
+"""The plan against reality: every part of a run's memory as planned, and as it is when the context
+is full.
 
-usage: .venv/bin/python scripts/measure_plan.py [MODEL ...] [--contexts 512,2048,4096] [--types f16,q8_0,q4_0] [-t N]
+usage: .venv/bin/python scripts/measure_plan.py [MODEL ...] [--contexts 512,2048,4096] [--types
+f16,q8_0,q4_0] [-t N]
 
-MODEL is a name of the catalog or a GGUF (smollm2:135m and gemma3:270m unless given; NAME@256,1024 gives one contexts
-of its own). Each case, contexts × KV types × one pool or a stream a sequence, of two sequences, is planned in one
-process and loaded in another, which fills every cell with random tokens and then weighs itself. Goals: weights and KV
-differ by 0 bytes, compute and output buffers by at most 1 %, the whole process by at most 3 %. Exits with 1 where one
-is missed.
+MODEL is a name of the catalog or a GGUF (smollm2:135m and gemma3:270m unless given; NAME@256,1024
+gives one contexts of its own). Each case, contexts × KV types × one pool or a stream a sequence, of
+two sequences, is planned in one process and loaded in another, which fills every cell with random
+tokens and then weighs itself. Goals: weights and KV differ by 0 bytes, compute and output buffers
+by at most 1 %, the whole process by at most 3 %. Exits with 1 where one is missed.
 """
 
 import argparse
@@ -34,7 +36,14 @@ from quant import container
 
 SEQUENCES = 2
 PARTS = ("weights", "repacked", "kv", "compute", "output", "interpreter", "process")
-GOALS = {"weights": 0.0, "repacked": 0.0, "kv": 0.0, "compute": 0.01, "output": 0.01, "process": 0.03}
+GOALS = {
+    "weights": 0.0,
+    "repacked": 0.0,
+    "kv": 0.0,
+    "compute": 0.01,
+    "output": 0.01,
+    "process": 0.03,
+}
 
 
 @dataclass(frozen=True)
@@ -63,11 +72,16 @@ def planned(path: Path, options: ContextOptions) -> dict[str, Any]:
     container.check(header)
     with plan.planner(header, options, 0) as planner:
         told = planner.receipt()
-    return {part: told.sum(part) for part in PARTS[:5]} | {"interpreter": told.overhead, "process": told.process}
+    return {part: told.sum(part) for part in PARTS[:5]} | {
+        "interpreter": told.overhead,
+        "process": told.process,
+    }
 
 
 def loaded(path: Path, options: ContextOptions) -> dict[str, Any]:
-    """The same of the model really loaded, its context full; `file` is what of the mapped file is in memory."""
+    """The same of the model really loaded, its context full; `file` is what of the mapped file is
+    in memory.
+    """
     header = container.read(path)
     container.check(header)
     opened = open_model(path, gpu_layers=0, latent=header.latent)
@@ -111,9 +125,13 @@ def cases(asked: argparse.Namespace) -> Iterator[Case]:
         name, _, own = word.partition("@")
         path = ready(name, None, config.load(), UI(color=False)).path
         sizes = [int(size) for size in (own or asked.contexts).split(",")]
-        base = ContextOptions(0, n_seq_max=SEQUENCES, n_threads=asked.threads, n_threads_batch=asked.threads)
+        base = ContextOptions(
+            0, n_seq_max=SEQUENCES, n_threads=asked.threads, n_threads_batch=asked.threads
+        )
         for size, kind, unified in product(sizes, asked.types.split(","), (True, False)):
-            yield Case(str(path), replace(base, n_ctx=size, type_k=kind, type_v=kind, unified=unified))
+            yield Case(
+                str(path), replace(base, n_ctx=size, type_k=kind, type_v=kind, unified=unified)
+            )
 
 
 def share(told: int, found: int) -> float:
@@ -123,14 +141,18 @@ def share(told: int, found: int) -> float:
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="*", default=["smollm2:135m", "gemma3:270m"])
     parser.add_argument("--contexts", default="512,2048,4096")
     parser.add_argument("--types", default="f16,q8_0,q4_0")
     parser.add_argument("-t", "--threads", type=int, default=host.cores())
     asked = parser.parse_args()
     worst: dict[str, tuple[float, int, str]] = {}
-    print(f"{'model':28} {'cells':>6} {'KV':>5} {'':8} part: planned, actual, difference (of those that differ)")
+    print(
+        f"{'model':28} {'cells':>6} {'KV':>5} {'':8} part: planned, actual, difference (of those that differ)"
+    )
     every = list(cases(asked))
     for case in every:
         told, found = case.ask("plan"), case.ask("load")
@@ -139,9 +161,14 @@ def main() -> int:
             if part not in worst or off > worst[part][0]:
                 worst[part] = (off, told[part] - found[part], str(case))
         apart = [part for part in PARTS if told[part] != found[part]]
-        words = [f"{part}: {told[part]:,}, {found[part]:,}, {told[part] / found[part] - 1:+.2%}" for part in apart]
+        words = [
+            f"{part}: {told[part]:,}, {found[part]:,}, {told[part] / found[part] - 1:+.2%}"
+            for part in apart
+        ]
         print(f"{case} {'; '.join(words)}; of the file {found['file']:,} in memory", flush=True)
-    print(f"\n{len(every)} contexts of {SEQUENCES} sequences, every cell filled; the worst of each part:")
+    print(
+        f"\n{len(every)} contexts of {SEQUENCES} sequences, every cell filled; the worst of each part:"
+    )
     for part, (off, nbytes, where) in worst.items():
         goal = f" (goal {GOALS[part]:.0%})" if part in GOALS else ""
         print(f"  {part:12} {nbytes:>+12,} bytes {off:8.3%}{goal}  {where if nbytes else ''}")

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Time, memory and disk of `llmcli quantize FOLDER` against writing a BF16 GGUF first and quantizing that.
+"""Time, memory and disk of `llmcli quantize FOLDER` against writing a BF16 GGUF first and
+quantizing that.
 
-usage: .venv/bin/python scripts/measure_quantize.py FOLDER --llama-quantize PATH [--convert SCRIPT] [-t Q4_K_M]
+usage: .venv/bin/python scripts/measure_quantize.py FOLDER --llama-quantize PATH [--convert SCRIPT]
+[-t Q4_K_M]
                                                     [--threads N] [--rounds 3] [--work FOLDER]
        .venv/bin/python scripts/measure_quantize.py FOLDER --ours-only
 
-The BF16 file is written by llama.cpp's own converter where --convert names its convert_hf_to_gguf.py, else by this
-project. Both ways run in turn, the first place changing; every run starts after a sync. Printed: medians of wall
-time, the processor's time, the largest resident memory of a process, and disk beyond the finished file; then how
-many tensors have equal bytes. The checkpoint itself counts on neither side.
+The BF16 file is written by llama.cpp's own converter where --convert names its
+convert_hf_to_gguf.py, else by this project. Both ways run in turn, the first place changing; every
+run starts after a sync. Printed: medians of wall time, the processor's time, the largest resident
+memory of a process, and disk beyond the finished file; then how many tensors have equal bytes. The
+checkpoint itself counts on neither side.
 """
 
 import argparse
@@ -41,7 +44,9 @@ class Cost:
 
 def main() -> None:
     """Measure both ways in turn and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--llama-quantize", type=Path)
     parser.add_argument("--convert", type=Path)
@@ -49,18 +54,24 @@ def main() -> None:
     parser.add_argument("-t", "--type", default="Q4_K_M")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--work", type=Path, help="where the files go; a folder of the system's unless told")
+    parser.add_argument(
+        "--work", type=Path, help="where the files go; a folder of the system's unless told"
+    )
     asked = parser.parse_args()
     if not asked.ours_only and not asked.llama_quantize:
         parser.error("name llama.cpp's tool with --llama-quantize, or say --ours-only")
-    costs: dict[str, list[Cost]] = {"one pass": []} if asked.ours_only else {"one pass": [], "two steps": []}
+    costs: dict[str, list[Cost]] = (
+        {"one pass": []} if asked.ours_only else {"one pass": [], "two steps": []}
+    )
     with tempfile.TemporaryDirectory(dir=asked.work) as place:
         ours, theirs = Path(place) / "ours.gguf", Path(place) / "theirs.gguf"
         for turn in range(asked.rounds):
             for way in sorted(costs, reverse=bool(turn % 2)):
                 out = ours if way == "one pass" else theirs
                 out.unlink(missing_ok=True)
-                costs[way].append(one_pass(asked, out) if way == "one pass" else two_steps(asked, out))
+                costs[way].append(
+                    one_pass(asked, out) if way == "one pass" else two_steps(asked, out)
+                )
                 print(f"  {way:10} {line(costs[way][-1])}", flush=True)
         report(costs)
         if not asked.ours_only:
@@ -69,10 +80,23 @@ def main() -> None:
 
 def one_pass(asked: argparse.Namespace, out: Path) -> Cost:
     """Our way; says what part of the time the encoders were at work."""
-    words = [sys.executable, "-m", "llmcli.app", "quantize", asked.folder, "-t", asked.type, "-o", out, "--json"]
+    words = [
+        sys.executable,
+        "-m",
+        "llmcli.app",
+        "quantize",
+        asked.folder,
+        "-t",
+        asked.type,
+        "-o",
+        out,
+        "--json",
+    ]
     cost = run([*words, "--threads", asked.threads], out)
     document = json.loads(cost.said)
-    busy = sum(row["elapsed_ms"] or 0 for row in document["types"].values()) / document["elapsed_ms"]
+    busy = (
+        sum(row["elapsed_ms"] or 0 for row in document["types"].values()) / document["elapsed_ms"]
+    )
     print(f"  {'':10} encoders at work {busy:.0%} of {document['elapsed_ms'] / 1000:.1f} s")
     return cost
 
@@ -81,17 +105,33 @@ def two_steps(asked: argparse.Namespace, out: Path) -> Cost:
     """A BF16 file, and llama.cpp's tool on it."""
     middle = out.with_name("middle.gguf")
     if asked.convert:
-        first = run([sys.executable, asked.convert, asked.folder, "--outtype", "bf16", "--outfile", middle], out)
+        first = run(
+            [sys.executable, asked.convert, asked.folder, "--outtype", "bf16", "--outfile", middle],
+            out,
+        )
     else:
-        words = [sys.executable, "-m", "llmcli.app", "quantize", asked.folder, "-t", "BF16", "-o", middle, "--json"]
+        words = [
+            sys.executable,
+            "-m",
+            "llmcli.app",
+            "quantize",
+            asked.folder,
+            "-t",
+            "BF16",
+            "-o",
+            middle,
+            "--json",
+        ]
         first = run([*words, "--threads", asked.threads], out)
     second = run([asked.llama_quantize, middle, out, asked.type, asked.threads], out, sync=False)
     middle.unlink()
     print(f"  {'':10} BF16 file {first.wall:.1f} s, llama-quantize {second.wall:.1f} s")
     return Cost(
-        first.wall + second.wall, first.cpu + second.cpu, max(first.resident, second.resident),
+        first.wall + second.wall,
+        first.cpu + second.cpu,
+        max(first.resident, second.resident),
         max(first.disk, second.disk),
-    )  # fmt: skip
+    )
 
 
 def run(words: list[object], out: Path, *, sync: bool = True) -> Cost:
@@ -124,7 +164,13 @@ def run(words: list[object], out: Path, *, sync: bool = True) -> Cost:
             raise SystemExit(f"{words} failed: {told.read().decode(errors='replace')[-2000:]}")
         text = said.read().decode(errors="replace")
     finished = held(out.parent, others, only=out)
-    return Cost(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, max(0, most[0] - finished), text)
+    return Cost(
+        wall,
+        usage.ru_utime + usage.ru_stime,
+        usage.ru_maxrss * 1024,
+        max(0, most[0] - finished),
+        text,
+    )
 
 
 def other(out: Path) -> str:
@@ -152,7 +198,9 @@ def line(cost: Cost) -> str:
 
 
 def report(costs: dict[str, list[Cost]]) -> None:
-    """Medians, and the ratio of the walls round by round: what else the machine does hits both sides of a round."""
+    """Medians, and the ratio of the walls round by round: what else the machine does hits both
+    sides of a round.
+    """
     middle = {
         way: Cost(
             *(
@@ -180,7 +228,11 @@ def same(ours: Path, theirs: Path) -> None:
     from compare_quantize import compare
 
     equal, total, differing = compare(ours, theirs)
-    print(f"tensors of equal type and bytes: {equal} of {total}", *differing[:5], sep="\n    " if differing else "")
+    print(
+        f"tensors of equal type and bytes: {equal} of {total}",
+        *differing[:5],
+        sep="\n    " if differing else "",
+    )
     if differing:
         raise SystemExit(1)
 

@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
-"""How much the batch shows in the logits: one text cut in many ways, and how far the logits are apart.
+"""How much the batch shows in the logits: one text cut in many ways, and how far the logits are
+apart.
 
-usage: .venv/bin/python scripts/measure_reproducible.py MODEL.gguf [MODEL.gguf ...] [--cache q8_0] [--as-is]
-       [--depths 100,700] [--chunks 1,2,3,4,7,16,63,64,65,128] [--sequences 2,3,4,5,8] [--layout best|file] [--tiled]
+usage: .venv/bin/python scripts/measure_reproducible.py MODEL.gguf [MODEL.gguf ...] [--cache q8_0]
+[--as-is]
+       [--depths 100,700] [--chunks 1,2,3,4,7,16,63,64,65,128] [--sequences 2,3,4,5,8] [--layout
+       best|file] [--tiled]
 
-Printed are the largest |Δlogit| over the prompt's last token and four more, against the same text computed alone, at
-once and with one thread: for prompts in chunks, two threads, other micro-batches, sequences in one batch, cells behind
-a hole that was filled. Then milliseconds of this process's own CPU time for 512 prompt tokens and for one more. --as-is
-leaves the reproducible mode (llmcli/runtime/reproducible.py) out: the cache and kernels that llama.cpp takes by itself.
---layout file keeps the matrices as the file has them, --tiled lets k-quants have their tiled kernel.
+Printed are the largest |Δlogit| over the prompt's last token and four more, against the same text
+computed alone, at once and with one thread: for prompts in chunks, two threads, other
+micro-batches, sequences in one batch, cells behind a hole that was filled. Then milliseconds of
+this process's own CPU time for 512 prompt tokens and for one more. --as-is leaves the reproducible
+mode (llmcli/runtime/reproducible.py) out: the cache and kernels that llama.cpp takes by itself.
+--layout file keeps the matrices as the file has them, --tiled lets k-quants have their tiled
+kernel.
 """
 
 import argparse
@@ -31,7 +36,9 @@ Found = list[NDArray[np.float32]]
 
 
 def feed(context: Context, tokens: list[int], chunk: int, slot: int = 0, start: int = 0) -> Found:
-    """The logits of the prompt's last token and of a few more; the first `start` tokens are there already."""
+    """The logits of the prompt's last token and of a few more; the first `start` tokens are there
+    already.
+    """
     end, found = len(tokens) - MORE, []
     pieces = [(at, min(at + chunk, end)) for at in range(start, end, chunk)] + [
         (at, at + 1) for at in range(end, end + MORE)
@@ -53,7 +60,9 @@ def together(context: Context, texts: list[list[int]]) -> list[Found]:
     ends = [len(text) - MORE for text in texts]
     found: list[Found] = []
     for slot, (text, end) in enumerate(zip(texts, ends, strict=True)):
-        (row,) = context.decode(Rows(text[:end], range(end), [slot] * end, [False] * (end - 1) + [True]))
+        (row,) = context.decode(
+            Rows(text[:end], range(end), [slot] * end, [False] * (end - 1) + [True])
+        )
         found.append([row.logits.copy()])
     for step in range(MORE):
         places = [end + step for end in ends]
@@ -105,16 +114,27 @@ def cases(path: Path, asked: argparse.Namespace, depth: int) -> Iterator[tuple[s
 
 @contextmanager
 def opened(
-    path: Path, asked: argparse.Namespace, *, n_ctx: int, threads: int = 1, n_ubatch: int = 512, slots: int = 1
+    path: Path,
+    asked: argparse.Namespace,
+    *,
+    n_ctx: int,
+    threads: int = 1,
+    n_ubatch: int = 512,
+    slots: int = 1,
 ) -> Iterator[Context]:
     """A context as the mode makes it, or (--as-is, --layout file) without its choice of a layout."""
-    kind = ContextOptions(n_ctx, 2048, n_ubatch, slots, threads, threads, asked.cache, asked.cache, "on")
+    kind = ContextOptions(
+        n_ctx, 2048, n_ubatch, slots, threads, threads, asked.cache, asked.cache, "on"
+    )
     if not asked.as_is and asked.layout == "best":
         with reproducible.open_alike(container.read(path), kind) as (_, context):
             yield context
     else:
         repack = asked.layout == "best"
-        with open_model(path, gpu_layers=0, repack=repack) as model, open_context(model, kind) as context:
+        with (
+            open_model(path, gpu_layers=0, repack=repack) as model,
+            open_context(model, kind) as context,
+        ):
             yield context
 
 
@@ -127,7 +147,9 @@ def words(path: Path, count: int) -> list[int]:
 
 
 def cost(path: Path, asked: argparse.Namespace) -> tuple[float, float]:
-    """Milliseconds of CPU time for 512 tokens of a prompt and for one token behind it, the least of four."""
+    """Milliseconds of CPU time for 512 tokens of a prompt and for one token behind it, the least of
+    four.
+    """
     tokens = words(path, 512 + 16)
     prompt, single = [], []
     with opened(path, asked, n_ctx=1024) as context:
@@ -150,7 +172,9 @@ def numbers(text: str) -> list[int]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", type=Path, nargs="+")
     parser.add_argument("--cache", default=reproducible.CACHE)
     parser.add_argument("--as-is", action="store_true")
@@ -169,7 +193,10 @@ def main() -> None:
             for case, difference in cases(path, asked, depth):
                 print(f"  {depth:5} tokens  {case:24} {difference:.3g}", flush=True)
         prompt, single = cost(path, asked)
-        print(f"  512 tokens {prompt:.0f} ms, one more {single:.2f} ms (CPU time, one thread)", flush=True)
+        print(
+            f"  512 tokens {prompt:.0f} ms, one more {single:.2f} ms (CPU time, one thread)",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""Time and weighted error of `--method search` against ggml's search: per type here, whole runs against llama-quantize.
+"""Time and weighted error of `--method search` against ggml's search: per type here, whole runs
+against llama-quantize.
 
-usage: .venv/bin/python scripts/measure_search.py                                  per type, synthetic rows, one thread
+usage: .venv/bin/python scripts/measure_search.py                                  per type,
+synthetic rows, one thread
        .venv/bin/python scripts/measure_search.py MODEL.gguf --imatrix FILE --llama-quantize PATH
-                                                  [-t TYPE …] [--rounds 5] [--threads N] [--pure] [--numpy]
+                                                  [-t TYPE …] [--rounds 5] [--threads N] [--pure]
+                                                  [--numpy]
 
-Both sides run in turn, the first place changing from round to round; the ratio is the median of the rounds' ratios,
-above 1 where ours is faster. The error is the sum of importance times squared difference over all tensors that both
-quantized, ours by theirs. --numpy leaves our C out. The model must be of floats.
+Both sides run in turn, the first place changing from round to round; the ratio is the median of the
+rounds' ratios, above 1 where ours is faster. The error is the sum of importance times squared
+difference over all tensors that both quantized, ours by theirs. --numpy leaves our C out. The model
+must be of floats.
 """
 
 import argparse
@@ -44,11 +48,15 @@ main()
 
 def main() -> None:
     """Measure what was asked for and print a line each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--imatrix", type=Path)
     parser.add_argument("--llama-quantize", type=Path)
-    parser.add_argument("-t", "--type", nargs="+", default=["Q4_K_M", "Q2_K", "Q3_K_M", "Q5_K_M", "Q6_K", "Q8_0"])
+    parser.add_argument(
+        "-t", "--type", nargs="+", default=["Q4_K_M", "Q2_K", "Q3_K_M", "Q5_K_M", "Q6_K", "Q8_0"]
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--pure", action="store_true")
@@ -62,13 +70,17 @@ def main() -> None:
             per_type(name, asked.rounds)
         return
     if not (asked.imatrix and asked.llama_quantize):
-        parser.error("name the importance matrix with --imatrix and llama.cpp's tool with --llama-quantize")
+        parser.error(
+            "name the importance matrix with --imatrix and llama.cpp's tool with --llama-quantize"
+        )
     with tempfile.TemporaryDirectory() as place:
         for name in asked.type:
             whole_run(asked, name, Path(place))
 
 
-def in_turn(ours: Callable[[], float], theirs: Callable[[], float], rounds: int) -> tuple[float, float, float]:
+def in_turn(
+    ours: Callable[[], float], theirs: Callable[[], float], rounds: int
+) -> tuple[float, float, float]:
     """Medians of the seconds of both, and of the rounds' ratios theirs / ours."""
     pairs = []
     for turn in range(rounds):
@@ -83,7 +95,9 @@ def in_turn(ours: Callable[[], float], theirs: Callable[[], float], rounds: int)
 
 
 def per_type(name: str, rounds: int) -> None:
-    """One thread on Student-t rows with one value in a hundred eight times as large, log-normal importance."""
+    """One thread on Student-t rows with one value in a hundred eight times as large, log-normal
+    importance.
+    """
     rng = np.random.default_rng(0)
     rows = rng.standard_t(5, (ROWS, COLUMNS)) * 0.02
     rows = np.where(rng.random(rows.shape) < 0.01, 8 * rows, rows).astype(np.float32)
@@ -91,7 +105,9 @@ def per_type(name: str, rounds: int) -> None:
     with tempfile.NamedTemporaryFile() as file:
         file.write(vector.tobytes())
         file.flush()
-        evidence = Evidence(name, COLUMNS, ROWS, 1, imatrix.Entry(Path(file.name), 0, COLUMNS, (1.0,)))
+        evidence = Evidence(
+            name, COLUMNS, ROWS, 1, imatrix.Entry(Path(file.name), 0, COLUMNS, (1.0,))
+        )
         made = {}
 
         def timed(method: str) -> float:
@@ -104,7 +120,10 @@ def per_type(name: str, rounds: int) -> None:
         own, other, ratio = in_turn(lambda: timed("search"), lambda: timed("ggml"), rounds)
     errors = [
         float(
-            np.square(native.decode(made[method], name, COLUMNS, label=name) - rows, dtype=np.float64).sum(0) @ vector
+            np.square(
+                native.decode(made[method], name, COLUMNS, label=name) - rows, dtype=np.float64
+            ).sum(0)
+            @ vector
         )
         for method in ("search", "ggml")
     ]
@@ -121,16 +140,45 @@ def whole_run(asked: argparse.Namespace, name: str, place: Path) -> None:
     ours, theirs = place / "ours.gguf", place / "theirs.gguf"
     pure = ["--pure"] if asked.pure else []
     own_words = [
-        sys.executable, "-c", PROGRAM, str(int(asked.numpy)),
-        "quantize", asked.model, "-t", name, "-o", ours, "--method", "search", "--imatrix", asked.imatrix,
-        "--threads", asked.threads, "--force", "--json", *pure,
-    ]  # fmt: skip
-    words = [asked.llama_quantize, *pure, "--imatrix", asked.imatrix, asked.model, theirs, name, asked.threads]
+        sys.executable,
+        "-c",
+        PROGRAM,
+        str(int(asked.numpy)),
+        "quantize",
+        asked.model,
+        "-t",
+        name,
+        "-o",
+        ours,
+        "--method",
+        "search",
+        "--imatrix",
+        asked.imatrix,
+        "--threads",
+        asked.threads,
+        "--force",
+        "--json",
+        *pure,
+    ]
+    words = [
+        asked.llama_quantize,
+        *pure,
+        "--imatrix",
+        asked.imatrix,
+        asked.model,
+        theirs,
+        name,
+        asked.threads,
+    ]
     seconds_of(own_words, ours)  # untimed: Python keeps what it compiled, as it does for a user
-    own, other, ratio = in_turn(lambda: seconds_of(own_words, ours), lambda: seconds_of(words, theirs), asked.rounds)
+    own, other, ratio = in_turn(
+        lambda: seconds_of(own_words, ours), lambda: seconds_of(words, theirs), asked.rounds
+    )
     lost = [lost_by(asked.model, made, imatrix.load(asked.imatrix)) for made in (ours, theirs)]
     common = lost[0].keys() & lost[1].keys()
-    error = sum(lost[0][tensor] for tensor in common) / sum(lost[1][tensor] for tensor in common) - 1
+    error = (
+        sum(lost[0][tensor] for tensor in common) / sum(lost[1][tensor] for tensor in common) - 1
+    )
     sizes = ours.stat().st_size / theirs.stat().st_size - 1
     print(
         f"{name:7} search {own:6.2f} s  llama-quantize {other:6.2f} s  speed {ratio:5.2f}x"
@@ -145,7 +193,9 @@ def seconds_of(words: list[object], out: Path) -> float:
     os.sync()
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     began = time.perf_counter()
-    done = subprocess.run([str(word) for word in words], capture_output=True, cwd=ROOT, env=env, check=False)
+    done = subprocess.run(
+        [str(word) for word in words], capture_output=True, cwd=ROOT, env=env, check=False
+    )
     if done.returncode:
         raise SystemExit(done.stderr.decode(errors="replace")[-2000:])
     return time.perf_counter() - began
@@ -159,7 +209,9 @@ def lost_by(source: Path, made: Path, sums: imatrix.Imatrix) -> dict[str, float]
         weight, entry = before[tensor.name], sums.entries.get(tensor.name)
         if not native.quantized(tensor.type) or entry is None or len(weight.shape) != 2:
             continue
-        rows = native.decode(weight.read(0, weight.rows), weight.type, weight.columns, label=tensor.name)
+        rows = native.decode(
+            weight.read(0, weight.rows), weight.type, weight.columns, label=tensor.name
+        )
         codes = np.fromfile(tensor.file, np.uint8, tensor.nbytes, offset=tensor.offset)
         off = native.decode(codes, tensor.type, weight.columns, label=tensor.name) - rows
         squares = np.square(off, out=off).sum(0, dtype=np.float64)

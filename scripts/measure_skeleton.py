@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Skeleton-of-Thought beside the plain answer: time and tokens of each question, in turns, on one open model.
+"""Skeleton-of-Thought beside the plain answer: time and tokens of each question, in turns, on one
+open model.
 
-usage: PYTHONPATH=$PWD .venv/bin/python scripts/measure_skeleton.py REF QUESTIONS.jsonl [--questions 10] [--predict 256]
+usage: PYTHONPATH=$PWD .venv/bin/python scripts/measure_skeleton.py REF QUESTIONS.jsonl [--questions
+10] [--predict 256]
        [--threads N] [--parallel 10]
 
-QUESTIONS.jsonl has a question a line: {"turns": ["…"]} (as vicuna_bench_question.jsonl), {"prompt": "…"} or "…". Each
-is asked plainly and by its skeleton, greedily, the one that goes first taking turns, each with an empty cache. Prints a
-line a question and the medians; plain and skeleton may come to texts of different length, so tokens stand beside.
+QUESTIONS.jsonl has a question a line: {"turns": ["…"]} (as vicuna_bench_question.jsonl), {"prompt":
+"…"} or "…". Each is asked plainly and by its skeleton, greedily, the one that goes first taking
+turns, each with an empty cache. Prints a line a question and the medians; plain and skeleton may
+come to texts of different length, so tokens stand beside.
 """
 
 import argparse
@@ -42,7 +45,9 @@ class Row:
 
 def main() -> None:
     """Ask, and tell."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("ref")
     parser.add_argument("questions_file", type=Path)
     parser.add_argument("--questions", type=int, default=10)
@@ -56,7 +61,9 @@ def main() -> None:
     with hosting.host(asked.ref, given, config.load(), UI(), asked.parallel) as hosted:
         for number, question in enumerate(read(asked.questions_file, asked.questions)):
             turns = list(PLANS)[:: 1 if number % 2 else -1]
-            rows.append({name: ask(hosted, given, question, name, asked.parallel) for name in turns})
+            rows.append(
+                {name: ask(hosted, given, question, name, asked.parallel) for name in turns}
+            )
             plain, parts = rows[-1]["plain"], rows[-1]["skeleton"]
             told = f"{plain.seconds:7.2f} s {plain.tokens:4} tok  {parts.seconds:7.2f} s {parts.tokens:4} tok"
             ratio = plain.seconds / parts.seconds
@@ -66,8 +73,10 @@ def main() -> None:
     for name in PLANS:
         each = [row[name] for row in outlined]
         rate = sum(row.tokens for row in each) / sum(row.seconds for row in each)
-        print(f"{name:8}  median {statistics.median(row.seconds for row in each):.2f} s, "
-              f"{statistics.median(row.tokens for row in each):.0f} tokens, {rate:.1f} tokens/s")  # fmt: skip
+        print(
+            f"{name:8}  median {statistics.median(row.seconds for row in each):.2f} s, "
+            f"{statistics.median(row.tokens for row in each):.0f} tokens, {rate:.1f} tokens/s"
+        )
     middle = statistics.median(row["plain"].seconds / row["skeleton"].seconds for row in outlined)
     print(f"plain / skeleton, median of the questions: {middle:.2f}x")
 
@@ -81,13 +90,20 @@ def ask(hosted: hosting.Hosted, given: Flags, question: str, name: str, parallel
     form = forms()[CHAT](body, hosted.runner, batch.settings(hosted, given, 0))
     work = Work(hosted.runner, parallel, lambda index, found: came.append(found))
     work.run(iter([Task.begin(0, PLANS[name](form))]))
-    return Row(time.perf_counter() - began, came[0]["usage"]["completion_tokens"], len(came[0].get("skeleton", ())))
+    return Row(
+        time.perf_counter() - began,
+        came[0]["usage"]["completion_tokens"],
+        len(came[0].get("skeleton", ())),
+    )
 
 
 def read(path: Path, count: int) -> list[str]:
     """The first questions of a file."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:count]]
-    return [row if isinstance(row, str) else row["turns"][0] if "turns" in row else row["prompt"] for row in rows]
+    return [
+        row if isinstance(row, str) else row["turns"][0] if "turns" in row else row["prompt"]
+        for row in rows
+    ]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""What the scripts share that set one program beside another: documents of processes, intervals of ratios."""
+"""What the scripts share that set one program beside another: documents of processes, intervals of
+ratios.
+"""
 
 import json
 import random

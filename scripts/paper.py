@@ -1,6 +1,8 @@
-"""What a terminal would show: text and escape sequences become lines, all of them, as far as one could scroll back.
+"""What a terminal would show: text and escape sequences become lines, all of them, as far as one
+could scroll back.
 
-Knows what prompt_toolkit and a line-wise program send (moves, erasing, wrapping); colours are left out.
+Knows what prompt_toolkit and a line-wise program send (moves, erasing, wrapping); colours are left
+out.
 """
 
 import re
@@ -23,7 +25,9 @@ class Paper:
     `reply` gets what a terminal answers to a program that asks where the cursor is.
     """
 
-    def __init__(self, width: int, height: int, reply: Callable[[str], object] = lambda answer: None) -> None:
+    def __init__(
+        self, width: int, height: int, reply: Callable[[str], object] = lambda answer: None
+    ) -> None:
         self.width, self.height, self.reply = width, height, reply
         self.lines: list[list[str]] = [[]]
         self.row = self.column = self.top = 0  # the first line on the screen is `top`
@@ -97,7 +101,9 @@ class Paper:
             self.row = min(self.top + self.height - 1, self.row + count)
             self._line()
         elif letter in "CD":
-            self.column = max(0, min(self.width - 1, self.column + (count if letter == "C" else -count)))
+            self.column = max(
+                0, min(self.width - 1, self.column + (count if letter == "C" else -count))
+            )
         elif letter == "G":
             self.column = min(self.width, count) - 1
         elif letter in "Hf":
@@ -110,7 +116,9 @@ class Paper:
             self._erase_below() if (numbers or [0])[0] == 0 else self._erase_all()
         elif letter == "K":
             line = self._line()
-            start, end = ((self.column, len(line)), (0, self.column + 1), (0, len(line)))[(numbers or [0])[0]]
+            start, end = ((self.column, len(line)), (0, self.column + 1), (0, len(line)))[
+                (numbers or [0])[0]
+            ]
             line[start:end] = [] if end == len(line) else [" "] * (end - start)
 
     def _down(self, count: int) -> None:

@@ -1,14 +1,17 @@
-"""One of two models killed under load: what became of every request, and of every line of a batch. Needs llmcli[ray].
+"""One of two models killed under load: what became of every request, and of every line of a batch.
+Needs llmcli[ray].
 
     scripts/prove_ray.py serve|batch [REF] [--requests 60] [--clients 6] [--samples 1]
 
-`serve` serves REF (default: smollm2:135m) with two replicas on loopback, lets clients ask without pause, half of them
-for streams, each for so many samples, and kills a replica's process with SIGKILL at a third of the requests. Then it
-counts. Every answer must come whole, those of streams that had begun among them; "told" are streams that ended in an
-error event, "lost" requests without a whole answer and without a word about it.
+`serve` serves REF (default: smollm2:135m) with two replicas on loopback, lets clients ask without
+pause, half of them for streams, each for so many samples, and kills a replica's process with
+SIGKILL at a third of the requests. Then it counts. Every answer must come whole, those of streams
+that had begun among them; "told" are streams that ended in an error event, "lost" requests without
+a whole answer and without a word about it.
 
-`batch` answers as many lines with `--reproducible` on one model without Ray, then on two through Ray Data, one of whose
-processes is killed once a part is there. The two files must be the same bytes.
+`batch` answers as many lines with `--reproducible` on one model without Ray, then on two through
+Ray Data, one of whose processes is killed once a part is there. The two files must be the same
+bytes.
 """
 
 import argparse
@@ -40,14 +43,30 @@ def main() -> int:
 
 def served(given: argparse.Namespace) -> int:
     """Requests over two replicas."""
-    words = ("serve", given.ref, "--port", "0", "--replicas", "2", "-t", "1", "-c", "2048", "--json")
+    words = (
+        "serve",
+        given.ref,
+        "--port",
+        "0",
+        "--replicas",
+        "2",
+        "-t",
+        "1",
+        "-c",
+        "2048",
+        "--json",
+    )
     began = time.monotonic()
-    with subprocess.Popen((sys.executable, "-m", "llmcli.app", *words), stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        (sys.executable, "-m", "llmcli.app", *words), stdout=subprocess.PIPE, text=True
+    ) as server:
         try:
             assert server.stdout
             url = json.loads(server.stdout.readline())["url"]
             print(f"two replicas are there after {time.monotonic() - began:.1f} s")
-            counted = asyncio.run(load(url, given.requests, given.clients, given.tokens, killed, given.samples))
+            counted = asyncio.run(
+                load(url, given.requests, given.clients, given.tokens, killed, given.samples)
+            )
         finally:
             server.terminate()
     good = told(counted) and not counted["failed"] and not counted["told"]
@@ -84,9 +103,13 @@ def batched(given: argparse.Namespace) -> int:
         ]
         words += ["--reproducible", "--temp", "0"]
         subprocess.run([*words, "-o", str(one)], check=True)
-        with subprocess.Popen([*words, "-o", str(two), "--ray", "local", "--replicas", "2"]) as spread:
+        with subprocess.Popen(
+            [*words, "-o", str(two), "--ray", "local", "--replicas", "2"]
+        ) as spread:
             journal = two.with_name(f".{two.name}.journal")
-            while spread.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 8):
+            while spread.poll() is None and not (
+                journal.exists() and journal.read_bytes().count(b"\n") > 8
+            ):
                 time.sleep(0.1)
             print(f"killed actor {kill_one(b'ray::MapWorker')}")
         same = spread.returncode == 0 and one.read_bytes() == two.read_bytes()

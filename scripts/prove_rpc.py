@@ -2,14 +2,16 @@
 
     scripts/prove_rpc.py MODEL.gguf [--tokens 64] [--prompt 128] [--rounds 3]
 
-Two worker processes on loopback; then, as root and with `ip`, one in each of two network namespaces of its own, behind
-a veth pair. Greedy tokens after a fixed prompt, a q8_0 cache, one thread everywhere. Three ways to compute them:
-"here" as `run` does it, where llama.cpp lays matrices out anew for this CPU; "plain", with the matrices as they stand
-in the file, as a worker has them; and over the workers. Tokens and the bits of all logits over the workers must be
-those of "plain": the same kernels ran, in another place. "here" may round otherwise, and is told. Ways take turns,
-and the median of the rounds counts. Then a worker of `serve --rpc` is killed under load and started again: each request
-comes whole, streams that had begun among them, or its status is an error ("failed"). A stream that ended in an error
-event ("told") and one without a word ("lost") are wrong.
+Two worker processes on loopback; then, as root and with `ip`, one in each of two network namespaces
+of its own, behind a veth pair. Greedy tokens after a fixed prompt, a q8_0 cache, one thread
+everywhere. Three ways to compute them: "here" as `run` does it, where llama.cpp lays matrices out
+anew for this CPU; "plain", with the matrices as they stand in the file, as a worker has them; and
+over the workers. Tokens and the bits of all logits over the workers must be those of "plain": the
+same kernels ran, in another place. "here" may round otherwise, and is told. Ways take turns, and
+the median of the rounds counts. Then a worker of `serve --rpc` is killed under load and started
+again: each request comes whole, streams that had begun among them, or its status is an error
+("failed"). A stream that ended in an error event ("told") and one without a word ("lost") are
+wrong.
 """
 
 import argparse
@@ -67,7 +69,10 @@ def compare(title: str, place: Any, given: argparse.Namespace) -> bool:
                 rounds[name].append(json.loads(done.stdout))
     first = {name: found[0] for name, found in rounds.items()}
     for name, found in rounds.items():
-        rates = [statistics.median(one[part] for one in found) for part in ("prompt_per_second", "tokens_per_second")]
+        rates = [
+            statistics.median(one[part] for one in found)
+            for part in ("prompt_per_second", "tokens_per_second")
+        ]
         print(f"{title}: {name:8} prompt {rates[0]:8.1f} tok/s, tokens {rates[1]:8.1f} tok/s")
         first[name]["rates"] = rates
     same = first["workers"]["tokens"] == first["plain"]["tokens"]
@@ -75,19 +80,37 @@ def compare(title: str, place: Any, given: argparse.Namespace) -> bool:
     agree = first["workers"]["tokens"] == first["here"]["tokens"]
     print(f"{title}: tokens as plain: {same}; logits to the bit: {bits}; tokens as here: {agree}")
     for other in ("plain", "here"):
-        ratios = [a / b for a, b in zip(first["workers"]["rates"], first[other]["rates"], strict=True)]
+        ratios = [
+            a / b for a, b in zip(first["workers"]["rates"], first[other]["rates"], strict=True)
+        ]
         print(f"{title}: speed against {other}: prompt {ratios[0]:.2f}, tokens {ratios[1]:.2f}")
     return same and bits
 
 
 def lost(given: argparse.Namespace) -> bool:
-    """`serve --rpc` under load, its worker killed and started again: whether no request went without a word."""
+    """`serve --rpc` under load, its worker killed and started again: whether no request went
+    without a word.
+    """
     held = ExitStack()
     with held, ExitStack() as server:
         endpoint = held.enter_context(worker("127.0.0.1", 52903))
-        words = ("serve", str(given.model), "--port", "0", "-t", "1", "-c", "2048", "--rpc", endpoint, "--json")
+        words = (
+            "serve",
+            str(given.model),
+            "--port",
+            "0",
+            "-t",
+            "1",
+            "-c",
+            "2048",
+            "--rpc",
+            endpoint,
+            "--json",
+        )
         process = server.enter_context(
-            subprocess.Popen((sys.executable, "-m", "llmcli.app", *words), stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                (sys.executable, "-m", "llmcli.app", *words), stdout=subprocess.PIPE, text=True
+            )
         )
         server.callback(process.terminate)
         assert process.stdout
@@ -100,7 +123,11 @@ def lost(given: argparse.Namespace) -> bool:
 
         counted = asyncio.run(load(url, 40, 4, 16, kill))
     good = told(counted) and not counted["told"]
-    print("the worker killed under load: no request was lost" if good else "requests were LOST or broken")
+    print(
+        "the worker killed under load: no request was lost"
+        if good
+        else "requests were LOST or broken"
+    )
     return good
 
 
@@ -123,16 +150,22 @@ def inside(given: argparse.Namespace) -> dict[str, Any]:
         wants = [False] * (given.prompt - 1) + [True]
         began = time.perf_counter()
         (row,) = context.decode(Rows(tokens, range(given.prompt), [0] * given.prompt, wants))
-        digest, found, middle = hashlib.sha256(row.logits.tobytes()), [int(row.logits.argmax())], time.perf_counter()
+        digest, found, middle = (
+            hashlib.sha256(row.logits.tobytes()),
+            [int(row.logits.argmax())],
+            time.perf_counter(),
+        )
         for at in range(given.tokens - 1):
             (row,) = context.decode(Rows([found[-1]], [given.prompt + at], [0], [True]))
             digest.update(row.logits.tobytes())
             found.append(int(row.logits.argmax()))
         seconds = time.perf_counter() - middle
     return {
-        "tokens": found, "logits": digest.hexdigest(), "prompt_per_second": given.prompt / (middle - began),
+        "tokens": found,
+        "logits": digest.hexdigest(),
+        "prompt_per_second": given.prompt / (middle - began),
         "tokens_per_second": (given.tokens - 1) / seconds,
-    }  # fmt: skip
+    }
 
 
 @contextmanager
@@ -175,8 +208,21 @@ def ip(words: str) -> None:
 @contextmanager
 def worker(host: str, port: int, *where: str) -> Iterator[str]:
     """A worker that listens."""
-    words = (*where, sys.executable, "-m", "llmcli.app", "worker", "--rpc", "--host", host, "--port", str(port))
-    with subprocess.Popen((*words, "-t", "1", "--allow-remote"), stdout=subprocess.PIPE, text=True) as process:
+    words = (
+        *where,
+        sys.executable,
+        "-m",
+        "llmcli.app",
+        "worker",
+        "--rpc",
+        "--host",
+        host,
+        "--port",
+        str(port),
+    )
+    with subprocess.Popen(
+        (*words, "-t", "1", "--allow-remote"), stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout
             while "worker at" not in (line := process.stdout.readline()):

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Proof that files run in an unmodified llama.cpp: each is answered from by its llama-cli and its llama-server.
+"""Proof that files run in an unmodified llama.cpp: each is answered from by its llama-cli and its
+llama-server.
 
 usage: scripts/prove_stock.py FILE.gguf ... --tools DIR [--predict 24] [-t 2]
 
-llama-cli answers one prompt and must end by itself with exit code 0; llama-server listens on the loopback, says that
-it is healthy, completes the same prompt greedily, and ends at SIGINT with exit code 0. Neither may warn of a tensor:
-one that it does not know, or that does not fit. Prints a line per file; the exit code is 1 where one failed.
+llama-cli answers one prompt and must end by itself with exit code 0; llama-server listens on the
+loopback, says that it is healthy, completes the same prompt greedily, and ends at SIGINT with exit
+code 0. Neither may warn of a tensor: one that it does not know, or that does not fit. Prints a line
+per file; the exit code is 1 where one failed.
 """
 
 import argparse
@@ -35,9 +37,13 @@ class Unfit(Exception):
 
 def main() -> int:
     """Prove every file; 1 where one failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--tools", type=Path, required=True, help="folder with llama-cli and llama-server")
+    parser.add_argument(
+        "--tools", type=Path, required=True, help="folder with llama-cli and llama-server"
+    )
     parser.add_argument("--predict", type=int, default=24, help="tokens of an answer")
     parser.add_argument("-t", "--threads", type=int, default=2)
     asked = parser.parse_args()
@@ -55,7 +61,9 @@ def main() -> int:
 
 
 def answers(asked: argparse.Namespace, file: Path) -> str:
-    """What both tools answered; raises Unfit. Of `asked` it takes the tools, how many tokens, and threads."""
+    """What both tools answered; raises Unfit. Of `asked` it takes the tools, how many tokens, and
+    threads.
+    """
     return f"llama-cli {cli(asked, file)!r}, llama-server {server(asked, file)!r}"
 
 
@@ -63,20 +71,44 @@ def common(asked: argparse.Namespace, tool: str, file: Path) -> list[str]:
     """A tool's command, its warnings told (-lv 3)."""
     threads, predict = str(asked.threads), str(asked.predict)
     return [
-        str(asked.tools / tool), "-m", str(file), "-c", "512", "-n", predict, "--temp", "0", "-t", threads, "-lv", "3"
-    ]  # fmt: skip
+        str(asked.tools / tool),
+        "-m",
+        str(file),
+        "-c",
+        "512",
+        "-n",
+        predict,
+        "--temp",
+        "0",
+        "-t",
+        threads,
+        "-lv",
+        "3",
+    ]
 
 
 def cli(asked: argparse.Namespace, file: Path) -> str:
     """llama-cli's answer to one turn."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "answer.txt"
-        command = [*common(asked, "llama-cli", file), "-p", PROMPT, "--single-turn", "--output", str(out)]
+        command = [
+            *common(asked, "llama-cli", file),
+            "-p",
+            PROMPT,
+            "--single-turn",
+            "--output",
+            str(out),
+        ]
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=WAIT,
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                stdin=subprocess.DEVNULL,
+                timeout=WAIT,
                 check=False,
-            )  # fmt: skip
+            )
         except subprocess.TimeoutExpired:
             raise Unfit(f"llama-cli did not end within {WAIT:.0f} s") from None
         told = done.stdout + done.stderr

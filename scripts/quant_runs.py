@@ -1,7 +1,9 @@
-"""What compare_quants.py runs: calibration and quantization as programs of their own, and the evaluation.
+"""What compare_quants.py runs: calibration and quantization as programs of their own, and the
+evaluation.
 
-A program's seconds, processor time and peak memory are the kernel's (wait4). Evaluation has llama-perplexity's
-protocol through quant.evaluate; a teacher's logits are computed once a text and kept in float32.
+A program's seconds, processor time and peak memory are the kernel's (wait4). Evaluation has
+llama-perplexity's protocol through quant.evaluate; a teacher's logits are computed once a text and
+kept in float32.
 """
 
 import hashlib
@@ -42,8 +44,8 @@ class Cost:
     rss: int
 
 
-# Runs a command, and tells its costs in a file. The kernel counts as a program's own what its parent held when it
-# began, and we hold a teacher's logits: the parent is this.
+# Runs a command, and tells its costs in a file. The kernel counts as a program's own what its
+# parent held when it began, and we hold a teacher's logits: the parent is this.
 BETWEEN = """
 import json, os, subprocess, sys, time
 begun = time.monotonic()
@@ -60,16 +62,22 @@ def run(command: list[str]) -> Cost:
     """Run it from our root, quietly; raises Failed."""
     with tempfile.TemporaryFile() as told, tempfile.NamedTemporaryFile() as cost:
         between = [sys.executable, "-c", BETWEEN, cost.name, *command]
-        done = subprocess.run(between, stdout=told, stderr=told, stdin=subprocess.DEVNULL, cwd=ROOT, check=False)
+        done = subprocess.run(
+            between, stdout=told, stderr=told, stdin=subprocess.DEVNULL, cwd=ROOT, check=False
+        )
         if done.returncode:
             told.seek(0)
-            raise Failed(told.read().decode(errors="replace").strip()[-600:] or f"exit {done.returncode}")
+            raise Failed(
+                told.read().decode(errors="replace").strip()[-600:] or f"exit {done.returncode}"
+            )
         return Cost(*json.loads(Path(cost.name).read_text()))
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all rows of one run share. `texts` are name -> file; `chunks` bounds evaluation and `read` calibration."""
+    """What all rows of one run share. `texts` are name -> file; `chunks` bounds evaluation and
+    `read` calibration.
+    """
 
     folder: Path
     tools: Path
@@ -88,7 +96,11 @@ class Setting:
     def read_by(self) -> str:
         """Identity of the evaluations."""
         return " ".join(
-            [*(f"{name} {sha(file)}" for name, file in self.texts.items()), str(self.ctx), str(self.chunks)]
+            [
+                *(f"{name} {sha(file)}" for name, file in self.texts.items()),
+                str(self.ctx),
+                str(self.chunks),
+            ]
         )
 
 
@@ -98,23 +110,34 @@ def sha(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
-def statistics(setting: Setting, teacher: Path, source: str, seed: int, kind: str) -> tuple[Path, Cost]:
-    """The file of `kind`, made once: "theirs" llama-imatrix's, "imatrix" ours, "moments" our second moments."""
+def statistics(
+    setting: Setting, teacher: Path, source: str, seed: int, kind: str
+) -> tuple[Path, Cost]:
+    """The file of `kind`, made once: "theirs" llama-imatrix's, "imatrix" ours, "moments" our second
+    moments.
+    """
     name = hashlib.sha256(f"{source} {setting.calibrated(seed)} {kind}".encode()).hexdigest()[:16]
     out = setting.folder / "statistics" / f"{name}.gguf"
     cost = out.with_suffix(".json")
     if not cost.exists():
         out.parent.mkdir(exist_ok=True)
-        text, chunks = str(setting.calibration[seed]), ["--chunks", str(setting.read)] if setting.read else []
+        text, chunks = (
+            str(setting.calibration[seed]),
+            ["--chunks", str(setting.read)] if setting.read else [],
+        )
         part = out.with_suffix(".part.gguf")
         common = ["-f", text, "-c", str(setting.ctx), *chunks, "-t", str(setting.threads), "-o"]
         if kind == "theirs":
-            took = run([str(setting.tools / "llama-imatrix"), "-m", str(teacher), *common, str(part)])
+            took = run(
+                [str(setting.tools / "llama-imatrix"), "-m", str(teacher), *common, str(part)]
+            )
         elif kind == "imatrix":
             took = run([*LLMCLI, "calibrate", str(teacher), *common, str(part)])
         else:
             beside = out.with_suffix(".imatrix.gguf")
-            took = run([*LLMCLI, "calibrate", str(teacher), *common, str(beside), "--moments", str(part)])
+            took = run(
+                [*LLMCLI, "calibrate", str(teacher), *common, str(beside), "--moments", str(part)]
+            )
         part.replace(out)
         cost.write_text(json.dumps([took.seconds, took.cpu, took.rss]))
     return out, Cost(*json.loads(cost.read_text()))
@@ -124,7 +147,14 @@ def upstream(setting: Setting, teacher: Path, out: Path, kind: str, imatrix: Pat
     """llama-quantize."""
     flags = ["--imatrix", str(imatrix)] if imatrix else []
     flags += ["--token-embedding-type", setting.embedding] if setting.embedding else []
-    command = [str(setting.tools / "llama-quantize"), *flags, str(teacher), str(out), kind, str(setting.threads)]
+    command = [
+        str(setting.tools / "llama-quantize"),
+        *flags,
+        str(teacher),
+        str(out),
+        kind,
+        str(setting.threads),
+    ]
     return run(command)
 
 
@@ -132,10 +162,20 @@ def ours(setting: Setting, teacher: Path, out: Path, kind: str, flags: list[str]
     """`llmcli quantize`; flags that name a size decide the types themselves."""
     sized = any(flag.startswith(("--target", "--plan")) for flag in flags)
     flags = [*flags, *(["--token-embedding-type", setting.embedding] if setting.embedding else [])]
-    return run([
-        *LLMCLI, "quantize", str(teacher), "-o", str(out), "--threads", str(setting.threads), "--force",
-        *([] if sized else ["-t", kind]), *flags,
-    ])  # fmt: skip
+    return run(
+        [
+            *LLMCLI,
+            "quantize",
+            str(teacher),
+            "-o",
+            str(out),
+            "--threads",
+            str(setting.threads),
+            "--force",
+            *([] if sized else ["-t", kind]),
+            *flags,
+        ]
+    )
 
 
 class Judge:
@@ -143,7 +183,9 @@ class Judge:
 
     def __init__(self, setting: Setting, teacher: Path, source: str) -> None:
         self.setting, self.teacher, self.source, self.ui = setting, teacher, source, UI()
-        self.options = RunOptions(setting.ctx, setting.threads, None, 2048, 512, "auto", "auto", "f16", "f16")
+        self.options = RunOptions(
+            setting.ctx, setting.threads, None, 2048, 512, "auto", "auto", "f16", "f16"
+        )
         self.texts = {name: self._chunks(file) for name, file in setting.texts.items()}
 
     def _chunks(self, file: Path) -> evaluate.Chunks:
@@ -172,8 +214,14 @@ class Judge:
     def _base(self, name: str) -> Path:
         """The teacher's logits on a text, F32 [chunks, positions, words] in a .npy file."""
         text = self.texts[name]
-        identity = f"{self.source} {hashlib.sha256(text.ids.tobytes()).hexdigest()} {self.setting.ctx}"
-        out = self.setting.folder / "base" / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.npy"
+        identity = (
+            f"{self.source} {hashlib.sha256(text.ids.tobytes()).hexdigest()} {self.setting.ctx}"
+        )
+        out = (
+            self.setting.folder
+            / "base"
+            / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.npy"
+        )
         if out.exists():
             return out
         out.parent.mkdir(exist_ok=True)
@@ -215,7 +263,9 @@ class Told:
 
 
 class Stored:
-    """A teacher's kept logits as a scorer of the chunks `numbers`, in blocks as long as those of the file beside it."""
+    """A teacher's kept logits as a scorer of the chunks `numbers`, in blocks as long as those of
+    the file beside it.
+    """
 
     def __init__(self, logits: NDArray[np.float32], beside: Told) -> None:
         self.logits, self.beside, self.numbers = logits, beside, [0]

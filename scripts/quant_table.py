@@ -1,7 +1,9 @@
-"""The rows of compare_quants.py: kept as they are made, held against a baseline, printed as a table.
+"""The rows of compare_quants.py: kept as they are made, held against a baseline, printed as a
+table.
 
-A row is one file of one teacher, evaluated on every text. Its scores lie beside the ledger, position by position, so
-that every figure can be made again. Knows figures, neither models nor programs.
+A row is one file of one teacher, evaluated on every text. Its scores lie beside the ledger,
+position by position, so that every figure can be made again. Knows figures, neither models nor
+programs.
 """
 
 import hashlib
@@ -23,7 +25,9 @@ BYTES = 0.003  # files are of equal size within this share
 
 @dataclass(frozen=True)
 class Key:
-    """What makes a row another row. `seed` is the number of the calibration text; -1 where none was read."""
+    """What makes a row another row. `seed` is the number of the calibration text; -1 where none was
+    read.
+    """
 
     teacher: str
     source: str  # digest of the teacher's file
@@ -42,17 +46,19 @@ class Key:
 
 @dataclass(frozen=True)
 class Row:
-    """A finished file: tensors' bytes, seconds and peak memory of making it, and what its statistics took.
+    """A finished file: tensors' bytes, seconds and peak memory of making it, and what its
+    statistics took.
 
-    `equal` tells, of a baseline, how many tensors our own default method made alike, of how many; `answers` what an
-    unmodified llama.cpp said with the file, "" where it was not asked.
+    `equal` tells, of a baseline, how many tensors our own default method made alike, of how many;
+    `answers` what an unmodified llama.cpp said with the file, "" where it was not asked.
     """
 
     key: Key
     nbytes: int
     file_bytes: int  # with names, vocabulary and what else stands before the tensors
     seconds: float
-    cpu: float  # seconds of processor time: what is left of `seconds` on a machine that does other work, too
+    # seconds of processor time: what is left of `seconds` on a machine that does other work, too
+    cpu: float
     rss: int
     statistics_seconds: float
     statistics_rss: int
@@ -85,7 +91,9 @@ class Ledger:
         """Keep a row. Per text its scores, and the positions of a chunk."""
         arrays = {}
         for name, (found, scored) in scores.items():
-            arrays[name] = np.stack([found.nll, found.base_nll, found.kld, found.same]).reshape(4, -1, scored)
+            arrays[name] = np.stack([found.nll, found.base_nll, found.kld, found.same]).reshape(
+                4, -1, scored
+            )
         part = self.place(row.key).with_suffix(".part.npz")  # its own: runs may share the folder
         np.savez(part, **arrays)
         part.replace(self.place(row.key))
@@ -104,7 +112,9 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A method's mean divergence over its baseline's, and the 95 % interval of it over draws of chunks."""
+    """A method's mean divergence over its baseline's, and the 95 % interval of it over draws of
+    chunks.
+    """
 
     value: float
     low: float
@@ -115,8 +125,9 @@ class Ratio:
 
 
 def ratio(method: Sequence[F64], baseline: Sequence[F64]) -> Ratio:
-    """Of chunks' mean divergences, F64 [chunks], one for each calibration text; chunks are drawn with replacement,
-    the same ones for both sides and all calibration texts (a paired bootstrap)."""
+    """Of chunks' mean divergences, F64 [chunks], one for each calibration text; chunks are drawn
+    with replacement, the same ones for both sides and all calibration texts (a paired bootstrap).
+    """
     mine, other = np.mean(np.stack(method), axis=0), np.mean(np.stack(baseline), axis=0)
     assert mine.shape == other.shape, (mine.shape, other.shape)
     drawn = np.random.default_rng(1).integers(len(mine), size=(DRAWS, len(mine)))
@@ -125,32 +136,54 @@ def ratio(method: Sequence[F64], baseline: Sequence[F64]) -> Ratio:
 
 
 def figures(scores: F64) -> tuple[str, str, str, str]:
-    """Mean divergence ± its standard error, its 99.9th percentile, same-top, ratio of perplexities: of one file."""
+    """Mean divergence ± its standard error, its 99.9th percentile, same-top, ratio of perplexities:
+    of one file.
+    """
     flat = Scores(*scores.reshape(4, -1), np.zeros(scores[0].size))
     against = quality(flat).against
     assert against
     return (
-        f"{against.kld.value:.6f} ± {against.kld.error:.6f}", f"{against.klds.ranks[99.9]:.4f}",
-        f"{against.same_top.value:.2%}", f"{against.ratio.value:.4f}",
-    )  # fmt: skip
+        f"{against.kld.value:.6f} ± {against.kld.error:.6f}",
+        f"{against.klds.ranks[99.9]:.4f}",
+        f"{against.same_top.value:.2%}",
+        f"{against.ratio.value:.4f}",
+    )
 
 
 def table(rows: Iterable[Row], ledger: Ledger, baseline: str) -> str:
-    """Markdown: for each teacher and type the methods' figures per text, over all calibration texts.
+    """Markdown: for each teacher and type the methods' figures per text, over all calibration
+    texts.
 
-    Figures of a file are those of the first calibration text; "against" joins all of them that both sides have.
+    Figures of a file are those of the first calibration text; "against" joins all of them that both
+    sides have.
     """
     groups: dict[tuple[str, str], dict[str, list[Row]]] = {}
     for row in rows:
-        groups.setdefault((row.key.teacher, row.key.type), {}).setdefault(row.key.method, []).append(row)
+        groups.setdefault((row.key.teacher, row.key.type), {}).setdefault(
+            row.key.method, []
+        ).append(row)
     lines = []
     for (teacher, kind), methods in groups.items():
         base = sorted(methods.get(baseline, ()), key=lambda row: row.key.seed)
         for name, found in methods.items():
             found.sort(key=lambda row: row.key.seed)
             lines += _lines(teacher, kind, name, found, base, ledger)
-    head = ("teacher", "type", "method", "text", "bytes", "KLD ± SE", "99.9 %", "same top", "PPL ratio",
-            f"KLD against {baseline}", "seeds", "s", "CPU s", "RSS MiB")  # fmt: skip
+    head = (
+        "teacher",
+        "type",
+        "method",
+        "text",
+        "bytes",
+        "KLD ± SE",
+        "99.9 %",
+        "same top",
+        "PPL ratio",
+        f"KLD against {baseline}",
+        "seeds",
+        "s",
+        "CPU s",
+        "RSS MiB",
+    )
     return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *lines])
 
 
@@ -174,7 +207,22 @@ def _lines(
         off = first.nbytes / base[0].nbytes - 1 if base else 0.0
         size = f"{first.nbytes:,}" + (f" ({off:+.2%})" if abs(off) > BYTES else "")
         took = f"{first.statistics_seconds:.0f} + {first.seconds:.1f}"
-        yield "| " + " | ".join((
-            teacher, kind, name, text, size, *figures(scores[0][text]), told, seeds, took, f"{first.cpu:.1f}",
-            f"{max(first.rss, first.statistics_rss) / 2**20:.0f}",
-        )) + " |"  # fmt: skip
+        yield (
+            "| "
+            + " | ".join(
+                (
+                    teacher,
+                    kind,
+                    name,
+                    text,
+                    size,
+                    *figures(scores[0][text]),
+                    told,
+                    seeds,
+                    took,
+                    f"{first.cpu:.1f}",
+                    f"{max(first.rss, first.statistics_rss) / 2**20:.0f}",
+                )
+            )
+            + " |"
+        )

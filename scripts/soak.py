@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
-"""A long mixed load on a server of its own: wrong answers, cells that leak, memory that grows, and how long it takes.
+"""A long mixed load on a server of its own: wrong answers, cells that leak, memory that grows, and
+how long it takes.
 
-usage: PYTHONPATH=$PWD .venv/bin/python scripts/soak.py FILE.gguf [--requests 10000] [--cancelled 0.3] [--wrong 0.1]
+usage: PYTHONPATH=$PWD .venv/bin/python scripts/soak.py FILE.gguf [--requests 10000] [--cancelled
+0.3] [--wrong 0.1]
        [--at-once 16] [--seed 0] [-- FLAGS of serve]
 
-Every kind of request is first answered alone; under load each must be answered alike, to the letter (--reproducible is
-given to serve unless --loose is: without it near ties may fall otherwise, and only their number is told). Some are
-left by their client after a random part, some are wrong and must be told so with their status. Then the server must
-be idle, its books right (/v1/kv?check=true), no cell of a running answer left, every gauge of what runs or waits at
-zero; the memory of its process, looked at after each hundredth of the requests, must not grow (slope of the second half
-within two standard errors of zero, or below 1 MiB), and SIGTERM must end it with 0. Prints what came of it; exits with
-1 if anything is wrong.
+Every kind of request is first answered alone; under load each must be answered alike, to the letter
+(--reproducible is given to serve unless --loose is: without it near ties may fall otherwise, and
+only their number is told). Some are left by their client after a random part, some are wrong and
+must be told so with their status. Then the server must be idle, its books right
+(/v1/kv?check=true), no cell of a running answer left, every gauge of what runs or waits at zero;
+the memory of its process, looked at after each hundredth of the requests, must not grow (slope of
+the second half within two standard errors of zero, or below 1 MiB), and SIGTERM must end it with 0.
+Prints what came of it; exits with 1 if anything is wrong.
 
-Whether memory grows takes a run that is long enough: a heap fills once, in steps (the largest body is one of ten MiB),
-and where a step falls a slope is none. Of 3,000 requests to stories260K the first 1,300 took 12.5 MiB, most of it in
-one step, the others 0.3. So growth counts where both quarters of the second half grow; else, and below 2,000 requests,
-it is told as too short a run to tell.
+Whether memory grows takes a run that is long enough: a heap fills once, in steps (the largest body
+is one of ten MiB), and where a step falls a slope is none. Of 3,000 requests to stories260K the
+first 1,300 took 12.5 MiB, most of it in one step, the others 0.3. So growth counts where both
+quarters of the second half grow; else, and below 2,000 requests, it is told as too short a run to
+tell.
 """
 
 import argparse
@@ -47,20 +51,35 @@ CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/response
 MESSAGES, TALK, GENERATE = "/v1/messages", "/api/chat", "/api/generate"
 GROWS, SHORT = "GROWS", "too short a run to tell whether it grows"
 LEAST, MOST = 2000, 1.0  # requests of a run that tells; MiB that a second half may grow
-GAUGES = ("llmcli_num_requests_running", "llmcli_num_requests_waiting", "llmcli_num_requests_preempted")
+GAUGES = (
+    "llmcli_num_requests_running",
+    "llmcli_num_requests_waiting",
+    "llmcli_num_requests_preempted",
+)
 # What is wrong with a request, and the status that it must get.
 WRONG: list[tuple[str, Any, int]] = [
-    (CHAT, b"{", 400), (CHAT, b"[1]", 400), (TEXT, b"\xff", 400), (CHAT, {"messages": "x"}, 400),
-    (CHAT, {"messages": [{"role": "user", "content": 1}]}, 400), (TEXT, {"prompt": None}, 400),
-    (TEXT, {"prompt": "x", "temperature": "hot"}, 400), (TEXT, {"prompt": "x", "max_tokens": -5}, 400),
-    (TEXT, {"prompt": "x", "model": "other"}, 404), (TEXT, {"prompt": "word " * 20_000}, 400),
-    (TEXT, {"prompt": [10**9]}, 400), (RESPONSES, {"input": []}, 400), (CHAT, b"[" * 100_000, 400),
-    (TEXT, {"prompt": "x", "json_schema": {"frob": 1}}, 400), ("/v1/nothing", {}, 404),
-    (MESSAGES, {"messages": []}, 400), (MESSAGES, {"messages": [{"role": "user", "content": 1}]}, 400),
-    (TALK, {"messages": [{"role": "user", "content": 1}]}, 400), (GENERATE, {"prompt": 1}, 400),
+    (CHAT, b"{", 400),
+    (CHAT, b"[1]", 400),
+    (TEXT, b"\xff", 400),
+    (CHAT, {"messages": "x"}, 400),
+    (CHAT, {"messages": [{"role": "user", "content": 1}]}, 400),
+    (TEXT, {"prompt": None}, 400),
+    (TEXT, {"prompt": "x", "temperature": "hot"}, 400),
+    (TEXT, {"prompt": "x", "max_tokens": -5}, 400),
+    (TEXT, {"prompt": "x", "model": "other"}, 404),
+    (TEXT, {"prompt": "word " * 20_000}, 400),
+    (TEXT, {"prompt": [10**9]}, 400),
+    (RESPONSES, {"input": []}, 400),
+    (CHAT, b"[" * 100_000, 400),
+    (TEXT, {"prompt": "x", "json_schema": {"frob": 1}}, 400),
+    ("/v1/nothing", {}, 404),
+    (MESSAGES, {"messages": []}, 400),
+    (MESSAGES, {"messages": [{"role": "user", "content": 1}]}, 400),
+    (TALK, {"messages": [{"role": "user", "content": 1}]}, 400),
+    (GENERATE, {"prompt": 1}, 400),
     (TALK, {"messages": [], "model": "other"}, 404),
     (CHAT, b'{"messages": "' + b"x" * 9_000_000 + b'"}', 413),
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)
@@ -88,8 +107,12 @@ class Tally:
 
 def kinds(chat: bool, count: int = 6) -> list[Asked]:
     """Requests of every kind; a base model has no chat."""
-    openings = [f"Once upon a time number {number} there was a {word}" for number, word in
-                zip(range(count), ("cat", "dog", "tree", "girl", "boat", "star"), strict=False)]  # fmt: skip
+    openings = [
+        f"Once upon a time number {number} there was a {word}"
+        for number, word in zip(
+            range(count), ("cat", "dog", "tree", "girl", "boat", "star"), strict=False
+        )
+    ]
     found = []
     for number, text in enumerate(openings):
         limit = 8 + 7 * number
@@ -97,7 +120,16 @@ def kinds(chat: bool, count: int = 6) -> list[Asked]:
             Asked(TEXT, {"prompt": text, "max_tokens": limit}),
             Asked(TEXT, {"prompt": text, "max_tokens": limit, "stream": True}),
             Asked(TEXT, {"prompt": [text, SYSTEM], "max_tokens": 9, "n": 2, "seed": number}),
-            Asked(TEXT, {"prompt": SYSTEM + text, "max_tokens": 12, "temperature": 1.2, "seed": number, "logprobs": 2}),
+            Asked(
+                TEXT,
+                {
+                    "prompt": SYSTEM + text,
+                    "max_tokens": 12,
+                    "temperature": 1.2,
+                    "seed": number,
+                    "logprobs": 2,
+                },
+            ),
             Asked(TEXT, {"prompt": text, "json_schema": SCHEMA, "max_tokens": 40}),
         ]
         if chat:
@@ -105,31 +137,74 @@ def kinds(chat: bool, count: int = 6) -> list[Asked]:
             found += [
                 Asked(CHAT, {"messages": said, "max_tokens": limit}),
                 Asked(CHAT, {"messages": said, "max_tokens": limit, "stream": True}),
-                Asked(CHAT, {"messages": said, "tools": [TOOL], "tool_choice": "required", "max_tokens": 60,
-                             "parallel_tool_calls": False}),
-                Asked(RESPONSES, {"input": text, "instructions": SYSTEM, "max_output_tokens": limit, "stream": True}),
-                Asked(RESPONSES, {"input": text, "instructions": SYSTEM, "max_output_tokens": limit}),
+                Asked(
+                    CHAT,
+                    {
+                        "messages": said,
+                        "tools": [TOOL],
+                        "tool_choice": "required",
+                        "max_tokens": 60,
+                        "parallel_tool_calls": False,
+                    },
+                ),
+                Asked(
+                    RESPONSES,
+                    {
+                        "input": text,
+                        "instructions": SYSTEM,
+                        "max_output_tokens": limit,
+                        "stream": True,
+                    },
+                ),
+                Asked(
+                    RESPONSES, {"input": text, "instructions": SYSTEM, "max_output_tokens": limit}
+                ),
                 Asked(MESSAGES, {"messages": said[1:], "system": SYSTEM, "max_tokens": limit}),
-                Asked(MESSAGES, {"messages": said[1:], "system": SYSTEM, "max_tokens": limit, "stream": True}),
-                Asked(TALK, {"messages": said, "options": {"num_predict": limit, "temperature": 0}}),
-                Asked(GENERATE, {"prompt": text, "format": SCHEMA, "stream": False,
-                                 "options": {"num_predict": 40, "temperature": 0}}),
-            ]  # fmt: skip
-    return [Asked(one.path, {"temperature": 0, "ignore_eos": "json_schema" not in one.body and "tools" not in one.body,
-                             **one.body}) for one in found]  # fmt: skip
+                Asked(
+                    MESSAGES,
+                    {"messages": said[1:], "system": SYSTEM, "max_tokens": limit, "stream": True},
+                ),
+                Asked(
+                    TALK, {"messages": said, "options": {"num_predict": limit, "temperature": 0}}
+                ),
+                Asked(
+                    GENERATE,
+                    {
+                        "prompt": text,
+                        "format": SCHEMA,
+                        "stream": False,
+                        "options": {"num_predict": 40, "temperature": 0},
+                    },
+                ),
+            ]
+    return [
+        Asked(
+            one.path,
+            {
+                "temperature": 0,
+                "ignore_eos": "json_schema" not in one.body and "tools" not in one.body,
+                **one.body,
+            },
+        )
+        for one in found
+    ]
 
 
 def said(path: str, raw: bytes) -> str:
     """What an answer comes to, without ids and times."""
     if path in (TALK, GENERATE):
         lines = [json.loads(line) for line in raw.splitlines()]
-        return "".join(one.get("response") or one.get("message", {}).get("content") or "" for one in lines)
+        return "".join(
+            one.get("response") or one.get("message", {}).get("content") or "" for one in lines
+        )
     if raw.startswith(b"{"):
         found = json.loads(raw)
         if path in (RESPONSES, MESSAGES):
             parts = found["output" if path == RESPONSES else "content"]
             return json.dumps([one.get("content") or one.get("text") for one in parts])
-        return json.dumps([[one.get("text"), one.get("finish_reason"), _message(one)] for one in found["choices"]])
+        return json.dumps(
+            [[one.get("text"), one.get("finish_reason"), _message(one)] for one in found["choices"]]
+        )
     out: dict[int, str] = {}
     for line in raw.decode().splitlines():
         if not line.startswith("data: {"):
@@ -153,13 +228,23 @@ def _message(choice: dict[str, Any]) -> Any:
 
 
 async def storm(
-    url: str, asked: list[Asked], requests: int, cancelled: float, wrong: float, at_once: int, seed: int, pid: int = 0
+    url: str,
+    asked: list[Asked],
+    requests: int,
+    cancelled: float,
+    wrong: float,
+    at_once: int,
+    seed: int,
+    pid: int = 0,
 ) -> Tally:
     """All requests, `at_once` at a time."""
     tally, chance = Tally(), random.Random(seed)
     limits = httpx2.Limits(max_connections=at_once * 2, max_keepalive_connections=at_once)
     async with httpx2.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
-        known = [Asked(one.path, one.body, said(one.path, (await _post(client, one)).content)) for one in asked]
+        known = [
+            Asked(one.path, one.body, said(one.path, (await _post(client, one)).content))
+            for one in asked
+        ]
         numbers = iter(range(requests))
 
         async def worker() -> None:
@@ -204,7 +289,10 @@ async def _left(client: httpx2.AsyncClient, one: Asked, share: float, tally: Tal
     """A client that goes: before it was answered, or after a few pieces."""
     tally.left += 1
     try:
-        async with asyncio.timeout(share * 0.2), client.stream("POST", one.path, json=one.body) as answer:
+        async with (
+            asyncio.timeout(share * 0.2),
+            client.stream("POST", one.path, json=one.body) as answer,
+        ):
             async for _ in answer.aiter_raw():
                 if share < 0.3:
                     return
@@ -217,10 +305,14 @@ async def _refused(client: httpx2.AsyncClient, wrong: tuple[str, Any, int], tall
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = await client.post(path, content=content, headers={"content-type": "application/json"})
     error = answer.json()["error"]  # of ollama's paths words alone
-    good = answer.status_code == status and bool(error if isinstance(error, str) else error["message"])
+    good = answer.status_code == status and bool(
+        error if isinstance(error, str) else error["message"]
+    )
     tally.refused += good
     if not good:
-        tally.wrong.append(f"{path} {content[:60]!r}: {answer.status_code} instead of {status}: {answer.text[:200]}")
+        tally.wrong.append(
+            f"{path} {content[:60]!r}: {answer.status_code} instead of {status}: {answer.text[:200]}"
+        )
 
 
 def resident(pid: int) -> float:
@@ -256,10 +348,14 @@ async def settled(url: str) -> dict[str, Any]:
     """The report of the cells once nothing runs or waits; its books have been checked."""
     async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
         while True:
-            report: dict[str, Any] = (await client.get("/v1/kv?check=true")).raise_for_status().json()
+            report: dict[str, Any] = (
+                (await client.get("/v1/kv?check=true")).raise_for_status().json()
+            )
             if not report["running"] and not report["waiting"]:
                 lines = (await client.get("/metrics")).text.splitlines()
-                report["gauges"] = [line for line in lines if line.startswith(GAUGES) and line.split()[1] != "0"]
+                report["gauges"] = [
+                    line for line in lines if line.startswith(GAUGES) and line.split()[1] != "0"
+                ]
                 if opened := (await client.get("/health")).json()["open"]:
                     report["gauges"].append(f"open {opened}")
                 return report
@@ -268,7 +364,9 @@ async def settled(url: str) -> dict[str, Any]:
 
 def main() -> int:
     """Serve, storm, look."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("ref")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--cancelled", type=float, default=0.3)
@@ -284,33 +382,54 @@ def main() -> int:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         began = time.monotonic()
-        tally = asyncio.run(storm(
-            ready["url"], kinds(not asked.base), asked.requests, asked.cancelled, asked.wrong, asked.at_once,
-            asked.seed, ready["pid"],
-        ))  # fmt: skip
+        tally = asyncio.run(
+            storm(
+                ready["url"],
+                kinds(not asked.base),
+                asked.requests,
+                asked.cancelled,
+                asked.wrong,
+                asked.at_once,
+                asked.seed,
+                ready["pid"],
+            )
+        )
         spent, report = time.monotonic() - began, asyncio.run(settled(ready["url"]))
         process.send_signal(signal.SIGTERM)
         code = process.wait(60)
     return told(asked, tally, spent, report, code)
 
 
-def told(asked: argparse.Namespace, tally: Tally, spent: float, report: dict[str, Any], code: int) -> int:
+def told(
+    asked: argparse.Namespace, tally: Tally, spent: float, report: dict[str, Any], code: int
+) -> int:
     """Print it; 1 if anything is wrong."""
-    print(f"{asked.requests} requests in {spent:.0f} s, {asked.at_once} at once: {tally.right} right, "
-          f"{tally.left} left by their client, {tally.refused} wrong ones refused, {tally.busy} told to come back, "
-          f"{sum(tally.differing.values())} with another text, {len(tally.wrong)} answered wrongly")  # fmt: skip
-    for words in [*tally.wrong[:20], *(f"another text: {count} of {kind}" for kind, count in tally.differing.items())]:
+    print(
+        f"{asked.requests} requests in {spent:.0f} s, {asked.at_once} at once: {tally.right} right, "
+        f"{tally.left} left by their client, {tally.refused} wrong ones refused, {tally.busy} told to come back, "
+        f"{sum(tally.differing.values())} with another text, {len(tally.wrong)} answered wrongly"
+    )
+    for words in [
+        *tally.wrong[:20],
+        *(f"another text: {count} of {kind}" for kind, count in tally.differing.items()),
+    ]:
         print("  " + words)
     running = [one for one in report["sequences"] if one["state"] == "running"]
     running += report["gauges"]
-    print(f"idle: {len(running)} sequences and gauges of answers left, {report['used_cells']} of {report['cells']} "
-          f"cells kept for prefixes, books right; SIGTERM: exit {code}")  # fmt: skip
+    print(
+        f"idle: {len(running)} sequences and gauges of answers left, {report['used_cells']} of {report['cells']} "
+        f"cells kept for prefixes, books right; SIGTERM: exit {code}"
+    )
     verdict, grown, error = growth(tally.memory, asked.requests)
-    print(f"memory: {tally.memory[0]:.1f} MiB at first, {tally.memory[-1]:.1f} at last; over the second half "
-          f"{grown:+.2f} ± {error:.2f} MiB: {verdict}")  # fmt: skip
+    print(
+        f"memory: {tally.memory[0]:.1f} MiB at first, {tally.memory[-1]:.1f} at last; over the second half "
+        f"{grown:+.2f} ± {error:.2f} MiB: {verdict}"
+    )
     ordered = sorted(tally.seconds)
     p50, p99 = (ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.99))
-    print(f"time of an answer: p50 {p50 * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms, longest {ordered[-1] * 1e3:.0f} ms")
+    print(
+        f"time of an answer: p50 {p50 * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms, longest {ordered[-1] * 1e3:.0f} ms"
+    )
     differ = sum(tally.differing.values()) if not asked.loose else 0
     return int(bool(tally.wrong or differ or running or code or verdict == GROWS))
 

@@ -1,13 +1,15 @@
-"""Many requests over a pool that is too small for them, at random; the books are compared with llama.cpp's after each
-step.
+"""Many requests over a pool that is too small for them, at random; the books are compared with
+llama.cpp's after each step.
 
-usage: PYTHONPATH=. .venv/bin/python scripts/storm.py MODEL.gguf [--requests 300] [--cells 512] [--slots 8]
+usage: PYTHONPATH=. .venv/bin/python scripts/storm.py MODEL.gguf [--requests 300] [--cells 512]
+[--slots 8]
        [--running 6] [--seed 0] [--threads 1] [--swap BYTES] [--alike]
 
-Prompts share beginnings or do not, priorities and clients differ; some are cancelled or dropped somewhere on their way,
-some search with beams. The pool must be empty once what is idle is forgotten. `--alike`:
-in the reproducible mode, nobody cancelled, and each answer must be token for token and bit for bit of its
-log-probabilities what the request gives alone. Works with models of any memory: recurrent ones and windows, too.
+Prompts share beginnings or do not, priorities and clients differ; some are cancelled or dropped
+somewhere on their way, some search with beams. The pool must be empty once what is idle is
+forgotten. `--alike`: in the reproducible mode, nobody cancelled, and each answer must be token for
+token and bit for bit of its log-probabilities what the request gives alone. Works with models of
+any memory: recurrent ones and windows, too.
 """
 
 import argparse
@@ -35,14 +37,22 @@ def requests(runner: Runner, given: argparse.Namespace, rng: random.Random) -> l
     made = []
     for number in range(given.requests):
         prompt = (*rng.choice(stems), *rng.choices(words, k=rng.randint(1, most)))
-        more = {"strategy": "beam", "search": Search(beams=3)} if beams and rng.random() < 0.05 else {}
+        more = (
+            {"strategy": "beam", "search": Search(beams=3)} if beams and rng.random() < 0.05 else {}
+        )
         sampling = CHANCE.with_values({"seed": number})
         made.append(
             Request(
-                prompt, sampling, rng.randint(1, most), ignore_eos=True, logprobs=True, client=rng.choice("abc"),
-                priority=rng.choice((0, 0, 0, 1, 2)), **more,
+                prompt,
+                sampling,
+                rng.randint(1, most),
+                ignore_eos=True,
+                logprobs=True,
+                client=rng.choice("abc"),
+                priority=rng.choice((0, 0, 0, 1, 2)),
+                **more,
             )
-        )  # fmt: skip
+        )
     return made
 
 
@@ -61,12 +71,20 @@ def alone(runner: Runner, request: Request) -> list[tuple[int, float | None]]:
 
 def main() -> None:
     """One storm; an AssertionError tells what broke, with the seed first."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--alike", action="store_true")
     for name, value in (
-        ("requests", 300), ("cells", 512), ("slots", 8), ("running", 6), ("seed", 0), ("threads", 1), ("swap", 1 << 28),
-    ):  # fmt: skip
+        ("requests", 300),
+        ("cells", 512),
+        ("slots", 8),
+        ("running", 6),
+        ("seed", 0),
+        ("threads", 1),
+        ("swap", 1 << 28),
+    ):
         parser.add_argument(f"--{name}", type=int, default=value)
     given = parser.parse_args()
     rng = random.Random(given.seed)
@@ -75,23 +93,36 @@ def main() -> None:
     with open_runner(given.model, options, slots=given.slots) as runner:
         asked = requests(runner, given, rng)
         idle = rng.choice((None, given.cells // 8))
-        runner.engine.schedule = Schedule(running=given.running, gap=0.1, swap_bytes=given.swap, idle_cells=idle)
-        print(f"seed {given.seed}: {given.requests} requests, {runner.n_ctx} cells, idle at most {idle}", flush=True)
+        runner.engine.schedule = Schedule(
+            running=given.running, gap=0.1, swap_bytes=given.swap, idle_cells=idle
+        )
+        print(
+            f"seed {given.seed}: {given.requests} requests, {runner.n_ctx} cells, idle at most {idle}",
+            flush=True,
+        )
         begun, cuts = time.perf_counter(), 0.0 if given.alike else 0.002
         made = storm(runner.engine, asked, rng, cancelled=cuts, dropped=cuts / 3)
         spent = time.perf_counter() - begun
         runner.engine.ledger.forget_idle()
         runner.engine.check()
         load = runner.engine.load
-        assert load.cells == load.running == load.waiting == runner.engine.scheduler.swap.nbytes == 0, load
+        assert (
+            load.cells == load.running == load.waiting == runner.engine.scheduler.swap.nbytes == 0
+        ), load
     ends = [answer.finish for answer in made.answers.values() if answer]
     assert set(ends) <= {"length", "cancelled"}, set(ends)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     told = {name: ends.count(name) for name in sorted(set(ends))}
-    print(f"{made.steps} steps in {spent:.1f} s; {told}; {load.preemptions} gave way and went on; {peak} MiB at most")
+    print(
+        f"{made.steps} steps in {spent:.1f} s; {told}; {load.preemptions} gave way and went on; {peak} MiB at most"
+    )
     if given.alike:
         with open_runner(given.model, options) as runner:
-            wrong = [number for number, one in enumerate(asked) if alone(runner, one) != said(made.answers[number])]
+            wrong = [
+                number
+                for number, one in enumerate(asked)
+                if alone(runner, one) != said(made.answers[number])
+            ]
         print(f"{len(asked) - len(wrong)} of {len(asked)} say what they say alone")
         assert not wrong, wrong
 

@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
-"""Trains a small Llama on text at hand: a full-precision teacher whose rows fill k-quants' superblocks.
+"""Trains a small Llama on text at hand: a full-precision teacher whose rows fill k-quants'
+superblocks.
 
-usage: scripts/train_teacher.py FOLDER --text TEXTS [--hidden 512] [--layers 4] [--steps 1500] [--device cpu|cuda|mps]
+usage: scripts/train_teacher.py FOLDER --text TEXTS [--hidden 512] [--layers 4] [--steps 1500]
+[--device cpu|cuda|mps]
 
-Quantization is judged by how little a file answers unlike its original, and random weights prove nothing about that.
-TEXTS is a folder with wiki.valid.tokens and tinyshakespeare.txt; Python's own library is the code text. The last
-tenth of each file is held out: it is written to FOLDER/text, beside the calibration text made of what was trained on.
-FOLDER becomes a Hugging Face checkpoint (config.json, model.safetensors, tokenizer.json) for `llmcli convert`.
+Quantization is judged by how little a file answers unlike its original, and random weights prove
+nothing about that. TEXTS is a folder with wiki.valid.tokens and tinyshakespeare.txt; Python's own
+library is the code text. The last tenth of each file is held out: it is written to FOLDER/text,
+beside the calibration text made of what was trained on. FOLDER becomes a Hugging Face checkpoint
+(config.json, model.safetensors, tokenizer.json) for `llmcli convert`.
 
-The same arguments give the same batches in the same order: a batch is drawn from (seed, step). A run that was stopped
-goes on from FOLDER/checkpoint.pt, written every minute. The learning rate is flat and falls only in the last fifth,
-so that a run can be shortened: stop it, and start it with fewer --steps. Weights are kept in float32 and multiplied in
---type: the two, and processors of other kinds, give teachers that differ.
+The same arguments give the same batches in the same order: a batch is drawn from (seed, step). A
+run that was stopped goes on from FOLDER/checkpoint.pt, written every minute. The learning rate is
+flat and falls only in the last fifth, so that a run can be shortened: stop it, and start it with
+fewer --steps. Weights are kept in float32 and multiplied in --type: the two, and processors of
+other kinds, give teachers that differ.
 """
 
 import argparse
@@ -113,26 +117,44 @@ def main() -> None:
     master = train(asked, shape, corpus)
     save(asked.folder, shape, master)
     for name, held in corpus.held.items():
-        print(f"held out {name}: perplexity {perplexity(shape, master, held):.2f} over windows of {2 * shape.ctx}")
+        print(
+            f"held out {name}: perplexity {perplexity(shape, master, held):.2f} over windows of {2 * shape.ctx}"
+        )
 
 
 def arguments() -> argparse.Namespace:
     """The command line's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--text", type=Path, required=True, help="folder with wiki.valid.tokens, tinyshakespeare.txt")
+    parser.add_argument(
+        "--text",
+        type=Path,
+        required=True,
+        help="folder with wiki.valid.tokens, tinyshakespeare.txt",
+    )
     parser.add_argument("--hidden", type=int, default=512, help="a multiple of 256")
     parser.add_argument("--ffn", type=int, help="a multiple of 256; default 3 x hidden")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--words", type=int, default=2048, help="tokens in the vocabulary")
-    parser.add_argument("--ctx", type=int, default=256, help="tokens of a window; doubled in the last fifth")
+    parser.add_argument(
+        "--ctx", type=int, default=256, help="tokens of a window; doubled in the last fifth"
+    )
     parser.add_argument("--batch", type=int, default=2048, help="tokens of a step")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda", "mps"])
-    parser.add_argument("--type", choices=["bfloat16", "float32"], help="of the products; default: the quick one")
-    parser.add_argument("--threads", type=int, default=1, help="1 or 2: halves of a batch side by side, the same sums")
+    parser.add_argument(
+        "--type", choices=["bfloat16", "float32"], help="of the products; default: the quick one"
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="1 or 2: halves of a batch side by side, the same sums",
+    )
     asked = parser.parse_args()
     if asked.hidden % 256 or (asked.ffn or 0) % 256:
         parser.error("--hidden and --ffn must be multiples of 256: rows of k-quants are")
@@ -142,7 +164,9 @@ def arguments() -> argparse.Namespace:
 
 
 def draw(shape: Shape, seed: int) -> Weights:
-    """F32 weights to begin with: normal, 0.02; what writes into the residual is divided by sqrt(2 x layers)."""
+    """F32 weights to begin with: normal, 0.02; what writes into the residual is divided by sqrt(2 x
+    layers).
+    """
     import torch
 
     chance = torch.Generator().manual_seed(seed)
@@ -151,13 +175,17 @@ def draw(shape: Shape, seed: int) -> Weights:
         if len(size) == 1:
             weights[name] = torch.ones(size)
             continue
-        spread = 0.02 / ((2 * shape.layers) ** 0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1)
+        spread = 0.02 / (
+            (2 * shape.layers) ** 0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1
+        )
         weights[name] = torch.randn(size, generator=chance) * spread
     return weights
 
 
 def forward(shape: Shape, weights: Weights, tokens: "torch.Tensor") -> "torch.Tensor":
-    """Logits [windows, tokens, words] of a Llama (the arithmetic of transformers' LlamaForCausalLM)."""
+    """Logits [windows, tokens, words] of a Llama (the arithmetic of transformers'
+    LlamaForCausalLM).
+    """
     import torch
     from torch.nn import functional
 
@@ -165,13 +193,17 @@ def forward(shape: Shape, weights: Weights, tokens: "torch.Tensor") -> "torch.Te
     embedding = weights["model.embed_tokens.weight"]
     turn = rotation(length, embedding)
     hidden = embedding[tokens]
-    mask = torch.full((length, length), float("-inf"), dtype=hidden.dtype, device=hidden.device).triu(1)
+    mask = torch.full(
+        (length, length), float("-inf"), dtype=hidden.dtype, device=hidden.device
+    ).triu(1)
 
     def normed(name: str) -> "torch.Tensor":
         return functional.rms_norm(hidden, (shape.hidden,), weights[name], EPSILON)
 
     def heads(at: str, seen: "torch.Tensor", count: int) -> "torch.Tensor":
-        return functional.linear(seen, weights[at]).view(windows, length, count, HEAD).transpose(1, 2)
+        return (
+            functional.linear(seen, weights[at]).view(windows, length, count, HEAD).transpose(1, 2)
+        )
 
     for block in range(shape.layers):
         at = f"model.layers.{block}"
@@ -179,10 +211,16 @@ def forward(shape: Shape, weights: Weights, tokens: "torch.Tensor") -> "torch.Te
         query = turned(heads(f"{at}.self_attn.q_proj.weight", seen, shape.heads), turn) * HEAD**-0.5
         key = turned(heads(f"{at}.self_attn.k_proj.weight", seen, shape.kv), turn)
         value = heads(f"{at}.self_attn.v_proj.weight", seen, shape.kv)
-        query = query.reshape(windows, shape.kv, 2 * length, HEAD)  # both query heads of a group, one after the other
+        query = query.reshape(
+            windows, shape.kv, 2 * length, HEAD
+        )  # both query heads of a group, one after the other
         scores = (query @ key.transpose(-1, -2)).view(windows, shape.kv, 2, length, length) + mask
         mixed = scores.softmax(-1).view(windows, shape.kv, 2 * length, length) @ value
-        mixed = mixed.view(windows, shape.heads, length, HEAD).transpose(1, 2).reshape(windows, length, shape.hidden)
+        mixed = (
+            mixed.view(windows, shape.heads, length, HEAD)
+            .transpose(1, 2)
+            .reshape(windows, length, shape.hidden)
+        )
         hidden = hidden + functional.linear(mixed, weights[f"{at}.self_attn.o_proj.weight"])
         seen = normed(f"{at}.post_attention_layernorm.weight")
         gate = functional.silu(functional.linear(seen, weights[f"{at}.mlp.gate_proj.weight"]))
@@ -192,7 +230,9 @@ def forward(shape: Shape, weights: Weights, tokens: "torch.Tensor") -> "torch.Te
 
 
 def rotation(length: int, like: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
-    """Cosines and sines [length, HEAD] of the rotary embedding, in halves as Hugging Face lays them."""
+    """Cosines and sines [length, HEAD] of the rotary embedding, in halves as Hugging Face lays
+    them.
+    """
     import torch
 
     speed = BASE ** (-torch.arange(0, HEAD, 2, dtype=torch.float32) / HEAD)
@@ -213,7 +253,10 @@ def train(asked: argparse.Namespace, shape: Shape, corpus: teacher_text.Corpus) 
     """The F32 weights after the last step."""
     import torch
 
-    master = {name: value.to(asked.device).requires_grad_() for name, value in draw(shape, asked.seed).items()}
+    master = {
+        name: value.to(asked.device).requires_grad_()
+        for name, value in draw(shape, asked.seed).items()
+    }
     wide = [value for value in master.values() if value.dim() > 1]
     thin = [value for value in master.values() if value.dim() == 1]
     groups = [{"params": wide, "weight_decay": 0.1}, {"params": thin, "weight_decay": 0.0}]
@@ -224,17 +267,24 @@ def train(asked: argparse.Namespace, shape: Shape, corpus: teacher_text.Corpus) 
     kind = getattr(torch, asked.type or products(asked.device))
     with ThreadPoolExecutor(asked.threads) as pool:
         while step < asked.steps:
-            rate = asked.rate * min(1.0, (step + 1) / WARMUP, (asked.steps - step) / (asked.steps - fall))
+            rate = asked.rate * min(
+                1.0, (step + 1) / WARMUP, (asked.steps - step) / (asked.steps - fall)
+            )
             for group in adam.param_groups:
                 group["lr"] = rate
-            batch = corpus.batch(asked.seed, step, asked.batch, shape.ctx * (2 if step >= fall else 1))
+            batch = corpus.batch(
+                asked.seed, step, asked.batch, shape.ctx * (2 if step >= fall else 1)
+            )
             loss = descend(pool, shape, master, torch.from_numpy(batch).to(asked.device), kind)
             torch.nn.utils.clip_grad_norm_(master.values(), 1.0)
             adam.step()
             adam.zero_grad()
             step, seen = step + 1, seen + batch.size
             if step % 20 == 0:
-                print(f"step {step} loss {loss:.4f} {seen / (time.monotonic() - began):.0f} tokens/s", flush=True)
+                print(
+                    f"step {step} loss {loss:.4f} {seen / (time.monotonic() - began):.0f} tokens/s",
+                    flush=True,
+                )
             if time.monotonic() - saved > EVERY or step == asked.steps:
                 keep(at, master, adam, step)
                 saved = time.monotonic()
@@ -242,20 +292,31 @@ def train(asked: argparse.Namespace, shape: Shape, corpus: teacher_text.Corpus) 
 
 
 def products(device: str) -> str:
-    """The type that products are quick in: bfloat16 but on a CPU without it, where torch takes it apart."""
+    """The type that products are quick in: bfloat16 but on a CPU without it, where torch takes it
+    apart.
+    """
     import torch
 
     found = torch.cpu.get_capabilities()
-    return "bfloat16" if device != "cpu" or found.get("avx512_bf16") or found.get("amx_bf16") else "float32"
+    return (
+        "bfloat16"
+        if device != "cpu" or found.get("avx512_bf16") or found.get("amx_bf16")
+        else "float32"
+    )
 
 
 def descend(
-    pool: ThreadPoolExecutor, shape: Shape, master: Weights, batch: "torch.Tensor", kind: "torch.dtype"
+    pool: ThreadPoolExecutor,
+    shape: Shape,
+    master: Weights,
+    batch: "torch.Tensor",
+    kind: "torch.dtype",
 ) -> float:
     """Put the gradient of a batch [windows, tokens + 1] on `master`; returns the mean loss.
 
-    Halves are computed apart and added in order, so that the sums do not depend on how many run at a time. In bfloat16
-    a step takes less than half of float32's time on a CPU with AMX, and thirty times it on one with AVX2 alone.
+    Halves are computed apart and added in order, so that the sums do not depend on how many run at
+    a time. In bfloat16 a step takes less than half of float32's time on a CPU with AMX, and thirty
+    times it on one with AVX2 alone.
     """
     import torch
     from torch.nn import functional
@@ -273,7 +334,9 @@ def descend(
         for value, gradient in zip(master.values(), gradients, strict=True):
             share = gradient.float() * (len(part) / len(batch))
             value.grad = share if value.grad is None else value.grad + share
-    return sum(loss * len(part) for part, (loss, _) in zip(halves, results, strict=True)) / len(batch)
+    return sum(loss * len(part) for part, (loss, _) in zip(halves, results, strict=True)) / len(
+        batch
+    )
 
 
 def keep(at: Path, master: Weights, adam: Any, step: int) -> None:
@@ -307,7 +370,9 @@ def save(folder: Path, shape: Shape, master: Weights) -> None:
 
 
 def perplexity(shape: Shape, weights: Weights, held: np.ndarray[Any, Any], most: int = 40) -> float:
-    """exp of the mean loss over the second halves of up to `most` windows, as llama-perplexity scores them."""
+    """exp of the mean loss over the second halves of up to `most` windows, as llama-perplexity
+    scores them.
+    """
     import torch
     from torch.nn import functional
 

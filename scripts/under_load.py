@@ -1,4 +1,6 @@
-"""A server under load while something happens to it: what became of every request. Used by the prove_ scripts."""
+"""A server under load while something happens to it: what became of every request. Used by the
+prove_ scripts.
+"""
 
 import asyncio
 import json
@@ -10,10 +12,16 @@ import aiohttp
 
 
 async def load(
-    url: str, requests: int, clients: int, tokens: int, event: Callable[[], Awaitable[None]], samples: int = 1
+    url: str,
+    requests: int,
+    clients: int,
+    tokens: int,
+    event: Callable[[], Awaitable[None]],
+    samples: int = 1,
 ) -> Counter[str]:
-    """What became of the requests for `samples` answers each; `event` happens at a third of them. "after": `clients`
-    more that came whole."""
+    """What became of the requests for `samples` answers each; `event` happens at a third of them.
+    "after": `clients` more that came whole.
+    """
     counted: Counter[str] = Counter(whole=0, told=0, failed=0, lost=0)
     numbers = iter(range(requests))
     happened = asyncio.Event()
@@ -35,10 +43,15 @@ async def load(
     return counted
 
 
-async def ask(session: aiohttp.ClientSession, url: str, number: int, tokens: int, samples: int = 1) -> str:
+async def ask(
+    session: aiohttp.ClientSession, url: str, number: int, tokens: int, samples: int = 1
+) -> str:
     """One request: whole, told (an error event in its stream), failed (a status), or lost."""
     stream = number % 2 == 0
-    said = [{"role": "system", "content": f"You are number {number % 5}."}, {"role": "user", "content": "Count."}]
+    said = [
+        {"role": "system", "content": f"You are number {number % 5}."},
+        {"role": "user", "content": "Count."},
+    ]
     body = {"messages": said, "max_tokens": tokens, "stream": stream, "n": samples}
     try:
         async with session.post(f"{url}/v1/chat/completions", json=body) as response:
@@ -51,7 +64,9 @@ async def ask(session: aiohttp.ClientSession, url: str, number: int, tokens: int
         return "failed"
     if not stream:
         return _whole(text, ended([json.loads(text)]) == set(range(samples)))
-    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    events = [
+        line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")
+    ]
     if events and events[-1] == "[DONE]":
         return _whole(text, ended(map(json.loads, events[:-1])) == set(range(samples)))
     return "told" if events and "error" in json.loads(events[-1]) else _whole(text, False)

@@ -11,11 +11,13 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-# A shell that starts the tests in the background lets them ignore Ctrl-C, and their children would inherit that.
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and their children would
+# inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# llama.cpp asks once a process whether k-quants may have a kernel of their own from eight rows on; without it what
-# several tests demand to the last bit is true on every CPU (runtime/reproducible.py).
+# llama.cpp asks once a process whether k-quants may have a kernel of their own from eight rows on;
+# without it what several tests demand to the last bit is true on every CPU
+# (runtime/reproducible.py).
 os.environ["GGML_CPU_TILED_MM"] = "0"
 
 DATA = Path(__file__).parent / "data"
@@ -78,7 +80,10 @@ def stories_gguf(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def _model(folder: str, name: str, sha256: str, wheels: list[str]) -> Path:
-    cache = Path(os.environ.get("LLMCLI_TEST_CACHE") or platformdirs.user_cache_path("llmcli-tests")) / folder
+    cache = (
+        Path(os.environ.get("LLMCLI_TEST_CACHE") or platformdirs.user_cache_path("llmcli-tests"))
+        / folder
+    )
     file, good = cache / name, cache / f"{name}.{sha256[:16]}.verified"
     if file.exists() and good.exists():
         return file

@@ -30,7 +30,12 @@ class Knowing:
     draws: ClassVar[bool] = False
 
     def __init__(
-        self, answer: Tokens[int], right: float = 1, chance: float | None = None, n_vocab: int = 256, seed: int = 0
+        self,
+        answer: Tokens[int],
+        right: float = 1,
+        chance: float | None = None,
+        n_vocab: int = 256,
+        seed: int = 0,
     ) -> None:
         self.answer, self.right, self.n_vocab = list(answer), right, n_vocab
         self.chance = right if chance is None else chance  # what it says of itself
@@ -67,7 +72,9 @@ class Knowing:
     def draft(self, count: int) -> Draft:
         wrong = [(token + 1) % self.n_vocab for token in self._next()[:count]]
         pairs = zip(self._next(), wrong, strict=False)
-        return Draft([token if self.random.random() < self.right else other for token, other in pairs])
+        return Draft(
+            [token if self.random.random() < self.right else other for token, other in pairs]
+        )
 
     def judged(self, drafted: int, accepted: int) -> None:
         self.heard.append((drafted, accepted))

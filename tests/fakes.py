@@ -59,8 +59,8 @@ def saying(reply: bytes) -> Speak:
 class FakeContext:
     """A context of `n_ctx` cells shared by `n_seq_max` sequences. `batches` counts passes and rows.
 
-    `abort_at` is the number of the pass that raises Aborted half way; `before` is called at every pass
-    with its number, to do from outside what a user or a signal would do in the middle.
+    `abort_at` is the number of the pass that raises Aborted half way; `before` is called at every
+    pass with its number, to do from outside what a user or a signal would do in the middle.
     """
 
     n_ctx: int = 256
@@ -83,7 +83,8 @@ class FakeContext:
         self.speak = saying(self.reply) if isinstance(self.reply, bytes) else self.reply
         # Per sequence: (cell, token) in order of position. Cells of one number are shared.
         self.cells: list[list[tuple[int, int]]] = [[] for _ in range(self.n_seq_max)]
-        # A window's older cells are overwritten as it moves on: the first position that is still there.
+        # A window's older cells are overwritten as it moves on: the first position that is still
+        # there.
         self._oldest = [0] * self.n_seq_max
         self._next = 0
         self._stop = False
@@ -153,8 +154,12 @@ class FakeContext:
         held = self.cells[sequence]
         assert self.can_shift and not self.recurrent
         assert 0 <= start < end < len(held)
-        others = {cell for other, cells in enumerate(self.cells) if other != sequence for cell, _ in cells}
-        assert not others & {cell for cell, _ in held[end:]}, "another sequence holds what would move"
+        others = {
+            cell for other, cells in enumerate(self.cells) if other != sequence for cell, _ in cells
+        }
+        assert not others & {cell for cell, _ in held[end:]}, (
+            "another sequence holds what would move"
+        )
         assert held[-1][1] == last
         del held[start:end]
 
@@ -171,9 +176,15 @@ class FakeContext:
         return self.word + bytes(str([token for _, token in self.cells[sequence][start:]]), "ascii")
 
     def put_state(self, sequence: int, kept: bytes, start: int = 0, source: int = -1) -> bool:
-        """As llama_state_seq_set_data: cells of its own, or none at all; before them those of another."""
+        """As llama_state_seq_set_data: cells of its own, or none at all; before them those of
+        another.
+        """
         del self.cells[sequence][:]
-        tokens = json.loads(bytes(kept).removeprefix(self.word)) if bytes(kept).startswith(self.word) else None
+        tokens = (
+            json.loads(bytes(kept).removeprefix(self.word))
+            if bytes(kept).startswith(self.word)
+            else None
+        )
         if tokens is None or self.used + len(tokens) > self.n_ctx:
             return False
         if start:
@@ -193,7 +204,9 @@ class FakeContext:
 
 
 class FakeModel:
-    """Bytes as tokens; 256 begins, 257 ends. "\\x00EOS" in a text is read as the end token where special."""
+    """Bytes as tokens; 256 begins, 257 ends. "\\x00EOS" in a text is read as the end token where
+    special.
+    """
 
     n_vocab, n_params, n_embd, n_swa, recurrent = N_VOCAB, 42, 64, 0, False
     add_bos, bos, eos, vocab = True, BOS, EOS, None
@@ -219,12 +232,21 @@ class FakeModel:
 
 
 def fake_header(path: Path = Path("fake.gguf")) -> Header:
-    """The header of a llama with two layers of two heads of 32: its KV cache is 512 bytes a token in f16."""
+    """The header of a llama with two layers of two heads of 32: its KV cache is 512 bytes a token
+    in f16.
+    """
     arch: dict[str, int | str] = {
-        "general.architecture": "llama", "general.file_type": 0, "llama.block_count": 2, "llama.context_length": 256,
-        "llama.embedding_length": 64, "llama.attention.head_count": 2,
-    }  # fmt: skip
-    fields = tuple(Field(k, "string" if isinstance(v, str) else "uint32", v, path, (0, 0)) for k, v in arch.items())
+        "general.architecture": "llama",
+        "general.file_type": 0,
+        "llama.block_count": 2,
+        "llama.context_length": 256,
+        "llama.embedding_length": 64,
+        "llama.attention.head_count": 2,
+    }
+    fields = tuple(
+        Field(k, "string" if isinstance(v, str) else "uint32", v, path, (0, 0))
+        for k, v in arch.items()
+    )
     tensors = (TensorInfo("token_embd.weight", (64, N_VOCAB), "F32", 0, 64 * N_VOCAB * 4, path),)
     return Header(path, (path,), 3, fields, tensors, 32)
 
@@ -240,8 +262,12 @@ def fake_runner(
     """A Runner over the fakes; `settings` go to FakeContext, `template` None makes it a base model."""
     made = context or FakeContext(reply=reply, **settings)
     options = RunOptions(
-        ctx_size=made.n_ctx, threads=1, threads_batch=1, batch_size=made.n_batch, ubatch_size=made.n_ubatch
-    )  # fmt: skip
+        ctx_size=made.n_ctx,
+        threads=1,
+        threads_batch=1,
+        batch_size=made.n_batch,
+        ubatch_size=made.n_ubatch,
+    )
     return Runner(
         fake_header(path),
         FakeModel(),

@@ -4,11 +4,11 @@
         hub.add("org/repo", {"config.json": b"{}"})      # or a folder
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
 
-Files of 64 KiB and more, and all GGUF and safetensors, are served as LFS files, as the real hub does.
-`requests` lists what was asked: (method, path, Range header).
-With `faults` set, a seeded share of all answers is dropped, stalls until the client gives up, or ends halfway.
-With `redirects` set, LFS files come from another host by a signed address, as from the real hub's CDN:
-`elsewhere` lists what was asked there: (method, Range header, Authorization header).
+Files of 64 KiB and more, and all GGUF and safetensors, are served as LFS files, as the real hub
+does. `requests` lists what was asked: (method, path, Range header). With `faults` set, a seeded
+share of all answers is dropped, stalls until the client gives up, or ends halfway. With `redirects`
+set, LFS files come from another host by a signed address, as from the real hub's CDN: `elsewhere`
+lists what was asked there: (method, Range header, Authorization header).
 """
 
 import hashlib
@@ -28,7 +28,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 @dataclass
 class Repo:
-    """One repository with one commit; `served` replaces content on the wire, `tokens` makes it private."""
+    """One repository with one commit; `served` replaces content on the wire, `tokens` makes it
+    private.
+    """
 
     files: dict[str, bytes]
     commit: str
@@ -55,7 +57,9 @@ class Faults:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server to which a client that hangs up is everyday: no traceback on stderr, where tests look for ours."""
+    """A server to which a client that hangs up is everyday: no traceback on stderr, where tests
+    look for ours.
+    """
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], ConnectionError):
@@ -68,7 +72,9 @@ class Hub:
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.requests: list[tuple[str, str, str | None]] = []
-        self.cuts: list[int] = []  # how many bytes of the next GETs to send before the connection breaks
+        self.cuts: list[
+            int
+        ] = []  # how many bytes of the next GETs to send before the connection breaks
         self.status: int | None = None  # every request fails with this
         self.ignore_range = False
         self.bad_tokens: set[str] = set()
@@ -85,7 +91,9 @@ class Hub:
             for handler in (_Handler, _Elsewhere)
         ]
         self.threads = [
-            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+            threading.Thread(
+                target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+            )
             for server in self.servers
         ]
 
@@ -116,14 +124,24 @@ class Hub:
     def add(self, name: str, files: Mapping[str, bytes] | Path, **switches: Any) -> Repo:
         """Publish a repository; adding it again is a new commit."""
         if isinstance(files, Path):
-            files = {p.relative_to(files).as_posix(): p.read_bytes() for p in sorted(files.rglob("*")) if p.is_file()}
-        digest = hashlib.sha1(b"".join(k.encode() + hashlib.sha1(v).digest() for k, v in files.items())).hexdigest()
+            files = {
+                p.relative_to(files).as_posix(): p.read_bytes()
+                for p in sorted(files.rglob("*"))
+                if p.is_file()
+            }
+        digest = hashlib.sha1(
+            b"".join(k.encode() + hashlib.sha1(v).digest() for k, v in files.items())
+        ).hexdigest()
         self.repos[name] = Repo(dict(files), digest, **switches)
         return self.repos[name]
 
     def gets(self, file: str) -> list[str | None]:
         """The Range headers of the GETs of one file."""
-        return [asked for method, path, asked in self.requests if method == "GET" and path.endswith(f"/{file}")]
+        return [
+            asked
+            for method, path, asked in self.requests
+            if method == "GET" and path.endswith(f"/{file}")
+        ]
 
 
 def lfs(name: str, data: bytes) -> bool:
@@ -203,11 +221,21 @@ class _Handler(BaseHTTPRequestHandler):
         for file, data in repo.files.items():
             row: dict[str, Any] = {"rfilename": file}
             if blobs:
-                row |= {"size": len(data), "blobId": oid(sha256(data).encode() if lfs(file, data) else data)}
+                row |= {
+                    "size": len(data),
+                    "blobId": oid(sha256(data).encode() if lfs(file, data) else data),
+                }
             if blobs and lfs(file, data):
                 row["lfs"] = {"sha256": sha256(data), "size": len(data), "pointerSize": 130}
             siblings.append(row)
-        body = {"id": name, "modelId": name, "sha": repo.commit, "private": False, "tags": [], "siblings": siblings}
+        body = {
+            "id": name,
+            "modelId": name,
+            "sha": repo.commit,
+            "private": False,
+            "tags": [],
+            "siblings": siblings,
+        }
         self.reply(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
     def about(self, repo: Repo, name: str) -> dict[str, str]:
@@ -233,7 +261,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
         self.reply(206, data[start:end], headers, breakable=True)
 
-    def reply(self, status: int, body: bytes, headers: Mapping[str, str], breakable: bool = False) -> None:
+    def reply(
+        self, status: int, body: bytes, headers: Mapping[str, str], breakable: bool = False
+    ) -> None:
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
@@ -263,7 +293,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Elsewhere(_Handler):
-    """The host that LFS files come from: it knows addresses and no repositories, and refuses a hub's token."""
+    """The host that LFS files come from: it knows addresses and no repositories, and refuses a
+    hub's token.
+    """
 
     def answer(self) -> None:
         token = self.headers.get("Authorization")

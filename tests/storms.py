@@ -1,4 +1,6 @@
-"""Many requests at once, at random: submitted, cancelled, dropped, with integrity looked at after each step."""
+"""Many requests at once, at random: submitted, cancelled, dropped, with integrity looked at after
+each step.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -20,9 +22,15 @@ class Storm:
 
 
 def storm(
-    engine: Engine, requests: Sequence[Request], rng: random.Random, *, at_once: int = 4, cancelled: float = 0.0,
-    dropped: float = 0.0, check: Callable[[], None] = lambda: None,
-) -> Storm:  # fmt: skip
+    engine: Engine,
+    requests: Sequence[Request],
+    rng: random.Random,
+    *,
+    at_once: int = 4,
+    cancelled: float = 0.0,
+    dropped: float = 0.0,
+    check: Callable[[], None] = lambda: None,
+) -> Storm:
     """Submit up to `at_once` requests before each step, end some early, until all are over."""
     made, left = Storm(), list(enumerate(requests))
     numbers: dict[int, int] = {}

@@ -6,9 +6,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RANK = {
-    "app": 7, "commands": 6, "chat": 5, "bench": 5, "serve": 5, "hardware": 4, "runtime": 3, "catalog": 3,
-    "ui": 3, "config": 1, "types": 0, "errors": 0, "units": 0, "strict": 0, "utf8": 1, "terminal": 0, "__init__": 0,
-}  # fmt: skip
+    "app": 7,
+    "commands": 6,
+    "chat": 5,
+    "bench": 5,
+    "serve": 5,
+    "hardware": 4,
+    "runtime": 3,
+    "catalog": 3,
+    "ui": 3,
+    "config": 1,
+    "types": 0,
+    "errors": 0,
+    "units": 0,
+    "strict": 0,
+    "utf8": 1,
+    "terminal": 0,
+    "__init__": 0,
+}
 DOORS = {
     "torch": ("quant/accelerate.py", "quant/pickled.py"),
     "yaml": ("quant/card.py",),

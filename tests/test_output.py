@@ -32,7 +32,9 @@ def test_a_reader_who_leaves_early_ends_an_answer(stories_gguf: Path) -> None:
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("command", ["list --all", "list --all --json", "show smollm2:135m", "--version", "--help"])
+@pytest.mark.parametrize(
+    "command", ["list --all", "list --all --json", "show smollm2:135m", "--version", "--help"]
+)
 def test_a_full_disk_behind_any_command_is_one_error(command: str) -> None:
     done = shell(f"llmcli {command} > {FULL}")
     first, second = done.stderr.splitlines()
@@ -50,16 +52,27 @@ def test_with_stdin_closed_there_is_nothing_to_answer(stories_gguf: Path) -> Non
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_swallows_what_was_for_it(stories_gguf: Path, closed: str, tmp_path: Path) -> None:
+def test_a_closed_stream_swallows_what_was_for_it(
+    stories_gguf: Path, closed: str, tmp_path: Path
+) -> None:
     out = tmp_path / "out.gguf"
     assert shell(f"llmcli run {stories_gguf} Once -n 3 -t 1 {closed}").returncode == 0
     done = shell(f"llmcli quantize {stories_gguf} -o {out} {closed}")
     assert done.returncode == 0
-    assert shell(f"llmcli show {out} --json").returncode == 0  # nothing of what was said landed in the file
+    assert (
+        shell(f"llmcli show {out} --json").returncode == 0
+    )  # nothing of what was said landed in the file
 
 
 @pytest.mark.parametrize(
-    "command", ["pull {}", "pull {} --q4_0", "run {} x --quant q8_0", "alias a smollm2:135m", "pull smollm2:135m"]
+    "command",
+    [
+        "pull {}",
+        "pull {} --q4_0",
+        "run {} x --quant q8_0",
+        "alias a smollm2:135m",
+        "pull smollm2:135m",
+    ],
 )
 def test_a_home_that_cannot_be_written_is_one_error(
     command: str, stories_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -80,6 +93,10 @@ def test_a_name_is_never_cut_off_in_a_table(
 
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True, raising=False)
-    UI(color=False).table(("name", "source"), [("a-name/of-thirty-characters:Q4_0", "somewhere " * 5)])
+    UI(color=False).table(
+        ("name", "source"), [("a-name/of-thirty-characters:Q4_0", "somewhere " * 5)]
+    )
     lines = capsys.readouterr().out.splitlines()
-    assert "".join(line.split()[0] for line in lines[1:]).startswith("a-name/of-thirty-characters:Q4_0")
+    assert "".join(line.split()[0] for line in lines[1:]).startswith(
+        "a-name/of-thirty-characters:Q4_0"
+    )

@@ -1,7 +1,7 @@
 """The set-up scripts keep their promises: pinned versions, one wheel per build, clear refusals.
 
-A `pip` of our own stands in for the real one where a build would take minutes; the real build is what ran
-before these tests could run at all.
+A `pip` of our own stands in for the real one where a build would take minutes; the real build is
+what ran before these tests could run at all.
 """
 
 import importlib.metadata
@@ -47,7 +47,9 @@ def pins() -> dict[str, Requirement]:
     """The constraints that hold on this platform, by name."""
     lines = (SCRIPTS / "constraints.txt").read_text().splitlines()
     found = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    return {canonicalize_name(pin.name): pin for pin in found if not pin.marker or pin.marker.evaluate()}
+    return {
+        canonicalize_name(pin.name): pin for pin in found if not pin.marker or pin.marker.evaluate()
+    }
 
 
 def builder() -> ModuleType:
@@ -66,20 +68,31 @@ def environment(folder: Path, pip: str = "works", **more: str) -> dict[str, str]
     (folder / "fake" / "pip" / "__main__.py").write_text(FAKE_PIP)
     ours = ("CMAKE_ARGS", "LLMCLI_HOME", "CC", "CXX")
     kept = {name: value for name, value in os.environ.items() if name not in ours}
-    return kept | {
-        "HOME": str(folder), "LLMCLI_WHEEL_CACHE": str(folder / "wheels"),
-        "PYTHONPATH": str(folder / "fake"), "FAKE_PIP": pip, "PIP_NO_INDEX": "1",
-    } | more  # fmt: skip
+    return (
+        kept
+        | {
+            "HOME": str(folder),
+            "LLMCLI_WHEEL_CACHE": str(folder / "wheels"),
+            "PYTHONPATH": str(folder / "fake"),
+            "FAKE_PIP": pip,
+            "PIP_NO_INDEX": "1",
+        }
+        | more
+    )
 
 
 def build(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPTS / "build_llama.py")]
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=240, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=env, timeout=240, check=False
+    )
 
 
 def test_constraints_name_versions_and_never_an_address() -> None:
     for line in (SCRIPTS / "constraints.txt").read_text().splitlines():
-        assert not line or line.startswith("# ") or re.fullmatch(r"[\w.-]+==[\w.+]+( ; .*)?", line), line
+        assert (
+            not line or line.startswith("# ") or re.fullmatch(r"[\w.-]+==[\w.+]+( ; .*)?", line)
+        ), line
         assert not re.search(r"://|\bwww\.|@|--|\.(com|org|net|io)\b", line), line
 
 
@@ -105,20 +118,28 @@ def test_everything_that_the_base_drags_in_is_pinned_and_none_of_it_is_for_a_gpu
     assert not [name for name in seen if re.match(r"torch|nvidia|cuda|triton", name)]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has CUDA builds under the bare name")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux has CUDA builds under the bare name"
+)
 def test_the_torch_extra_on_linux_is_pinned_to_the_cpu_build() -> None:
     assert str(pins()["torch"].specifier).endswith("+cpu")
 
 
-@pytest.mark.parametrize("name", sorted(p.name for p in SCRIPTS.glob("*") if p.is_file() and os.access(p, os.X_OK)))
+@pytest.mark.parametrize(
+    "name", sorted(p.name for p in SCRIPTS.glob("*") if p.is_file() and os.access(p, os.X_OK))
+)
 def test_every_script_says_how_it_is_used(name: str) -> None:
-    done = subprocess.run([SCRIPTS / name, "--help"], capture_output=True, text=True, cwd="/", check=True)
+    done = subprocess.run(
+        [SCRIPTS / name, "--help"], capture_output=True, text=True, cwd="/", check=True
+    )
     assert done.stdout.startswith("usage: ")
     assert name in done.stdout.splitlines()[0]
 
 
 def test_an_unknown_option_of_setup_is_wrong_usage() -> None:
-    done = subprocess.run([SCRIPTS / "setup", "--devel"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [SCRIPTS / "setup", "--devel"], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: scripts/setup")
 
@@ -128,13 +149,17 @@ def test_size_passes_short_code_and_names_what_is_too_long(tmp_path: Path) -> No
     data.mkdir()
     (tmp_path / "short.py").write_text("def f():\n" + "    x = 1\n" * 59)
     (data / "table.py").write_text("x = 1\n" * 500)
-    passed = subprocess.run([SCRIPTS / "size", tmp_path], capture_output=True, text=True, check=False)
+    passed = subprocess.run(
+        [SCRIPTS / "size", tmp_path], capture_output=True, text=True, check=False
+    )
     assert (passed.returncode, passed.stdout) == (0, "")
 
     (tmp_path / "long.py").write_text("\ndef f():\n" + "    x = 1\n" * 60)
     (tmp_path / "file.py").write_text("x = 1\n" * 401)
     (tmp_path / "shell").write_text("#!/bin/sh\n" * 401)
-    failed = subprocess.run([SCRIPTS / "size", tmp_path], capture_output=True, text=True, check=False)
+    failed = subprocess.run(
+        [SCRIPTS / "size", tmp_path], capture_output=True, text=True, check=False
+    )
     assert failed.returncode == 1
     found = [line.removeprefix(f"{tmp_path}/") for line in failed.stdout.splitlines()]
     assert found == [
@@ -160,8 +185,13 @@ def test_a_built_wheel_is_kept_and_used_again(tmp_path: Path) -> None:
     assert "-DCMAKE_PROJECT_llama_cpp_INCLUDE=" in options
     assert options.endswith("-DGGML_CUDA=on")
 
-    again = build(environment(tmp_path, pip="fails", CMAKE_ARGS="-DGGML_CUDA=on", PATH=str(tmp_path)))
-    assert (again.returncode, again.stdout) == (0, first.stdout)  # neither pip nor a compiler was asked
+    again = build(
+        environment(tmp_path, pip="fails", CMAKE_ARGS="-DGGML_CUDA=on", PATH=str(tmp_path))
+    )
+    assert (again.returncode, again.stdout) == (
+        0,
+        first.stdout,
+    )  # neither pip nor a compiler was asked
     assert build(environment(tmp_path, pip="fails")).returncode == 1  # other options, another wheel
 
 
@@ -169,19 +199,27 @@ def test_a_terminal_sees_which_step_the_build_is_at(tmp_path: Path) -> None:
     screen, terminal = os.openpty()
     command = [sys.executable, str(SCRIPTS / "build_llama.py")]
     env = environment(tmp_path, TERM="xterm")
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, env=env, timeout=240, check=True)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=terminal, env=env, timeout=240, check=True
+    )
     os.close(terminal)
     shown = os.read(screen, 1 << 16).decode()
     os.close(screen)
     assert "\r\x1b[K  0:00 [1/87] ggml.cpp" in shown
-    assert shown.index("building llama.cpp") < shown.index("[1/87]") < shown.index("llama.cpp is built")
+    assert (
+        shown.index("building llama.cpp")
+        < shown.index("[1/87]")
+        < shown.index("llama.cpp is built")
+    )
     assert "[1/87]" not in done.stdout.decode()
 
 
 def test_a_wheel_belongs_to_one_version_one_set_of_options_and_one_cpu() -> None:
     module = builder()
     base = {"version": "1", "extra": "", "options": "", "cpu": "avx2", "platform": "linux-x86_64"}
-    keys = {module.Build(**base).key} | {module.Build(**base | {field: "other"}).key for field in base}
+    keys = {module.Build(**base).key} | {
+        module.Build(**base | {field: "other"}).key for field in base
+    }
     assert len(keys) == 1 + len(base)
 
 
@@ -215,7 +253,9 @@ def test_an_interrupted_build_leaves_nothing_half_made(tmp_path: Path) -> None:
     os.mkfifo(started)
     env = environment(tmp_path, pip="hangs", FAKE_PIP_STARTED=str(started))
     command = [sys.executable, str(SCRIPTS / "build_llama.py")]
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    job = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
     reader = os.open(started, os.O_RDONLY | os.O_NONBLOCK)
     assert select.select([reader], [], [], 60)[0], "the build did not start"
     os.close(reader)
@@ -228,7 +268,9 @@ def test_an_interrupted_build_leaves_nothing_half_made(tmp_path: Path) -> None:
 
 
 def checkout(folder: Path, python3: str | None) -> subprocess.CompletedProcess[str]:
-    """Run a copy of setup on a machine whose only Python is the given shell script, or that has none."""
+    """Run a copy of setup on a machine whose only Python is the given shell script, or that has
+    none.
+    """
     shutil.copytree(SCRIPTS, folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     tools = folder / "bin"
@@ -240,8 +282,12 @@ def checkout(folder: Path, python3: str | None) -> subprocess.CompletedProcess[s
         (tools / "python3").chmod(0o755)
     return subprocess.run(
         [tools / "bash", folder / "scripts" / "setup"],
-        capture_output=True, text=True, cwd="/", env={"PATH": str(tools), "HOME": str(folder)}, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env={"PATH": str(tools), "HOME": str(folder)},
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -264,7 +310,11 @@ def test_without_a_fit_python_setup_says_what_to_install(
     assert not (tmp_path / ".venv").exists()
 
 
-@pytest.mark.skipif(not (ROOT / ".venv/setup/dev").exists(), reason="not set up by scripts/setup --dev")
+@pytest.mark.skipif(
+    not (ROOT / ".venv/setup/dev").exists(), reason="not set up by scripts/setup --dev"
+)
 def test_setting_up_again_has_nothing_to_do() -> None:
-    done = subprocess.run([SCRIPTS / "setup", "--dev"], capture_output=True, text=True, cwd="/", check=True)
+    done = subprocess.run(
+        [SCRIPTS / "setup", "--dev"], capture_output=True, text=True, cwd="/", check=True
+    )
     assert (done.stdout, done.stderr) == ("", "already set up; nothing changed\n")

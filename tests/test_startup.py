@@ -11,19 +11,39 @@ from llmcli.commands.root import MODULES, WORDS, made
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {
-    "torch", "llama_cpp", "transformers", "numpy", "gguf", "tokenizers", "prompt_toolkit", "rich",
-    "huggingface_hub", "jinja2", "llguidance", "starlette", "uvicorn", "websockets", "asyncio", "aiohttp",
-}  # fmt: skip
+    "torch",
+    "llama_cpp",
+    "transformers",
+    "numpy",
+    "gguf",
+    "tokenizers",
+    "prompt_toolkit",
+    "rich",
+    "huggingface_hub",
+    "jinja2",
+    "llguidance",
+    "starlette",
+    "uvicorn",
+    "websockets",
+    "asyncio",
+    "aiohttp",
+}
 COMPLETION = {"_LLMCLI_COMPLETE": "complete_bash", "COMP_WORDS": "llmcli ", "COMP_CWORD": "1"}
 
 
 def start(*arguments: str, **environment: str) -> tuple[str, set[str]]:
-    """Run llmcli as the installed command does; what it printed, and the top-level modules it imported."""
+    """Run llmcli as the installed command does; what it printed, and the top-level modules it
+    imported.
+    """
     program = "import sys; sys.argv[0] = 'llmcli'; from llmcli.app import main; main()"
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", program, *arguments],
-        capture_output=True, text=True, cwd=ROOT, env=os.environ | environment, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | environment,
+        check=True,
+    )
     names = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "|" in line}
     return done.stdout, {name.split(".")[0] for name in names}
 
@@ -41,7 +61,9 @@ def test_every_word_is_registered_by_the_module_that_is_said_to() -> None:
     files = {path: path.stem for path in folder.glob("*.py")}
     files |= {path: path.parent.name for path in folder.glob("*/__init__.py")}
     register = "def register(app: typer.Typer) -> None:"
-    assert set(WORDS) == {name for path, name in files.items() if register in path.read_text(encoding="utf-8")}
+    assert set(WORDS) == {
+        name for path, name in files.items() if register in path.read_text(encoding="utf-8")
+    }
     for module, words in WORDS.items():
         assert tuple(made(module)) == words
     assert len(MODULES) == sum(map(len, WORDS.values()))
@@ -63,7 +85,9 @@ def test_a_command_loads_no_other() -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     names = set(done.stderr.split())
     assert "llmcli.commands.models" in names
-    assert names.isdisjoint({"llmcli.commands.chat", "llmcli.commands.serve", "llmcli.commands.quantize"})
+    assert names.isdisjoint(
+        {"llmcli.commands.chat", "llmcli.commands.serve", "llmcli.commands.quantize"}
+    )
 
 
 def test_a_word_that_is_misspelled_is_told_the_nearest() -> None:
@@ -81,7 +105,9 @@ def test_shell_completion_loads_nothing_heavy() -> None:
 def test_bench_completes_its_measurements_and_models_and_loads_nothing_heavy() -> None:
     def offered(line: str) -> list[str]:
         count = len(line.split(" ")) - 1
-        out, modules = start(_LLMCLI_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(count))
+        out, modules = start(
+            _LLMCLI_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(count)
+        )
         assert modules & HEAVY == set()
         return out.split()
 
@@ -100,7 +126,13 @@ def test_a_heavy_import_would_be_noticed() -> None:
 
 
 def test_what_runs_a_model_loads_no_grammar_engine() -> None:
-    command = [sys.executable, "-X", "importtime", "-c", "import llmcli.runtime.runner, llmcli.chat.loop"]
+    command = [
+        sys.executable,
+        "-X",
+        "importtime",
+        "-c",
+        "import llmcli.runtime.runner, llmcli.chat.loop",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     names = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "|" in line}
     assert "llmcli.runtime.constraint.compile" in names
@@ -109,7 +141,15 @@ def test_what_runs_a_model_loads_no_grammar_engine() -> None:
 
 def test_a_file_is_quantized_without_what_runs_models(stories_gguf: Path, tmp_path: Path) -> None:
     program = "import sys; from llmcli.app import main; sys.argv[0] = 'llmcli'; main()"
-    words = ["quantize", str(stories_gguf), "-t", "Q8_0", "-o", str(tmp_path / "out.gguf"), "--json"]
+    words = [
+        "quantize",
+        str(stories_gguf),
+        "-t",
+        "Q8_0",
+        "-o",
+        str(tmp_path / "out.gguf"),
+        "--json",
+    ]
     command = [sys.executable, "-X", "importtime", "-c", program, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     names = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "|" in line}
@@ -130,9 +170,16 @@ main()
 """
 
 
-@pytest.mark.parametrize("module", ["root", "models"])  # before a command is known, and while it is loaded
+@pytest.mark.parametrize(
+    "module", ["root", "models"]
+)  # before a command is known, and while it is loaded
 def test_ctrl_c_while_the_program_is_still_loading_is_no_traceback(module: str) -> None:
-    command = [sys.executable, "-c", PRESSED.replace("commands.models", f"commands.{module}"), "list"]
+    command = [
+        sys.executable,
+        "-c",
+        PRESSED.replace("commands.models", f"commands.{module}"),
+        "list",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
 

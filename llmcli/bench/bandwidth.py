@@ -1,8 +1,9 @@
 """How fast this machine reads memory: all threads over more bytes than any cache holds.
 
-Reading, not copying: a token reads every weight once and writes next to nothing. Each thread has a piece of its own,
-which it filled itself (so that it lies near its core), and goes over it with numpy's maximum of 32-bit integers, which
-is vectors of loads and compares and lets other threads run. The fastest round counts: what disturbs only slows down.
+Reading, not copying: a token reads every weight once and writes next to nothing. Each thread has a
+piece of its own, which it filled itself (so that it lies near its core), and goes over it with
+numpy's maximum of 32-bit integers, which is vectors of loads and compares and lets other threads
+run. The fastest round counts: what disturbs only slows down.
 """
 
 import threading
@@ -35,7 +36,8 @@ class Reading:
 
 
 def sizes(cache: int | None, available: int | None) -> list[int]:
-    """What to read: half the last cache, and two sizes beyond it, as far as a quarter of the memory allows.
+    """What to read: half the last cache, and two sizes beyond it, as far as a quarter of the memory
+    allows.
 
     Where the cache is unknown, sizes that most machines' caches are smaller than.
     """
@@ -82,7 +84,9 @@ def measure(nbytes: int, threads: int, rounds: int = ROUNDS, seconds: float = SE
 
 
 def roof(readings: Sequence[Reading], cache: int | None) -> Reading | None:
-    """The fastest reading that no cache can have helped; None where the cache is unknown, or as large as all read."""
+    """The fastest reading that no cache can have helped; None where the cache is unknown, or as
+    large as all read.
+    """
     beyond = [one for one in readings if cache is not None and one.nbytes >= BEYOND * cache]
     return max(beyond, key=lambda one: one.best, default=None)
 

@@ -1,4 +1,5 @@
-"""The SQLite file of the history: opened with care, changed in one transaction, and what may be wrong with it.
+"""The SQLite file of the history: opened with care, changed in one transaction, and what may be
+wrong with it.
 
 The file is input like any other. It knows the tables and nothing of what is in their rows.
 """
@@ -38,9 +39,11 @@ class Damaged(Exception):
 
 @contextmanager
 def opened(path: Path, *, make: bool = False, torn: bool = False) -> Iterator[sqlite3.Connection]:
-    """The database of our schema; empty (no tables) where nothing was ever kept. `torn`: read it without its end, too.
+    """The database of our schema; empty (no tables) where nothing was ever kept. `torn`: read it
+    without its end, too.
 
-    Raises Damaged, also for what goes wrong inside the block, and UserError for what is not the file's fault.
+    Raises Damaged, also for what goes wrong inside the block, and UserError for what is not the
+    file's fault.
     """
     try:
         # "rw" for readers, too: what a killed writer left is undone by whoever comes next.
@@ -48,7 +51,8 @@ def opened(path: Path, *, make: bool = False, torn: bool = False) -> Iterator[sq
         with closing(sqlite3.connect(name, uri=True, timeout=WAIT, isolation_level=None)) as db:
             db.text_factory = lambda raw: raw.decode("utf-8", "replace")
             db.execute("PRAGMA trusted_schema = OFF")
-            if torn:  # else a file shorter than its head says is refused whole (sqlite's btree.c, lockBtree)
+            # else a file shorter than its head says is refused whole (sqlite's btree.c, lockBtree)
+            if torn:
                 db.execute("PRAGMA writable_schema = ON")
             if version(db) > SCHEMA:
                 raise UserError(
@@ -70,7 +74,8 @@ def changed(path: Path, change: Callable[[sqlite3.Connection], list[int]]) -> li
     """What `change` gives, in one transaction that waits for others'; raises as `opened`."""
     with opened(path, make=True) as db:
         db.execute("BEGIN IMMEDIATE")
-        # What is damaged elsewhere would let a row be written that nobody finds: some 50 ms for 5,000 runs.
+        # What is damaged elsewhere would let a row be written that nobody finds: some 50 ms for
+        # 5,000 runs.
         if (found_wrong := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise Damaged(" ".join(str(found_wrong).split()))
         if not version(db):

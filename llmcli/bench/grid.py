@@ -17,7 +17,9 @@ LONGEST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One row of the table: prompt, generated and depth tokens of each of `n_parallel` sequences, and the settings."""
+    """One row of the table: prompt, generated and depth tokens of each of `n_parallel` sequences,
+    and the settings.
+    """
 
     n_prompt: int
     n_gen: int
@@ -39,7 +41,9 @@ class Test:
     @property
     def name(self) -> str:
         """llama-bench's name of the test: pp512, tg128, pp512+tg128, with ` @ d4096` at a depth."""
-        parts = [f"pp{self.n_prompt}"] * bool(self.n_prompt) + [f"tg{self.n_gen}"] * bool(self.n_gen)
+        parts = [f"pp{self.n_prompt}"] * bool(self.n_prompt) + [f"tg{self.n_gen}"] * bool(
+            self.n_gen
+        )
         return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
 
     @property
@@ -67,7 +71,11 @@ class Grid:
 
     def tests(self) -> Iterator[Test]:
         """The cross product; settings that need the model loaded again change slowest."""
-        runs = [(p, 0) for p in self.prompts if p] + [(0, g) for g in self.gens if g] + list(self.pairs)
+        runs = (
+            [(p, 0) for p in self.prompts if p]
+            + [(0, g) for g in self.gens if g]
+            + list(self.pairs)
+        )
         for layers, batch, ubatch, k, v, flash, threads, depth, parallel in product(
             self.gpu_layers,
             self.batches,
@@ -80,7 +88,9 @@ class Grid:
             self.parallel,
         ):
             for n_prompt, n_gen in runs:
-                yield Test(n_prompt, n_gen, depth, batch, ubatch, k, v, threads, layers, flash, parallel)
+                yield Test(
+                    n_prompt, n_gen, depth, batch, ubatch, k, v, threads, layers, flash, parallel
+                )
 
 
 def numbers(flag: str, texts: Sequence[str], lowest: int = 0, most: int = 2**31 - 1) -> list[int]:
@@ -89,22 +99,31 @@ def numbers(flag: str, texts: Sequence[str], lowest: int = 0, most: int = 2**31 
     for part in ",".join(texts).split(","):
         match = RANGE.fullmatch(part.strip())
         if match is None:
-            raise UserError(f"{flag} does not understand {part!r}", hint=f"{flag} takes e.g. 512 or 128,256 or 1-8*2")
+            raise UserError(
+                f"{flag} does not understand {part!r}",
+                hint=f"{flag} takes e.g. 512 or 128,256 or 1-8*2",
+            )
         first, last, sign, step = match.groups()
         found += _spread(flag, int(first), int(last or first), sign or "+", int(step or 1))
     for value in found:
         if not lowest <= value <= most:
-            raise UserError(f"{flag} is {value}", hint=f"{flag} takes whole numbers from {lowest} to {most}")
+            raise UserError(
+                f"{flag} is {value}", hint=f"{flag} takes whole numbers from {lowest} to {most}"
+            )
     return found
 
 
 def words(flag: str, texts: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Words of repeated, comma-separated values, each one of `known`; raises UserError naming the flag."""
+    """Words of repeated, comma-separated values, each one of `known`; raises UserError naming the
+    flag.
+    """
     found = [part.strip().lower() for part in ",".join(texts).split(",")]
     found = [{"0": "off", "1": "on"}.get(word, word) for word in found]  # older llama.cpp lines
     for word in found:
         if word not in known:
-            raise UserError(f"{flag} does not know {word!r}", hint=f"{flag} takes: {' '.join(known)}")
+            raise UserError(
+                f"{flag} does not know {word!r}", hint=f"{flag} takes: {' '.join(known)}"
+            )
     return found
 
 
@@ -115,7 +134,8 @@ def pairs(texts: Sequence[str]) -> list[tuple[int, int]]:
         both = numbers("-pg", [text])
         if len(both) != 2 or not sum(both):
             raise UserError(
-                f"-pg does not understand {text!r}", hint="-pg takes a prompt and a generation length: -pg 512,128"
+                f"-pg does not understand {text!r}",
+                hint="-pg takes a prompt and a generation length: -pg 512,128",
             )
         found.append((both[0], both[1]))
     return found
@@ -129,7 +149,9 @@ def _spread(flag: str, first: int, last: int, sign: str, step: int) -> Iterator[
             hint="use a step of at least 1, a factor of at least 2",
         )
     if last < first:
-        raise UserError(f"{flag}: the range {first}-{last} runs backwards", hint=f"{flag} {last}-{first}")
+        raise UserError(
+            f"{flag}: the range {first}-{last} runs backwards", hint=f"{flag} {last}-{first}"
+        )
     value, count = first, 0
     while value <= last:
         yield value

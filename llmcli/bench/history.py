@@ -1,7 +1,8 @@
 """Measured runs, kept: which machine, build, model and settings gave which samples, and when.
 
-A run is a row with a number that is never given again; its `document` is the test as `bench -o json` tells it. A
-damaged file is set aside under another name, with all that can be read of it carried over. It measures nothing.
+A run is a row with a number that is never given again; its `document` is the test as `bench -o
+json` tells it. A damaged file is set aside under another name, with all that can be read of it
+carried over. It measures nothing.
 """
 
 import json
@@ -26,9 +27,10 @@ COLUMNS = "id, time, machine, build, model, sha256, content, test, document"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One test that was measured. `model` is its name as it was typed, `sha256` its file's where that is known, and
-    `content` the fingerprint that every file has (runtime/identity.py); `test` is its name, as pp512. `id` None: not
-    kept yet."""
+    """One test that was measured. `model` is its name as it was typed, `sha256` its file's where
+    that is known, and `content` the fingerprint that every file has (runtime/identity.py); `test`
+    is its name, as pp512. `id` None: not kept yet.
+    """
 
     time: str
     machine: str
@@ -70,30 +72,42 @@ def now() -> str:
 
 
 class History:
-    """The history in one file, which is made when something is first kept. `watcher` is told what happened to it."""
+    """The history in one file, which is made when something is first kept. `watcher` is told what
+    happened to it.
+    """
 
     def __init__(self, path: Path, watcher: Watcher) -> None:
         self.path, self.watcher = path, watcher
 
     def append(self, runs: Sequence[Run]) -> list[int]:
-        """Keep runs, all or none; their numbers. Raises UserError where that cannot be: the file is as it was."""
+        """Keep runs, all or none; their numbers. Raises UserError where that cannot be: the file is
+        as it was.
+        """
         return self._write(lambda db: [_insert(db, run) for run in runs])
 
     def runs(self, *, model: str | None = None, last: int | None = None) -> list[Run]:
-        """Kept runs, the oldest first: of those whose model's name has `model` in it, or whose hash begins with it, the
-        `last`. Of a damaged file what it still gives; the watcher is told. Raises UserError."""
+        """Kept runs, the oldest first: of those whose model's name has `model` in it, or whose hash
+        begins with it, the `last`. Of a damaged file what it still gives; the watcher is told.
+        Raises UserError.
+        """
         return self._read(lambda run: model is None or _named(run, model), last)
 
     def find(self, number: int) -> Run:
         """The run of that number; raises UserError where there is none."""
         known = number < 2**63  # SQLite's largest
-        found = self._read(lambda run: run.id == number, 1, "WHERE id = ?", (number,)) if known else []
+        found = (
+            self._read(lambda run: run.id == number, 1, "WHERE id = ?", (number,)) if known else []
+        )
         if not found:
-            raise UserError(f"the history has no run {number}", hint="llmcli bench history lists them")
+            raise UserError(
+                f"the history has no run {number}", hint="llmcli bench history lists them"
+            )
         return found[0]
 
     def bandwidth(self, machine: str) -> tuple[float | None] | None:
-        """What was measured of a machine's memory: bytes a second, or that it cannot be known. None: nothing yet."""
+        """What was measured of a machine's memory: bytes a second, or that it cannot be known.
+        None: nothing yet.
+        """
         if not self.path.exists():
             return None
         try:
@@ -102,17 +116,27 @@ class History:
                 row = db.execute(asked, (machine,)).fetchone() if version(db) else None
         except Damaged:
             return None
-        if row is None or not (row[0] is None or (isinstance(row[0], float) and 0 < row[0] < math.inf)):
+        if row is None or not (
+            row[0] is None or (isinstance(row[0], float) and 0 < row[0] < math.inf)
+        ):
             return None
         return (row[0],)
 
     def keep_bandwidth(self, machine: str, rate: float | None) -> None:
         """Keep a measurement in place of an earlier one; raises UserError."""
         row = (machine, now(), rate)
-        self._write(lambda db: [db.execute("INSERT OR REPLACE INTO bandwidth VALUES (?, ?, ?)", row).rowcount])
+        self._write(
+            lambda db: [
+                db.execute("INSERT OR REPLACE INTO bandwidth VALUES (?, ?, ?)", row).rowcount
+            ]
+        )
 
     def _read(
-        self, wanted: Callable[[Run], bool], last: int | None, where: str = "", values: tuple[int, ...] = ()
+        self,
+        wanted: Callable[[Run], bool],
+        last: int | None,
+        where: str = "",
+        values: tuple[int, ...] = (),
     ) -> list[Run]:
         if not self.path.exists():
             return []
@@ -125,7 +149,9 @@ class History:
                     if len(found) == last:
                         break
         except Damaged as error:
-            self.watcher.note(f"warning: {self.path} is damaged ({error}): there may have been more runs than these")
+            self.watcher.note(
+                f"warning: {self.path} is damaged ({error}): there may have been more runs than these"
+            )
             found = [run for run in reversed(_salvage(self.path).runs) if wanted(run)][:last]
         return found[::-1]
 
@@ -135,7 +161,9 @@ class History:
             return changed(self.path, change)
         except Damaged:
             # One sets it aside; who comes at the same time finds a good file when the lock is free.
-            with store.locked(self.path.with_name(f"{self.path.name}.lock"), self.watcher, "the history"):
+            with store.locked(
+                self.path.with_name(f"{self.path.name}.lock"), self.watcher, "the history"
+            ):
                 try:
                     return changed(self.path, change)
                 except Damaged as error:
@@ -148,9 +176,15 @@ class History:
         fresh = self.path.with_name(f".{self.path.name}.new")
         fresh.unlink(missing_ok=True)
         changed(fresh, lambda db: _restore(db, saved))
-        for tail in ("-journal", "-wal", "-shm"):  # they belong to the file that goes, and would spoil the new one
+        for tail in (
+            "-journal",
+            "-wal",
+            "-shm",
+        ):  # they belong to the file that goes, and would spoil the new one
             with suppress(FileNotFoundError):
-                self.path.with_name(self.path.name + tail).replace(aside.with_name(aside.name + tail))
+                self.path.with_name(self.path.name + tail).replace(
+                    aside.with_name(aside.name + tail)
+                )
         self.path.replace(aside)
         fresh.replace(self.path)
         self.watcher.note(
@@ -161,9 +195,26 @@ class History:
 
 def _insert(db: sqlite3.Connection, run: Run) -> int:
     document = json.dumps(dict(run.document))
-    model = run.model.encode("utf-8", "backslashreplace").decode()  # the name of a file may be no UTF-8
-    values = (run.id, run.time, run.machine, run.build, model, run.sha256, run.content, run.test, document)
-    return db.execute(f"INSERT INTO runs ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values).lastrowid or 0
+    model = run.model.encode(
+        "utf-8", "backslashreplace"
+    ).decode()  # the name of a file may be no UTF-8
+    values = (
+        run.id,
+        run.time,
+        run.machine,
+        run.build,
+        model,
+        run.sha256,
+        run.content,
+        run.test,
+        document,
+    )
+    return (
+        db.execute(
+            f"INSERT INTO runs ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values
+        ).lastrowid
+        or 0
+    )
 
 
 def _restore(db: sqlite3.Connection, saved: Salvage) -> list[int]:
@@ -174,7 +225,9 @@ def _restore(db: sqlite3.Connection, saved: Salvage) -> list[int]:
     return []
 
 
-def _rows(db: sqlite3.Connection, order: str, where: str = "", values: tuple[int, ...] = ()) -> Iterator[Run]:
+def _rows(
+    db: sqlite3.Connection, order: str, where: str = "", values: tuple[int, ...] = ()
+) -> Iterator[Run]:
     """All rows that are runs; what is none is passed over."""
     if version(db):
         for row in db.execute(f"SELECT {COLUMNS} FROM runs {where} ORDER BY id {order}", values):
@@ -185,7 +238,9 @@ def _rows(db: sqlite3.Connection, order: str, where: str = "", values: tuple[int
 
 def _run(number: Any, *row: Any) -> Run | None:
     *before, sha256, content, test, document = row
-    if type(number) is not int or not all(isinstance(text, str) for text in (*before, content, test, document)):
+    if type(number) is not int or not all(
+        isinstance(text, str) for text in (*before, content, test, document)
+    ):
         return None
     try:
         moment, machine, build, model = before
@@ -202,7 +257,9 @@ def _run(number: Any, *row: Any) -> Run | None:
 
 def _named(run: Run, wanted: str) -> bool:
     hashes = (run.sha256 or "", run.content)
-    return wanted.lower() in run.model.lower() or (len(wanted) >= 6 and any(one.startswith(wanted) for one in hashes))
+    return wanted.lower() in run.model.lower() or (
+        len(wanted) >= 6 and any(one.startswith(wanted) for one in hashes)
+    )
 
 
 def _salvage(path: Path) -> Salvage:

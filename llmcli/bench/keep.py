@@ -1,4 +1,6 @@
-"""What `bench` keeps of a measurement: the test as its JSON, with the machine, the build and the model it holds for."""
+"""What `bench` keeps of a measurement: the test as its JSON, with the machine, the build and the
+model it holds for.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +15,9 @@ from llmcli.hardware import cluster
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A model as the history knows it: as it was typed, its file's sha256 where that is known, and its fingerprint."""
+    """A model as the history knows it: as it was typed, its file's sha256 where that is known, and
+    its fingerprint.
+    """
 
     model: str
     sha256: str | None
@@ -21,7 +25,9 @@ class Name:
 
 
 class Keeper:
-    """Puts results into the history one by one; where that fails it says so once, and measuring goes on."""
+    """Puts results into the history one by one; where that fails it says so once, and measuring
+    goes on.
+    """
 
     def __init__(self, history: History, name: Name, warn: Callable[[str], None]) -> None:
         self.history, self.name, self.warn = history, name, warn
@@ -48,5 +54,12 @@ class Keeper:
         del told["id"]
         name = self.name
         return Run(
-            result.began, self.machine, told["build_commit"], name.model, name.sha256, name.content, result.title, told
+            result.began,
+            self.machine,
+            told["build_commit"],
+            name.model,
+            name.sha256,
+            name.content,
+            result.title,
+            told,
         )

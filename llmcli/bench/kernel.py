@@ -1,7 +1,7 @@
 """pp and tg: how fast the model reads a prompt and writes tokens, as llama-bench measures it.
 
-Forward passes alone: random tokens, no sampling, no tokenizing (passes.py). Each step of a generation is timed, so
-there are percentiles too.
+Forward passes alone: random tokens, no sampling, no tokenizing (passes.py). Each step of a
+generation is timed, so there are percentiles too.
 """
 
 import statistics
@@ -37,7 +37,8 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """What sampling and detokenizing add to a token, in milliseconds, with a 95 % interval; None: too few pairs for it.
+    """What sampling and detokenizing add to a token, in milliseconds, with a 95 % interval; None:
+    too few pairs for it.
 
     `share`: of the time of decoding alone.
     """
@@ -50,10 +51,11 @@ class Extra:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One test's samples: nanoseconds a repetition, and every step's milliseconds: the gap between two tokens of a
-    sequence. `extra`: it was measured with the sampler chain and detokenizing, which added so much. `bandwidth` is this
-    machine's, bytes read a second, `reached` the part of it that was used; None: unknown. `id` is its number in the
-    history."""
+    """One test's samples: nanoseconds a repetition, and every step's milliseconds: the gap between
+    two tokens of a sequence. `extra`: it was measured with the sampler chain and detokenizing,
+    which added so much. `bandwidth` is this machine's, bytes read a second, `reached` the part of
+    it that was used; None: unknown. `id` is its number in the history.
+    """
 
     subject: Subject
     test: Test
@@ -91,7 +93,9 @@ class Result:
         if not self.tokens_ms:
             return None
         values = list(self.tokens_ms)
-        ranks = {f"p{round(share * 100)}": percentile(values, share) for share in (0.5, 0.9, 0.95, 0.99)}
+        ranks = {
+            f"p{round(share * 100)}": percentile(values, share) for share in (0.5, 0.9, 0.95, 0.99)
+        }
         return {**ranks, "max": max(values)}
 
 
@@ -126,13 +130,16 @@ class Trial:
 
     def __init__(self, context: Context, model: Model, test: Test, depths: Depths) -> None:
         self.context, self.model, self.test, self.depths = context, model, test, depths
-        # Checked and laid out before the clock starts: llama-bench's loop around the library costs nothing, ours would.
+        # Checked and laid out before the clock starts: llama-bench's loop around the library costs
+        # nothing, ours would.
         self.passes = RandomPasses(context, model, test.n_parallel)
         self.prompt = self.passes.prompt(test.n_depth, test.n_prompt)
         self.steps = self.passes.steps(test.n_depth + test.n_prompt, test.n_gen)
 
     def warm(self) -> None:
-        """As llama-bench: a prompt test warms up with its whole prompt, a generation with one token."""
+        """As llama-bench: a prompt test warms up with its whole prompt, a generation with one
+        token.
+        """
         self.context.clear()
         run_passes(self.passes.prompt(0, self.test.n_prompt))
         run_passes(self.passes.steps(self.test.n_prompt, min(self.test.n_gen, 1)))
@@ -155,26 +162,43 @@ def options(test: Test) -> ContextOptions:
     """The context that a test is measured in."""
     cells = (test.n_prompt + test.n_gen + test.n_depth) * test.n_parallel
     return ContextOptions(
-        cells, test.n_batch, min(test.n_ubatch, test.n_batch), test.n_parallel, test.n_threads, test.n_threads,
-        test.type_k, test.type_v, test.flash_attn, unified=test.n_parallel == 1,
-    )  # fmt: skip
+        cells,
+        test.n_batch,
+        min(test.n_ubatch, test.n_batch),
+        test.n_parallel,
+        test.n_threads,
+        test.n_threads,
+        test.type_k,
+        test.type_v,
+        test.flash_attn,
+        unified=test.n_parallel == 1,
+    )
 
 
 @contextmanager
 def ready(model: Model, test: Test, depths: Depths | None = None) -> Iterator[Trial]:
-    """A test in a context of its own; Ctrl-C ends a pass within milliseconds and raises KeyboardInterrupt."""
+    """A test in a context of its own; Ctrl-C ends a pass within milliseconds and raises
+    KeyboardInterrupt.
+    """
     own = gemm.rows("auto", test.n_parallel, guesses=False)
     with gemm.used(own), open_context(model, options(test)) as context, stopped(context):
         yield Trial(context, model, test, depths or Depths())
 
 
 def measure(
-    model: Model, about: Subject, test: Test, repetitions: int, *, warmup: bool = True, depths: Depths | None = None,
+    model: Model,
+    about: Subject,
+    test: Test,
+    repetitions: int,
+    *,
+    warmup: bool = True,
+    depths: Depths | None = None,
     tick: Callable[[int], None] = lambda number: None,
-) -> Result:  # fmt: skip
+) -> Result:
     """Run one test `repetitions` times, after one run that does not count.
 
-    `depths` keeps what was computed for the depth of an earlier test; `tick` is told each repetition before it begins.
+    `depths` keeps what was computed for the depth of an earlier test; `tick` is told each
+    repetition before it begins.
     """
     began = moment()
     samples = []
@@ -187,7 +211,9 @@ def measure(
     return result(about, test, began, samples)
 
 
-def result(about: Subject, test: Test, began: str, samples: list[Sample], extra: Extra | None = None) -> Result:
+def result(
+    about: Subject, test: Test, began: str, samples: list[Sample], extra: Extra | None = None
+) -> Result:
     """The samples of a test together."""
     gaps_ms = tuple(ms for sample in samples for ms in sample.tokens_ms)
     return Result(about, test, began, tuple(sample.ns for sample in samples), gaps_ms, extra)

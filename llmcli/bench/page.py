@@ -1,4 +1,6 @@
-"""What was measured as a report: the pictures that the tests allow, all rows, machine and build. See charts/page.py."""
+"""What was measured as a report: the pictures that the tests allow, all rows, machine and build.
+See charts/page.py.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -23,57 +25,92 @@ MOST, LEAD = 12, 6  # bars of memory, tests that are named first
 
 
 def charts(results: Sequence[Result], header: Header, bandwidth: float | None) -> list[Chart]:
-    """The pictures that tests allow; above them the roof of a memory that gives so many bytes a second."""
+    """The pictures that tests allow; above them the roof of a memory that gives so many bytes a
+    second.
+    """
     tests = roof.placed(results, header) if bandwidth and not _elsewhere(results) else []
-    return [*([roof.chart(bandwidth, host.last_cache(), tests)] if tests else []), *speed.charts(results)]
+    return [
+        *([roof.chart(bandwidth, host.last_cache(), tests)] if tests else []),
+        *speed.charts(results),
+    ]
 
 
 def of_tests(
-    name: str, results: Sequence[Result], header: Header, bandwidth: float | None, more: Sequence[Chart] = ()
+    name: str,
+    results: Sequence[Result],
+    header: Header,
+    bandwidth: float | None,
+    more: Sequence[Chart] = (),
 ) -> Page:
-    """The report of tests of one model, called `name`, with `more` pictures behind those of the tests; rehearses their
-    contexts (no weights are loaded)."""
+    """The report of tests of one model, called `name`, with `more` pictures behind those of the
+    tests; rehearses their contexts (no weights are loaded).
+    """
     drawn = charts(results, header, bandwidth)
     held = memory.chart(receipts(header, [one.test for one in results]))
     drawn += [*more, *([held] if held else [])]
     about, cpu = results[0].subject, report.document(results[0])["cpu_info"]
     return Page(
-        f"{name} on {cpu}", f"{about.kind} · {size(about.nbytes)} · measured {results[0].began}",
-        tuple(_lead(results, drawn)), tuple(drawn), (("All rows", rows(results)),), facts(results, bandwidth),
-    )  # fmt: skip
+        f"{name} on {cpu}",
+        f"{about.kind} · {size(about.nbytes)} · measured {results[0].began}",
+        tuple(_lead(results, drawn)),
+        tuple(drawn),
+        (("All rows", rows(results)),),
+        facts(results, bandwidth),
+    )
 
 
 def of_machine(machine: Machine) -> Page:
     """The report where only memory was read."""
     told = () if machine.roof is None else (f"Memory gives {machine.roof / 1e9:.1f} GB/s.",)
     return Page(
-        f"Memory of {machine.cpu}", "No model was measured.", told, (roof.bandwidth(machine),), (),
+        f"Memory of {machine.cpu}",
+        "No model was measured.",
+        told,
+        (roof.bandwidth(machine),),
+        (),
         (("Machine", _machine(machine.cpu, machine.cache, machine.roof)),),
-    )  # fmt: skip
+    )
 
 
 def of_others(
-    title: str, about: str, lead: Sequence[str], drawn: Sequence[Chart], tables: Sequence[tuple[str, Table]] = ()
+    title: str,
+    about: str,
+    lead: Sequence[str],
+    drawn: Sequence[Chart],
+    tables: Sequence[tuple[str, Table]] = (),
 ) -> Page:
     """A report of anything else that was measured on this machine."""
     cpu = ("CPU", host.cpu_name()), ("last cache", _size(host.last_cache()))
-    build = ("llmcli", __version__), ("llama-cpp-python", library.version()), ("backends", report.backends())
-    return Page(title, about, tuple(lead), tuple(drawn), tuple(tables), (("Machine", cpu), ("Build", build)))
+    build = (
+        ("llmcli", __version__),
+        ("llama-cpp-python", library.version()),
+        ("backends", report.backends()),
+    )
+    return Page(
+        title, about, tuple(lead), tuple(drawn), tuple(tables), (("Machine", cpu), ("Build", build))
+    )
 
 
 def receipts(header: Header, tests: Iterable[Test]) -> list[tuple[str, Receipt]]:
-    """What the contexts of tests hold, as llama.cpp's dry run tells; of many the longest of each kind."""
+    """What the contexts of tests hold, as llama.cpp's dry run tells; of many the longest of each
+    kind.
+    """
     wanted = {(options(test), test.n_gpu_layers): None for test in tests}
     if len(wanted) > MOST:
         longest = sorted(wanted, key=lambda one: -one[0].n_ctx)
-        wanted = dict.fromkeys(reversed({(replace(one[0], n_ctx=0), one[1]): one for one in longest}.values()))
+        wanted = dict.fromkeys(
+            reversed({(replace(one[0], n_ctx=0), one[1]): one for one in longest}.values())
+        )
     found = []
-    for context, layers in sorted(list(wanted)[:MOST], key=lambda one: (one[0].type_k, one[0].type_v, one[0].n_ctx)):
+    for context, layers in sorted(
+        list(wanted)[:MOST], key=lambda one: (one[0].type_k, one[0].type_v, one[0].n_ctx)
+    ):
         with plan.planner(header, context, layers) as planner:
             told = planner.receipt()
         several = "" if context.n_seq_max == 1 else f", {context.n_seq_max} sequences"
         name = f"{told.n_ctx:,} tokens, K {context.type_k}, V {context.type_v}{several}"
-        # This process has measured before: what it holds besides is not what a run of its own would.
+        # This process has measured before: what it holds besides is not what a run of its own
+        # would.
         found.append((name, replace(told, overhead=None)))
     return list(dict(found).items())
 
@@ -85,33 +122,49 @@ def rows(results: Sequence[Result]) -> Table:
     lines = []
     for one in results:
         times = one.itl_ms or {}
-        lines.append((
-            one.title, *(str(getattr(one.test, name)) for name in told), figure(average(one.samples_ts)),
-            figure(deviation(one.samples_ts), 2), *(figure(times[share]) if times else "" for share in shares),
-        ))  # fmt: skip
+        lines.append(
+            (
+                one.title,
+                *(str(getattr(one.test, name)) for name in told),
+                figure(average(one.samples_ts)),
+                figure(deviation(one.samples_ts), 2),
+                *(figure(times[share]) if times else "" for share in shares),
+            )
+        )
     settings = (speed.WORDS.get(name, name) for name in told)
     columns = ("test", *settings, "tokens a second", "±", *(f"{share} ms" for share in shares))
     return Table(columns, tuple(lines), frozenset(range(1 + len(told), len(columns))))
 
 
-def facts(results: Sequence[Result], bandwidth: float | None) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+def facts(
+    results: Sequence[Result], bandwidth: float | None
+) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     """Model, settings that all tests share, machine, build."""
     told, about, test = report.document(results[0]), results[0].subject, results[0].test
     same = [name for name in speed.SETTINGS if name not in speed.varied(results)]
     model = (
-        ("file", str(Path(about.filename))), ("kind", about.kind), ("bytes", f"{about.nbytes:,}"),
+        ("file", str(Path(about.filename))),
+        ("kind", about.kind),
+        ("bytes", f"{about.nbytes:,}"),
         ("parameters", f"{about.n_params:,}"),
-    )  # fmt: skip
+    )
     settings = (
         *((speed.WORDS.get(name, name), str(getattr(test, name))) for name in same),
         ("repetitions", ", ".join(sorted({str(len(one.samples_ns)) for one in results}))),
-    )  # fmt: skip
+    )
     machine = _machine(str(told["cpu_info"]), host.last_cache(), bandwidth)
     gpus = (("GPU", str(told["gpu_info"])),) if told["gpu_info"] else ()
-    build = (("llmcli", __version__), ("llama.cpp", str(told["build_commit"])), ("backends", str(told["backends"])))
+    build = (
+        ("llmcli", __version__),
+        ("llama.cpp", str(told["build_commit"])),
+        ("backends", str(told["backends"])),
+    )
     return (
-        ("Model", model), ("Settings of all rows", settings), ("Machine", (*machine, *gpus)), ("Build", build),
-    )  # fmt: skip
+        ("Model", model),
+        ("Settings of all rows", settings),
+        ("Machine", (*machine, *gpus)),
+        ("Build", build),
+    )
 
 
 def _machine(cpu: str, cache: int | None, bandwidth: float | None) -> tuple[tuple[str, str], ...]:
@@ -143,6 +196,8 @@ def _lead(results: Sequence[Result], drawn: Sequence[Chart]) -> list[str]:
 
 
 def _elsewhere(results: Sequence[Result]) -> bool:
-    """Whether a GPU computed: what its memory gives is not known, and the CPU's roof is not above it."""
+    """Whether a GPU computed: what its memory gives is not known, and the CPU's roof is not above
+    it.
+    """
     gpus = any(one.kind in devices.GPUS for one in devices.devices())
     return gpus and any(one.test.n_gpu_layers != 0 for one in results)

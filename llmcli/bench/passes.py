@@ -1,7 +1,9 @@
-"""Forward passes over random tokens, laid out before a clock starts: what is measured is llama.cpp alone.
+"""Forward passes over random tokens, laid out before a clock starts: what is measured is llama.cpp
+alone.
 
-As llama-bench computes them (tools/llama-bench/llama-bench.cpp, test_prompt and test_gen), and for several sequences
-as batched-bench does (tools/batched-bench): their prompts one behind the other, their next tokens side by side.
+As llama-bench computes them (tools/llama-bench/llama-bench.cpp, test_prompt and test_gen), and for
+several sequences as batched-bench does (tools/batched-bench): their prompts one behind the other,
+their next tokens side by side.
 """
 
 import random
@@ -17,7 +19,9 @@ Pass = Callable[[], None]
 
 
 def run_passes(passes: Sequence[Pass]) -> list[int]:
-    """Compute the passes one after the other; the time before the first and after each, in nanoseconds."""
+    """Compute the passes one after the other; the time before the first and after each, in
+    nanoseconds.
+    """
     clock = time.perf_counter_ns
     stamps = [clock()]
     for forward in passes:
@@ -37,7 +41,9 @@ class RandomPasses:
 
     def prompt(self, start: int, count: int) -> list[Pass]:
         """A prompt of `count` tokens for each sequence from position `start`, a batch a pass."""
-        places = [(sequence, start + index) for sequence in self.sequences for index in range(count)]
+        places = [
+            (sequence, start + index) for sequence in self.sequences for index in range(count)
+        ]
         passes = []
         for at in range(0, len(places), self.n_batch):
             sequences, positions = zip(*places[at : at + self.n_batch], strict=True)
@@ -49,7 +55,9 @@ class RandomPasses:
 
     def steps(self, start: int, count: int) -> list[Pass]:
         """`count` tokens for each sequence from position `start`, one of each a pass."""
-        return [self.context.prepare(self.step(position)) for position in range(start, start + count)]
+        return [
+            self.context.prepare(self.step(position)) for position in range(start, start + count)
+        ]
 
     def step(self, position: int) -> Rows:
         """The rows of one such pass."""

@@ -1,9 +1,11 @@
-"""Where an answer's time goes: tokenizing, prefill, decode, sampling, detokenizing, the screen, the rest of Python.
+"""Where an answer's time goes: tokenizing, prefill, decode, sampling, detokenizing, the screen, the
+rest of Python.
 
-Answers as `run` makes them, of the same prompt and seed and with as many tokens each, and nothing of one kept for the
-next. What llama.cpp computes is its own call, timed from outside; the rest of Python is what no clock has seen: the
-engine's plan, the batch, events. Every other answer has no clocks but the engine's own, so that what the clocks cost is
-known. `scripts/measure_parts.py` divides the rest of Python further.
+Answers as `run` makes them, of the same prompt and seed and with as many tokens each, and nothing
+of one kept for the next. What llama.cpp computes is its own call, timed from outside; the rest of
+Python is what no clock has seen: the engine's plan, the batch, events. Every other answer has no
+clocks but the engine's own, so that what the clocks cost is known. `scripts/measure_parts.py`
+divides the rest of Python further.
 """
 
 import statistics
@@ -33,7 +35,9 @@ Parts = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """One answer: seconds of each of PHASES, and for each token after the first seconds of each of PER_TOKEN."""
+    """One answer: seconds of each of PHASES, and for each token after the first seconds of each of
+    PER_TOKEN.
+    """
 
     phases: Parts
     tokens: tuple[Parts, ...]
@@ -41,8 +45,9 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Answers with clocks. `clocks` is what those cost a token, in seconds, which is in the parts: the difference of
-    the medians of all but decode, with them and without."""
+    """Answers with clocks. `clocks` is what those cost a token, in seconds, which is in the parts:
+    the difference of the medians of all but decode, with them and without.
+    """
 
     prompt_tokens: int
     answers: tuple[Spent, ...]
@@ -56,7 +61,9 @@ class Breakdown:
     def token(self, phase: str) -> tuple[float, float, float]:
         """A phase's seconds in a token: median, first and last tenth."""
         values = [token[phase] for one in self.answers for token in one.tokens]
-        tenths = statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
+        tenths = (
+            statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
+        )
         return statistics.median(values), tenths[0], tenths[-1]
 
     @property
@@ -76,14 +83,26 @@ def text(runner: Runner, tokens: int) -> str:
 
 def encode(runner: Runner, prompt: str) -> tuple[int, ...]:
     """The ids of a prompt, through the model's template where it has one."""
-    return runner.encode_chat([Message("user", prompt)]) if runner.template else runner.encode_text(prompt)
+    return (
+        runner.encode_chat([Message("user", prompt)])
+        if runner.template
+        else runner.encode_text(prompt)
+    )
 
 
 def measure(
-    runner: Runner, prompt: str, sampling: Sampling, n_gen: int, answers: int, show: Callable[[Event], None],
-    tick: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.perf_counter,
-) -> Breakdown:  # fmt: skip
-    """Make `answers` with clocks and as many without, after one that does not count; `show` is the screen."""
+    runner: Runner,
+    prompt: str,
+    sampling: Sampling,
+    n_gen: int,
+    answers: int,
+    show: Callable[[Event], None],
+    tick: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Breakdown:
+    """Make `answers` with clocks and as many without, after one that does not count; `show` is the
+    screen.
+    """
     made: list[Spent] = []
     with_clocks: list[float] = []
     without: list[float] = []
@@ -103,9 +122,16 @@ def measure(
 
 
 def _answer(
-    runner: Runner, prompt: str, sampling: Sampling, n_gen: int, show: Callable[[Event], None], probe: Probe
+    runner: Runner,
+    prompt: str,
+    sampling: Sampling,
+    n_gen: int,
+    show: Callable[[Event], None],
+    probe: Probe,
 ) -> tuple[Spent, list[float]]:
-    """One answer; and of each token after the first the seconds that its decode, as the engine sees it, leaves over."""
+    """One answer; and of each token after the first the seconds that its decode, as the engine sees
+    it, leaves over.
+    """
     runner.engine.ledger.forget_idle()
     clock = probe.clock
     screen = probe.wrap(SCREEN, show)
@@ -124,7 +150,9 @@ def _answer(
             parts.append({**probe.take(), "all": now - last})
             last = now
     parts.append({**probe.take(), "all": clock() - last})
-    rows = [_phases(part, "prefill" if index == 0 else "decode") for index, part in enumerate(parts)]
+    rows = [
+        _phases(part, "prefill" if index == 0 else "decode") for index, part in enumerate(parts)
+    ]
     phases = {phase: sum(row.get(phase, 0.0) for row in rows) for phase in PHASES}
     phases["tokenize"] = encoded - begun
     gaps = [(token.ms - token.decode_ms) / 1e3 for token in reply.answer.tokens[1:]]
@@ -132,7 +160,9 @@ def _answer(
 
 
 def _phases(part: Parts, compute: str) -> dict[str, float]:
-    """Seconds by PHASES of what went on until a token was shown; what no clock has seen is Python's."""
+    """Seconds by PHASES of what went on until a token was shown; what no clock has seen is
+    Python's.
+    """
     seen = {phase: part.get(phase, 0.0) for phase in (SAMPLE, DETOKENIZE, SCREEN)}
     seen[compute] = part.get(COMPUTE, 0.0)
     return {**dict.fromkeys(PER_TOKEN, 0.0), **seen, "python": part["all"] - sum(seen.values())}
@@ -142,13 +172,18 @@ def _places() -> list[Place]:
     """The functions that are a phase; asking for a row waits where a GPU computes."""
     draws = [(SAMPLE, owner, "draw") for owner in (NativeChain, Likeliest, Greedy, NumpyChain)]
     return [
-        (COMPUTE, lib(), "llama_decode"), (COMPUTE, Context, "row"), *draws, (DETOKENIZE, Decoder, "feed"),
-    ]  # fmt: skip
+        (COMPUTE, lib(), "llama_decode"),
+        (COMPUTE, Context, "row"),
+        *draws,
+        (DETOKENIZE, Decoder, "feed"),
+    ]
 
 
 @contextmanager
 def unending(runner: Runner, probe: Probe | None = None) -> Iterator[None]:
-    """Ask of every token whether it ends the answer, and go on whatever is said; `probe` times its bytes."""
+    """Ask of every token whether it ends the answer, and go on whatever is said; `probe` times its
+    bytes.
+    """
     engine, means = runner.engine, runner.engine.means
     ends, piece = means.vocabulary.ends, means.vocabulary.piece
     timed = probe.wrap(DETOKENIZE, piece) if probe else piece

@@ -1,6 +1,7 @@
 """Clocks around functions of the running program, put in for a measurement and taken out again.
 
-The code that is measured has no clocks of its own: each would cost every answer about a microsecond a token.
+The code that is measured has no clocks of its own: each would cost every answer about a microsecond
+a token.
 """
 
 import time
@@ -15,7 +16,9 @@ Place = tuple[str, Any, str]  # the part, who has the function (a class or a mod
 
 @dataclass(slots=True)
 class Probe:
-    """Seconds spent in each part since `take` was last called. Parts must not lie within one another."""
+    """Seconds spent in each part since `take` was last called. Parts must not lie within one
+    another.
+    """
 
     clock: Callable[[], float] = time.perf_counter
     spent: dict[str, float] = field(default_factory=lambda: defaultdict(float))

@@ -1,6 +1,8 @@
-"""What part of this machine's memory bandwidth a generation test used; the figure of `bench`, kept per machine.
+"""What part of this machine's memory bandwidth a generation test used; the figure of `bench`, kept
+per machine.
 
-The bytes of a step are those of work.py at the middle of what is generated: the weights once, the KV of every sequence.
+The bytes of a step are those of work.py at the middle of what is generated: the weights once, the
+KV of every sequence.
 """
 
 from contextlib import suppress
@@ -47,8 +49,9 @@ def known(history: History, watcher: Watcher, *, again: bool = False) -> float |
 
 
 def reached(header: Header, result: Result, roof: float | None) -> float | None:
-    """The part of `roof` that a generation used; None for prompts, which are bound by operations, and what is unknown:
-    a cache or a GPU that is not, and which experts several sequences choose."""
+    """The part of `roof` that a generation used; None for prompts, which are bound by operations,
+    and what is unknown: a cache or a GPU that is not, and which experts several sequences choose.
+    """
     test = result.test
     if roof is None or test.n_prompt or not test.n_gen or _on_gpu(test.n_gpu_layers):
         return None

@@ -1,4 +1,6 @@
-"""Results in llama-bench's four formats: md, csv, json, jsonl; its field names and order, plus ours at the end."""
+"""Results in llama-bench's four formats: md, csv, json, jsonl; its field names and order, plus ours
+at the end.
+"""
 
 import csv
 import io
@@ -15,17 +17,31 @@ from llmcli.runtime.binding.cache_types import FLASH
 FORMATS = ("md", "csv", "json", "jsonl")
 # A column of the table when it differs from llama-bench's default or between the rows.
 DEFAULTS: dict[str, Any] = {
-    "n_batch": 2048, "n_ubatch": 512, "type_k": "f16", "type_v": "f16", "flash_attn": -1, "n_parallel": 1,
+    "n_batch": 2048,
+    "n_ubatch": 512,
+    "type_k": "f16",
+    "type_v": "f16",
+    "flash_attn": -1,
+    "n_parallel": 1,
     "sampling": False,
-}  # fmt: skip
+}
 TITLES = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa", "n_parallel": "np"}
-NOISY = 0.1  # the slowest repetition took so much longer than the fastest: on a quiet machine it is 0.02 or 0.03
-LISTS = ("samples_ns", "samples_ts", "itl_ms", "sampling_extra", "reading")  # what has no place in a cell
+# the slowest repetition took so much longer than the fastest: on a quiet machine it is 0.02 or 0.03
+NOISY = 0.1
+LISTS = (
+    "samples_ns",
+    "samples_ts",
+    "itl_ms",
+    "sampling_extra",
+    "reading",
+)  # what has no place in a cell
 FLASH_WORDS = {value: word for word, value in FLASH.items()}
 
 
 def document(result: Result) -> dict[str, Any]:
-    """One test as llama-bench's JSON object, then what it has no field for; null is what is not known or not there."""
+    """One test as llama-bench's JSON object, then what it has no field for; null is what is not
+    known or not there.
+    """
     test, about = result.test, result.subject
     gpus = [device.description for device in devices.devices() if device.kind in ("gpu", "igpu")]
     times = [float(ns) for ns in result.samples_ns]
@@ -70,7 +86,9 @@ def document(result: Result) -> dict[str, Any]:
 
 
 def _extra(result: Result) -> dict[str, Any] | None:
-    """What sampling added to a token's milliseconds, its 95 % interval, and that as a part of decoding alone."""
+    """What sampling added to a token's milliseconds, its 95 % interval, and that as a part of
+    decoding alone.
+    """
     extra = result.extra
     if extra is None:
         return None
@@ -83,9 +101,13 @@ def _written(test: Test) -> bool:
 
 
 def backends() -> str:
-    """The kinds of devices of this build, as llama-bench's column: CPU, or e.g. CUDA; BF16 for products of our own."""
+    """The kinds of devices of this build, as llama-bench's column: CPU, or e.g. CUDA; BF16 for
+    products of our own.
+    """
     found = [device for device in devices.devices() if device.kind != "cpu"]
-    names = [one.name.rstrip("0123456789") if one.kind in devices.GPUS else one.name for one in found]
+    names = [
+        one.name.rstrip("0123456789") if one.kind in devices.GPUS else one.name for one in found
+    ]
     names += ["BF16"] if gemm.known() else []
     return ",".join(dict.fromkeys(names)) or "CPU"
 
@@ -107,7 +129,9 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
     names = [name for name in rows[0] if name not in LISTS]
     out.write(",".join(names) + "\n")
     for row in rows:
-        writer.writerow(int(row[name]) if isinstance(row[name], bool) else row[name] for name in names)
+        writer.writerow(
+            int(row[name]) if isinstance(row[name], bool) else row[name] for name in names
+        )
     return out.getvalue().rstrip("\n")
 
 
@@ -121,24 +145,38 @@ def _markdown(rows: Sequence[dict[str, Any]], results: Sequence[Result]) -> str:
     header = ["model", "size", "params", "backend", *names, "test", "t/s", *each]
     table = [
         [
-            row["model_type"], _size(row["model_size"]), _count(row["model_n_params"]), row["backends"], str(row[lead]),
-            *(_cell(name, row[name]) for name in odd), result.test.name,
-            f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}", *(f"{result.each_ts:.2f}" for _ in each),
+            row["model_type"],
+            _size(row["model_size"]),
+            _count(row["model_n_params"]),
+            row["backends"],
+            str(row[lead]),
+            *(_cell(name, row[name]) for name in odd),
+            result.test.name,
+            f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
+            *(f"{result.each_ts:.2f}" for _ in each),
         ]
         for row, result in zip(rows, results, strict=True)
-    ]  # fmt: skip
+    ]
     widths = [max(map(len, column)) for column in zip(header, *table, strict=True)]
     left = {0, 3}
     rule = [("-" * w if i in left else "-" * (w - 1) + ":") for i, w in enumerate(widths)]
     lines = [
         "| "
         + " | ".join(
-            c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))
+            c.ljust(w) if i in left else c.rjust(w)
+            for i, (c, w) in enumerate(zip(cells, widths, strict=True))
         )
         + " |"
         for cells in (header, rule, *table)
     ]
-    return "\n".join([*lines, "", *_words(results), f"build: {rows[0]['build_commit']} ({rows[0]['build_number']})"])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            *_words(results),
+            f"build: {rows[0]['build_commit']} ({rows[0]['build_number']})",
+        ]
+    )
 
 
 def _cell(name: str, value: Any) -> str:
@@ -153,11 +191,19 @@ def _words(results: Sequence[Result]) -> list[str]:
     for one in results:
         if one.extra:
             lines.append(f"{one.test.title}: sampling and detokenizing add {_added(one.extra)}")
-    reached = [f"{one.reached:.0%} ({one.title})" for one in results if one.reached is not None and not one.extra]
+    reached = [
+        f"{one.reached:.0%} ({one.title})"
+        for one in results
+        if one.reached is not None and not one.extra
+    ]
     if reached and results[0].bandwidth:
-        lines.append(f"memory gives {results[0].bandwidth / 1e9:.1f} GB/s: of what that allows {', '.join(reached)}")
+        lines.append(
+            f"memory gives {results[0].bandwidth / 1e9:.1f} GB/s: of what that allows {', '.join(reached)}"
+        )
         if any(one.reached and one.reached > 1 for one in results):
-            lines.append("above 100%: the last cache helps, or memory was read when others used it (--remeasure)")
+            lines.append(
+                "above 100%: the last cache helps, or memory was read when others used it (--remeasure)"
+            )
     read = results[0].subject.pace
     rates = [one.each_ts for one in results if _written(one.test)]
     return [*lines, read.line(rates)] if read and rates else lines

@@ -1,8 +1,9 @@
 """How far a model's speed on this machine is from what its memory allows.
 
-Memory is read (bandwidth.py), the model's prompt and generation are measured (kernel.py), and each is set beside the
-bytes and operations of a token (work.py). The rate of operations is the best that this model's own prompts reach, not
-a data sheet's. CPU only: what a GPU reads is not measured, and unknown.
+Memory is read (bandwidth.py), the model's prompt and generation are measured (kernel.py), and each
+is set beside the bytes and operations of a token (work.py). The rate of operations is the best that
+this model's own prompts reach, not a data sheet's. CPU only: what a GPU reads is not measured, and
+unknown.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,9 @@ class Machine:
 
     @property
     def roof(self) -> float | None:
-        """Bytes a second that memory itself gives; None where no reading is known to be beyond the last cache."""
+        """Bytes a second that memory itself gives; None where no reading is known to be beyond the
+        last cache.
+        """
         found = bandwidth.roof(self.readings, self.cache)
         return found.best if found else None
 
@@ -58,20 +61,24 @@ class Point:
         return None if cache is None or self.work.nbytes is None else self.work.nbytes <= cache
 
     def leaving(self, ridge: float | None) -> int | None:
-        """How many sequences at once are bound by operations rather than by reading; 0: none, their KV grows along.
+        """How many sequences at once are bound by operations rather than by reading; 0: none, their
+        KV grows along.
 
         None where experts are chosen: more sequences choose more of them, which ones is not known.
         """
         if ridge is None or self.work.kv is None or self.work.attention is None or self.work.chosen:
             return None
         gained = self.work.operations + self.work.attention - ridge * self.work.kv
-        return 0 if gained <= 0 else max(1, -int(-ridge * sum(self.work.weights.values()) // gained))
+        return (
+            0 if gained <= 0 else max(1, -int(-ridge * sum(self.work.weights.values()) // gained))
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A model's speed on a machine. `operations`: a second, of the best of the prompts; None: its work is unknown.
-    `tests`: all that was measured."""
+    """A model's speed on a machine. `operations`: a second, of the best of the prompts; None: its
+    work is unknown. `tests`: all that was measured.
+    """
 
     machine: Machine
     points: tuple[Point, ...]
@@ -99,20 +106,37 @@ def machine(threads: int, watch: Callable[[], None]) -> Machine:
 
 
 def measure(
-    model: Model, header: Header, read: Machine, base: Test, depths: Sequence[int], repetitions: int,
+    model: Model,
+    header: Header,
+    read: Machine,
+    base: Test,
+    depths: Sequence[int],
+    repetitions: int,
     watch: Callable[[], None],
-) -> Result:  # fmt: skip
-    """Measure prompts and generation with the settings of `base`; `watch` is called after each test."""
+) -> Result:
+    """Measure prompts and generation with the settings of `base`; `watch` is called after each
+    test.
+    """
     reading = pace(lambda text: model.tokenize(text, special=False))
-    about = kernel.Subject(str(header.path), model.description, model.nbytes, model.n_params, reading)
+    about = kernel.Subject(
+        str(header.path), model.description, model.nbytes, model.n_params, reading
+    )
 
     tests = []
 
     def rates(n_prompt: int, n_gen: int, depth: int, ubatch: int) -> list[float]:
         test = Test(
-            n_prompt, n_gen, depth, base.n_batch, ubatch, base.type_k, base.type_v, base.n_threads, base.n_gpu_layers,
+            n_prompt,
+            n_gen,
+            depth,
+            base.n_batch,
+            ubatch,
+            base.type_k,
+            base.type_v,
+            base.n_threads,
+            base.n_gpu_layers,
             base.flash_attn,
-        )  # fmt: skip
+        )
         tests.append(kernel.measure(model, about, test, repetitions))
         watch()
         return tests[-1].samples_ts

@@ -1,4 +1,6 @@
-"""What a test needs before it begins: refused where its cache cannot be held, told where its figures would mislead."""
+"""What a test needs before it begins: refused where its cache cannot be held, told where its
+figures would mislead.
+"""
 
 from collections.abc import Sequence
 
@@ -13,12 +15,17 @@ from quant.container import Header
 
 
 def check(header: Header, tests: Sequence[Test], watcher: Watcher) -> None:
-    """Raise UserError for a test whose KV cache is larger than the free memory: the system would end the process.
+    """Raise UserError for a test whose KV cache is larger than the free memory: the system would
+    end the process.
 
-    The watcher is told of weights that are (they are mapped, and read again from the disk), and of tests longer than
-    what the model was trained for.
+    The watcher is told of weights that are (they are mapped, and read again from the disk), and of
+    tests longer than what the model was trained for.
     """
-    free = None if any(one.kind in devices.GPUS for one in devices.devices()) else host.available_memory()
+    free = (
+        None
+        if any(one.kind in devices.GPUS for one in devices.devices())
+        else host.available_memory()
+    )
     if free is not None:
         for test in tests:
             need = _cache(header, test)
@@ -32,7 +39,10 @@ def check(header: Header, tests: Sequence[Test], watcher: Watcher) -> None:
                 f"warning: the model has {size(header.tensor_bytes)} and {size(free)} of memory are free: "
                 "what is measured is how fast the disk gives it again"
             )
-    longest, trained = max(test.n_depth + test.n_prompt + test.n_gen for test in tests), header.number("context_length")
+    longest, trained = (
+        max(test.n_depth + test.n_prompt + test.n_gen for test in tests),
+        header.number("context_length"),
+    )
     if trained and longest > trained:
         watcher.note(
             f"warning: {longest} tokens are more than the {trained} that this model was trained for: its speed there "

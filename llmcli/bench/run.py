@@ -19,9 +19,10 @@ from quant import container
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How tests are measured. `swept`: they are compared with one another, so that all are measured in every round, and
-    those that cannot be are left out. `sampling`: generation with the sampler chain, too. `bandwidth` is the machine's,
-    None: unknown."""
+    """How tests are measured. `swept`: they are compared with one another, so that all are measured
+    in every round, and those that cannot be are left out. `sampling`: generation with the sampler
+    chain, too. `bandwidth` is the machine's, None: unknown.
+    """
 
     repetitions: int = 5
     warmup: bool = True
@@ -31,14 +32,21 @@ class How:
 
 
 def run(
-    path: Path, tests: list[Test], how: How, watcher: Watcher, done: Callable[[Result], Result] = lambda result: result
+    path: Path,
+    tests: list[Test],
+    how: How,
+    watcher: Watcher,
+    done: Callable[[Result], Result] = lambda result: result,
 ) -> list[Result]:
-    """Measure `tests` in order; raises Refusal for a damaged file, UserError where there is nothing to run.
+    """Measure `tests` in order; raises Refusal for a damaged file, UserError where there is nothing
+    to run.
 
     `done` gets every result as soon as it is there, and what it gives is the result.
     """
     if not tests:
-        raise UserError("there is no test to run", hint="give -p or -n a number above 0, e.g. -p 512 -n 128")
+        raise UserError(
+            "there is no test to run", hint="give -p or -n a number above 0, e.g. -p 512 -n 128"
+        )
     header = container.read(path)
     container.check(header)
     if how.swept:
@@ -47,11 +55,15 @@ def run(
         kv.check(header.metadata, test.type_k, test.type_v)
     room.check(header, tests, watcher)
     results: list[Result] = []
-    with watcher.bar(f"bench {path.name}", len(tests) * (how.repetitions if how.swept else 1), "tests") as bar:
+    with watcher.bar(
+        f"bench {path.name}", len(tests) * (how.repetitions if how.swept else 1), "tests"
+    ) as bar:
         for layers, group in groupby(tests, key=lambda test: test.n_gpu_layers):
             with kernel.subject(path, layers) as (model, about):
                 for one in _measured(list(group), how, _Bench(model, about, how, bar)):
-                    whole = replace(one, bandwidth=how.bandwidth, reached=reached(header, one, how.bandwidth))
+                    whole = replace(
+                        one, bandwidth=how.bandwidth, reached=reached(header, one, how.bandwidth)
+                    )
                     results.append(done(whole))
     return results
 
@@ -72,11 +84,19 @@ class _Bench:
         self.depths = Depths()
 
     def measure(self, test: Test) -> tuple[Result, ...]:
-        """All repetitions of one test: decoding alone, and with sampling where that is wanted and tokens are drawn."""
+        """All repetitions of one test: decoding alone, and with sampling where that is wanted and
+        tokens are drawn.
+        """
         how, tick = self.how, self._tick(test, self.how.repetitions)
         if how.sampling and test.n_gen:
             found: tuple[Result, ...] = sampled.measure(
-                self.model, self.about, test, how.repetitions, warmup=how.warmup, depths=self.depths, tick=tick
+                self.model,
+                self.about,
+                test,
+                how.repetitions,
+                warmup=how.warmup,
+                depths=self.depths,
+                tick=tick,
             )
         else:
             found = (self._alone(test, how.repetitions, tick),)
@@ -91,7 +111,13 @@ class _Bench:
 
     def _alone(self, test: Test, count: int, tick: Callable[[int], None]) -> Result:
         return kernel.measure(
-            self.model, self.about, test, count, warmup=self.how.warmup, depths=self.depths, tick=tick
+            self.model,
+            self.about,
+            test,
+            count,
+            warmup=self.how.warmup,
+            depths=self.depths,
+            tick=tick,
         )
 
     def _tick(self, test: Test, count: int) -> Callable[[int], None]:

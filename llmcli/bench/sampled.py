@@ -1,7 +1,9 @@
-"""Generation with all that makes text of it: every token drawn by the sampler chain and turned into characters.
+"""Generation with all that makes text of it: every token drawn by the sampler chain and turned into
+characters.
 
-Measured in turn with decoding alone, in one context and at the same positions: the machine's drift hits both, and
-what is left is what the sampler, the detokenizer and laying out their batch cost. The settings are the defaults.
+Measured in turn with decoding alone, in one context and at the same positions: the machine's drift
+hits both, and what is left is what the sampler, the detokenizer and laying out their batch cost.
+The settings are the defaults.
 """
 
 import time
@@ -27,10 +29,18 @@ ERROR = 0.05
 
 
 def measure(
-    model: Model, about: Subject, test: Test, repetitions: int, *, warmup: bool = True, depths: Depths | None = None,
+    model: Model,
+    about: Subject,
+    test: Test,
+    repetitions: int,
+    *,
+    warmup: bool = True,
+    depths: Depths | None = None,
     tick: Callable[[int], None] = lambda number: None,
-) -> tuple[Result, Result]:  # fmt: skip
-    """Decoding alone, and with sampling: `repetitions` of each, who is first changing. As kernel.measure otherwise."""
+) -> tuple[Result, Result]:
+    """Decoding alone, and with sampling: `repetitions` of each, who is first changing. As
+    kernel.measure otherwise.
+    """
     began = moment()
     alone: list[Sample] = []
     sampled: list[Sample] = []
@@ -79,8 +89,12 @@ def sample(trial: Trial) -> Sample:
 
 
 def compare(alone: Sequence[Sample], sampled: Sequence[Sample]) -> Extra:
-    """What sampling adds to a token, from the stretches of both at the same place of the same repetition."""
-    pairs = [pair for one, other in zip(alone, sampled, strict=True) for pair in _stretches(one, other)]
+    """What sampling adds to a token, from the stretches of both at the same place of the same
+    repetition.
+    """
+    pairs = [
+        pair for one, other in zip(alone, sampled, strict=True) for pair in _stretches(one, other)
+    ]
     middle, low, high = shift([with_it - without for without, with_it in pairs], ERROR)
     known = low != -float("inf")
     plain = median(without for without, _ in pairs)
@@ -90,4 +104,7 @@ def compare(alone: Sequence[Sample], sampled: Sequence[Sample]) -> Extra:
 def _stretches(one: Sample, other: Sample) -> Iterator[tuple[float, float]]:
     """Mean milliseconds a token of each side; the last stretch may be short."""
     for start in range(0, len(one.tokens_ms), STRETCH):
-        yield fmean(one.tokens_ms[start : start + STRETCH]), fmean(other.tokens_ms[start : start + STRETCH])
+        yield (
+            fmean(one.tokens_ms[start : start + STRETCH]),
+            fmean(other.tokens_ms[start : start + STRETCH]),
+        )

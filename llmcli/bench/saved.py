@@ -1,8 +1,8 @@
 """Two runs measured before, compared: their samples are all there is, and nothing was interleaved.
 
-Welch's interval on the logarithms of the rates, and more: whatever moved the whole of one run and not of the other is
-in no sample. Runs of one thing minutes apart differ at least as much as repetitions in a row do, so that much is added
-for each run, and never less than DRIFT.
+Welch's interval on the logarithms of the rates, and more: whatever moved the whole of one run and
+not of the other is in no sample. Runs of one thing minutes apart differ at least as much as
+repetitions in a row do, so that much is added for each run, and never less than DRIFT.
 """
 
 import json
@@ -19,17 +19,23 @@ from llmcli.bench.grid import Test
 from llmcli.bench.paired import Comparison
 from llmcli.errors import UserError
 
-DRIFT = 0.03  # standard deviation of a run's logarithm: what runs of a quiet machine differ by, at the least
+# standard deviation of a run's logarithm: what runs of a quiet machine differ by, at the least
+DRIFT = 0.03
 MOST_BYTES = 1 << 26  # of a file of runs
 
 Row = Mapping[str, Any]
 
-# llama-bench's fields. A test is the same where TEST is; MACHINE is what may not differ without being asked for.
+# llama-bench's fields. A test is the same where TEST is; MACHINE is what may not differ without
+# being asked for.
 TEST = ("n_prompt", "n_gen", "n_depth", "n_parallel", "sampling", "load", "mix", "shared")
 MACHINE = ("cpu_info", "gpu_info", "backends")
 SETTINGS = ("n_threads", "n_batch", "n_ubatch", "type_k", "type_v", "n_gpu_layers", "flash_attn")
 ABOUT = ("model_filename", "model_type", "model_size", "model_n_params", "build_commit", *SETTINGS)
-ABSENT = {"n_depth": 0, "n_parallel": 1, "sampling": False}  # in llama-bench's own JSON, and in its older ones
+ABSENT = {
+    "n_depth": 0,
+    "n_parallel": 1,
+    "sampling": False,
+}  # in llama-bench's own JSON, and in its older ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +59,19 @@ class Match:
     a: Row
     b: Row
 
-    def differing(self, fields: Sequence[str] = (*TEST, *MACHINE, *ABOUT)) -> list[tuple[str, Any, Any]]:
+    def differing(
+        self, fields: Sequence[str] = (*TEST, *MACHINE, *ABOUT)
+    ) -> list[tuple[str, Any, Any]]:
         """Of `fields` those that are not the same."""
         values = [(field, value(self.a, field), value(self.b, field)) for field in fields]
         return [one for one in values if one[1] != one[2]]
 
 
 def read(text: str, find: Callable[[int], Row]) -> Saved | None:
-    """What a word of the command line names: a number of the history, which `find` looks up, or a file of `bench -o
-    json` (jsonl too). None: neither. Raises UserError for a file that cannot be read or holds no run."""
+    """What a word of the command line names: a number of the history, which `find` looks up, or a
+    file of `bench -o json` (jsonl too). None: neither. Raises UserError for a file that cannot be
+    read or holds no run.
+    """
     if text.isdecimal() and text.isascii() and len(text) < 19:
         return Saved(f"run {text}", (checked(find(int(text)), f"run {text}"),))
     path = Path(text)
@@ -74,16 +84,24 @@ def read(text: str, find: Callable[[int], Row]) -> Saved | None:
 
 
 def checked(row: Any, where: str) -> Row:
-    """A run that can be compared: whole numbers, words and rates are what they should be. Raises UserError."""
+    """A run that can be compared: whole numbers, words and rates are what they should be. Raises
+    UserError.
+    """
     rates = row.get("samples_ts") if isinstance(row, Mapping) else None
     good = isinstance(rates, list) and rates and all(_rate(rate) for rate in rates)
     if good:
         known = [row[field] for field in (*TEST, *MACHINE, *ABOUT) if row.get(field) is not None]
-        good = all(type(row.get(field)) is int and 0 <= row[field] < 2**31 for field in ("n_prompt", "n_gen"))
+        good = all(
+            type(row.get(field)) is int and 0 <= row[field] < 2**31
+            for field in ("n_prompt", "n_gen")
+        )
         good = good and all(isinstance(one, str | int) or _finite(one) for one in known)
         good = good and isinstance(value(row, "n_depth"), int)
     if not good:
-        raise UserError(f"{where} holds something that is no run of bench", hint="llmcli bench REF -o json > FILE")
+        raise UserError(
+            f"{where} holds something that is no run of bench",
+            hint="llmcli bench REF -o json > FILE",
+        )
     found: Row = row
     return found
 
@@ -100,14 +118,19 @@ def name(row: Row) -> str:
         return told
     test = Test(row["n_prompt"], row["n_gen"], int(value(row, "n_depth")), 0, 0, "", "", 0, 0, "")
     many = value(row, "n_parallel")
-    return test.name + (f" x{many}" if many != 1 else "") + (" sampled" if value(row, "sampling") else "")
+    return (
+        test.name
+        + (f" x{many}" if many != 1 else "")
+        + (" sampled" if value(row, "sampling") else "")
+    )
 
 
 def match(a: Saved, b: Saved, anyway: bool) -> list[Match]:
-    """The tests that both hold, where their settings differ those of the same settings if there are several.
+    """The tests that both hold, where their settings differ those of the same settings if there are
+    several.
 
-    Raises UserError where there is none, or another machine measured them: `anyway` compares single runs
-    whatever they are.
+    Raises UserError where there is none, or another machine measured them: `anyway` compares single
+    runs whatever they are.
     """
     found = list(_pairs(a.rows, b.rows, TEST))
     if not _single(found):
@@ -117,19 +140,26 @@ def match(a: Saved, b: Saved, anyway: bool) -> list[Match]:
     if not found or not _single(found):
         tests = [", ".join(dict.fromkeys(name(row) for row in side.rows)) for side in (a, b)]
         why = "were measured several times" if found else "are different tests"
-        hint = "the tests of two single runs: --anyway" if not found else "name single runs: llmcli bench history"
+        hint = (
+            "the tests of two single runs: --anyway"
+            if not found
+            else "name single runs: llmcli bench history"
+        )
         raise UserError(f"{a.name} ({tests[0]}) and {b.name} ({tests[1]}) {why}", hint=hint)
     others = [one for pair in found for one in pair.differing(MACHINE)]
     if others and not anyway:
         field, one, other = others[0]
         raise UserError(
-            f"two machines: {field} is {one!r} in {a.name} and {other!r} in {b.name}", hint="--anyway compares them"
+            f"two machines: {field} is {one!r} in {a.name} and {other!r} in {b.name}",
+            hint="--anyway compares them",
         )
     return found
 
 
 def compare(a: Sequence[float], b: Sequence[float], confidence: float) -> Comparison:
-    """How fast B was, in units of A, from the rates of each one's repetitions; too few where one was measured once."""
+    """How fast B was, in units of A, from the rates of each one's repetitions; too few where one
+    was measured once.
+    """
     logs = [np.log(np.asarray(rates, float)) for rates in (a, b)]
     middle = float(logs[1].mean() - logs[0].mean())
     half = math.inf
@@ -142,14 +172,20 @@ def compare(a: Sequence[float], b: Sequence[float], confidence: float) -> Compar
         factor = student(tail, error**2 / doubts) if doubts else 0.0
         half = math.sqrt(factor**2 * error + NormalDist().inv_cdf(tail) ** 2 * moved)
     return Comparison(
-        math.exp(middle), math.exp(middle - half), math.exp(middle + half), confidence, tuple(a), tuple(b)
-    )  # fmt: skip
+        math.exp(middle),
+        math.exp(middle - half),
+        math.exp(middle + half),
+        confidence,
+        tuple(a),
+        tuple(b),
+    )
 
 
 def student(share: float, freedom: float) -> float:
     """Student's t below which `share` of the distribution lies; `freedom` need not be whole.
 
-    With t = √ν tan θ the density is cos^(ν−1) θ, which is smooth and ends: its sum is taken on a grid.
+    With t = √ν tan θ the density is cos^(ν−1) θ, which is smooth and ends: its sum is taken on a
+    grid.
     """
     angles = np.linspace(-math.pi / 2, math.pi / 2, 200_001)
     density = np.cos(angles) ** (freedom - 1)
@@ -161,7 +197,9 @@ def student(share: float, freedom: float) -> float:
 def _documents(path: Path) -> list[Any]:
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise UserError(f"{path} is too large for runs of bench", hint="llmcli bench REF -o json > FILE")
+            raise UserError(
+                f"{path} is too large for runs of bench", hint="llmcli bench REF -o json > FILE"
+            )
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
@@ -171,7 +209,9 @@ def _documents(path: Path) -> list[Any]:
             return [json.loads(line) for line in text.split("\n") if line.strip()]
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise UserError(f"{path} is no JSON", hint="llmcli bench REF -o json > FILE makes one") from None
+        raise UserError(
+            f"{path} is no JSON", hint="llmcli bench REF -o json > FILE makes one"
+        ) from None
     return found if isinstance(found, list) else [found]
 
 

@@ -1,8 +1,9 @@
 """Two things to be compared, open at once and measured in turn, a few tokens each.
 
-What a switch costs is not measured: after another model's weights have been through the caches, or another number of
-threads has slept, the first tokens take up to a fifth longer. Sides that are alike share weights and threads; they
-change after every token, so that the machine's moods meet both.
+What a switch costs is not measured: after another model's weights have been through the caches, or
+another number of threads has slept, the first tokens take up to a fifth longer. Sides that are
+alike share weights and threads; they change after every token, so that the machine's moods meet
+both.
 """
 
 import math
@@ -38,7 +39,9 @@ Tick = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of two: a file, and a test with its settings. Both have the same prompt, tokens and depth."""
+    """One of two: a file, and a test with its settings. Both have the same prompt, tokens and
+    depth.
+    """
 
     path: Path
     test: Test
@@ -51,23 +54,39 @@ class Side:
     def options(self) -> ContextOptions:
         """The context it is measured in."""
         test = self.test
-        cells = test.n_depth + test.n_prompt + test.n_gen + MOST_SETTLING * (1 + TIMED) * bool(test.n_gen)
+        cells = (
+            test.n_depth
+            + test.n_prompt
+            + test.n_gen
+            + MOST_SETTLING * (1 + TIMED) * bool(test.n_gen)
+        )
         return ContextOptions(
-            cells, test.n_batch, min(test.n_ubatch, test.n_batch), 1, test.n_threads, test.n_threads, test.type_k,
-            test.type_v, test.flash_attn,
-        )  # fmt: skip
+            cells,
+            test.n_batch,
+            min(test.n_ubatch, test.n_batch),
+            1,
+            test.n_threads,
+            test.n_threads,
+            test.type_k,
+            test.type_v,
+            test.flash_attn,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """How one measurement goes: so many tokens (or prompts) that do not count, then so many that are timed."""
+    """How one measurement goes: so many tokens (or prompts) that do not count, then so many that
+    are timed.
+    """
 
     settling: int
     timed: int
 
 
 class Generation:
-    """tg: every call gives the speed of the next few tokens; after the last one it begins anew behind its depth."""
+    """tg: every call gives the speed of the next few tokens; after the last one it begins anew
+    behind its depth.
+    """
 
     def __init__(self, context: Context, model: Model, test: Test, slot: Slot) -> None:
         self.context, self.depth, self.slot = context, test.n_depth, slot
@@ -113,7 +132,9 @@ class Prompt:
 
 
 def rewind(context: Context, depth: int, before: Sequence[Callable[[], None]]) -> None:
-    """Go back to where a context holds what `before` computes: a cut where its memory can, else anew."""
+    """Go back to where a context holds what `before` computes: a cut where its memory can, else
+    anew.
+    """
     if not (depth and context.trim(0, depth)):
         context.clear()
         run_passes(before)
@@ -122,10 +143,11 @@ def rewind(context: Context, depth: int, before: Sequence[Callable[[], None]]) -
 def run(
     pairs: Sequence[tuple[Side, Side]], design: Design, watcher: Watcher, apart: bool | None = None
 ) -> list[Comparison]:
-    """Compare two sides in each of some tests; the doubt that `design` allows is for all of them together.
+    """Compare two sides in each of some tests; the doubt that `design` allows is for all of them
+    together.
 
-    `apart`: never both at once; None: where they do not fit the memory. Raises UserError for what llama.cpp refuses,
-    Refusal for a damaged file, KeyboardInterrupt at Ctrl-C.
+    `apart`: never both at once; None: where they do not fit the memory. Raises UserError for what
+    llama.cpp refuses, Refusal for a damaged file, KeyboardInterrupt at Ctrl-C.
     """
     for side in {side.path: side for pair in pairs for side in pair}.values():
         container.check(container.read(side.path))
@@ -136,13 +158,19 @@ def run(
     if apart is None:
         apart = not all(fit(*pair) for pair in pairs)
     if apart:
-        watcher.note(f"both do not fit the memory at once: each is loaded {each.least} times in turn")
+        watcher.note(
+            f"both do not fit the memory at once: each is loaded {each.least} times in turn"
+        )
     found = []
     with watcher.bar("compare", len(pairs), "tests") as bar, ExitStack() as stack:
         models = {} if apart else _models(pairs, stack)
         for a, b in pairs:
             bar.describe(f"compare {a.test.name}")
-            with _reloaded(a, b) if apart else together(models[a.loaded], models[b.loaded], a, b) as (one, other, tick):
+            with (
+                _reloaded(a, b)
+                if apart
+                else together(models[a.loaded], models[b.loaded], a, b) as (one, other, tick)
+            ):
                 found.append(paired.compare(one, other, each, tick=tick))
             bar.advance(1)
     return found
@@ -156,16 +184,19 @@ def _models(pairs: Sequence[tuple[Side, Side]], stack: ExitStack) -> dict[tuple[
 
 @contextmanager
 def together(one: Model, other: Model, a: Side, b: Side) -> Iterator[tuple[Measure, Measure, Tick]]:
-    """Both sides warm, in contexts that are open at once. Ctrl-C ends the running pass; one that comes just after it
-    is KeyboardInterrupt where the third is called, between pairs.
+    """Both sides warm, in contexts that are open at once. Ctrl-C ends the running pass; one that
+    comes just after it is KeyboardInterrupt where the third is called, between pairs.
 
-    A context that is opened later lies elsewhere in memory: of two that are alike the second was 0.5 % slower in each
-    of 20 runs (SmolLM2 135M). So each side has two, opened in the order A B B A, and its calls go to them in turn.
+    A context that is opened later lies elsewhere in memory: of two that are alike the second was
+    0.5 % slower in each of 20 runs (SmolLM2 135M). So each side has two, opened in the order A B B
+    A, and its calls go to them in turn.
     """
     stopped = threading.Event()
     with ExitStack() as stack:
         order = ((one, a), (other, b), (other, b), (one, a))
-        contexts = [stack.enter_context(open_context(model, side.options())) for model, side in order]
+        contexts = [
+            stack.enter_context(open_context(model, side.options())) for model, side in order
+        ]
 
         def stop() -> None:
             stopped.set()
@@ -179,7 +210,8 @@ def together(one: Model, other: Model, a: Side, b: Side) -> Iterator[tuple[Measu
         stack.enter_context(on_interrupt(stop))
         try:
             a_first, b_first, b_last, a_last = (
-                (context, model, side.test) for context, (model, side) in zip(contexts, order, strict=True)
+                (context, model, side.test)
+                for context, (model, side) in zip(contexts, order, strict=True)
             )
             ready = (a_first, b_first, a_last, b_last)
             slot = plan_slot(a, b, max(warm(*each) for each in ready))
@@ -207,8 +239,12 @@ def warm(context: Context, model: Model, test: Test) -> float:
 
 
 def plan_slot(a: Side, b: Side, seconds: float) -> Slot:
-    """How many tokens settle and are timed where the slower side takes so many seconds for one (or for its prompt)."""
-    alike = a.loaded == b.loaded and a.test.n_threads == b.test.n_threads and a.test.n_depth <= SHORT
+    """How many tokens settle and are timed where the slower side takes so many seconds for one (or
+    for its prompt).
+    """
+    alike = (
+        a.loaded == b.loaded and a.test.n_threads == b.test.n_threads and a.test.n_depth <= SHORT
+    )
     settling = 0 if seconds >= LONG else min(MOST_SETTLING, math.ceil(SETTLING / seconds))
     if a.test.n_prompt:
         return Slot(0 if alike else settling, 1)
@@ -228,7 +264,9 @@ def _reloaded(a: Side, b: Side) -> Iterator[tuple[Measure, Measure, Tick]]:
 
 
 def fit(a: Side, b: Side) -> bool:
-    """Whether every device holds both at once, by `llmcli plan`'s figures; True where they cannot be known."""
+    """Whether every device holds both at once, by `llmcli plan`'s figures; True where they cannot
+    be known.
+    """
     needed: dict[str, int] = {}
     free: dict[str, int] = {}
     for number, side in enumerate((a, b)):
@@ -246,4 +284,6 @@ def fit(a: Side, b: Side) -> bool:
 def _bytes(share: Share, weights: bool) -> int:
     """What a side's two contexts take, and its weights unless the other's are the same."""
     own = (share.kv or 0) + (share.compute or 0) + share.output
-    return 2 * own + ((share.weights or 0) + (share.repacked or 0) - (share.droppable or 0)) * weights
+    return (
+        2 * own + ((share.weights or 0) + (share.repacked or 0) - (share.droppable or 0)) * weights
+    )

@@ -1,7 +1,9 @@
-"""Settings measured on a model that is loaded once: contexts are kept between measurements as far as memory allows.
+"""Settings measured on a model that is loaded once: contexts are kept between measurements as far
+as memory allows.
 
-After a change of context or threads the first passes take longer (threads have slept, the caches hold other things),
-which no answer does that goes on with its own: some are computed before the clock starts.
+After a change of context or threads the first passes take longer (threads have slept, the caches
+hold other things), which no answer does that goes on with its own: some are computed before the
+clock starts.
 """
 
 import time
@@ -19,7 +21,10 @@ from llmcli.runtime.stopping import stopped
 
 N_BATCH = 2048
 PACE = (64, 8)  # tokens of a first look
-LOOKS, BRIEF = 4, 0.1  # so many looks where a prompt's token and a generated one together take less than that
+LOOKS, BRIEF = (
+    4,
+    0.1,
+)  # so many looks where a prompt's token and a generated one together take less than that
 SETTLING = 0.05  # seconds after which a change is forgotten (bench/sides.py)
 FEW = 8  # tokens of a prompt that is computed for nothing else
 PART = 4  # contexts together take no more than this part of the memory that is free
@@ -28,8 +33,9 @@ UNKNOWN = 2  # contexts kept where their size cannot be asked
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A context of some micro-batch and mode, warm, and what holds it open; passes by their number of tokens (and how
-    many they come behind), and the states of prompts of so many tokens."""
+    """A context of some micro-batch and mode, warm, and what holds it open; passes by their number
+    of tokens (and how many they come behind), and the states of prompts of so many tokens.
+    """
 
     context: Context
     passes: RandomPasses
@@ -42,7 +48,9 @@ class Ready:
 
 
 class OnModel:
-    """tune.Trial on a real model. `longest` is the most tokens a measurement will have. Use it in a `with`."""
+    """tune.Trial on a real model. `longest` is the most tokens a measurement will have. Use it in a
+    `with`.
+    """
 
     settling = SETTLING
 
@@ -57,17 +65,24 @@ class OnModel:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for ready in self._ready.values():
             ready.held.close()
         self._ready.clear()
 
     def pace(self, setting: Setting) -> tuple[float, float]:
-        """Seconds of a prompt's token and of a generated one; of a fast model the best of a few looks."""
+        """Seconds of a prompt's token and of a generated one; of a fast model the best of a few
+        looks.
+        """
         looks = [(self.prompt(setting, PACE[0]) / PACE[0], self.decode(setting, PACE[1]) / PACE[1])]
         while len(looks) < LOOKS and sum(looks[0]) < BRIEF:
-            looks.append((self.prompt(setting, PACE[0]) / PACE[0], self.decode(setting, PACE[1]) / PACE[1]))
+            looks.append(
+                (self.prompt(setting, PACE[0]) / PACE[0], self.decode(setting, PACE[1]) / PACE[1])
+            )
         prompts, generated = zip(*looks, strict=True)
         return min(prompts), min(generated)
 
@@ -76,7 +91,9 @@ class OnModel:
         ready = self._context(setting)
         if tokens not in ready.prompts:
             ready.prompts[tokens] = ready.passes.prompt(0, tokens)
-            self._run(ready, setting, ready.prompts[tokens])  # the first one writes to memory nobody touched yet
+            self._run(
+                ready, setting, ready.prompts[tokens]
+            )  # the first one writes to memory nobody touched yet
         self._settle(ready, setting, "prompt", ready.few)
         return self._run(ready, setting, ready.prompts[tokens])
 
@@ -90,7 +107,9 @@ class OnModel:
         self._settle(ready, setting, "decode", passes[:1], behind)
         return self._run(ready, setting, passes, behind)
 
-    def _settle(self, ready: Ready, setting: Setting, part: str, passes: Sequence[Pass], behind: int = 0) -> None:
+    def _settle(
+        self, ready: Ready, setting: Setting, part: str, passes: Sequence[Pass], behind: int = 0
+    ) -> None:
         """Compute until a change is forgotten; nothing where there was none."""
         now = (id(ready), part, setting.threads, setting.threads_batch)
         begun = time.perf_counter()
@@ -98,12 +117,16 @@ class OnModel:
             self._run(ready, setting, passes, behind)
         self._last = now
 
-    def _run(self, ready: Ready, setting: Setting, passes: Sequence[Pass], behind: int = 0) -> float:
+    def _run(
+        self, ready: Ready, setting: Setting, passes: Sequence[Pass], behind: int = 0
+    ) -> float:
         """Seconds of these passes behind a prompt, which is computed once."""
         ready.context.clear()
         ready.context.use_threads(setting.threads, setting.threads_batch)
         with stopped(ready.context):
-            if behind and not (behind in ready.states and ready.context.put_state(0, ready.states[behind])):
+            if behind and not (
+                behind in ready.states and ready.context.put_state(0, ready.states[behind])
+            ):
                 run_passes(ready.passes.prompt(0, behind))
                 ready.states[behind] = ready.context.state(0)
             stamps = run_passes(passes)
@@ -119,9 +142,16 @@ class OnModel:
 
     def _open(self, setting: Setting) -> Ready:
         options = ContextOptions(
-            self.n_ctx, N_BATCH, min(setting.ubatch, N_BATCH), 1, setting.threads, setting.threads_batch,
-            setting.cache, setting.cache, setting.flash,
-        )  # fmt: skip
+            self.n_ctx,
+            N_BATCH,
+            min(setting.ubatch, N_BATCH),
+            1,
+            setting.threads,
+            setting.threads_batch,
+            setting.cache,
+            setting.cache,
+            setting.flash,
+        )
         held = ExitStack()
         context = held.enter_context(open_context(self.model, options))
         allocated = context.allocated()

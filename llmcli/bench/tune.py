@@ -1,10 +1,11 @@
 """The fastest settings of a model on a machine, within a time that is given.
 
-One option after the other: threads, threads of a prompt, micro-batch, mode of attention. Each is a successive halving
-(Jamieson and Talwalkar 2016) among its values: all of them in a round, in random order, beside what has been best so
-far; the slower half leaves, and what is left of the time goes to the others. A value is taken only if its rounds
-show that it earns its place. What comes of it is then compared with the defaults anew, in pairs (paired.py): the best
-of many measurements is also the luckiest. It knows nothing of llama.cpp.
+One option after the other: threads, threads of a prompt, micro-batch, mode of attention. Each is a
+successive halving (Jamieson and Talwalkar 2016) among its values: all of them in a round, in random
+order, beside what has been best so far; the slower half leaves, and what is left of the time goes
+to the others. A value is taken only if its rounds show that it earns its place. What comes of it is
+then compared with the defaults anew, in pairs (paired.py): the best of many measurements is also
+the luckiest. It knows nothing of llama.cpp.
 """
 
 import math
@@ -22,10 +23,15 @@ from llmcli.errors import UserError
 
 # What is to be fast: tokens of a prompt, and generated ones, whose time together counts.
 OBJECTIVES = {"chat": (512, 128), "prompts": (2048, 0), "answers": (0, 128)}
-SIZES = ((2048, 1024, 512, 256, 128, 64), (32, 16, 8))  # tokens of each that one measurement may take
+SIZES = (
+    (2048, 1024, 512, 256, 128, 64),
+    (32, 16, 8),
+)  # tokens of each that one measurement may take
 SEARCH = 0.5  # share of the time for the search; the rest is for the comparison
 FEWEST, MOST = 6, 20  # rounds of the last two of a search, rounds between two halvings
-EARN = Design(confidence=0.9, allowance=0.01)  # a value is worth a change if it brings more than 1 %
+EARN = Design(
+    confidence=0.9, allowance=0.01
+)  # a value is worth a change if it brings more than 1 %
 FINAL = Design(precision=0.005, least=10)
 Clock = Callable[[], float]
 Tick = Callable[[], None]
@@ -52,8 +58,10 @@ class Space:
 
 
 class Trial(Protocol):
-    """Measures one setting at a time, in seconds; before each measurement `settling` of them may pass. Generated tokens
-    come `behind` so many of a prompt: attention is a part of what they take, and the modes differ in it."""
+    """Measures one setting at a time, in seconds; before each measurement `settling` of them may
+    pass. Generated tokens come `behind` so many of a prompt: attention is a part of what they take,
+    and the modes differ in it.
+    """
 
     settling: float
 
@@ -68,8 +76,10 @@ class Trial(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One measurement's tokens, prompt and generated; those `wanted` by the objective; the defaults' `pace`, in seconds
-    a token of each; the seconds before each part; the tokens that the generated ones come `behind`."""
+    """One measurement's tokens, prompt and generated; those `wanted` by the objective; the
+    defaults' `pace`, in seconds a token of each; the seconds before each part; the tokens that the
+    generated ones come `behind`.
+    """
 
     tokens: tuple[int, int]
     wanted: tuple[int, int]
@@ -104,7 +114,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One value of an `option`, beside what was best before: how many times its speed, and in how many rounds."""
+    """One value of an `option`, beside what was best before: how many times its speed, and in how
+    many rounds.
+    """
 
     option: str
     setting: Setting
@@ -115,7 +127,9 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`best` is what the search found, `comparison` how fast it is in units of the defaults, None where it is they."""
+    """`best` is what the search found, `comparison` how fast it is in units of the defaults, None
+    where it is they.
+    """
 
     default: Setting
     best: Setting
@@ -137,7 +151,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """The search for one option: its values as settings made of the best so far, and the work it matters for."""
+    """The search for one option: its values as settings made of the best so far, and the work it
+    matters for.
+    """
 
     option: str
     values: Callable[[Setting], Sequence[Setting]]
@@ -146,19 +162,35 @@ class Board:
     def cost(self, setting: Setting) -> float:
         """About the seconds of the fewest rounds; with fewer threads they take longer."""
         values = self.values(setting)
-        slower = [max(1.0, setting.threads / one.threads, setting.threads_batch / one.threads_batch) for one in values]
-        return self.work.seconds * (2 * sum(slower) + FEWEST + math.log2(2 + len(values))) if values else 0.0
+        slower = [
+            max(1.0, setting.threads / one.threads, setting.threads_batch / one.threads_batch)
+            for one in values
+        ]
+        return (
+            self.work.seconds * (2 * sum(slower) + FEWEST + math.log2(2 + len(values)))
+            if values
+            else 0.0
+        )
 
 
 def threads(cores: int, cpus: int) -> list[int]:
-    """The numbers of threads worth trying: the cores, every hardware thread, half, three quarters; few cores: one."""
+    """The numbers of threads worth trying: the cores, every hardware thread, half, three quarters;
+    few cores: one.
+    """
     return sorted({cores, cpus, -(-cores // 2), -(-3 * cores // 4), *([1] if cores <= 4 else [])})
 
 
 def find(
-    trial: Trial, space: Space, default: Setting, objective: str, seconds: float, *, clock: Clock = time.monotonic,
-    tick: Tick = lambda: None, coin: random.Random | None = None,
-) -> Found:  # fmt: skip
+    trial: Trial,
+    space: Space,
+    default: Setting,
+    objective: str,
+    seconds: float,
+    *,
+    clock: Clock = time.monotonic,
+    tick: Tick = lambda: None,
+    coin: random.Random | None = None,
+) -> Found:
     """Search for the fastest setting; raises UserError where the time is too short for this model.
 
     `tick` is called after each measurement.
@@ -167,13 +199,22 @@ def find(
     began = clock()
     wanted = Work((0, 0), OBJECTIVES[objective], trial.pace(default), trial.settling)
     work = _sized(wanted, space, default, seconds)
-    boards = [board for board in _boards(space, work) if board.work.seconds and board.values(default)]
+    boards = [
+        board for board in _boards(space, work) if board.work.seconds and board.values(default)
+    ]
     best = default
     tried: list[Tried] = []
     for index, board in enumerate(boards):
         share = board.cost(best) / sum(one.cost(best) for one in boards[index:])
         deadline = clock() + (SEARCH * seconds - (clock() - began)) * share
-        found = halve(partial(board.work.rate, trial, tick=tick), best, board.values(best), deadline, clock, coin)
+        found = halve(
+            partial(board.work.rate, trial, tick=tick),
+            best,
+            board.values(best),
+            deadline,
+            clock,
+            coin,
+        )
         best, told = _taken(board.option, best, found)
         tried += told
     comparison = None
@@ -185,10 +226,15 @@ def find(
 
 
 def halve(
-    rate: Callable[[Setting], float], before: Setting, values: Sequence[Setting], deadline: float, clock: Clock,
+    rate: Callable[[Setting], float],
+    before: Setting,
+    values: Sequence[Setting],
+    deadline: float,
+    clock: Clock,
     coin: random.Random,
-) -> dict[Setting, list[tuple[float, float]]]:  # fmt: skip
-    """Rounds of `values` beside `before`; the slower half of them leaves at each of equal parts of the time.
+) -> dict[Setting, list[tuple[float, float]]]:
+    """Rounds of `values` beside `before`; the slower half of them leaves at each of equal parts of
+    the time.
 
     For each value its pairs of rates, `before`'s first; the last that is left has at least FEWEST.
     """
@@ -217,12 +263,17 @@ def _gain(pairs: Sequence[tuple[float, float]]) -> float:
 def _taken(
     option: str, before: Setting, found: dict[Setting, list[tuple[float, float]]]
 ) -> tuple[Setting, list[Tried]]:
-    """The value that was left at the end, if its rounds show that it earns the change; and what was tried."""
+    """The value that was left at the end, if its rounds show that it earns the change; and what was
+    tried.
+    """
     last = max(found, key=lambda one: (len(found[one]), _gain(found[one])))
     old, new = zip(*found[last], strict=True)
     verdict = judge(old, new, EARN)
     chosen = last if verdict is not None and verdict.low > 1 else before
-    tried = [Tried(option, one, math.exp(_gain(pairs)), len(pairs), one == chosen) for one, pairs in found.items()]
+    tried = [
+        Tried(option, one, math.exp(_gain(pairs)), len(pairs), one == chosen)
+        for one, pairs in found.items()
+    ]
     return chosen, sorted(tried, key=lambda one: -one.ratio)
 
 
@@ -233,13 +284,21 @@ def _boards(space: Space, work: Work) -> list[Board]:
         # One that is longer than what is computed at once is as good as any other such.
         sizes = [size for size in space.ubatches if size <= prompt.tokens[0] or size <= best.ubatch]
         alike = min(best.ubatch, prompt.tokens[0])
-        return [replace(best, ubatch=size) for size in sizes if min(size, prompt.tokens[0]) != alike]
+        return [
+            replace(best, ubatch=size) for size in sizes if min(size, prompt.tokens[0]) != alike
+        ]
 
     return [
-        Board("threads", lambda best: [replace(best, threads=n) for n in space.threads if n != best.threads], decode),
+        Board(
+            "threads",
+            lambda best: [replace(best, threads=n) for n in space.threads if n != best.threads],
+            decode,
+        ),
         Board(
             "threads_batch",
-            lambda best: [replace(best, threads_batch=n) for n in space.threads if n != best.threads_batch],
+            lambda best: [
+                replace(best, threads_batch=n) for n in space.threads if n != best.threads_batch
+            ],
             prompt,
         ),
         Board("ubatch", ubatches, prompt),
@@ -256,9 +315,14 @@ def _boards(space: Space, work: Work) -> list[Board]:
 
 
 def _sized(wanted: Work, space: Space, default: Setting, seconds: float) -> Work:
-    """The longest measurements with which there is time for searching and comparing; raises UserError."""
+    """The longest measurements with which there is time for searching and comparing; raises
+    UserError.
+    """
     least = math.inf
-    sizes = ([size for size in known if size <= most] or [0] for known, most in zip(SIZES, wanted.wanted, strict=True))
+    sizes = (
+        [size for size in known if size <= most] or [0]
+        for known, most in zip(SIZES, wanted.wanted, strict=True)
+    )
     for prompt, generated in product(*sizes):
         work = replace(wanted, tokens=(prompt, generated), behind=prompt)
         search = sum(board.cost(default) for board in _boards(space, work))
@@ -267,5 +331,6 @@ def _sized(wanted: Work, space: Space, default: Setting, seconds: float) -> Work
             return work
         least = min(least, needed)
     raise UserError(
-        f"{seconds:.0f} seconds are too few to compare anything with this model", hint=f"--budget {math.ceil(least)}"
+        f"{seconds:.0f} seconds are too few to compare anything with this model",
+        hint=f"--budget {math.ceil(least)}",
     )

@@ -1,7 +1,9 @@
-"""What one token costs: the bytes that must be read and the operations, from a file's header and the depth.
+"""What one token costs: the bytes that must be read and the operations, from a file's header and
+the depth.
 
-Weights count as they are stored; a lookup (the embedding) is one row of it, unless it is the head too; of experts
-those that are used. KV is that of the tokens before, in window layers no more than the window. It measures nothing.
+Weights count as they are stored; a lookup (the embedding) is one row of it, unless it is the head
+too; of experts those that are used. KV is that of the tokens before, in window layers no more than
+the window. It measures nothing.
 """
 
 from collections.abc import Mapping
@@ -10,15 +12,22 @@ from dataclasses import dataclass
 from llmcli.runtime import kv
 from quant.container import Header, TensorInfo
 
-LOOKUPS = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight", "token_types.weight")
+LOOKUPS = (
+    "token_embd.weight",
+    "per_layer_token_embd.weight",
+    "position_embd.weight",
+    "token_types.weight",
+)
 EXPERTS = "_exps."
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One token's work: bytes of weights by type, bytes of KV; operations (a multiplication and an addition are two) on
-    weights, of which `head` are the head's, and in attention. `kv` and `attention` None: this cache is not known.
-    `chosen`: a token goes through some of its experts only."""
+    """One token's work: bytes of weights by type, bytes of KV; operations (a multiplication and an
+    addition are two) on weights, of which `head` are the head's, and in attention. `kv` and
+    `attention` None: this cache is not known. `chosen`: a token goes through some of its experts
+    only.
+    """
 
     weights: Mapping[str, int]
     kv: int | None
@@ -56,16 +65,23 @@ def work(header: Header, depth: int, type_k: str = "f16", type_v: str = "f16") -
     if form is None:
         return Work(read, None, 2 * values, 2 * head, None, used < 1)
     heads = header.number("attention.head_count") or 0
-    cells = [min(depth, form.window) if windowed and form.window else depth for windowed in form.windowed]
+    cells = [
+        min(depth, form.window) if windowed and form.window else depth for windowed in form.windowed
+    ]
     nbytes = sum(
-        n * (kv.row_bytes(type_k, k) + kv.row_bytes(type_v, v)) for n, k, v in zip(cells, form.k, form.v, strict=True)
+        n * (kv.row_bytes(type_k, k) + kv.row_bytes(type_v, v))
+        for n, k, v in zip(cells, form.k, form.v, strict=True)
     )
-    attention = sum(2 * n * heads * (k + v) for n, k, v in zip(cells, form.k_heads, form.v_heads, strict=False))
+    attention = sum(
+        2 * n * heads * (k + v) for n, k, v in zip(cells, form.k_heads, form.v_heads, strict=False)
+    )
     return Work(read, nbytes, 2 * values, 2 * head, attention, used < 1)
 
 
 def prefill(header: Header, tokens: int) -> int | None:
-    """Operations of a prompt: every weight for each token, the head for the last alone, attention to those before."""
+    """Operations of a prompt: every weight for each token, the head for the last alone, attention
+    to those before.
+    """
     last = work(header, tokens // 2)
     if last.attention is None:
         return None
@@ -93,7 +109,9 @@ def _lookup(tensor: TensorInfo, names: set[str]) -> bool:
 
 
 def _idle(name: str, header: Header) -> bool:
-    """Whether a tensor belongs to layers that predict further tokens, which plain decoding leaves out."""
+    """Whether a tensor belongs to layers that predict further tokens, which plain decoding leaves
+    out.
+    """
     parts, extra = name.split("."), header.number("nextn_predict_layers") or 0
     trunk = (header.number("block_count") or 0) - extra
     return bool(extra) and parts[0] == "blk" and parts[1].isdigit() and int(parts[1]) >= trunk

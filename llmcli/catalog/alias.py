@@ -1,7 +1,7 @@
 """Names of the user's own: one table in the user's models.toml, written without touching the rest.
 
-The file is the user's: comments, order and whatever else stands there stay as they are. What the text
-becomes is parsed before it is written; an edit that would change anything else is refused.
+The file is the user's: comments, order and whatever else stands there stay as they are. What the
+text becomes is parsed before it is written; an edit that would change anything else is refused.
 """
 
 import json
@@ -20,15 +20,24 @@ from llmcli.errors import UserError
 HEADER = re.compile(r"\s*\[\[?[^\[\]]+\]\]?\s*(#.*)?")
 
 
-def write(config: Config, name: str, target: str, system: str | None, settings: Mapping[str, Any], force: bool) -> bool:
+def write(
+    config: Config,
+    name: str,
+    target: str,
+    system: str | None,
+    settings: Mapping[str, Any],
+    force: bool,
+) -> bool:
     """Make `name` stand for `target`; returns whether it stood for something before.
 
-    Raises UserError if the name is taken (without `force`), if the target is unknown, or if the user's
-    file is written in a way that cannot be edited safely.
+    Raises UserError if the name is taken (without `force`), if the target is unknown, or if the
+    user's file is written in a way that cannot be edited safely.
     """
     entries = catalog.load(config)
     if not NAME.fullmatch(name):
-        raise UserError(f"{name!r} cannot be a name", hint="letters, digits and . _ - with one optional :TAG")
+        raise UserError(
+            f"{name!r} cannot be a name", hint="letters, digits and . _ - with one optional :TAG"
+        )
     if name in entries and not force:
         old = entries[name]
         where = "an alias of yours" if old.alias else f"a model of {old.origin}"
@@ -71,12 +80,15 @@ def _replace(config: Config, name: str, table: Mapping[str, Any] | None) -> None
         fine = False
     if not fine:
         raise UserError(
-            f"{name} in {path} is written in a way that llmcli does not edit", hint=f"change it by hand in {path}"
+            f"{name} in {path} is written in a way that llmcli does not edit",
+            hint=f"change it by hand in {path}",
         )
     try:
         data = after.encode("utf-8")
     except UnicodeEncodeError:
-        raise UserError("that is not UTF-8 text", hint="convert it first: iconv -f LATIN1 -t UTF-8") from None
+        raise UserError(
+            "that is not UTF-8 text", hint="convert it first: iconv -f LATIN1 -t UTF-8"
+        ) from None
     write_whole(path, data)
 
 
@@ -88,7 +100,9 @@ def _without(text: str, name: str) -> tuple[list[str], int]:
     kept: list[str] = []
     place: int | None = None
     ours = False
-    held: list[str] = []  # comments after our lines: whose they are shows when the next header comes
+    held: list[
+        str
+    ] = []  # comments after our lines: whose they are shows when the next header comes
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
@@ -110,7 +124,9 @@ def _without(text: str, name: str) -> tuple[list[str], int]:
 
 
 def _whole(lines: list[str]) -> bool:
-    """Whether a line after these begins afresh: what looks like a header may stand in a long string."""
+    """Whether a line after these begins afresh: what looks like a header may stand in a long
+    string.
+    """
     try:
         tomllib.loads("".join(lines))
     except tomllib.TOMLDecodeError:

@@ -16,7 +16,9 @@ from llmcli.config import Config
 from llmcli.errors import UserError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?")
-WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")  # a package or version: becomes a folder, and a word for pip
+WORD = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._+-]*"
+)  # a package or version: becomes a folder, and a word for pip
 SHA256 = re.compile(r"[0-9a-f]{64}")
 KEYS = {"description", "license", "quant", "system", "settings", "sources", "alias", "original"}
 
@@ -62,8 +64,9 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the catalog says of one name. `alias` names another model instead of sources, `original` the hub repository
-    with the float weights that a GGUF was made of."""
+    """What the catalog says of one name. `alias` names another model instead of sources, `original`
+    the hub repository with the float weights that a GGUF was made of.
+    """
 
     name: str
     origin: Path
@@ -101,10 +104,14 @@ def read(path: Path) -> dict[str, Entry]:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: {error}", hint=f"correct that line of {path}, or move the file away") from None
+        raise UserError(
+            f"{path}: {error}", hint=f"correct that line of {path}, or move the file away"
+        ) from None
     table = document.get("models", {})
     if unknown := [key for key in document if key != "models"]:
-        raise _wrong(path, text, unknown[0], f'unknown key {unknown[0]!r}; tables are called [models."NAME"]')
+        raise _wrong(
+            path, text, unknown[0], f'unknown key {unknown[0]!r}; tables are called [models."NAME"]'
+        )
     if not isinstance(table, dict):
         raise _wrong(path, text, "models", "`models` must be a table")
     return {name: _entry(path, text, name, value) for name, value in table.items()}
@@ -115,7 +122,9 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise UserError(f"{path}: line {line} is not UTF-8 text", hint=f"correct that line of {path}") from None
+        raise UserError(
+            f"{path}: line {line} is not UTF-8 text", hint=f"correct that line of {path}"
+        ) from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
@@ -125,14 +134,23 @@ def _entry(path: Path, text: str, name: str, value: Any) -> Entry:
         if not fine:
             raise _wrong(path, text, name, f"{name}: {message}")
 
-    check(NAME.fullmatch(name) is not None, "a name is letters, digits and . _ - with one optional :TAG")
+    check(
+        NAME.fullmatch(name) is not None,
+        "a name is letters, digits and . _ - with one optional :TAG",
+    )
     check(isinstance(value, dict), "must be a table")
-    check(not (extra := sorted(set(value) - KEYS)), f"unknown key {extra}; known are {', '.join(sorted(KEYS))}")
+    check(
+        not (extra := sorted(set(value) - KEYS)),
+        f"unknown key {extra}; known are {', '.join(sorted(KEYS))}",
+    )
     for key in KEYS - {"settings", "sources"}:
         check(isinstance(value.get(key, ""), str), f"`{key}` must be text")
     settings, sources = value.get("settings", {}), value.get("sources", [])
     check(isinstance(settings, dict), "`settings` must be a table")
-    check(isinstance(sources, list) and all(isinstance(item, dict) for item in sources), "`sources` must be tables")
+    check(
+        isinstance(sources, list) and all(isinstance(item, dict) for item in sources),
+        "`sources` must be tables",
+    )
     check(bool(sources) != bool(value.get("alias")), "needs either `sources` or `alias`")
     specs = []
     for item in sources:

@@ -1,5 +1,5 @@
-"""Work under way in folders beside the user's own files: each has a lock in the cache that says where it lies, so that
-gc finds what a killed run left and nobody went on with.
+"""Work under way in folders beside the user's own files: each has a lock in the cache that says
+where it lies, so that gc finds what a killed run left and nobody went on with.
 """
 
 import hashlib
@@ -23,7 +23,9 @@ def folder_of(out: Path) -> Path:
 
 @contextmanager
 def at_work(out: Path, config: Config, watcher: Watcher) -> Iterator[Path]:
-    """The folder to make `out` in, which need not be there, while no other process does; waits for one that does."""
+    """The folder to make `out` in, which need not be there, while no other process does; waits for
+    one that does.
+    """
     folder = folder_of(out.absolute())
     place = os.fsencode(folder)
     lock = config.cache / "elsewhere" / f"{hashlib.sha256(place).hexdigest()[:16]}.lock"

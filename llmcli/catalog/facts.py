@@ -1,4 +1,6 @@
-"""What is in a model that is here: the numbers that `list` and `show` give, in the contract's names."""
+"""What is in a model that is here: the numbers that `list` and `show` give, in the contract's
+names.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,9 +10,16 @@ from typing import Any
 from quant import container, pickled
 
 FACTS = (
-    "architecture", "parameters", "file_type", "bits_per_weight", "context_length", "tokenizer", "has_template",
-    "types", "roles",
-)  # fmt: skip
+    "architecture",
+    "parameters",
+    "file_type",
+    "bits_per_weight",
+    "context_length",
+    "tokenizer",
+    "has_template",
+    "types",
+    "roles",
+)
 DTYPES = {
     "F64": 64,
     "F32": 32,
@@ -26,7 +35,9 @@ DTYPES = {
 
 
 def facts(kind: str, path: Path) -> dict[str, Any]:
-    """Every key of FACTS; `types` is type -> {"tensors", "bytes"}. Raises Refusal for a broken GGUF."""
+    """Every key of FACTS; `types` is type -> {"tensors", "bytes"}. Raises Refusal for a broken
+    GGUF.
+    """
     return checkpoint(path) if kind == "folder" else of_header(container.read(path))
 
 
@@ -40,7 +51,10 @@ def of_header(header: container.Header) -> dict[str, Any]:
         "context_length": header.context_length,
         "tokenizer": header.tokenizer,
         "has_template": header.has_template,
-        "types": {name: {"tensors": count, "bytes": nbytes} for name, (count, nbytes) in header.types.items()},
+        "types": {
+            name: {"tensors": count, "bytes": nbytes}
+            for name, (count, nbytes) in header.types.items()
+        },
         "roles": {name: _role(tensors) for name, tensors in header.roles.items()},
     }
 
@@ -48,7 +62,12 @@ def of_header(header: container.Header) -> dict[str, Any]:
 def tensors(header: container.Header) -> list[dict[str, Any]]:
     """Every tensor of a GGUF in the file's order: name, shape in ggml's order, type, bytes."""
     return [
-        {"name": tensor.name, "shape": list(tensor.shape), "type": tensor.type, "bytes": tensor.nbytes}
+        {
+            "name": tensor.name,
+            "shape": list(tensor.shape),
+            "type": tensor.type,
+            "bytes": tensor.nbytes,
+        }
         for tensor in header.tensors
     ]
 
@@ -69,7 +88,8 @@ def nothing() -> dict[str, Any]:
 
 
 def checkpoint(path: Path) -> dict[str, Any]:
-    """The facts of a folder with safetensors, from their headers; what cannot be read counts as absent.
+    """The facts of a folder with safetensors, from their headers; what cannot be read counts as
+    absent.
 
     Pickles are not opened: of those it says no more than what they are.
     """
@@ -90,7 +110,9 @@ def checkpoint(path: Path) -> dict[str, Any]:
     tokenizer = _json(path / "tokenizer_config.json")
     unread = "pickled" if pickled.files(path) else "unknown"
     return {
-        "architecture": _word(architectures[0] if isinstance(architectures, list) and architectures else None),
+        "architecture": _word(
+            architectures[0] if isinstance(architectures, list) and architectures else None
+        ),
         "parameters": parameters,
         "file_type": max(types, key=lambda name: types[name]["bytes"], default=unread),
         "bits_per_weight": round(bits / parameters, 3) if parameters else 0.0,
@@ -129,9 +151,15 @@ def _tensors(file: Path) -> list[dict[str, Any]]:
             table = json.loads(stream.read(length))
     except (OSError, ValueError, RecursionError):
         return []
-    rows = [value for key, value in table.items() if key != "__metadata__"] if isinstance(table, dict) else []
+    rows = (
+        [value for key, value in table.items() if key != "__metadata__"]
+        if isinstance(table, dict)
+        else []
+    )
     return [
-        row for row in rows if isinstance(row, dict) and isinstance(row.get("dtype"), str) and _sides(row.get("shape"))
+        row
+        for row in rows
+        if isinstance(row, dict) and isinstance(row.get("dtype"), str) and _sides(row.get("shape"))
     ]
 
 

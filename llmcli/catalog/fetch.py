@@ -25,11 +25,12 @@ from quant.errors import Refusal
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that is here. `path` is the GGUF to load (of a split one the first shard), or the folder
-    of a float checkpoint, where `quant` says what it should become; for a GGUF `quant` is None unless
-    the name asked for another type. `sha256` is empty for a file named by its path and never pulled.
-    Of a checkpoint that stays where it is, `blobs` are the safetensors, and `record` is what the store
-    should know of whatever is made of it."""
+    """A model that is here. `path` is the GGUF to load (of a split one the first shard), or the
+    folder of a float checkpoint, where `quant` says what it should become; for a GGUF `quant` is
+    None unless the name asked for another type. `sha256` is empty for a file named by its path and
+    never pulled. Of a checkpoint that stays where it is, `blobs` are the safetensors, and `record`
+    is what the store should know of whatever is made of it.
+    """
 
     name: str
     path: Path
@@ -77,12 +78,18 @@ def resolve(text: str, config: Config) -> Wanted:
         text = entry.alias if ref.quant is None else f"{entry.alias}:{ref.quant}"
         if entry.alias in seen:
             raise UserError(
-                f"{' -> '.join([*seen, entry.alias])} is a circle of aliases", hint=f"correct {entry.origin}"
+                f"{' -> '.join([*seen, entry.alias])} is a circle of aliases",
+                hint=f"correct {entry.origin}",
             )
 
 
 def find(
-    text: str, config: Config, watcher: Watcher, *, revision: str | None = None, source: str | None = None
+    text: str,
+    config: Config,
+    watcher: Watcher,
+    *,
+    revision: str | None = None,
+    source: str | None = None,
 ) -> Model | None:
     """The model if it is here, without any network; None if it would have to be fetched."""
     wanted = resolve(text, config)
@@ -113,11 +120,23 @@ def obtain(
         if not force and (model := here(wanted, config, watcher, revision, source)):
             return model
         spec, fetched = _first(wanted, specs, config, watcher)
-        name = wanted.ref.full if wanted.ref.kind == "hub" and fetched.kind == "gguf" else wanted.ref.name
-        manifest = store.save(config, Manifest(
-            name=name, kind=fetched.kind, path=str(fetched.path), files=fetched.files, source=fetched.source,
-            revision=fetched.revision, requested=spec.revision or None,
-        ))  # fmt: skip
+        name = (
+            wanted.ref.full
+            if wanted.ref.kind == "hub" and fetched.kind == "gguf"
+            else wanted.ref.name
+        )
+        manifest = store.save(
+            config,
+            Manifest(
+                name=name,
+                kind=fetched.kind,
+                path=str(fetched.path),
+                files=fetched.files,
+                source=fetched.source,
+                revision=fetched.revision,
+                requested=spec.revision or None,
+            ),
+        )
     return model_of(wanted, manifest)
 
 
@@ -128,9 +147,14 @@ def register(ref: str, config: Config, watcher: Watcher) -> Model:
         here = _local(wanted, config, watcher)
         _readable(here.kind, here.path)  # before the long look at every byte
         spec = Spec("local", path=wanted.ref.name)
-        fetched = SOURCES["local"].fetch(spec, store.folder(config, wanted.ref.name), config, watcher)
+        fetched = SOURCES["local"].fetch(
+            spec, store.folder(config, wanted.ref.name), config, watcher
+        )
         manifest = store.save(
-            config, Manifest(wanted.ref.name, fetched.kind, str(fetched.path), fetched.files, fetched.source)
+            config,
+            Manifest(
+                wanted.ref.name, fetched.kind, str(fetched.path), fetched.files, fetched.source
+            ),
         )
     return model_of(wanted, manifest)
 
@@ -144,7 +168,11 @@ def _sources(ref: Ref, entry: Entry | None) -> tuple[Spec, ...]:
 
 
 def here(
-    wanted: Wanted, config: Config, watcher: Watcher, revision: str | None = None, source: str | None = None
+    wanted: Wanted,
+    config: Config,
+    watcher: Watcher,
+    revision: str | None = None,
+    source: str | None = None,
 ) -> Model | None:
     """The model as it was fetched or named, if it is here and of this revision and source."""
     if wanted.ref.kind == "path":
@@ -167,10 +195,17 @@ def _local(wanted: Wanted, config: Config, watcher: Watcher) -> Model:
     kind, files = contents(path)
     manifest = store.load(config, wanted.ref.name)
     known = manifest is not None and all(file.fresh for file in manifest.files)
-    return _finish(wanted, Model(
-        name=wanted.ref.name, path=path if kind == "folder" else files[0], kind=kind, source=f"local:{path}",
-        bytes=sum(file.stat().st_size for file in files), sha256=manifest.sha256 if manifest and known else "",
-    ))  # fmt: skip
+    return _finish(
+        wanted,
+        Model(
+            name=wanted.ref.name,
+            path=path if kind == "folder" else files[0],
+            kind=kind,
+            source=f"local:{path}",
+            bytes=sum(file.stat().st_size for file in files),
+            sha256=manifest.sha256 if manifest and known else "",
+        ),
+    )
 
 
 def allowed(wanted: Wanted, revision: str | None, source: str | None) -> list[Spec]:
@@ -179,25 +214,31 @@ def allowed(wanted: Wanted, revision: str | None, source: str | None) -> list[Sp
     specs = [spec for spec in wanted.sources if source in (None, spec.kind)]
     if not specs:
         raise UserError(
-            f"{wanted.ref.name} has no source of kind {source!r}; it has {kinds}", hint="leave --source out"
+            f"{wanted.ref.name} has no source of kind {source!r}; it has {kinds}",
+            hint="leave --source out",
         )
     if revision:
         specs = [replace(spec, revision=revision) for spec in specs if spec.kind == "hub"]
         if not specs:
             raise UserError(
-                f"{wanted.ref.name} comes from {kinds}, which has no revisions", hint="leave --revision out"
+                f"{wanted.ref.name} comes from {kinds}, which has no revisions",
+                hint="leave --revision out",
             )
     return specs
 
 
-def _first(wanted: Wanted, specs: list[Spec], config: Config, watcher: Watcher) -> tuple[Spec, Fetched]:
+def _first(
+    wanted: Wanted, specs: list[Spec], config: Config, watcher: Watcher
+) -> tuple[Spec, Fetched]:
     """The first source that delivers; each failure is one line."""
     failures: list[Refusal] = []
     for spec in specs:
         if spec.note:
             watcher.note(f"trying {spec.label}: {spec.note}")
         try:
-            fetched = SOURCES[spec.kind].fetch(spec, store.folder(config, wanted.ref.name), config, watcher)
+            fetched = SOURCES[spec.kind].fetch(
+                spec, store.folder(config, wanted.ref.name), config, watcher
+            )
             _readable(fetched.kind, fetched.path)
             return spec, fetched
         except Refusal as error:
@@ -205,7 +246,9 @@ def _first(wanted: Wanted, specs: list[Spec], config: Config, watcher: Watcher) 
             if len(specs) == 1:
                 raise
             watcher.note(f"{spec.label}: {error}")
-    reasons = "; ".join(f"{spec.label}: {error}" for spec, error in zip(specs, failures, strict=True))
+    reasons = "; ".join(
+        f"{spec.label}: {error}" for spec, error in zip(specs, failures, strict=True)
+    )
     raise UserError(
         f"no source of {wanted.ref.name} delivered it ({reasons})",
         hint=next((error.hint for error in failures if error.hint), ""),
@@ -222,10 +265,18 @@ def _readable(kind: str, path: Path) -> None:
 
 def model_of(wanted: Wanted, manifest: Manifest) -> Model:
     """What the store and the catalog know, together."""
-    return _finish(wanted, Model(
-        name=manifest.name, path=Path(manifest.path), kind=manifest.kind, bytes=manifest.bytes, sha256=manifest.sha256,
-        source=manifest.source, revision=manifest.revision,
-    ))  # fmt: skip
+    return _finish(
+        wanted,
+        Model(
+            name=manifest.name,
+            path=Path(manifest.path),
+            kind=manifest.kind,
+            bytes=manifest.bytes,
+            sha256=manifest.sha256,
+            source=manifest.source,
+            revision=manifest.revision,
+        ),
+    )
 
 
 def _finish(wanted: Wanted, model: Model) -> Model:

@@ -15,22 +15,28 @@ from llmcli.errors import UserError
 
 CHUNK = 1 << 20
 IN_THE_WAY = "a file stands where the folder would be: give another place"
-HINTS = {errno.EEXIST: IN_THE_WAY, errno.ENOTDIR: IN_THE_WAY, errno.ENAMETOOLONG: "give a shorter name"}
+HINTS = {
+    errno.EEXIST: IN_THE_WAY,
+    errno.ENOTDIR: IN_THE_WAY,
+    errno.ENAMETOOLONG: "give a shorter name",
+}
 
 
 class Partial:
     """An open partial file at its end, with the digests of all that is in it.
 
     What an earlier try left is read once, so that the digests cover it; `position` is where writing
-    goes on. `seen` is told how many bytes beyond the furthest point so far: progress never runs backwards.
-    `size` is the size of the whole file, which a git blob's id needs beforehand.
+    goes on. `seen` is told how many bytes beyond the furthest point so far: progress never runs
+    backwards. `size` is the size of the whole file, which a git blob's id needs beforehand.
     """
 
     def __init__(self, path: Path, size: int, seen: Callable[[int], None] = lambda _: None) -> None:
         make_folder(path.parent)
         self.path, self.size, self.seen = path, size, seen
         try:
-            self.file = path.open("a+b", buffering=0)  # what is written is on its way to the disk, or an error now
+            self.file = path.open(
+                "a+b", buffering=0
+            )  # what is written is on its way to the disk, or an error now
         except OSError as error:
             raise cannot_write(path, error) from None
         if self.file.tell() > size:
@@ -45,7 +51,10 @@ class Partial:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.file.close()
 
@@ -57,7 +66,8 @@ class Partial:
                 rest = rest[self.file.write(rest) :]
         except OSError as error:
             raise UserError(
-                f"cannot write {self.path}: {error.strerror}", hint="make room, then type the same again"
+                f"cannot write {self.path}: {error.strerror}",
+                hint="make room, then type the same again",
             ) from None
         self._hash(chunk)
         if self.position > self.furthest:
@@ -141,8 +151,12 @@ def check_place(path: Path) -> None:
 
 
 def check_apart(written: Iterable[Path | None], read: Iterable[Path | None]) -> None:
-    """Raise UserError where a file that is to be written is one of those that are read, or two of them are one."""
-    taken = {os.path.realpath(path.expanduser()): "is read, and would be lost" for path in read if path}
+    """Raise UserError where a file that is to be written is one of those that are read, or two of
+    them are one.
+    """
+    taken = {
+        os.path.realpath(path.expanduser()): "is read, and would be lost" for path in read if path
+    }
     for path in written:
         if path is None:
             continue
@@ -153,7 +167,9 @@ def check_apart(written: Iterable[Path | None], read: Iterable[Path | None]) -> 
 
 
 def write_whole(path: Path, *data: bytes | memoryview, mode: int = 0o666) -> None:
-    """Replace `path` by the pieces of `data`, or leave it as it was. `mode` is narrowed by the user's umask."""
+    """Replace `path` by the pieces of `data`, or leave it as it was. `mode` is narrowed by the
+    user's umask.
+    """
     _ordinary(path)
     make_folder(path.parent)
     beside = _beside(path)

@@ -30,14 +30,17 @@ class Item:
 def remove(ref: Ref, config: Config) -> list[Item]:
     """Remove a model with all that was quantized from it, or one quantization (NAME:TYPE).
 
-    Files in the Hugging Face cache go through the library, and only those that no other model of ours
-    uses; a file that the user named by its path is never touched. Raises UserError if nothing is here.
+    Files in the Hugging Face cache go through the library, and only those that no other model of
+    ours uses; a file that the user named by its path is never touched. Raises UserError if nothing
+    is here.
     """
     one = ref.quant if not (ref.kind == "hub" and store.load(config, ref.full)) else None
     name = ref.name if one else ref.full
     with store.locked(store.lock_file(config, name)) as free:
         if not free:
-            raise UserError(f"another llmcli is at work on {name}", hint="wait for it, then type the same again")
+            raise UserError(
+                f"another llmcli is at work on {name}", hint="wait for it, then type the same again"
+            )
         return _one_type(ref, one, config) if one else _all(ref, config)
 
 
@@ -71,11 +74,13 @@ def _all(ref: Ref, config: Config) -> list[Item]:
 def garbage(config: Config, *, delete: bool = False) -> list[Item]:
     """What can go without loss: partial downloads and files, waiting wheels, records without files.
 
-    A model that another process is working on is left alone. With `delete` each item goes as it is found,
-    while its lock is held: nobody can begin with it in between.
+    A model that another process is working on is left alone. With `delete` each item goes as it is
+    found, while its lock is held: nobody can begin with it in between.
     """
     items = []
-    for item in chain(_wheels(config), _folders(config), _partials(config), _scratch(config), _elsewhere(config)):
+    for item in chain(
+        _wheels(config), _folders(config), _partials(config), _scratch(config), _elsewhere(config)
+    ):
         if delete:
             _discard(item, config)
         items.append(item)
@@ -98,7 +103,9 @@ def _absent(ref: Ref) -> UserError:
 
 
 def _beside(place: Path, config: Config) -> list[Item]:
-    """Forget a quantization that came straight from the hub, with the small files it needed and no other does."""
+    """Forget a quantization that came straight from the hub, with the small files it needed and no
+    other does.
+    """
     manifest = store.read(place / "manifest.json")
     if manifest is None or not (paths := straight.beside(config, manifest)):
         return []
@@ -112,7 +119,12 @@ def _beside(place: Path, config: Config) -> list[Item]:
 
 
 def _only_mine(manifest: Manifest, config: Config) -> list[Path]:
-    shared = {file.path for other in store.manifests(config) if other.name != manifest.name for file in other.files}
+    shared = {
+        file.path
+        for other in store.manifests(config)
+        if other.name != manifest.name
+        for file in other.files
+    }
     return [Path(file.path) for file in manifest.files if file.path not in shared]
 
 
@@ -142,10 +154,16 @@ def _partials(config: Config) -> Iterator[Item]:
 
 
 def _scratch(config: Config) -> Iterator[Item]:
-    """What a killed verification, measurement or comparison left in the cache; figures that are finished stay, but
-    for second moments, which are large."""
-    copies = {"bases": "a checkpoint's copy for a verification", "sensitivity": "a copy to measure with"}
-    for lock in sorted(lock for folder in copies for lock in (config.cache / folder).glob("*.lock")):
+    """What a killed verification, measurement or comparison left in the cache; figures that are
+    finished stay, but for second moments, which are large.
+    """
+    copies = {
+        "bases": "a checkpoint's copy for a verification",
+        "sensitivity": "a copy to measure with",
+    }
+    for lock in sorted(
+        lock for folder in copies for lock in (config.cache / folder).glob("*.lock")
+    ):
         with store.locked(lock) as free:
             for path in sorted(lock.parent.glob(f"*{lock.stem}.gguf*")) if free else ():
                 yield Item(path, _bytes(path), copies[lock.parent.name])
@@ -168,7 +186,9 @@ def _elsewhere(config: Config) -> Iterator[Item]:
 
 
 def _folders(config: Config) -> Iterator[Item]:
-    for place in sorted(path for path in store.root(config).glob("*") if path.is_dir() and path.name != ".locks"):
+    for place in sorted(
+        path for path in store.root(config).glob("*") if path.is_dir() and path.name != ".locks"
+    ):
         with store.locked(store.root(config) / ".locks" / f"{place.name}.lock") as free:
             if free:
                 yield from _folder(place)
@@ -184,18 +204,23 @@ def _folder(place: Path) -> Iterator[Item]:
                 yield Item(path, _bytes(path), "unfinished quantization")
             else:
                 yield from (
-                    Item(file, _bytes(file), "unfinished file") for file in sorted(path.iterdir()) if file not in whole
+                    Item(file, _bytes(file), "unfinished file")
+                    for file in sorted(path.iterdir())
+                    if file not in whole
                 )
         elif path not in keep:
             yield Item(
-                path, _bytes(path), "record without its files" if path.name == "manifest.json" else "unfinished file"
+                path,
+                _bytes(path),
+                "record without its files" if path.name == "manifest.json" else "unfinished file",
             )
 
 
 def _kept(place: Path) -> set[Path]:
     manifest = store.read(place / "manifest.json")
     if manifest is None or not all(Path(file.path).is_file() for file in manifest.files):
-        # A whole file whose record is missing or damaged: the next `pull` or `run` takes it up again.
+        # A whole file whose record is missing or damaged: the next `pull` or `run` takes it up
+        # again.
         return {path for path in place.glob("*.gguf") if _whole(path)}
     files = [Path(file.path) for file in manifest.files]
     beside = (path for file in files for path in place.glob(f"{escape(file.stem)}.certificate.*"))

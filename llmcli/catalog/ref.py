@@ -40,12 +40,17 @@ def parse(text: str, entries: Mapping[str, Entry], config: Config) -> Ref:
     """Tell what `text` names; raises UserError with the nearest names where it names nothing."""
     text = text.strip()
     if text != (shown := text.encode("utf-8", "replace").decode()):
-        raise UserError(f"{shown} is not UTF-8 text", hint="give the file another name: mv, then name that")
+        raise UserError(
+            f"{shown} is not UTF-8 text", hint="give the file another name: mv, then name that"
+        )
     for prefix in HUB:
         if text.startswith(prefix):
             return _hub(text.removeprefix(prefix).rstrip("/"), text)
     if "://" in text:
-        raise UserError(f"{text} is on a host that llmcli does not fetch from", hint="download it, then name the file")
+        raise UserError(
+            f"{text} is on a host that llmcli does not fetch from",
+            hint="download it, then name the file",
+        )
     if found := _named(text, entries):
         return found
     if path := _path(text):
@@ -63,14 +68,22 @@ def type_name(text: str) -> str:
 def unknown(text: str, entries: Mapping[str, Entry], config: Config) -> UserError:
     """The error for a name that is nowhere: every place searched, and the nearest names."""
     near = difflib.get_close_matches(text.lower(), entries, n=3, cutoff=0.5)
-    near += [name for name in entries if name.split(":")[0] == text.lower().split(":")[0] and name not in near]
-    places = f"the catalog ({builtin_file().name}), your own ({config.user_catalog}) and the files here"
+    near += [
+        name
+        for name in entries
+        if name.split(":")[0] == text.lower().split(":")[0] and name not in near
+    ]
+    places = (
+        f"the catalog ({builtin_file().name}), your own ({config.user_catalog}) and the files here"
+    )
     hint = (
         f"did you mean {', '.join(near[:5])}?"
         if near
         else "`llmcli list --all` shows the names; a hub model is org/repo"
     )
-    return UserError(f"no model called {text!r}; searched {places}; a hub model is written org/repo", hint=hint)
+    return UserError(
+        f"no model called {text!r}; searched {places}; a hub model is written org/repo", hint=hint
+    )
 
 
 def _named(text: str, entries: Mapping[str, Entry]) -> Ref | None:
@@ -89,7 +102,11 @@ def _path(text: str) -> Ref | None:
     head, colon, quant = text.rpartition(":")
     if colon and TYPE.fullmatch(quant) and (path := _existing(head)):
         return Ref("path", str(path), type_name(quant))
-    if text.startswith(("./", "../", "/", "~")) or text.endswith("/") or re.fullmatch(r"[^:]*\.gguf", text):
+    if (
+        text.startswith(("./", "../", "/", "~"))
+        or text.endswith("/")
+        or re.fullmatch(r"[^:]*\.gguf", text)
+    ):
         raise UserError(f"there is no {text}", hint=f"what is there: ls {Path(text).parent}")
     return None
 

@@ -1,8 +1,8 @@
 """Where models live: a folder and a manifest each, a lock, and what may be thrown away.
 
 data/models/NAME/manifest.json describes what was fetched (a file here, or files in the Hugging Face
-cache); data/models/NAME/TYPE/ holds what we quantized from it. The store knows nothing of the catalog
-and nothing of the network.
+cache); data/models/NAME/TYPE/ holds what we quantized from it. The store knows nothing of the
+catalog and nothing of the network.
 """
 
 import fcntl
@@ -44,10 +44,10 @@ class File:
 class Manifest:
     """What is known of one model on this disk.
 
-    `path` is the file to load (the first shard) or the folder of a float checkpoint. `sha256` is the
-    file's, or that of the lines `SHA256  NAME` of all files where there are several. `requested` is the
-    revision that was asked for, `revision` the commit it was. A quantized one names its parent in
-    `derived_from` and how it was made in `settings`.
+    `path` is the file to load (the first shard) or the folder of a float checkpoint. `sha256` is
+    the file's, or that of the lines `SHA256  NAME` of all files where there are several.
+    `requested` is the revision that was asked for, `revision` the commit it was. A quantized one
+    names its parent in `derived_from` and how it was made in `settings`.
     """
 
     name: str
@@ -109,7 +109,10 @@ def derived_folder(config: Config, name: str, file_type: str) -> Path:
 
 
 def _stem(name: str) -> str:
-    return quote(Path(name).stem if name.startswith("/") else name.replace("/", "-").replace(":", "-"), safe="")
+    return quote(
+        Path(name).stem if name.startswith("/") else name.replace("/", "-").replace(":", "-"),
+        safe="",
+    )
 
 
 def load(config: Config, name: str) -> Manifest | None:
@@ -159,12 +162,18 @@ def record_derived(
 def straight(config: Config, name: str) -> list[Manifest]:
     """The quantizations of `name` that were made straight from a server, whole and unchanged."""
     found = (read(path) for path in sorted(folder(config, name).glob("*/manifest.json")))
-    return [made for made in found if made and made.settings.get("straight") and all(file.fresh for file in made.files)]
+    return [
+        made
+        for made in found
+        if made and made.settings.get("straight") and all(file.fresh for file in made.files)
+    ]
 
 
 def manifests(config: Config) -> list[Manifest]:
     """All that is listed, by name."""
-    found = [read(path) for depth in ("*", "*/*") for path in root(config).glob(f"{depth}/manifest.json")]
+    found = [
+        read(path) for depth in ("*", "*/*") for path in root(config).glob(f"{depth}/manifest.json")
+    ]
     return sorted((manifest for manifest in found if manifest), key=lambda manifest: manifest.name)
 
 

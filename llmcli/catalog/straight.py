@@ -1,6 +1,8 @@
-"""Straight from the hub: a checkpoint of which only the small files come here, and what was made of one.
+"""Straight from the hub: a checkpoint of which only the small files come here, and what was made of
+one.
 
-It decides when that is the way; reading the parts is catalog/hub's affair, and what is made of them quant's.
+It decides when that is the way; reading the parts is catalog/hub's affair, and what is made of them
+quant's.
 """
 
 from dataclasses import replace
@@ -21,12 +23,17 @@ from quant.errors import Refusal
 
 
 def open_checkpoint(
-    ref: str, config: Config, watcher: Watcher, *, revision: str | None = None, source: str | None = None
+    ref: str,
+    config: Config,
+    watcher: Watcher,
+    *,
+    revision: str | None = None,
+    source: str | None = None,
 ) -> Model | None:
     """`ref` as a checkpoint whose safetensors stay on the hub (`blobs`), whatever is here.
 
-    None where that is not the way: offline, no checkpoint, not on the hub, already in its cache, or the server
-    gives no parts, which is said. Raises UserError as fetching would.
+    None where that is not the way: offline, no checkpoint, not on the hub, already in its cache, or
+    the server gives no parts, which is said. Raises UserError as fetching would.
     """
     wanted = fetch.resolve(ref, config)
     if config.offline or wanted.ref.kind == "path":
@@ -48,9 +55,14 @@ def open_checkpoint(
 
 
 def made(
-    ref: str, quant: str | None, config: Config, watcher: Watcher, *, revision: str | None = None,
+    ref: str,
+    quant: str | None,
+    config: Config,
+    watcher: Watcher,
+    *,
+    revision: str | None = None,
     source: str | None = None,
-) -> Model | None:  # fmt: skip
+) -> Model | None:
     """What was made of `ref` straight from the hub, where its checkpoint is not here.
 
     `quant` or the type in the name must fit; without either, what it becomes by default goes first.
@@ -61,7 +73,8 @@ def made(
     found = [
         one
         for one in store.straight(config, wanted.ref.name)
-        if (not revision or revision in (one.revision, one.settings.get("requested"))) and source in (None, "hub")
+        if (not revision or revision in (one.revision, one.settings.get("requested")))
+        and source in (None, "hub")
     ]
     asked = quant or wanted.ref.quant
     default = wanted.entry.quant if wanted.entry else "Q4_K_M"
@@ -77,7 +90,12 @@ def made(
 
 def _model(wanted: Wanted, remote: Remote, requested: str, watcher: Watcher) -> Model:
     manifest = Manifest(
-        wanted.ref.name, "folder", str(remote.path), remote.files, remote.source, revision=remote.revision
+        wanted.ref.name,
+        "folder",
+        str(remote.path),
+        remote.files,
+        remote.source,
+        revision=remote.revision,
     )
     nbytes = sum(blob.size for blob in remote.blobs.values())
     watcher.note(
@@ -100,4 +118,8 @@ def beside(config: Config, manifest: Manifest) -> list[Path]:
     paths = manifest.settings.get("beside")
     if not manifest.settings.get("straight") or not isinstance(paths, list):
         return []
-    return [Path(path) for path in paths if isinstance(path, str) and Path(path).is_relative_to(config.hub_cache)]
+    return [
+        Path(path)
+        for path in paths
+        if isinstance(path, str) and Path(path).is_relative_to(config.hub_cache)
+    ]

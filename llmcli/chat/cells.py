@@ -1,7 +1,7 @@
 """The cache by whose cells they are: the system text's, each turn's, other sequences', free.
 
-Turns are told from the conversation's text as its template writes it, so a turn's edge may be a token off where the
-model spelled an answer otherwise than the tokenizer would; the sum is exact.
+Turns are told from the conversation's text as its template writes it, so a turn's edge may be a
+token off where the model spelled an answer otherwise than the tokenizer would; the sum is exact.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,6 @@
-"""What Tab offers for a half typed line: command words, then what each command takes. Knows nothing of keys."""
+"""What Tab offers for a half typed line: command words, then what each command takes. Knows nothing
+of keys.
+"""
 
 from collections.abc import Iterator
 
@@ -8,7 +10,9 @@ from llmcli.chat.talk import Talk
 
 
 def offers(talk: Talk, line: str) -> Iterator[tuple[int, str]]:
-    """(where it begins, counted back from the end of the line as a negative number; the word), in order."""
+    """(where it begins, counted back from the end of the line as a negative number; the word), in
+    order.
+    """
     if not line.startswith("/") or line.startswith("//") or "\n" in line:
         return
     *before, typed = line[1:].split(" ")
@@ -22,7 +26,9 @@ def offers(talk: Talk, line: str) -> Iterator[tuple[int, str]]:
         yield from ((-len(rest), whole) for whole in command.endings(talk, rest))
         return
     else:
-        found = list(command.completions(talk) if len(words) == 1 else command.further(talk, words[1:]))
+        found = list(
+            command.completions(talk) if len(words) == 1 else command.further(talk, words[1:])
+        )
     for offer in found:
         if offer.startswith(typed):
             yield -len(typed), offer

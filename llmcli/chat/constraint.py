@@ -1,4 +1,6 @@
-"""What is told of answers that follow a grammar or schema: whether they are whole, and what that took."""
+"""What is told of answers that follow a grammar or schema: whether they are whole, and what that
+took.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +13,15 @@ if TYPE_CHECKING:  # it tells what stands here of its answers
 
 REASONS = {
     "context_full": ("the context is full", "start with a larger --ctx-size"),
-    "stop": ("a stop text came first, or the model ended in its thoughts", "leave out --reverse-prompt, or ask again"),
+    "stop": (
+        "a stop text came first, or the model ended in its thoughts",
+        "leave out --reverse-prompt, or ask again",
+    ),
     "cancelled": ("it was cut", "ask again"),
-    "repetition": ("it only repeats itself", "--endless lets it; a bound in the schema (maxLength, maxItems) ends it"),
+    "repetition": (
+        "it only repeats itself",
+        "--endless lets it; a bound in the schema (maxLength, maxItems) ends it",
+    ),
 }
 
 
@@ -25,14 +33,21 @@ def whole(talk: "Talk", answer: Answer) -> bool:
     pieces = [talk.runner.model.piece(token) for token in tokens]
     start = after(talk.opened.closes if talk.opened else "", pieces)
     uncut = b"".join(pieces).decode("utf-8", "replace") == answer.text
-    return start is not None and uncut and accepts(talk.runner.grammars(talk.session.constraint), tokens[start:])
+    return (
+        start is not None
+        and uncut
+        and accepts(talk.runner.grammars(talk.session.constraint), tokens[start:])
+    )
 
 
 def incomplete(talk: "Talk", answer: Answer) -> tuple[str, str]:
     """Why an answer is not whole, and what to do."""
     asked = talk.session.constraint
     what = "JSON document" if asked and asked.kind == "json_schema" else "answer"
-    limit = f"its limit of {len(answer.tokens)} tokens came first", "give it more with -n; -n -1 is no limit"
+    limit = (
+        f"its limit of {len(answer.tokens)} tokens came first",
+        "give it more with -n; -n -1 is no limit",
+    )
     reason, hint = REASONS.get(answer.finish, limit)
     return f"the {what} is incomplete: {reason}", hint
 
@@ -47,8 +62,11 @@ def facts(talk: "Talk", answer: Answer) -> dict[str, Any]:
     return {
         **({"beams": beams} if beams else {}),
         "constraint": {
-            "kind": asked.kind, "engine": asked.engine, "jump": "off" if beams else asked.jump,
-            "complete": whole(talk, answer), "forced_tokens": sum(token.forced for token in answer.tokens),
+            "kind": asked.kind,
+            "engine": asked.engine,
+            "jump": "off" if beams else asked.jump,
+            "complete": whole(talk, answer),
+            "forced_tokens": sum(token.forced for token in answer.tokens),
             "constraint_ms": spent,
-        }
-    }  # fmt: skip
+        },
+    }

@@ -1,5 +1,7 @@
-"""What the message being typed will take of the context, before it is sent. Asked at every key: it counts pieces of
-the text once and adds them up, so a token may be counted twice where two pieces meet."""
+"""What the message being typed will take of the context, before it is sent. Asked at every key: it
+counts pieces of the text once and adds them up, so a token may be counted twice where two pieces
+meet.
+"""
 
 from bisect import bisect_left
 
@@ -22,7 +24,9 @@ class Cost:
         self._held: int | None = None
 
     def line(self, draft: str) -> str:
-        """`+37 tokens, 512 of 8,192 left`; empty for what is no message, and where the template cannot tell."""
+        """`+37 tokens, 512 of 8,192 left`; empty for what is no message, and where the template
+        cannot tell.
+        """
         text = message(draft.strip())
         if not text or not text.strip():
             return ""
@@ -32,7 +36,9 @@ class Cost:
                 self._held = self.talk.held()
             count = self._size(0) - self._held + self._count("\n".join([*self.talk.attached, text]))
             left = room - self._held - count
-            return f"+{count:,} tokens, " + (f"{left:,} of {room:,} left" if left > 0 else self._full(count))
+            return f"+{count:,} tokens, " + (
+                f"{left:,} of {room:,} left" if left > 0 else self._full(count)
+            )
         except UserError:
             return ""
 
@@ -46,13 +52,17 @@ class Cost:
             return f"no room: {max(0, room - held):,} of {room:,} left"
         said = count - self._size(0) + held
         choices, wanted = range(1, turns + 1), room - room // SPARE - said
-        leave = choices[min(bisect_left(choices, True, key=lambda k: self._size(k) <= wanted), turns - 1)]
+        leave = choices[
+            min(bisect_left(choices, True, key=lambda k: self._size(k) <= wanted), turns - 1)
+        ]
         if self._size(leave) + said >= room:
             return f"too long: the context holds {room:,}"
         return f"{several(leave, 'turn')} will leave"
 
     def _size(self, skip: int) -> int:
-        """Tokens of the conversation without its first turns, and of what the template puts around a message."""
+        """Tokens of the conversation without its first turns, and of what the template puts around
+        a message.
+        """
         if skip not in self._sizes:
             self._sizes[skip] = len(self.talk.tokens("a", skip)) - self._count("a")
         return self._sizes[skip]

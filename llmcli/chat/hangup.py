@@ -1,4 +1,5 @@
-"""The terminal is gone, or the process was told to end: the answer stops as at Ctrl-C, what was said is kept.
+"""The terminal is gone, or the process was told to end: the answer stops as at Ctrl-C, what was
+said is kept.
 
 It knows signals, not what is being said.
 """
@@ -15,9 +16,11 @@ ENDS = tuple(number for number in (GONE, signal.SIGTERM) if number is not None)
 
 @contextmanager
 def on_hangup(leave: Callable[[], None]) -> Iterator[list[int]]:
-    """Call `leave` for SIGHUP and SIGTERM inside the block, then do as Ctrl-C does; the list holds what came.
+    """Call `leave` for SIGHUP and SIGTERM inside the block, then do as Ctrl-C does; the list holds
+    what came.
 
-    A signal that is ignored (nohup) stays so. What is still written to a terminal that is gone falls.
+    A signal that is ignored (nohup) stays so. What is still written to a terminal that is gone
+    falls.
     """
     came: list[int] = []
 
@@ -40,7 +43,9 @@ def on_hangup(leave: Callable[[], None]) -> Iterator[list[int]]:
 
 
 def silence() -> None:
-    """Let all that is written from here on fall: nobody reads it, and a terminal that is gone refuses it."""
+    """Let all that is written from here on fall: nobody reads it, and a terminal that is gone
+    refuses it.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)

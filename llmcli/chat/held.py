@@ -1,4 +1,6 @@
-"""What a file tells of a conversation that was held: the same of a saved chat and of a sitting's log."""
+"""What a file tells of a conversation that was held: the same of a saved chat and of a sitting's
+log.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +15,10 @@ from llmcli.runtime.constraint.base import Constraint
 
 @dataclass(slots=True)
 class Held:
-    """A conversation, the model it was last held with and the settings of then. `unanswered` is a question that was
-    kept from its answer; `damaged` counts lines that could not be read. `constraint` is what answers must be, where
-    the file tells of it (`formed`)."""
+    """A conversation, the model it was last held with and the settings of then. `unanswered` is a
+    question that was kept from its answer; `damaged` counts lines that could not be read.
+    `constraint` is what answers must be, where the file tells of it (`formed`).
+    """
 
     tree: Tree
     model: str = ""
@@ -34,7 +37,9 @@ class Held:
             self.constraint, self.formed = records.form(record["format"]), True
 
     def put(self, session: Session) -> None:
-        """Let `session` go on with it. Raises UserError for settings out of range; then nothing has changed."""
+        """Let `session` go on with it. Raises UserError for settings out of range; then nothing has
+        changed.
+        """
         session.sampling = session.sampling.with_values(self.settings)
         session.system, session.predict, session.tree = self.system, self.predict, self.tree
         session.on_full = self.on_full if self.on_full in MODES else session.on_full
@@ -43,6 +48,8 @@ class Held:
 
     @property
     def first(self) -> str:
-        """The first question of the conversation as it stands, or of any; empty where there is none."""
+        """The first question of the conversation as it stands, or of any; empty where there is
+        none.
+        """
         path = self.tree.path() or [1] * bool(self.tree.turns)
         return self.tree[path[0]].question if path else self.unanswered or ""

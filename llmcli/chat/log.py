@@ -1,8 +1,10 @@
-"""The record of a sitting: state/sessions/START-PID.jsonl, appended to as things happen and never rewritten.
+"""The record of a sitting: state/sessions/START-PID.jsonl, appended to as things happen and never
+rewritten.
 
-A reply is one line, `run --json`'s document and what led to it; its first half, with the question, is written before
-the answer is made. So a process that is killed loses at most the answer it was at. Where the conversation goes
-otherwise than on (/undo, /switch, /load, …) a line with an `event` says so. What is made of it again is sitting.py's.
+A reply is one line, `run --json`'s document and what led to it; its first half, with the question,
+is written before the answer is made. So a process that is killed loses at most the answer it was
+at. Where the conversation goes otherwise than on (/undo, /switch, /load, …) a line with an `event`
+says so. What is made of it again is sitting.py's.
 """
 
 import errno
@@ -42,22 +44,30 @@ class NoLog:
 class Log(NoLog):
     """The log of one sitting; a disk that does not take it is told once and the chat goes on.
 
-    `path` goes on with the log of a sitting before, whose conversation the session already has; where another process
-    is at it, a new one begins.
+    `path` goes on with the log of a sitting before, whose conversation the session already has;
+    where another process is at it, a new one begins.
     """
 
-    def __init__(self, config: Config, warn: Callable[[str], None], path: Path | None = None) -> None:
-        self.path = path or config.state / "sessions" / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.jsonl"
+    def __init__(
+        self, config: Config, warn: Callable[[str], None], path: Path | None = None
+    ) -> None:
+        self.path = (
+            path
+            or config.state / "sessions" / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.jsonl"
+        )
         self.warn = warn
         self._file = -1
         self._broken = self._half = False
-        # The tree as a reader of the log has it: which one, how many of its turns, and the place in it.
+        # The tree as a reader of the log has it: which one, how many of its turns, and the place in
+        # it.
         self._tree: Tree | None = None
         self._turns, self._place = 0, records.place_record(Tree())
         self._form: object = ...  # as a reader has it, too; told where it is another
 
     def resume(self, session: Session) -> bool:
-        """Go on with `path`, of which the session was made; False where another process writes it, or nobody can."""
+        """Go on with `path`, of which the session was made; False where another process writes it,
+        or nobody can.
+        """
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND)
         except OSError:
@@ -68,7 +78,9 @@ class Log(NoLog):
             return False
         self._know(session.tree)
         tail = os.pread(self._file, os.fstat(self._file).st_size, 0).rpartition(b"\n")[2]
-        self._half = bool(tail) and _whole(tail + b"}")  # what a kill has left: the first half of a line, or less
+        self._half = bool(tail) and _whole(
+            tail + b"}"
+        )  # what a kill has left: the first half of a line, or less
         if tail and not self._half:
             self._append("\n")
         return True
@@ -77,7 +89,9 @@ class Log(NoLog):
         self.missed()
         told = {key: value for key, value in head.items() if key != "format" or value != self._form}
         self._form = head.get("format")
-        self._half = self._append(json.dumps(told, ensure_ascii=False, allow_nan=False).removesuffix("}"))
+        self._half = self._append(
+            json.dumps(told, ensure_ascii=False, allow_nan=False).removesuffix("}")
+        )
 
     def answered(self, rest: Mapping[str, Any], session: Session) -> None:
         if self._half:
@@ -95,14 +109,24 @@ class Log(NoLog):
         tree = session.tree
         place = records.place_record(tree)
         if tree is not self._tree:
-            if tree.turns or self._turns or place != self._place:  # a sitting that begins has nothing to tell
+            if (
+                tree.turns or self._turns or place != self._place
+            ):  # a sitting that begins has nothing to tell
                 turns = [records.turn_record(turn) for turn in tree.turns]
                 self._form = records.form_record(session.constraint)
-                self._event({
-                    "event": "tree", "turns": turns, **place, "model": {"name": model}, "system": session.system,
-                    "settings": session.sampling.as_dict(), "predict": session.predict, "on_full": session.on_full,
-                    "format": self._form,
-                })  # fmt: skip
+                self._event(
+                    {
+                        "event": "tree",
+                        "turns": turns,
+                        **place,
+                        "model": {"name": model},
+                        "system": session.system,
+                        "settings": session.sampling.as_dict(),
+                        "predict": session.predict,
+                        "on_full": session.on_full,
+                        "format": self._form,
+                    }
+                )
         elif place != self._place or len(tree.turns) != self._turns:
             turns = [records.turn_record(turn) for turn in tree.turns[self._turns :]]
             self._event({"event": "place", "first": self._turns + 1, "turns": turns, **place})

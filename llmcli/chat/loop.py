@@ -30,7 +30,9 @@ def answer(talk: Talk, text: str) -> Answer:
 
 
 def say(talk: Talk, text: str) -> Answer | None:
-    """Do one line: a command after a slash, else a message. Two slashes, or a fence, make any text a message."""
+    """Do one line: a command after a slash, else a message. Two slashes, or a fence, make any text
+    a message.
+    """
     said = message(text)
     if said is None:
         commands.perform(talk, text)
@@ -56,7 +58,9 @@ def pipe(talk: Talk, source: BinaryIO) -> bool:
     good = True
     for raw, offset in _blocks(source):
         try:
-            made = say(talk, decoded(raw, "stdin", offset, "that message is left out; ").strip("\r\n"))
+            made = say(
+                talk, decoded(raw, "stdin", offset, "that message is left out; ").strip("\r\n")
+            )
         except Refusal as error:
             talk.ui.error(str(error), error.hint)
             good = False

@@ -1,7 +1,8 @@
 """Markdown on its way: cut into pieces that can be drawn as soon as they are whole.
 
-A paragraph, a table, an item of a list is drawn when it is over, a line of code when its line is. Nothing that was
-drawn is drawn again, so that the cursor only ever moves on. How a piece looks is the drawer's.
+A paragraph, a table, an item of a list is drawn when it is over, a line of code when its line is.
+Nothing that was drawn is drawn again, so that the cursor only ever moves on. How a piece looks is
+the drawer's.
 """
 
 import re
@@ -84,7 +85,11 @@ class Blocks:
 
     def _code(self, line: str) -> str:
         closing = line.strip()
-        if len(line) - len(line.lstrip()) < 4 and closing.startswith(self._fence) and set(closing) == {self._fence[0]}:
+        if (
+            len(line) - len(line.lstrip()) < 4
+            and closing.startswith(self._fence)
+            and set(closing) == {self._fence[0]}
+        ):
             self._fence, self._gap = "", True
             return self._edge(line)
         return self._drawer.code(line, self._language)

@@ -1,7 +1,9 @@
-"""What happens when a conversation fills its context: `--on-full`. What leaves is told, never cut in silence.
+"""What happens when a conversation fills its context: `--on-full`. What leaves is told, never cut
+in silence.
 
-stop: the answer ends, and a message that does not fit is refused. shift: the oldest whole turns leave, the system
-text stays. sinks: the first tokens and the last ones stay, for texts without an end. The turns stay in the tree.
+stop: the answer ends, and a message that does not fit is refused. shift: the oldest whole turns
+leave, the system text stays. sinks: the first tokens and the last ones stay, for texts without an
+end. The turns stay in the tree.
 """
 
 from dataclasses import dataclass
@@ -22,7 +24,8 @@ MODES = {
     "shift": "the oldest turns leave, the system text stays",
     "sinks": "the first tokens and the last ones stay",
 }
-SINKS = 4  # tokens behind what stands before the first message; Xiao et al. 2023 found that more gain nothing
+# tokens behind what stands before the first message; Xiao et al. 2023 found that more gain nothing
+SINKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,9 @@ class Fitted:
 
 
 def fitted(talk: "Talk", text: str) -> Fitted:
-    """The prompt for a message. Where it is too long, what may leave leaves and that is told; where nothing may,
-    raises UserError with what can be typed."""
+    """The prompt for a message. Where it is too long, what may leave leaves and that is told; where
+    nothing may, raises UserError with what can be typed.
+    """
     tokens, mode, room = talk.tokens(text), talk.session.on_full, talk.runner.n_ctx
     if mode == "sinks":
         refuse_sinks(talk.runner)
@@ -47,7 +51,9 @@ def fitted(talk: "Talk", text: str) -> Fitted:
         return Fitted(tokens, sinks, True)
     if len(tokens) >= room and mode == "stop":
         _refuse(talk, len(tokens), text)
-    if len(tokens) >= room and (shorter := _turns(talk, text).shorten(tokens, len(tokens), 0, room)):
+    if len(tokens) >= room and (
+        shorter := _turns(talk, text).shorten(tokens, len(tokens), 0, room)
+    ):
         _leave(talk, shorter.turns)
         tell(talk, Left(1, len(tokens) - len(shorter.tokens), shorter.turns))
         tokens = tuple(shorter.tokens)
@@ -57,7 +63,9 @@ def fitted(talk: "Talk", text: str) -> Fitted:
 
 
 def settle(talk: "Talk", left: Left) -> None:
-    """After an answer: the turns that left while it was made are not sent again, and all that left is told."""
+    """After an answer: the turns that left while it was made are not sent again, and all that left
+    is told.
+    """
     _leave(talk, left.turns)
     tell(talk, left)
 
@@ -83,7 +91,9 @@ def refuse_sinks(runner: "Runner") -> None:
     if runner.context.can_shift:
         return
     if runner.options.cache_type_k == "bf16":
-        raise UserError("sinks move the context's keys, and bf16 keys cannot be turned", hint="use -ctk f16")
+        raise UserError(
+            "sinks move the context's keys, and bf16 keys cannot be turned", hint="use -ctk f16"
+        )
     why = "keys cannot be turned to other positions"
     if runner.context.recurrent:
         why = "state is recurrent"
@@ -117,8 +127,9 @@ def _leave(talk: "Talk", turns: int) -> None:
 
 
 def _sinks(talk: "Talk") -> int:
-    """How many tokens stay: what stands before the first message, and the sinks proper. Raises UserError where that
-    leaves no room to move in."""
+    """How many tokens stay: what stands before the first message, and the sinks proper. Raises
+    UserError where that leaves no room to move in.
+    """
     before = talk.prefix() or int(talk.runner.model.add_bos)
     keep, room = before + SINKS, talk.runner.n_ctx
     if keep > room // 2:
@@ -130,7 +141,9 @@ def _sinks(talk: "Talk") -> int:
 
 
 def _refuse(talk: "Talk", count: int, text: str) -> None:
-    """Raise UserError for a message that has no room behind the conversation; nothing where it alone is too long."""
+    """Raise UserError for a message that has no room behind the conversation; nothing where it
+    alone is too long.
+    """
     turns, room = len(talk.session.tree.kept()), talk.runner.n_ctx
     if turns and len(talk.tokens(text, turns)) < room:
         raise UserError(

@@ -1,4 +1,6 @@
-"""An answer's text as a terminal shows it: thinking dimmed, folded or left out; Markdown drawn. Text in, text out."""
+"""An answer's text as a terminal shows it: thinking dimmed, folded or left out; Markdown drawn.
+Text in, text out.
+"""
 
 import sys
 import time
@@ -11,7 +13,9 @@ from llmcli.ui import UI, visible
 
 
 class Paint:
-    """One answer. `thinking` is SHOW, FOLD or HIDE; `color` allows dimming; `drawer` draws Markdown, None leaves it."""
+    """One answer. `thinking` is SHOW, FOLD or HIDE; `color` allows dimming; `drawer` draws
+    Markdown, None leaves it.
+    """
 
     def __init__(self, thinking: str, color: bool, drawer: Drawer | None = None) -> None:
         self._thinking, self._color, self._drawer = thinking, color, drawer
@@ -33,7 +37,9 @@ class Paint:
         return self._splitter.talking and not self._bare and not self._blocks
 
     def feed(self, text: str) -> str:
-        """What one token's text becomes, control characters shown; to be called for empty texts as well."""
+        """What one token's text becomes, control characters shown; to be called for empty texts as
+        well.
+        """
         if not self._since:
             self._since = time.perf_counter()
         self._steps += not self._splitter.talking
@@ -47,7 +53,9 @@ class Paint:
         return shown + (self._apart(self._blocks.finish()) if self._blocks else "")
 
     def _shown(self, pieces: list[Piece]) -> str:
-        return "".join(self._thought(one.text) if one.thinking else self._said(one.text) for one in pieces)
+        return "".join(
+            self._thought(one.text) if one.thinking else self._said(one.text) for one in pieces
+        )
 
     def _thought(self, text: str) -> str:
         if self._thinking == SHOW:
@@ -73,7 +81,9 @@ class Paint:
         return self._apart(self._blocks.feed(text)) if self._blocks else visible(text)
 
     def _apart(self, drawn: str) -> str:
-        """What is drawn first after thinking that is shown stands below it: drawing has no use for blank lines."""
+        """What is drawn first after thinking that is shown stands below it: drawing has no use for
+        blank lines.
+        """
         if drawn and self._above:
             self._above, drawn = False, f"\n\n{drawn}"
         return drawn
@@ -83,7 +93,9 @@ class Paint:
 
 
 def painted(screen: Screen, ui: UI) -> Paint | None:
-    """How answers are painted on this stdout; None where their text stays as it is, which is what a pipe gets."""
+    """How answers are painted on this stdout; None where their text stays as it is, which is what a
+    pipe gets.
+    """
     terminal = sys.stdout.isatty() and not ui.json
     thinking = HIDE if screen.thinking == FOLD and not terminal else screen.thinking
     drawer = ui if screen.markdown and terminal else None

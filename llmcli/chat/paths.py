@@ -13,19 +13,29 @@ def named(text: str) -> Path:
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
     if not text or "\0" in text:
-        raise UserError(f"{text!r} names no file", hint="name a file: notes.txt, ~/notes.txt, './my notes.txt'")
+        raise UserError(
+            f"{text!r} names no file", hint="name a file: notes.txt, ~/notes.txt, './my notes.txt'"
+        )
     try:
         return Path(text).expanduser()
     except RuntimeError:  # ~nobody
-        raise UserError(f"there is no such home folder: {text}", hint="write the whole path") from None
+        raise UserError(
+            f"there is no such home folder: {text}", hint="write the whole path"
+        ) from None
 
 
 def endings(typed: str) -> list[str]:
-    """What half a path may become: names of its folder, folders with a slash. Hidden ones when asked for by a dot."""
+    """What half a path may become: names of its folder, folders with a slash. Hidden ones when
+    asked for by a dot.
+    """
     head, slash, name = typed.rpartition("/")
     try:
         folder = Path(head + slash).expanduser() if slash else Path()
-        found = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir() if path.name.startswith(name))
+        found = sorted(
+            path.name + "/" * path.is_dir()
+            for path in folder.iterdir()
+            if path.name.startswith(name)
+        )
     except (OSError, RuntimeError, ValueError):
         return []
     shown = [one for one in found if (name or not one.startswith(".")) and one.isprintable()]

@@ -1,4 +1,6 @@
-"""A conversation's tree, drawn: a line for each turn, those that nothing parts stand below one another."""
+"""A conversation's tree, drawn: a line for each turn, those that nothing parts stand below one
+another.
+"""
 
 from collections.abc import Iterator
 
@@ -10,7 +12,9 @@ QUESTION, ANSWER = 24, 28  # characters shown of each
 
 
 def rows(tree: Tree) -> list[tuple[str, str, str, str, str]]:
-    """Rows of the /tree table: where it hangs and its number, question, answer, tokens, what else there is to tell."""
+    """Rows of the /tree table: where it hangs and its number, question, answer, tokens, what else
+    there is to tell.
+    """
     path = set(tree.path())
     named: dict[int, list[str]] = {}
     for name, end in tree.names.items():
@@ -21,10 +25,15 @@ def rows(tree: Tree) -> list[tuple[str, str, str, str, str]]:
         words = ["cut"] * turn.cut + ["left the context"] * (number in tree.left)
         words += named.get(number, [])
         words += ["<- here"] if number == tree.at else []
-        found.append((
-            f"{lead}{HERE if number in path else ELSEWHERE} {number}", shortened(turn.question, QUESTION),
-            shortened(turn.answer, ANSWER), f"{turn.tokens or '-'}", ", ".join(words),
-        ))  # fmt: skip
+        found.append(
+            (
+                f"{lead}{HERE if number in path else ELSEWHERE} {number}",
+                shortened(turn.question, QUESTION),
+                shortened(turn.answer, ANSWER),
+                f"{turn.tokens or '-'}",
+                ", ".join(words),
+            )
+        )
     return found
 
 
@@ -37,7 +46,9 @@ def shortened(text: str, most: int) -> str:
 def _lines(tree: Tree) -> Iterator[tuple[str, int]]:
     """What is drawn before each turn, and its number: a turn's followers come right below it."""
     children = tree.children()
-    waiting: list[tuple[str, str, int]] = []  # drawn before it, drawn before what follows it, number
+    waiting: list[
+        tuple[str, str, int]
+    ] = []  # drawn before it, drawn before what follows it, number
 
     def follow(number: int, lead: str) -> None:
         after = children[number]
@@ -46,7 +57,9 @@ def _lines(tree: Tree) -> Iterator[tuple[str, int]]:
             return
         for child in reversed(after):
             last = child == after[-1]
-            waiting.append((lead + ("└─" if last else "├─"), lead + ("  " if last else "│ "), child))
+            waiting.append(
+                (lead + ("└─" if last else "├─"), lead + ("  " if last else "│ "), child)
+            )
 
     follow(0, "")
     while waiting:

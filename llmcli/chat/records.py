@@ -17,13 +17,25 @@ class Damaged(ValueError):
 
 def turn_record(turn: Turn) -> dict[str, Any]:
     """A turn; what is usual is left out."""
-    record = {"parent": turn.parent, "question": turn.question, "answer": turn.answer, "tokens": turn.tokens}
+    record = {
+        "parent": turn.parent,
+        "question": turn.question,
+        "answer": turn.answer,
+        "tokens": turn.tokens,
+    }
     return {**record, "cut": True} if turn.cut else record
 
 
 def place_record(tree: Tree) -> dict[str, Any]:
-    """Where the conversation is, the ends of its branches, and the turns that have left the context."""
-    return {"at": tree.at, "branch": tree.branch, "names": dict(tree.names), "left": sorted(tree.left)}
+    """Where the conversation is, the ends of its branches, and the turns that have left the
+    context.
+    """
+    return {
+        "at": tree.at,
+        "branch": tree.branch,
+        "names": dict(tree.names),
+        "left": sorted(tree.left),
+    }
 
 
 def form_record(asked: Constraint | None) -> dict[str, str] | None:
@@ -40,7 +52,12 @@ def form(record: object) -> Constraint | None:
     table: dict[str, Any] = record if isinstance(record, dict) else {}
     kind: Any = table.get("kind")
     text, engine, jump = (table.get(key) for key in ("text", "engine", "jump"))
-    if kind not in get_args(Kind) or engine not in ENGINES or jump not in JUMPS or not isinstance(text, str):
+    if (
+        kind not in get_args(Kind)
+        or engine not in ENGINES
+        or jump not in JUMPS
+        or not isinstance(text, str)
+    ):
         raise Damaged("its format is no schema or grammar")
     return Constraint(kind, text, engine, jump)
 
@@ -53,7 +70,9 @@ def add_turn(tree: Tree, record: Mapping[str, Any]) -> None:
     if not isinstance(record.get("question"), str) or not isinstance(record.get("answer"), str):
         raise Damaged("question and answer must be text")
     counted = tokens if isinstance(tokens, int) and tokens > 0 else 0
-    tree.turns.append(Turn(parent, record["question"], record["answer"], record.get("cut") is True, counted))
+    tree.turns.append(
+        Turn(parent, record["question"], record["answer"], record.get("cut") is True, counted)
+    )
 
 
 def put_place(tree: Tree, record: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Events -> the terminal: text as it comes, control characters shown and never obeyed.
 
-Plain writes, because they happen once a token (2 µs; a console library takes 50 times that). It knows
-nothing of models and conversations.
+Plain writes, because they happen once a token (2 µs; a console library takes 50 times that). It
+knows nothing of models and conversations.
 """
 
 import math
@@ -26,7 +26,9 @@ SHADES = ("\x1b[32m", "\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[31m")
 
 
 class Stream:
-    """One answer on stdout. `silent` shows nothing (under --json), `paint` None shows the text as it is."""
+    """One answer on stdout. `silent` shows nothing (under --json), `paint` None shows the text as
+    it is.
+    """
 
     def __init__(self, silent: bool = False, paint: "Paint | None" = None) -> None:
         self.silent = silent
@@ -96,7 +98,9 @@ def shaded(parts: Sequence[tuple[str, float | None]]) -> None:
         if share is None:
             line += visible(text)
         else:
-            shade = next(shade for shade, (least, _) in zip(SHADES, BANDS, strict=True) if share >= least)
+            shade = next(
+                shade for shade, (least, _) in zip(SHADES, BANDS, strict=True) if share >= least
+            )
             line += f"{shade}{visible(text)}{PLAIN}"
     put(sys.stdout, line + "\n")
 
@@ -107,7 +111,9 @@ def one_line(text: str) -> str:
 
 
 def bar(parts: Sequence[tuple[str, float]], total: float, width: int = WIDTH) -> str:
-    """`parts` of (character, amount) as a bar of `width` for `total`; a part above 0 gets at least one column."""
+    """`parts` of (character, amount) as a bar of `width` for `total`; a part above 0 gets at least
+    one column.
+    """
     line = ""
     for character, amount in parts:
         columns = max(1, round(amount / total * width)) if amount > 0 and total else 0
@@ -116,9 +122,11 @@ def bar(parts: Sequence[tuple[str, float]], total: float, width: int = WIDTH) ->
 
 
 def histogram(values: Sequence[float], most: int = 8) -> list[tuple[str, int]]:
-    """(from-to, how many) of `values`, at most `most` equal steps and one for what is far beyond; steps are round.
+    """(from-to, how many) of `values`, at most `most` equal steps and one for what is far beyond;
+    steps are round.
 
-    The steps end at the 95th percentile, so that one slow token does not press all others into a single step.
+    The steps end at the 95th percentile, so that one slow token does not press all others into a
+    single step.
     """
     ordered = sorted(values)
     low, high = ordered[0], ordered[-(-len(ordered) * 95 // 100) - 1]
@@ -132,9 +140,14 @@ def histogram(values: Sequence[float], most: int = 8) -> list[tuple[str, int]]:
     digits = max(0, -math.floor(math.log10(step)))
     counts = Counter(min(math.floor(value / step), last + 1) for value in ordered)
     rows = [
-        (f"{n * step:.{digits}f}-{(n + 1) * step:.{digits}f}", counts[n]) for n in range(first, last + 1)
-    ]  # fmt: skip
-    return [*rows, (f"above {(last + 1) * step:.{digits}f}", counts[last + 1])] if counts[last + 1] else rows
+        (f"{n * step:.{digits}f}-{(n + 1) * step:.{digits}f}", counts[n])
+        for n in range(first, last + 1)
+    ]
+    return (
+        [*rows, (f"above {(last + 1) * step:.{digits}f}", counts[last + 1])]
+        if counts[last + 1]
+        else rows
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +160,11 @@ class Share:
 
 
 SHARES = (
-    Share("decode", "█", lambda token: token.decode_ms), Share("sample", "▒", lambda token: token.sample_ms),
-    Share("grammar", "▓", lambda token: token.constraint_ms), Share("rest", "░", lambda token: token.rest_ms),
-)  # fmt: skip
+    Share("decode", "█", lambda token: token.decode_ms),
+    Share("sample", "▒", lambda token: token.sample_ms),
+    Share("grammar", "▓", lambda token: token.constraint_ms),
+    Share("rest", "░", lambda token: token.rest_ms),
+)
 
 
 def shares(tokens: Sequence[TokenTime]) -> list[Share]:
@@ -166,8 +181,13 @@ def token_rows(tokens: Sequence[TokenTime]) -> list[tuple[str, ...]]:
     parts = shares(tokens)
     return [
         (
-            str(number), one_line(token.text), f"{token.ms:.2f}", *(f"{part.of(token):.2f}" for part in parts),
-            bar([(part.mark, part.of(token)) for part in parts], slowest) if token.ms <= slowest else "█" * WIDTH + "…",
+            str(number),
+            one_line(token.text),
+            f"{token.ms:.2f}",
+            *(f"{part.of(token):.2f}" for part in parts),
+            bar([(part.mark, part.of(token)) for part in parts], slowest)
+            if token.ms <= slowest
+            else "█" * WIDTH + "…",
         )
         for number, token in enumerate(tokens, 1)
-    ]  # fmt: skip
+    ]

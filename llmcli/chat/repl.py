@@ -60,7 +60,9 @@ def converse(talk: Talk) -> None:
 
 
 def _converse(talk: Talk, session: PromptSession[str]) -> None:
-    """The turns. Ctrl-C reaches the prompt as a key, an answer through `on_interrupt`, and nothing between them."""
+    """The turns. Ctrl-C reaches the prompt as a key, an answer through `on_interrupt`, and nothing
+    between them.
+    """
     talk.prefills = True
     while not talk.leaving:
         told = status.parts(talk)
@@ -83,8 +85,8 @@ def _converse(talk: Talk, session: PromptSession[str]) -> None:
 
 
 async def _typed(session: PromptSession[str], draft: str) -> str:
-    """One message or command. Ctrl-C as a signal ends it as the key does, whenever it comes; one that comes when the
-    message is there already waits for the answer.
+    """One message or command. Ctrl-C as a signal ends it as the key does, whenever it comes; one
+    that comes when the message is there already waits for the answer.
 
     (prompt_toolkit's own handler fails where the prompt has not quite begun, or has just ended.)
     """
@@ -104,16 +106,21 @@ async def _typed(session: PromptSession[str], draft: str) -> str:
 
     def begin() -> None:
         nonlocal came
-        app.layout.focus(DEFAULT_BUFFER)  # a search that a signal ended would keep the keys to itself
+        app.layout.focus(
+            DEFAULT_BUFFER
+        )  # a search that a signal ended would keep the keys to itself
         came = interrupt_taken() or came
         stop()
 
     signal.signal(signal.SIGINT, hear)
     try:
         return await session.prompt_async(
-            PROMPT, prompt_continuation=lambda width, number, soft: CONTINUED, default=draft, pre_run=begin,
+            PROMPT,
+            prompt_continuation=lambda width, number, soft: CONTINUED,
+            default=draft,
+            pre_run=begin,
             handle_sigint=False,
-        )  # fmt: skip
+        )
     finally:
         signal.signal(signal.SIGINT, waits)
         if came:
@@ -121,7 +128,9 @@ async def _typed(session: PromptSession[str], draft: str) -> str:
 
 
 def _bottom(told: list[status.Part], cost: Cost) -> str:
-    """The line at the bottom, as wide as the terminal is now; while a message is typed it begins with its cost."""
+    """The line at the bottom, as wide as the terminal is now; while a message is typed it begins
+    with its cost.
+    """
     spent = cost.line(_proper(get_app().current_buffer.text))
     parts = [status.Part(-1, spent), *told] if spent else told
     return status.fit(parts, get_app().output.get_size().columns, get_cwidth)
@@ -130,9 +139,14 @@ def _bottom(told: list[status.Part], cost: Cost) -> str:
 def _session(talk: Talk) -> PromptSession[str]:
     history = _History(talk.config.state / "history", talk)
     return PromptSession(
-        history=history, completer=_Commands(talk), complete_while_typing=False, multiline=True,
-        key_bindings=_keys(), enable_suspend=True, style=Style([("bottom-toolbar", "noreverse dim")]),
-    )  # fmt: skip
+        history=history,
+        completer=_Commands(talk),
+        complete_while_typing=False,
+        multiline=True,
+        key_bindings=_keys(),
+        enable_suspend=True,
+        style=Style([("bottom-toolbar", "noreverse dim")]),
+    )
 
 
 def _keys() -> KeyBindings:
@@ -156,7 +170,9 @@ def _keys() -> KeyBindings:
 
 @contextmanager
 def _no_echo() -> Iterator[None]:
-    """Keys typed into an answer wait for the next prompt instead of standing in the middle of the text."""
+    """Keys typed into an answer wait for the next prompt instead of standing in the middle of the
+    text.
+    """
     before = terminal.settings()
     if before is None:
         yield
@@ -169,7 +185,9 @@ def _no_echo() -> Iterator[None]:
 
 
 def _proper(text: str) -> str:
-    """Typed text without the halves of characters that prompt_toolkit makes of bytes that are not UTF-8."""
+    """Typed text without the halves of characters that prompt_toolkit makes of bytes that are not
+    UTF-8.
+    """
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -202,6 +220,10 @@ class _Commands(Completer):
     def __init__(self, talk: Talk) -> None:
         self.talk = talk
 
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+    def get_completions(
+        self, document: Document, complete_event: CompleteEvent
+    ) -> Iterable[Completion]:
         for start, offer in offers(self.talk, document.text_before_cursor):
-            yield Completion(offer, start_position=start, display_meta=visible(getattr(offer, "about", "")))
+            yield Completion(
+                offer, start_position=start, display_meta=visible(getattr(offer, "about", ""))
+            )

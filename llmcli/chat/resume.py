@@ -13,8 +13,11 @@ from llmcli.errors import UserError
 SHOWN = 40  # characters of a question that a line tells
 
 
-def take_up(talk: Talk, item: Item, typed: Callable[[Session], None] = lambda session: None) -> None:
-    """Put the talk where `item` was, with its KV state where that can be used; what was `typed` wins over then.
+def take_up(
+    talk: Talk, item: Item, typed: Callable[[Session], None] = lambda session: None
+) -> None:
+    """Put the talk where `item` was, with its KV state where that can be used; what was `typed`
+    wins over then.
 
     Raises UserError where it cannot be read; then nothing has changed.
     """
@@ -24,14 +27,20 @@ def take_up(talk: Talk, item: Item, typed: Callable[[Session], None] = lambda se
     _try_form(talk)
     talk.unanswered, talk.saved_as = held.unanswered, item.name if item.kind == "saved" else ""
     if held.damaged:
-        talk.ui.warn(f"{held.damaged} damaged line{'s' * (held.damaged != 1)} of {item.path} are left out")
+        talk.ui.warn(
+            f"{held.damaged} damaged line{'s' * (held.damaged != 1)} of {item.path} are left out"
+        )
     if held.model and held.model != talk.name:
         talk.ui.warn(f"that chat was held with {held.model}; {talk.name} goes on with it")
     count = len(talk.session.tree.path())
     told = states.take_up(talk, item.state)
-    talk.ui.text(f"loaded {item.name}: {', '.join(filter(None, (f'{count} turn' + 's' * (count != 1), told)))}")
+    talk.ui.text(
+        f"loaded {item.name}: {', '.join(filter(None, (f'{count} turn' + 's' * (count != 1), told)))}"
+    )
     if held.unanswered:
-        talk.ui.note(f"{shortened(held.unanswered, SHOWN)!r} was not answered: /retry asks it again")
+        talk.ui.note(
+            f"{shortened(held.unanswered, SHOWN)!r} was not answered: /retry asks it again"
+        )
 
 
 def _try_form(talk: Talk) -> None:
@@ -45,7 +54,9 @@ def _try_form(talk: Talk) -> None:
 
 
 def go_on(talk: Talk, item: Item, typed: Callable[[Session], None]) -> None:
-    """Begin a talk as the one that `item` was: a sitting goes on in its own log, unless another chat writes it."""
+    """Begin a talk as the one that `item` was: a sitting goes on in its own log, unless another
+    chat writes it.
+    """
     take_up(talk, item, typed)
     if item.kind == "sitting":
         log = Log(talk.config, talk.ui.warn, item.path)

@@ -1,7 +1,8 @@
-"""Named conversations: /save and /load keep them in state/saved/NAME.jsonl, written whole or not at all.
+"""Named conversations: /save and /load keep them in state/saved/NAME.jsonl, written whole or not at
+all.
 
-The first line is the head, each further one a turn of the tree (records.py). Files of the first format, whose lines
-are messages in turn, are read as well.
+The first line is the head, each further one a turn of the tree (records.py). Files of the first
+format, whose lines are messages in turn, are read as well.
 """
 
 import json
@@ -31,14 +32,21 @@ def save(session: Session, config: Config, name: str, model: str) -> tuple[Path,
     """Write the conversation as `name`: its file, and whether one of that name was replaced."""
     path = path_of(config, name)
     head = {
-        "chat": FORMAT, "model": model, "system": session.system, "predict": session.predict,
-        "settings": session.sampling.as_dict(), "on_full": session.on_full,
-        "format": records.form_record(session.constraint), **records.place_record(session.tree),
-    }  # fmt: skip
+        "chat": FORMAT,
+        "model": model,
+        "system": session.system,
+        "predict": session.predict,
+        "settings": session.sampling.as_dict(),
+        "on_full": session.on_full,
+        "format": records.form_record(session.constraint),
+        **records.place_record(session.tree),
+    }
     lines = [head, *map(records.turn_record, session.tree.turns)]
     replaced = path.exists()
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    write_whole(path, text.encode("utf-8", "surrogatepass"), mode=0o600)  # what people say is theirs alone
+    write_whole(
+        path, text.encode("utf-8", "surrogatepass"), mode=0o600
+    )  # what people say is theirs alone
     return path, replaced
 
 
@@ -52,7 +60,14 @@ def read(path: Path) -> Held:
     if not isinstance(system, str | None) or not isinstance(predict, int | None):
         raise _damaged(path, 1, "system or predict has the wrong type")
     tree = _messages(path, rest) if head["chat"] == 1 else _turns(path, head, rest)
-    held = Held(tree, str(head.get("model", "")), head["settings"], system, predict, str(head.get("on_full", "")))
+    held = Held(
+        tree,
+        str(head.get("model", "")),
+        head["settings"],
+        system,
+        predict,
+        str(head.get("on_full", "")),
+    )
     try:
         held.take_form(head)
     except records.Damaged as error:
@@ -106,7 +121,11 @@ def _damaged(path: Path, number: int, reason: str) -> UserError:
 
 
 def path_of(config: Config, name: str) -> Path:
-    """The file of the chat called `name`; its KV state's ends with .kv. Raises UserError for what is no name."""
+    """The file of the chat called `name`; its KV state's ends with .kv. Raises UserError for what
+    is no name.
+    """
     if not NAME.fullmatch(name):
-        raise UserError(f"{name!r} cannot name a chat", hint="use letters, digits and . _ - (at most 100)")
+        raise UserError(
+            f"{name!r} cannot name a chat", hint="use letters, digits and . _ - (at most 100)"
+        )
     return config.state / "saved" / f"{name}.jsonl"

@@ -11,9 +11,11 @@ from llmcli.types import Finish, Message
 
 @dataclass(slots=True)
 class Session:
-    """What the next answer depends on. The system text stands apart from the turns because templates differ in how
-    they take it. `predict` None: no limit. `search` holds where it has more than one beam, `sampling` otherwise.
-    `constraint`: what every answer must be. `on_full`: what happens when the context is full (overflow.py)."""
+    """What the next answer depends on. The system text stands apart from the turns because
+    templates differ in how they take it. `predict` None: no limit. `search` holds where it has more
+    than one beam, `sampling` otherwise. `constraint`: what every answer must be. `on_full`: what
+    happens when the context is full (overflow.py).
+    """
 
     sampling: Sampling
     system: str | None = None
@@ -30,20 +32,26 @@ class Session:
 
     @property
     def kept(self) -> list[Message]:
-        """Those of the turns that have not left the context: what the model is shown of them; a copy."""
+        """Those of the turns that have not left the context: what the model is shown of them; a
+        copy.
+        """
         return self._said(self.tree.kept())
 
     @property
     def cut(self) -> set[int]:
         """Indices of those messages that are answers stopped half way."""
-        return {2 * index + 1 for index, number in enumerate(self.tree.path()) if self.tree[number].cut}
+        return {
+            2 * index + 1 for index, number in enumerate(self.tree.path()) if self.tree[number].cut
+        }
 
     def add(self, text: str, answer: str, finish: Finish, tokens: int = 0) -> None:
         """Keep one turn; its answer has that many tokens."""
         self.tree.add(text, answer, cut=finish == "cancelled", tokens=tokens)
 
     def undo(self) -> str | None:
-        """Go back before the last turn, which stays in the tree; its question, None where there is none."""
+        """Go back before the last turn, which stays in the tree; its question, None where there is
+        none.
+        """
         if not self.tree.at:
             return None
         last = self.tree[self.tree.at]
@@ -56,4 +64,8 @@ class Session:
 
     def _said(self, numbers: list[int]) -> list[Message]:
         turns = [self.tree[number] for number in numbers]
-        return [m for turn in turns for m in (Message("user", turn.question), Message("assistant", turn.answer))]
+        return [
+            m
+            for turn in turns
+            for m in (Message("user", turn.question), Message("assistant", turn.answer))
+        ]

@@ -1,4 +1,6 @@
-"""What is kept of conversations: saved chats by their names, and the log of every sitting by when it began."""
+"""What is kept of conversations: saved chats by their names, and the log of every sitting by when
+it began.
+"""
 
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,8 +19,9 @@ KINDS = {"saved": saved.read, "sitting": sitting.read}
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One conversation on the disk: its file, and beside a saved one perhaps its KV state. `time` is in seconds
-    since 1970, when it was last written."""
+    """One conversation on the disk: its file, and beside a saved one perhaps its KV state. `time`
+    is in seconds since 1970, when it was last written.
+    """
 
     name: str
     kind: Literal["saved", "sitting"]
@@ -44,7 +47,9 @@ class Item:
         try:
             return KINDS[self.kind](self.path)
         except OSError as error:
-            raise UserError(f"cannot read {self.path}: {error.strerror}", hint="check the file") from None
+            raise UserError(
+                f"cannot read {self.path}: {error.strerror}", hint="check the file"
+            ) from None
 
 
 def items(config: Config) -> list[Item]:
@@ -54,7 +59,9 @@ def items(config: Config) -> list[Item]:
 
 
 def find(config: Config, name: str) -> Item:
-    """The conversation called `name`, a saved one before a sitting; `last`: the newest sitting. Raises UserError."""
+    """The conversation called `name`, a saved one before a sitting; `last`: the newest sitting.
+    Raises UserError.
+    """
     every = items(config)
     sittings = [item for item in every if item.kind == "sitting"]
     for item in (*(item for item in every if item.kind == "saved"), *sittings):
@@ -71,7 +78,9 @@ def find(config: Config, name: str) -> Item:
 
 
 def remove(item: Item) -> int:
-    """Delete a conversation with its KV state; the bytes that are free now. Raises UserError where it is going on."""
+    """Delete a conversation with its KV state; the bytes that are free now. Raises UserError where
+    it is going on.
+    """
     if item.kind == "sitting" and busy(item.path):
         raise UserError(f"{item.name} is going on", hint="leave that chat first")
     freed = item.nbytes + item.state_bytes

@@ -1,7 +1,7 @@
 """A sitting's log read again: the conversation as it was when the last whole line was written.
 
-Half a last line is a question whose answer was not finished; other lines that cannot be read are counted and left
-out. Logs of before there were trees, which number their turns, are read as well.
+Half a last line is a question whose answer was not finished; other lines that cannot be read are
+counted and left out. Logs of before there were trees, which number their turns, are read as well.
 """
 
 import contextlib
@@ -74,7 +74,9 @@ def _reply(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bo
 
 
 def _parent(tree: Tree, numbers: Mapping[int, int], record: Mapping[str, Any]) -> int:
-    """The turn that a question follows: the one it names, or by its place in the conversation, or the last."""
+    """The turn that a question follows: the one it names, or by its place in the conversation, or
+    the last.
+    """
     if "parent" in record:
         parent = record["parent"]
         return numbers.get(parent, tree.at) if isinstance(parent, int) else tree.at
@@ -93,7 +95,11 @@ def _unanswered(held: Held, numbers: Mapping[int, int], record: Mapping[str, Any
 def _moved(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bool:
     """A tree in place of this one, or more turns and another place in it."""
     anew, turns, first = record["event"] == "tree", record.get("turns"), record.get("first", 1)
-    if record["event"] not in ("tree", "place") or not isinstance(turns, list) or not isinstance(first, int):
+    if (
+        record["event"] not in ("tree", "place")
+        or not isinstance(turns, list)
+        or not isinstance(first, int)
+    ):
         return False
     tree = Tree() if anew else held.tree
     known = {0: 0} if anew else dict(numbers)
@@ -106,7 +112,12 @@ def _moved(held: Held, numbers: dict[int, int], record: Mapping[str, Any]) -> bo
         place["names"] = {name: known.get(end, -1) for name, end in record["names"].items()}
         place["left"] = [known.get(number, -1) for number in record.get("left", [])]
         records.put_place(tree, place)
-    except (records.Damaged, AttributeError, KeyError, TypeError):  # the others: what is no object, or not there
+    except (
+        records.Damaged,
+        AttributeError,
+        KeyError,
+        TypeError,
+    ):  # the others: what is no object, or not there
         del tree.turns[count:]
         return False
     numbers.clear()
@@ -122,7 +133,9 @@ def _settings(held: Held, record: Mapping[str, Any]) -> None:
     model = record.get("model")
     if isinstance(model, dict) and isinstance(model.get("name"), str):
         held.model = model["name"]
-    settings, system, predict, on_full = (record.get(key) for key in ("settings", "system", "predict", "on_full"))
+    settings, system, predict, on_full = (
+        record.get(key) for key in ("settings", "system", "predict", "on_full")
+    )
     held.settings = settings if isinstance(settings, dict) else {}
     held.system = system if isinstance(system, str) else None
     held.predict = predict if isinstance(predict, int) else None

@@ -1,6 +1,7 @@
 """KV states beside saved chats: NAME.kv, which spares the chat's next answer its prefill.
 
-A chat can always be read without one. Of a state that cannot be taken up it is said why, in one line.
+A chat can always be read without one. Of a state that cannot be taken up it is said why, in one
+line.
 """
 
 from pathlib import Path
@@ -11,7 +12,8 @@ from llmcli.runtime import identity, state
 
 
 def keep(talk: Talk, path: Path) -> str:
-    """Write the conversation's KV state to `path` and tell how large it is; where there is none remove the old one.
+    """Write the conversation's KV state to `path` and tell how large it is; where there is none
+    remove the old one.
 
     Raises UserError where the disk does not take it.
     """
@@ -19,7 +21,11 @@ def keep(talk: Talk, path: Path) -> str:
     here = identity.world(talk.runner)
     if kept is None or here is None:
         path.unlink(missing_ok=True)
-        return "" if kept is None else "without its KV state: the model's file has changed since it was loaded"
+        return (
+            ""
+            if kept is None
+            else "without its KV state: the model's file has changed since it was loaded"
+        )
     if not state.whole(talk.runner, len(kept.tokens)):
         path.unlink(missing_ok=True)
         return "without its KV state: the model's windows no longer see all of it, which --reproducible needs"
@@ -33,7 +39,8 @@ def take_up(talk: Talk, path: Path) -> str:
     if not spoken:
         return ""
     if 2 * ledger.nearest(spoken)[1] < len(spoken):
-        ledger.forget_idle()  # another conversation's cells: of no use, and every pass would go through them
+        # another conversation's cells: of no use, and every pass would go through them
+        ledger.forget_idle()
     try:
         with path.open("rb") as file:
             state.resume(talk.runner, state.read(file, talk.runner), talk.session.tree.at)

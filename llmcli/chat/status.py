@@ -1,4 +1,6 @@
-"""The line at the bottom of the terminal: what the next answer starts from. Knows nothing of terminals but a width."""
+"""The line at the bottom of the terminal: what the next answer starts from. Knows nothing of
+terminals but a width.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -32,15 +34,19 @@ def parts(talk: Talk) -> list[Part]:
         name = name.rstrip("/").rpartition("/")[2]
     found = [
         Part(3, name if len(name) <= NAME else f"{name[: NAME - 1]}…"),
-        Part(5, drawn), Part(0, f"{held}/{room} tokens"), Part(2, _kv(talk)),
-    ]  # fmt: skip
+        Part(5, drawn),
+        Part(0, f"{held}/{room} tokens"),
+        Part(2, _kv(talk)),
+    ]
     if talk.last and talk.last.tokens_per_second:
         found.append(Part(1, f"{talk.last.tokens_per_second:.1f} tok/s"))
     return [*found, Part(4, _drawn_by(talk))]
 
 
 def fit(found: Sequence[Part], width: int, measure: Callable[[str], int] = len) -> str:
-    """As many parts as `width` columns hold, never more than one line; `measure` counts a text's columns."""
+    """As many parts as `width` columns hold, never more than one line; `measure` counts a text's
+    columns.
+    """
     left = list(found)
     while left and measure(BETWEEN.join(part.text for part in left)) > width:
         left.remove(max(left))
@@ -48,12 +54,17 @@ def fit(found: Sequence[Part], width: int, measure: Callable[[str], int] = len) 
 
 
 def _held(talk: Talk) -> int:
-    """The conversation's tokens; counted anew where it is another one, which takes 6 ms for a thousand."""
+    """The conversation's tokens; counted anew where it is another one, which takes 6 ms for a
+    thousand.
+    """
     template = talk.runner.template
     asked = (
-        talk.runner, template, template and template.reasoning, talk.session.system,
+        talk.runner,
+        template,
+        template and template.reasoning,
+        talk.session.system,
         *(message.content for message in talk.session.kept),
-    )  # fmt: skip
+    )
     if talk.counted[0] != asked:
         try:
             talk.counted = asked, talk.held()
@@ -65,7 +76,11 @@ def _held(talk: Talk) -> int:
 def _kv(talk: Talk) -> str:
     kv = talk.runner.kv_report()
     cache = talk.runner.predict(kv.type_k, kv.type_v)
-    return f"KV {size(report.used_bytes(cache, kv.used_cells))}" if cache else f"KV {kv.used_cells} cells"
+    return (
+        f"KV {size(report.used_bytes(cache, kv.used_cells))}"
+        if cache
+        else f"KV {kv.used_cells} cells"
+    )
 
 
 def _drawn_by(talk: Talk) -> str:
@@ -79,4 +94,7 @@ def _sampling(talk: Talk) -> str:
         return f"beams {talk.session.search.beams}"
     values = talk.session.sampling
     changed = [s for s in settings().values() if s.name == "temp" or values[s.name] != s.default]
-    return " ".join(f"{s.name} {s.show(values[s.name])}" for s in sorted(changed, key=lambda s: s.name != "temp"))
+    return " ".join(
+        f"{s.name} {s.show(values[s.name])}"
+        for s in sorted(changed, key=lambda s: s.name != "temp")
+    )

@@ -1,6 +1,7 @@
 """A conversation going on: a session, the model that answers, and one turn of it.
 
-What `chat`, `run` and the REPL's commands share. Where lines come from, and the terminal, are others'.
+What `chat`, `run` and the REPL's commands share. Where lines come from, and the terminal, are
+others'.
 """
 
 import time
@@ -51,7 +52,9 @@ class Models(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One measured test: tokens per second over its repetitions; a generation's milliseconds a token, too."""
+    """One measured test: tokens per second over its repetitions; a generation's milliseconds a
+    token, too.
+    """
 
     test: str
     per_second: float
@@ -62,12 +65,14 @@ class Speed:
 
 @dataclass(slots=True)
 class Talk:
-    """Everything a command may look at. `file_bytes` was measured when the model was loaded: its file may be
-    replaced while it runs. `unanswered` is a message that an error or Ctrl-C kept from an answer,
-    `log` keeps what happens, `leaving` ends the loop. Where lines are typed (`prefills`) a command may leave
-    a `draft` of the next one. `models` None: there is no other model to be had, `measure` takes a runner, prompt and
-    answer tokens. `attached` are files' texts for the next message, `opened` thinking tags
-    that the last prompt ends with, `counted` the tokens of a conversation, and of which (status.py)."""
+    """Everything a command may look at. `file_bytes` was measured when the model was loaded: its
+    file may be replaced while it runs. `unanswered` is a message that an error or Ctrl-C kept from
+    an answer, `log` keeps what happens, `leaving` ends the loop. Where lines are typed (`prefills`)
+    a command may leave a `draft` of the next one. `models` None: there is no other model to be had,
+    `measure` takes a runner, prompt and answer tokens. `attached` are files' texts for the next
+    message, `opened` thinking tags that the last prompt ends with, `counted` the tokens of a
+    conversation, and of which (status.py).
+    """
 
     name: str
     runner: Runner
@@ -96,19 +101,28 @@ class Talk:
     _told: set[str] = field(default_factory=set)
 
     def ask(self, text: str, stream: Stream) -> Answer:
-        """One turn: encode, answer, keep. Raises UserError where the prompt cannot be made or does not fit;
-        then the conversation is as it was, and the message waits in `unanswered`."""
+        """One turn: encode, answer, keep. Raises UserError where the prompt cannot be made or does
+        not fit; then the conversation is as it was, and the message waits in `unanswered`.
+        """
         session, left = self.session, set(self.session.tree.left)
         try:
             reply = self.runner.reply(self._request(text))
         except BaseException:
             session.tree.left = left
             raise
-        self.log.asked({
-            "prompt": text, "parent": session.tree.at, "turn": len(session.tree.path()) + 1, "system": session.system,
-            "settings": session.sampling.as_dict(), "predict": session.predict, "on_full": session.on_full,
-            "format": records.form_record(session.constraint), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        })  # fmt: skip
+        self.log.asked(
+            {
+                "prompt": text,
+                "parent": session.tree.at,
+                "turn": len(session.tree.path()) + 1,
+                "system": session.system,
+                "settings": session.sampling.as_dict(),
+                "predict": session.predict,
+                "on_full": session.on_full,
+                "format": records.form_record(session.constraint),
+                "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            }
+        )
         try:
             stream.begin(self.opened)
             for event in reply:
@@ -125,7 +139,10 @@ class Talk:
         if answer.tokens or answer.finish != "cancelled":
             session.add(text, said, answer.finish, len(answer.tokens))
             self.unanswered = None
-            document |= {"node": session.tree.at, **({"answer": said} if said != answer.text else {})}
+            document |= {
+                "node": session.tree.at,
+                **({"answer": said} if said != answer.text else {}),
+            }
         self.log.answered(document, session)
         return answer
 
@@ -136,7 +153,9 @@ class Talk:
         return whole
 
     def samples(self, text: str, count: int, stream: Stream) -> list[Answer]:
-        """Several answers to one message, outside the conversation; each is shown whole, under a line of its own."""
+        """Several answers to one message, outside the conversation; each is shown whole, under a
+        line of its own.
+        """
         reply = self.runner.reply(self._request(text), count)
         for _ in reply:
             pass
@@ -155,11 +174,24 @@ class Talk:
         grammar = self.runner.grammars(session.constraint) if session.constraint else None
         strategy = "beam" if session.search.beams > 1 else self.runner.strategy(grammar)
         return Request(
-            made.tokens, session.sampling, session.predict, self.stops, self.ignore_eos,
-            self.logprobs or self.screen.probs > 0, started, strategy, session.search, endless=self.endless,
-            top_logprobs=self.screen.probs, turn=len(session.tree.turns) + 1, path=frozenset(session.tree.path()),
-            grammar=grammar, after=self.opened.closes if self.opened else "", overflow=made.overflow, move=made.move,
-        )  # fmt: skip
+            made.tokens,
+            session.sampling,
+            session.predict,
+            self.stops,
+            self.ignore_eos,
+            self.logprobs or self.screen.probs > 0,
+            started,
+            strategy,
+            session.search,
+            endless=self.endless,
+            top_logprobs=self.screen.probs,
+            turn=len(session.tree.turns) + 1,
+            path=frozenset(session.tree.path()),
+            grammar=grammar,
+            after=self.opened.closes if self.opened else "",
+            overflow=made.overflow,
+            move=made.move,
+        )
 
     def stream(self, silent: bool = False) -> Stream:
         """The screen for the next answer."""
@@ -182,14 +214,19 @@ class Talk:
         return {**accounts, **more, **constraint.facts(self, answer)}
 
     def tokens(self, text: str, skip: int = 0) -> tuple[int, ...]:
-        """The ids of the conversation as the model is shown it, but for its first `skip` turns, with `text` as its
-        next message."""
+        """The ids of the conversation as the model is shown it, but for its first `skip` turns,
+        with `text` as its next message.
+        """
         if self.runner.template is None:
             return self.runner.encode_text(self._plain(text, skip))
-        return self.runner.encode_chat(self._framed([*self.session.kept[2 * skip :], Message("user", text)]))
+        return self.runner.encode_chat(
+            self._framed([*self.session.kept[2 * skip :], Message("user", text)])
+        )
 
     def spoken(self) -> tuple[int, ...]:
-        """The ids of what was said, without a next message; empty where nothing was or the template cannot tell."""
+        """The ids of what was said, without a next message; empty where nothing was or the template
+        cannot tell.
+        """
         messages = self.session.kept
         if not messages:
             return ()
@@ -203,19 +240,41 @@ class Talk:
     def prefix(self) -> int:
         """How many tokens stand before the first message: system text and what the template adds."""
         if self.runner.template is None:
-            return len(self.runner.encode_text(f"{self.session.system}\n\n")) if self.session.system else 0
+            return (
+                len(self.runner.encode_text(f"{self.session.system}\n\n"))
+                if self.session.system
+                else 0
+            )
         try:
-            one, other = (self.runner.encode_chat(self._framed([Message("user", probe)])) for probe in ("a", "b"))
+            one, other = (
+                self.runner.encode_chat(self._framed([Message("user", probe)]))
+                for probe in ("a", "b")
+            )
         except UserError:  # a template that wants more than one short message: told when it matters
             return 0
-        return next((index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), 0)
+        return next(
+            (
+                index
+                for index, pair in enumerate(zip(one, other, strict=False))
+                if pair[0] != pair[1]
+            ),
+            0,
+        )
 
     def ends(self) -> list[int]:
-        """How many tokens the conversation has at the end of each turn; empty where its template cannot tell."""
+        """How many tokens the conversation has at the end of each turn; empty where its template
+        cannot tell.
+        """
         counts = []
         for count in range(2, len(self.session.kept) + 1, 2):
             if self.runner.template is None:
-                counts.append(len(self.runner.encode_text(self._head() + "\n".join(self._pairs()[: count // 2]))))
+                counts.append(
+                    len(
+                        self.runner.encode_text(
+                            self._head() + "\n".join(self._pairs()[: count // 2])
+                        )
+                    )
+                )
                 continue
             try:
                 said = self._framed(self.session.kept[:count])
@@ -228,7 +287,9 @@ class Talk:
         """How many tokens the conversation so far has, as it is sent with the next message."""
         if not self.session.kept:
             return self.prefix()
-        return len(self.spoken() or self.tokens("a"))  # a template that wants a question last: with a short one
+        return len(
+            self.spoken() or self.tokens("a")
+        )  # a template that wants a question last: with a short one
 
     def tell_once(self, line: str) -> None:
         """A warning that need not be repeated in one sitting."""
@@ -237,9 +298,11 @@ class Talk:
             self.ui.warn(line)
 
     def _framed(self, messages: list[Message]) -> list[Message]:
-        """With the system text: as a message of its own, or inside the first one where the template drops it.
+        """With the system text: as a message of its own, or inside the first one where the template
+        drops it.
 
-        Answers go without their thinking: most templates take it out themselves, and none wants it later on.
+        Answers go without their thinking: most templates take it out themselves, and none wants it
+        later on.
         """
         assert self.runner.template is not None
         messages = [_talked(message) for message in messages]
@@ -248,7 +311,9 @@ class Talk:
             return messages
         if self.runner.template.accepts_system():
             return [Message("system", system), *messages]
-        self.tell_once("this model's template has no place for a system text; it goes before the first message")
+        self.tell_once(
+            "this model's template has no place for a system text; it goes before the first message"
+        )
         return [Message("user", f"{system}\n\n{messages[0].content}"), *messages[1:]]
 
     def _plain(self, text: str, skip: int) -> str:

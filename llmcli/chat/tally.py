@@ -10,8 +10,9 @@ LONG = 8  # tokens from which an answer's speed says something
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over the answers of one sitting; times in milliseconds. `best` is the fastest long answer's tok/s;
-    of `guessed` tokens `right` ones came true."""
+    """Sums over the answers of one sitting; times in milliseconds. `best` is the fastest long
+    answer's tok/s; of `guessed` tokens `right` ones came true.
+    """
 
     answers: int = 0
     prompt: int = 0

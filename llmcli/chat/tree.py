@@ -1,7 +1,8 @@
-"""A conversation as a tree: whatever was asked at a place is a turn of its own, and none is thrown away.
+"""A conversation as a tree: whatever was asked at a place is a turn of its own, and none is thrown
+away.
 
-It knows nothing of models, screens and disks. Turns are numbered from 1 in the order in which they were held; 0 is
-the beginning, before all of them.
+It knows nothing of models, screens and disks. Turns are numbered from 1 in the order in which they
+were held; 0 is the beginning, before all of them.
 """
 
 import re
@@ -15,8 +16,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and its answer, after the turn `parent`. `cut`: it was stopped half way; `tokens`: how many the
-    answer has, 0 where nobody counted."""
+    """A question and its answer, after the turn `parent`. `cut`: it was stopped half way; `tokens`:
+    how many the answer has, 0 where nobody counted.
+    """
 
     parent: int
     question: str
@@ -29,9 +31,9 @@ class Turn:
 class Tree:
     """All turns, and where the conversation is.
 
-    `at` is the turn it ends with. `names` are the branches and the turns they end with; `branch` is the one that
-    grows with the conversation and ends where it does, "" where none does. `left` are turns that the model is not shown
-    any more.
+    `at` is the turn it ends with. `names` are the branches and the turns they end with; `branch` is
+    the one that grows with the conversation and ends where it does, "" where none does. `left` are
+    turns that the model is not shown any more.
     """
 
     turns: list[Turn] = field(default_factory=list)
@@ -82,25 +84,41 @@ class Tree:
             self.names[self.branch] = number
 
     def fork(self, name: str) -> None:
-        """Begin a branch here; the one before ends here. Raises UserError for a name that is taken or is none."""
+        """Begin a branch here; the one before ends here. Raises UserError for a name that is taken
+        or is none.
+        """
         if name in self.names:
-            raise UserError(f"there is a branch called {name}", hint=f"/switch {name} goes there; or take another name")
+            raise UserError(
+                f"there is a branch called {name}",
+                hint=f"/switch {name} goes there; or take another name",
+            )
         if not NAME.fullmatch(name) or name.isdigit():
             raise UserError(
-                f"{name!r} cannot name a branch", hint="use letters, digits and . _ - (at most 40, not only digits)"
+                f"{name!r} cannot name a branch",
+                hint="use letters, digits and . _ - (at most 40, not only digits)",
             )
         self.names[name] = self.at
         self.branch = name
 
     def switch(self, place: str) -> None:
-        """Go to the end of a branch, or to a turn by its number. Raises UserError where there is no such place."""
+        """Go to the end of a branch, or to a turn by its number. Raises UserError where there is no
+        such place.
+        """
         if place in self.names:
             self.branch, self.at = place, self.names[place]
             return
-        if not place.isascii() or not place.isdigit() or len(place) > 9 or int(place) > len(self.turns):
+        if (
+            not place.isascii()
+            or not place.isdigit()
+            or len(place) > 9
+            or int(place) > len(self.turns)
+        ):
             known = ", ".join(self.names)
             last = f", and turns from 0 to {len(self.turns)}" if self.turns else ""
-            raise UserError(f"there is no branch or turn {place!r}", hint=f"there are: {known}{last}; /tree shows them")
+            raise UserError(
+                f"there is no branch or turn {place!r}",
+                hint=f"there are: {known}{last}; /tree shows them",
+            )
         self.at = int(place)
         if not self.branch or self.names[self.branch] != self.at:
             self.branch = next((name for name, end in self.names.items() if end == self.at), "")

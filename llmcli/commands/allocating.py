@@ -1,7 +1,9 @@
-"""From a size to a mix: options weighed, tensors measured one at a time, bytes given where they lower divergence most.
+"""From a size to a mix: options weighed, tensors measured one at a time, bytes given where they
+lower divergence most.
 
-It joins quant's sensitivity, allocation and trades with a scratch copy that llama.cpp reads by. What was measured lies
-in the cache: another size of the same model, method and text costs nothing, and a killed run goes on.
+It joins quant's sensitivity, allocation and trades with a scratch copy that llama.cpp reads by.
+What was measured lies in the cache: another size of the same model, method and text costs nothing,
+and a killed run goes on.
 """
 
 import hashlib
@@ -39,9 +41,11 @@ READ = 1 << 30  # records of mixes that were read by stand behind all others
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be allocated: `planned` gives the plan of a mix, `plain` without method and importance; `steered` is
-    what decides its bytes beside the types, `reading` what the model is measured on, `text` the digest of that.
-    `spare` are bytes of the file that no plan has: what folds and a certificate write into it."""
+    """What is to be allocated: `planned` gives the plan of a mix, `plain` without method and
+    importance; `steered` is what decides its bytes beside the types, `reading` what the model is
+    measured on, `text` the digest of that. `spare` are bytes of the file that no plan has: what
+    folds and a certificate write into it.
+    """
 
     source: "Source"
     planned: Planned
@@ -55,7 +59,8 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The mix of all tensors that may be quantized, what each is known to cost, and the mixes that were read by.
+    """The mix of all tensors that may be quantized, what each is known to cost, and the mixes that
+    were read by.
 
     `expected` is the divergence that the measurements add up to; None where none was made.
     """
@@ -96,15 +101,22 @@ def run(wish: Wish, config: "Config", ui: "UI") -> Outcome:
             trades = Trades(menu, budget, judge, sizing.tries)
             found = work.trade(trades, found)
         return Outcome(
-            work.whole(found.mix), sensed, budget, None if sizing.quick else found.loss,
-            tuple(trades.trials) if trades else (), work.positions, time.perf_counter() - begun,
-        )  # fmt: skip
+            work.whole(found.mix),
+            sensed,
+            budget,
+            None if sizing.quick else found.loss,
+            tuple(trades.trials) if trades else (),
+            work.positions,
+            time.perf_counter() - begun,
+        )
 
 
 class _Work:
     """A run under way. The scratch copy is made when the first thing has to be read by it."""
 
-    def __init__(self, wish: Wish, sensing: Sensing, path: Path, stack: ExitStack, ui: "UI") -> None:
+    def __init__(
+        self, wish: Wish, sensing: Sensing, path: Path, stack: ExitStack, ui: "UI"
+    ) -> None:
         self.wish, self.sensing, self.path, self.ui = wish, sensing, path, ui
         self._open = stack
         self._stage: Stage | None = None
@@ -120,11 +132,17 @@ class _Work:
 
     def fitting(self, menu: Menu) -> Budget:
         """The largest file that the free memory runs."""
-        beside = self.path.with_name(f"fit-{self.path.name}")  # not the scratch copy's place: that may be open
-        most = fitting.largest(menu, self.fixed, lambda mix: self.wish.planned(self.whole(mix)), beside)
+        beside = self.path.with_name(
+            f"fit-{self.path.name}"
+        )  # not the scratch copy's place: that may be open
+        most = fitting.largest(
+            menu, self.fixed, lambda mix: self.wish.planned(self.whole(mix)), beside
+        )
         _, all_of_it = reach(menu)
         full = " and no mix of these types is larger" if most == all_of_it + self.fixed else ""
-        self.ui.note(f"--fit: a file of {most:,} bytes runs in the memory that is free with the default context{full}")
+        self.ui.note(
+            f"--fit: a file of {most:,} bytes runs in the memory that is free with the default context{full}"
+        )
         return Budget(most, self.fixed)
 
     def weigh(self) -> None:
@@ -144,8 +162,10 @@ class _Work:
         stage = self.stage()
         left, each = len(parts) - known, self._pass
         own = sum(part.own for part in parts)
-        self.ui.note(f"to measure: {left} x {each:.1f} s = about {_minutes(left * each)}; {own} of {len(parts)} are of "
-                     "the method's own codes, which are made besides; Ctrl-C loses nothing")  # fmt: skip
+        self.ui.note(
+            f"to measure: {left} x {each:.1f} s = about {_minutes(left * each)}; {own} of {len(parts)} are of "
+            "the method's own codes, which are made besides; Ctrl-C loses nothing"
+        )
         with self.ui.bar("measure", len(parts), unit="tensors", done=known) as bar:
             for part in self.sensing.measure(parts, stage):
                 bar.advance(1)
@@ -162,7 +182,9 @@ class _Work:
         return found
 
     def judge(self, sensed: Mapping[str, Sensed], mix: Mapping[str, str]) -> F64:
-        """The divergences of a mix at the held-out positions, with what rounding its inputs is known to add."""
+        """The divergences of a mix at the held-out positions, with what rounding its inputs is
+        known to add.
+        """
         return self._read(mix) + sum(sensed[name].unseen(kind) for name, kind in mix.items())
 
     def _read(self, mix: Mapping[str, str]) -> F64:
@@ -176,7 +198,11 @@ class _Work:
                 self.positions = len(found)
                 return found
         stage = self.stage()
-        steps = [self.sensing.step(name, kind) for name, kind in mix.items() if self._shown.get(name) != kind]
+        steps = [
+            self.sensing.step(name, kind)
+            for name, kind in mix.items()
+            if self._shown.get(name) != kind
+        ]
         sensitivity.show(steps, stage, self.wish.reading.threads)
         self._shown |= mix
         apart = stage.apart(held_out=True)
@@ -189,15 +215,21 @@ class _Work:
         if self._stage is None:
             size = 2 * sum(weight.elements for weight in self.wish.source.weights)
             self.ui.note(f"measuring takes a scratch copy of {size:,} bytes in {self.path.parent}")
-            self._stage = self._open.enter_context(staged(self.wish.source, self.path, self.wish.reading, self.ui))
+            self._stage = self._open.enter_context(
+                staged(self.wish.source, self.path, self.wish.reading, self.ui)
+            )
             begun = time.perf_counter()
             self._stage.apart()
             self._pass = time.perf_counter() - begun
         return self._stage
 
 
-def reachable(source: "Source", planned: Planned, sizing: "Sizing", spare: int = 0) -> Budget | None:
-    """The target as bytes; None where memory decides. Refuses a size that no mix has before anything is measured."""
+def reachable(
+    source: "Source", planned: Planned, sizing: "Sizing", spare: int = 0
+) -> Budget | None:
+    """The target as bytes; None where memory decides. Refuses a size that no mix has before
+    anything is measured.
+    """
     most = sizing.most(sum(weight.elements for weight in source.weights))
     if most is None:
         return None
@@ -213,7 +245,9 @@ def reachable(source: "Source", planned: Planned, sizing: "Sizing", spare: int =
     return budget
 
 
-def _fixed(source: "Source", planned: Planned, types: Mapping[str, Sequence[str]], spare: int) -> int:
+def _fixed(
+    source: "Source", planned: Planned, types: Mapping[str, Sequence[str]], spare: int
+) -> int:
     """Bytes of the file that are the same whatever the types of the tensors that have a choice."""
     some = planned({name: kinds[0] for name, kinds in types.items()})
     chosen = (step for step in some.steps if len(types.get(step.weight.name, ())) > 1)
@@ -222,23 +256,36 @@ def _fixed(source: "Source", planned: Planned, types: Mapping[str, Sequence[str]
 
 
 def _shown(wish: Wish) -> dict[str, Any]:
-    """All that the divergence of a probe depends on. The fingerprint's samples miss a small edit, the time does not."""
+    """All that the divergence of a probe depends on. The fingerprint's samples miss a small edit,
+    the time does not.
+    """
     return {
-        "kind": "sensitivity", "source": wish.source.fingerprint, "changed": str(wish.source.changed),
-        "numbered": "all",  # tensors, with a choice or without: files that do not say so meant others by a number
-        "text": wish.text, "probe": wish.sizing.unit, "n_ctx": N_CTX, "chunks": wish.reading.measured,
+        "kind": "sensitivity",
+        "source": wish.source.fingerprint,
+        "changed": str(wish.source.changed),
+        # tensors, with a choice or without: files that do not say so meant others by a number
+        "numbered": "all",
+        "text": wish.text,
+        "probe": wish.sizing.unit,
+        "n_ctx": N_CTX,
+        "chunks": wish.reading.measured,
         "build": version(),
-    }  # fmt: skip
+    }
 
 
 def _own(wish: Wish, types: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """All that the errors of codes depend on, and the divergence of a mix."""
     kinds = _digest({name: list(kinds) for name, kinds in types.items()})
     return _shown(wish) | {
-        "kind": "errors", "steered": dict(wish.steered), "types": kinds, "held_out": wish.reading.held_out,
-        "tied": "both",  # sides of an embedding that is the head: files that do not say so have the head's alone
-        "inputs": "rounded",  # as llama.cpp does: files that do not say so have the weights' errors alone
-    }  # fmt: skip
+        "kind": "errors",
+        "steered": dict(wish.steered),
+        "types": kinds,
+        "held_out": wish.reading.held_out,
+        # sides of an embedding that is the head: files that do not say so have the head's alone
+        "tied": "both",
+        # as llama.cpp does: files that do not say so have the weights' errors alone
+        "inputs": "rounded",
+    }
 
 
 def _records(path: Path, head: dict[str, Any]) -> Records:

@@ -1,4 +1,6 @@
-"""`llmcli calibrate`: parse, read a text with a model, write what entered its weights; or add up what was written."""
+"""`llmcli calibrate`: parse, read a text with a model, write what entered its weights; or add up
+what was written.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,22 +21,43 @@ if TYPE_CHECKING:
 
 Refs = Annotated[
     list[str],
-    typer.Argument(metavar="SRC", help="catalog name, org/repo[:QUANT], GGUF file or folder; with --merge, files"),
+    typer.Argument(
+        metavar="SRC",
+        help="catalog name, org/repo[:QUANT], GGUF file or folder; with --merge, files",
+    ),
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="STATS", help="The new importance matrix.")]
+Out = Annotated[
+    Path, typer.Option("--out", "-o", metavar="STATS", help="The new importance matrix.")
+]
 MomentsOut = Annotated[
-    Path | None, typer.Option("--moments", metavar="FILE", help="Gather full second moments, too, into this file.")
+    Path | None,
+    typer.Option(
+        "--moments", metavar="FILE", help="Gather full second moments, too, into this file."
+    ),
 ]
 Texts = Annotated[
     list[Path] | None,
-    typer.Option("--text", "-f", metavar="FILE", help="UTF-8 text to be read; repeatable. Default: what ships."),
+    typer.Option(
+        "--text",
+        "-f",
+        metavar="FILE",
+        help="UTF-8 text to be read; repeatable. Default: what ships.",
+    ),
 ]
 Ctx = Annotated[int, typer.Option("--ctx", "-c", "--ctx-size", min=1, help="Tokens of a chunk.")]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Shuffle the chunks that --chunks takes the first of.")]
-Memory = Annotated[
-    str | None, typer.Option("--memory", metavar="N(M|G)", help="Hold no more sums of --moments than this at a time.")
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", min=0, help="Shuffle the chunks that --chunks takes the first of."),
 ]
-Merge = Annotated[bool, typer.Option("--merge", help="SRC are files of calibrations, .dat too: add them up.")]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory", metavar="N(M|G)", help="Hold no more sums of --moments than this at a time."
+    ),
+]
+Merge = Annotated[
+    bool, typer.Option("--merge", help="SRC are files of calibrations, .dat too: add them up.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -62,10 +85,12 @@ def calibrate(
     *,
     workers: Workers,
 ) -> None:
-    """Measure how much each input column of each weight matters, for `quantize --imatrix STATS` and `--moments FILE`.
+    """Measure how much each input column of each weight matters, for `quantize --imatrix STATS` and
+    `--moments FILE`.
 
-    Sums of squares over a text, from llama.cpp's own passes: llama-imatrix's file, which llama-quantize reads too, with
-    the head of models that share it with their embedding. Killed runs go on where they were.
+    Sums of squares over a text, from llama.cpp's own passes: llama-imatrix's file, which
+    llama-quantize reads too, with the head of models that share it with their embedding. Killed
+    runs go on where they were.
     """
     from llmcli.catalog.partial import check_apart
     from llmcli.commands import bases, calibrating, texts
@@ -75,7 +100,13 @@ def calibrate(
 
     config, ui = start(json, offline)
     if merge:
-        read = {"--text": text, "--chunks": chunks, "--seed": seed, "--rpc": workers.rpc, "-ts": workers.tensor_split}
+        read = {
+            "--text": text,
+            "--chunks": chunks,
+            "--seed": seed,
+            "--rpc": workers.rpc,
+            "-ts": workers.tensor_split,
+        }
         _refuse({**read, "--moments": moments, "--memory": memory, "--threads": threads})
         _merge([Path(ref).expanduser() for ref in refs], out.expanduser(), ui)
         return
@@ -83,7 +114,9 @@ def calibrate(
     if moments and flash_attn == "auto":
         flash_attn = "off"  # it would hide how attention mixes values
     elif moments and flash_attn == "on":
-        ui.note("flash attention hides how values are mixed: there will be no moments of attn_v that gptq can use")
+        ui.note(
+            "flash attention hides how values are mixed: there will be no moments of attn_v that gptq can use"
+        )
     options = RunOptions(ctx, threads, None, ubatch_size, ubatch_size, gpu_layers, flash_attn)
     fit.check(options)
     room = shard_size(memory, "--memory", "memory") if memory else None
@@ -95,7 +128,9 @@ def calibrate(
         subject = side(path, options, ui)
         some, names = texts.chunks(subject, text or [], chunks, seed, ui)
         target = moments.expanduser() if moments else None
-        wish = calibrating.Wish(subject, source.fingerprint, some, names, out.expanduser(), target, room, fresh)
+        wish = calibrating.Wish(
+            subject, source.fingerprint, some, names, out.expanduser(), target, room, fresh
+        )
         outcome = calibrating.run(wish, config, ui)
     _tell(wish, outcome, ui)
 
@@ -105,9 +140,14 @@ def _check(models: int, memory: str | None, moments: Path | None) -> None:
     from llmcli.errors import UsageError
 
     if models > 1:
-        raise UsageError(f"{models} models are named, one can be calibrated", hint="--merge adds files up")
+        raise UsageError(
+            f"{models} models are named, one can be calibrated", hint="--merge adds files up"
+        )
     if memory and not moments:
-        raise UsageError("--memory is for the sums of --moments", hint="add --moments FILE, or leave out --memory")
+        raise UsageError(
+            "--memory is for the sums of --moments",
+            hint="add --moments FILE, or leave out --memory",
+        )
 
 
 def _source(ref: str, config: "Config", ui: "UI") -> "Source":
@@ -128,7 +168,9 @@ def _refuse(given: dict[str, object]) -> None:
 
     for flag, value in given.items():
         if value is not None:
-            raise UsageError(f"{flag} does not go with --merge: nothing is read", hint=f"leave out {flag}")
+            raise UsageError(
+                f"{flag} does not go with --merge: nothing is read", hint=f"leave out {flag}"
+            )
 
 
 def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
@@ -144,7 +186,10 @@ def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
     second = [path for path in paths if recognised(path)]
     if second and len(second) < len(paths):
         other = next(path for path in paths if path not in second)
-        raise UserError(f"{second[0]} holds second moments, {other} sums of squares", hint="merge files of one kind")
+        raise UserError(
+            f"{second[0]} holds second moments, {other} sums of squares",
+            hint="merge files of one kind",
+        )
     if second:
         made = merge.merge_moments(paths, out)
     else:
@@ -155,9 +200,18 @@ def _merge(paths: list[Path], out: Path, ui: "UI") -> None:
     for note in made.notes:
         ui.warn(note)
     if ui.json:
-        ui.result({"path": str(out), "bytes": out.stat().st_size, "tensors": made.tensors, "chunks": made.chunks})
+        ui.result(
+            {
+                "path": str(out),
+                "bytes": out.stat().st_size,
+                "tensors": made.tensors,
+                "chunks": made.chunks,
+            }
+        )
     else:
-        ui.text(f"{out}: {made.tensors} tensors over {made.chunks} chunks of {several(len(paths), 'file')}")
+        ui.text(
+            f"{out}: {made.tensors} tensors over {made.chunks} chunks of {several(len(paths), 'file')}"
+        )
 
 
 def _tell(wish: "Wish", outcome: "Outcome", ui: "UI") -> None:
@@ -166,37 +220,57 @@ def _tell(wish: "Wish", outcome: "Outcome", ui: "UI") -> None:
     sums, text, out = outcome.sums, wish.text, wish.out
     unseen, dead = sums.unseen(), sums.dead()
     for name, count in list(unseen.items())[:3]:
-        ui.warn(f"no token went to {count} of the experts of {name}: they are rounded as if all columns mattered alike")
+        ui.warn(
+            f"no token went to {count} of the experts of {name}: they are rounded as if all columns mattered alike"
+        )
     if len(unseen) > 3:
         ui.warn(f"so it is with {len(unseen) - 3} more tensors; a longer text may reach them")
     if dead:
         name, count = next(iter(dead.items()))
         more = f", and columns of {several(len(dead) - 1, 'more weight')}" if len(dead) > 1 else ""
-        ui.note(f"nothing but zeros entered {several(count, 'column')} of {name}{more}: what they hold is not used")
+        ui.note(
+            f"nothing but zeros entered {several(count, 'column')} of {name}{more}: what they hold is not used"
+        )
     thin = _thin(wish, ui)
     if ui.json:
-        ui.result({
-            "path": str(out), "bytes": out.stat().st_size, "tensors": len(sums.sums), "chunks": text.count,
-            "n_ctx": text.n_ctx, "tokens": int(text.ids.size), "unseen_experts": unseen, "dead_columns": dead,
-            "resumed_chunks": outcome.resumed, "moments": str(wish.moments) if wish.moments else None,
-            "moments_bytes": wish.moments.stat().st_size if wish.moments else None, "passes": outcome.passes,
-            "rank_deficient": thin,
-        })  # fmt: skip
+        ui.result(
+            {
+                "path": str(out),
+                "bytes": out.stat().st_size,
+                "tensors": len(sums.sums),
+                "chunks": text.count,
+                "n_ctx": text.n_ctx,
+                "tokens": int(text.ids.size),
+                "unseen_experts": unseen,
+                "dead_columns": dead,
+                "resumed_chunks": outcome.resumed,
+                "moments": str(wish.moments) if wish.moments else None,
+                "moments_bytes": wish.moments.stat().st_size if wish.moments else None,
+                "passes": outcome.passes,
+                "rank_deficient": thin,
+            }
+        )
         return
-    ui.text(f"{out}: {len(sums.sums)} tensors over {text.ids.size:,} tokens in {text.count} chunks of {text.n_ctx}")
+    ui.text(
+        f"{out}: {len(sums.sums)} tensors over {text.ids.size:,} tokens in {text.count} chunks of {text.n_ctx}"
+    )
     if wish.moments:
         ui.text(f"{wish.moments}: their second moments")
 
 
 def _thin(wish: "Wish", ui: "UI") -> dict[str, int]:
-    """Of each weight's second moments so many matrices had fewer rows than columns; told with what would do."""
+    """Of each weight's second moments so many matrices had fewer rows than columns; told with what
+    would do.
+    """
     from quant import moments
 
     if not wish.moments:
         return {}
     found = [one for one in moments.load(wish.moments).inputs if one.thin]
     if found:
-        worst = max(found, key=lambda one: one.columns / min(count for count in one.counts if count))
+        worst = max(
+            found, key=lambda one: one.columns / min(count for count in one.counts if count)
+        )
         least = min(count for count in worst.counts if count)
         enough = int(wish.text.ids.size * worst.columns / least) + 1
         ui.warn(

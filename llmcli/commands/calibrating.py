@@ -1,5 +1,5 @@
-"""What `llmcli calibrate` does: a text through a model, group of layers by group of layers where second moments are
-wanted, and what is gathered saved now and then.
+"""What `llmcli calibrate` does: a text through a model, group of layers by group of layers where
+second moments are wanted, and what is gathered saved now and then.
 
 It joins quant's sums with the runtime's forward passes.
 """
@@ -44,8 +44,10 @@ UNKNOWN = 4 << 30  # bytes taken where a system does not tell what is free
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be gathered: `text` is read by `model`, sums of squares go to `out`, second moments to `moments` where
-    they are wanted, in `memory` bytes at most; of these `weights` alone where they are named."""
+    """What is to be gathered: `text` is read by `model`, sums of squares go to `out`, second
+    moments to `moments` where they are wanted, in `memory` bytes at most; of these `weights` alone
+    where they are named.
+    """
 
     model: Side
     fingerprint: str
@@ -60,8 +62,9 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it: `resumed` chunks (over all passes) had been read by an earlier run, `held` bytes at most were
-    taken by second moments."""
+    """What came of it: `resumed` chunks (over all passes) had been read by an earlier run, `held`
+    bytes at most were taken by second moments.
+    """
 
     sums: Sums
     passes: int
@@ -70,12 +73,16 @@ class Outcome:
 
 
 def run(wish: Wish, config: "Config", ui: "UI", bar: "Bar | None" = None) -> Outcome:
-    """Gather and write. A killed run goes on where its last savings stand. Who has a `bar` of chunks is told nothing
-    else; where the text enters none of the named `weights` nothing is written. Raises Refusal."""
+    """Gather and write. A killed run goes on where its last savings stand. Who has a `bar` of
+    chunks is told nothing else; where the text enters none of the named `weights` nothing is
+    written. Raises Refusal.
+    """
     for path in (wish.out, wish.moments):
         if path:
             check_place(path)
-    place = hashlib.sha256(str(wish.out.absolute()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    place = hashlib.sha256(str(wish.out.absolute()).encode("utf-8", "surrogateescape")).hexdigest()[
+        :16
+    ]
     with store.locked(config.cache / "calibrations" / f"{place}.lock", ui, str(wish.out)):
         with blas.bounded(1), _opened(wish) as work:  # the threads that multiply are ours
             try:
@@ -119,17 +126,23 @@ class _Sink:
 class _Work:
     """One calibration under way."""
 
-    def __init__(self, wish: Wish, activations: Activations, sink: _Sink, named: frozenset[str]) -> None:
+    def __init__(
+        self, wish: Wish, activations: Activations, sink: _Sink, named: frozenset[str]
+    ) -> None:
         self.wish, self.activations, self.sink, self.named = wish, activations, sink, named
         self.survey = Survey(wish.text.n_ctx, wish.model.options.threads or 1)
-        if wish.moments:  # one chunk, to learn which weights share an input, and in what order they are computed
+        if (
+            wish.moments
+        ):  # one chunk, to learn which weights share an input, and in what order they are computed
             sink.listeners = [self.survey]
             activations.read(wish.text.ids[0])
         self.inputs = self.survey.inputs
         free = host.available_memory()
         self.saves = True  # a pass under way, now and then
         self.memory = wish.memory or (UNKNOWN if free is None else int(free * USABLE))
-        self.interim = Interim(wish.out.with_name(f".{wish.out.name}.state"), self._head(), self.inputs)
+        self.interim = Interim(
+            wish.out.with_name(f".{wish.out.name}.state"), self._head(), self.inputs
+        )
 
     def run(self, ui: "UI", own: "Bar | None") -> Outcome:
         """All passes over the text, then the files."""
@@ -154,7 +167,9 @@ class _Work:
                 for group in groups:
                     self._pass(group, progress, file, bar)
             wish = self.wish
-            pieces = progress.sums.file(wish.datasets, total, wish.text.n_ctx, wish.fingerprint, self._transform)
+            pieces = progress.sums.file(
+                wish.datasets, total, wish.text.n_ctx, wish.fingerprint, self._transform
+            )
             write_whole(self.wish.out, *pieces)
             if file:
                 file.finish()
@@ -165,20 +180,31 @@ class _Work:
         """All that the sums depend on."""
         options, text = self.wish.model.options, self.wish.text
         return {
-            "kind": "calibration", "model": identity.content(self.wish.model.header), "n_ctx": text.n_ctx,
+            "kind": "calibration",
+            "model": identity.content(self.wish.model.header),
+            "n_ctx": text.n_ctx,
             "written": identity.written(self.wish.model.header),
-            "text": _digest(text), "datasets": list(self.wish.datasets),
-            "moments": str(self.wish.moments.absolute()) if self.wish.moments else "", "n_ubatch": options.ubatch_size,
-            "flash_attn": options.flash_attn, "gpu_layers": self.wish.model.gpu_layers, "build": version(),
+            "text": _digest(text),
+            "datasets": list(self.wish.datasets),
+            "moments": str(self.wish.moments.absolute()) if self.wish.moments else "",
+            "n_ubatch": options.ubatch_size,
+            "flash_attn": options.flash_attn,
+            "gpu_layers": self.wish.model.gpu_layers,
+            "build": version(),
             **({"weights": _names(self.wish.weights)} if self.wish.weights is not None else {}),
-        }  # fmt: skip
+        }
 
     def _file(self) -> MomentFile:
         text, moments = self.wish.text, self.wish.moments
         assert moments
         about = About(
-            self.wish.fingerprint, text.n_ctx, text.count, (_digest(text),), self.wish.datasets, self._transform
-        )  # fmt: skip
+            self.wish.fingerprint,
+            text.n_ctx,
+            text.count,
+            (_digest(text),),
+            self.wish.datasets,
+            self._transform,
+        )
         return MomentFile(moments, about, self.inputs)
 
     @property
@@ -199,14 +225,22 @@ class _Work:
         return found
 
     def _groups(self, progress: Progress) -> list[tuple[int, ...]]:
-        """The inputs of each pass that is left; one pass without any where no second moments are wanted."""
+        """The inputs of each pass that is left; one pass without any where no second moments are
+        wanted.
+        """
         if not self.wish.moments:
             return [()]
         begun = progress.seconds.numbers if progress.seconds else ()
-        left = [number for number in range(len(self.inputs)) if number not in {*progress.finished, *begun}]
+        left = [
+            number
+            for number in range(len(self.inputs))
+            if number not in {*progress.finished, *begun}
+        ]
         return [*([begun] if begun else []), *gather.groups(self.survey, left, self.memory)]
 
-    def _pass(self, group: tuple[int, ...], progress: Progress, file: MomentFile | None, bar: Any) -> None:
+    def _pass(
+        self, group: tuple[int, ...], progress: Progress, file: MomentFile | None, bar: Any
+    ) -> None:
         """The text once, for one group of inputs; what was read of it before is not read again."""
         if file:
             if progress.seconds is None:
@@ -245,7 +279,9 @@ class _Work:
         return max((gather.needs(self.survey, group) for group in groups), default=0)
 
     def _forecast(self, groups: list[tuple[int, ...]], file: MomentFile, ui: "UI") -> None:
-        """Say what it will take before it begins. A pass is not saved where the disk is too small for that."""
+        """Say what it will take before it begins. A pass is not saved where the disk is too small
+        for that.
+        """
         most = self._held(groups)
         peak = most + (host.resident_memory() or 0)
         weights = sum(len(one.names) for one in self.inputs)
@@ -257,7 +293,9 @@ class _Work:
         saved = max((interim.nbytes(self.inputs, group) for group in groups), default=0)
         self.saves = shutil.disk_usage(self.wish.out.parent).free - file.layout.nbytes > saved
         if not self.saves:
-            ui.note(f"the disk has no {size(saved)} left to save a pass under way: a killed one is read again")
+            ui.note(
+                f"the disk has no {size(saved)} left to save a pass under way: a killed one is read again"
+            )
 
 
 def _names(weights: frozenset[str]) -> str:

@@ -25,37 +25,66 @@ def rows(found: Certificate) -> list[tuple[str, str]]:
     answers, source, content = found.answers, found.source, found.content
     ranks = answers.kld_ranks
     return [
-        ("made of", f"{source.name} ({', '.join(source.types)}, {size(source.nbytes)}, "
-                    f"{source.bits_per_weight:.2f} bits per weight), {source.fingerprint}"),
-        ("made as", f"{found.file_type}, method {found.method}{_others(found)}"
-                    + (f", folds {', '.join(found.folds)}" if found.folds else "")),
+        (
+            "made of",
+            f"{source.name} ({', '.join(source.types)}, {size(source.nbytes)}, "
+            f"{source.bits_per_weight:.2f} bits per weight), {source.fingerprint}",
+        ),
+        (
+            "made as",
+            f"{found.file_type}, method {found.method}{_others(found)}"
+            + (f", folds {', '.join(found.folds)}" if found.folds else ""),
+        ),
         *[(one.kind, _steering(one)) for one in found.steering],
         ("types", ", ".join(f"{kind} × {count}" for kind, count in found.mix.items())),
-        ("bytes", f"{content.nbytes:,} ({size(content.nbytes)}), {content.bits_per_weight:.3f} bits per weight"),
-        ("read", f"{answers.text}: {answers.chunks} chunks of {answers.n_ctx} tokens, {answers.positions:,} positions"
-                 f" scored; the source ran in {answers.base}"
-                 + (" (the file was made by this text: the figures flatter)" if answers.calibrated else "")),
-        ("perplexity", f"{_plain(answers.perplexity, 4)}, the source's {_plain(answers.base_perplexity, 4)}, "
-                       f"ratio {_plain(answers.perplexity_ratio, 5)}"),
-        ("mean KLD", f"{_plain(answers.kld, 6)}, median {answers.kld_median:.6f}, "
-                     f"99.9 % {ranks.get('99.9', answers.kld_most):.6f}, maximum {answers.kld_most:.6f}"),
+        (
+            "bytes",
+            f"{content.nbytes:,} ({size(content.nbytes)}), {content.bits_per_weight:.3f} bits per weight",
+        ),
+        (
+            "read",
+            f"{answers.text}: {answers.chunks} chunks of {answers.n_ctx} tokens, {answers.positions:,} positions"
+            f" scored; the source ran in {answers.base}"
+            + (
+                " (the file was made by this text: the figures flatter)"
+                if answers.calibrated
+                else ""
+            ),
+        ),
+        (
+            "perplexity",
+            f"{_plain(answers.perplexity, 4)}, the source's {_plain(answers.base_perplexity, 4)}, "
+            f"ratio {_plain(answers.perplexity_ratio, 5)}",
+        ),
+        (
+            "mean KLD",
+            f"{_plain(answers.kld, 6)}, median {answers.kld_median:.6f}, "
+            f"99.9 % {ranks.get('99.9', answers.kld_most):.6f}, maximum {answers.kld_most:.6f}",
+        ),
         ("same top", _percent(answers.same_top)),
         ("RMS Δp", _percent(answers.rms_delta_p)),
         *[(f"speed {one.test}", _speed(one)) for one in found.speed],
         ("measured on", f"{found.world.machine}, {several(found.world.threads, 'thread')}"),
-        ("with", f"llmcli {found.world.llmcli}, llama-cpp-python {found.world.llama_cpp_python}, {found.world.date}"),
+        (
+            "with",
+            f"llmcli {found.world.llmcli}, llama-cpp-python {found.world.llama_cpp_python}, {found.world.date}",
+        ),
         ("tensor data", f"sha256 {content.data}"),
-    ]  # fmt: skip
+    ]
 
 
-def show(found: Certificate, header: "Header", doubts: tuple[str, ...], checked: bool, ui: "UI") -> None:
+def show(
+    found: Certificate, header: "Header", doubts: tuple[str, ...], checked: bool, ui: "UI"
+) -> None:
     """Print it; what speaks against it comes first."""
     ui.text("Certificate")
     for why in doubts:
         ui.warn(f"the certificate does not belong to {header.path.name}: {why}")
     if not doubts:
         whole = "all bytes are those that were verified" if checked else "--check reads all bytes"
-        ui.text(f"  {'belongs':<16}types, sizes, metadata and a sample of every tensor agree; {whole}")
+        ui.text(
+            f"  {'belongs':<16}types, sizes, metadata and a sample of every tensor agree; {whole}"
+        )
     for name, value in rows(found):
         ui.text(f"  {name:<16}{' '.join(value.split())}")
     worst = sorted(found.tensors, key=lambda one: -(one.error or 0))[:WORST]
@@ -93,8 +122,10 @@ def write(found: Certificate, out: Path) -> list[Path]:
 
     said = json.loads(found.text())
     texts = {
-        "json": json.dumps(said, ensure_ascii=False, indent=1) + "\n", "md": markdown(found), "html": html(made(found)),
-    }  # fmt: skip
+        "json": json.dumps(said, ensure_ascii=False, indent=1) + "\n",
+        "md": markdown(found),
+        "html": html(made(found)),
+    }
     for end in ENDS:
         write_whole(beside(out, end), texts[end].encode())
     return [beside(out, end) for end in ENDS]
@@ -109,7 +140,11 @@ def markdown(found: Certificate) -> str:
     """As a page of Markdown, every tensor in a table."""
     lines = [f"# {_safe(found.model)} as {found.file_type}", "", "| | |", "|---|---|"]
     lines += [f"| {_safe(name)} | {_safe(value)} |" for name, value in rows(found)]
-    lines += ["", "| tensor | type | bytes | bits/weight | error | weighed |", "|---|---|--:|--:|--:|--:|"]
+    lines += [
+        "",
+        "| tensor | type | bytes | bits/weight | error | weighed |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
     lines += [
         f"| {_safe(one.name)} | {_safe(one.type)} | {one.nbytes:,} | {one.bits:.3f} | {part(one.error)} "
         f"| {part(one.weighted)} |"
@@ -134,7 +169,11 @@ def doubts(header: "Header", found: Certificate, whole: bool, ui: "UI") -> tuple
 
 def _others(found: Certificate) -> str:
     """What other methods than the one that was asked for have done."""
-    others = [f"{several(count, 'tensor')} by {name}" for name, count in found.methods.items() if name != found.method]
+    others = [
+        f"{several(count, 'tensor')} by {name}"
+        for name, count in found.methods.items()
+        if name != found.method
+    ]
     return f" ({', '.join(others)})" if others else ""
 
 
@@ -142,13 +181,22 @@ def _steering(one: certificate.Steering) -> str:
     both = zip(one.texts, (*one.hashes, *[""] * len(one.texts)), strict=False)
     named = [(text or "a text") + (f" (sha256 {known})" if known else "") for text, known in both]
     texts = ", ".join(named) or "a text that is not named"
-    read = f", {one.tokens:,} tokens" if one.tokens else f", {one.chunks:,} chunks" if one.chunks else ""
+    read = (
+        f", {one.tokens:,} tokens"
+        if one.tokens
+        else f", {one.chunks:,} chunks"
+        if one.chunks
+        else ""
+    )
     return f"{one.digest} of {texts}{read}"
 
 
 def _speed(one: Speed) -> str:
     span = "" if one.low is None or one.high is None else f" ({one.low:.2f} to {one.high:.2f})"
-    ends = [f" ({ends[0]:.1f} to {ends[1]:.1f})" if len(ends) == 2 else "" for ends in (one.made_span, one.base_span)]
+    ends = [
+        f" ({ends[0]:.1f} to {ends[1]:.1f})" if len(ends) == 2 else ""
+        for ends in (one.made_span, one.base_span)
+    ]
     noise = "; a noisy machine" if one.noisy else ""
     both = f"{one.made:.1f}{ends[0]} tokens a second, the source {one.base:.1f}{ends[1]}"
     return f"{both}: {one.ratio:.2f} times{span}{noise}"

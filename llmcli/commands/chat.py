@@ -34,10 +34,15 @@ def register(app: typer.Typer) -> None:
 
 def chat(
     ctx: typer.Context,
-    ref: Annotated[str | None, typer.Argument(metavar="REF", help=f"{REF} Default: {DEFAULT}")] = None,
+    ref: Annotated[
+        str | None, typer.Argument(metavar="REF", help=f"{REF} Default: {DEFAULT}")
+    ] = None,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="[NAME]", help="Go on with a saved chat or a sitting before; alone: with the last one."),
+        typer.Option(
+            metavar="[NAME]",
+            help="Go on with a saved chat or a sitting before; alone: with the last one.",
+        ),
     ] = None,
 ) -> None:
     """Talk with a model. From a pipe: a message a line."""
@@ -45,11 +50,16 @@ def chat(
     if ref and given.model:
         raise UsageError(f"two models: {ref} and {given.model}", hint="leave one of them out")
     if given.samples > 1:
-        raise UsageError("chat gives one answer at a time", hint="llmcli run REF PROMPT --samples N gives several")
+        raise UsageError(
+            "chat gives one answer at a time",
+            hint="llmcli run REF PROMPT --samples N gives several",
+        )
     config, ui = start(offline=given.offline)
     item, ref = _resumed(resume, config) if resume else None, ref or given.model
     if item and not ref and (ref := item.read().model):
-        ui.note(f"{item.name}: with {ref} again (with another: llmcli chat REF --resume {item.name})")
+        ui.note(
+            f"{item.name}: with {ref} again (with another: llmcli chat REF --resume {item.name})"
+        )
     with _open(ref or DEFAULT, given, config, ui, talks=True) as talk:
         good = _converse(talk, _written(given), given, item)
     if not good:
@@ -59,11 +69,18 @@ def chat(
 def run(
     ctx: typer.Context,
     ref: Annotated[str | None, typer.Argument(metavar="REF", help=REF)] = None,
-    text: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to answer; also from stdin.")] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="What to answer; also from stdin.")
+    ] = None,
     skeleton: Annotated[
-        bool, typer.Option("--skeleton", help="Skeleton-of-Thought: an outline, then its points in parallel.")
+        bool,
+        typer.Option(
+            "--skeleton", help="Skeleton-of-Thought: an outline, then its points in parallel."
+        ),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document, with every token's time.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON document, with every token's time.")
+    ] = False,
 ) -> None:
     """Answer one prompt and exit; without one, on a terminal, open the chat."""
     given = flags.read(ctx)
@@ -76,9 +93,13 @@ def run(
     config, ui = start(json, given.offline)
     prompt = _prompt(given, text)
     if prompt is None and (json or skeleton or given.samples > 1):
-        raise UserError("there is no prompt", hint="give one as PROMPT, with -p or -f, or through a pipe")
+        raise UserError(
+            "there is no prompt", hint="give one as PROMPT, with -p or -f, or through a pipe"
+        )
     if prompt is not None and given.logprobs and not json:
-        raise UsageError("--logprobs has no place in plain text", hint="add --json; in a chat, /probs shows them")
+        raise UsageError(
+            "--logprobs has no place in plain text", hint="add --json; in a chat, /probs shows them"
+        )
     if prompt is not None and not prompt.strip():
         raise UserError("the prompt is empty", hint=f"llmcli run {ref} 'Why is the sky blue?'")
     if prompt is not None and skeleton:
@@ -87,7 +108,11 @@ def run(
         skeletons.answer(ref, prompt, given, config, ui)
         return
     with _open(ref, given, config, ui, logprobs=json, talks=prompt is None) as talk:
-        good = _converse(talk, None, given) if prompt is None else _answer(talk, prompt, json, given.samples)
+        good = (
+            _converse(talk, None, given)
+            if prompt is None
+            else _answer(talk, prompt, json, given.samples)
+        )
     if not good:
         raise typer.Exit(1)
 
@@ -107,7 +132,11 @@ def _answer(talk: "Talk", text: str, json: bool, samples: int) -> bool:
         talk.ui.result({**talk.document(answers[0]), **({"samples": each} if samples > 1 else {})})
     else:
         several = samples > 1
-        line = report.samples_line(talk.runner, answers) if several else report.timing_line(talk.runner, answers[0])
+        line = (
+            report.samples_line(talk.runner, answers)
+            if several
+            else report.timing_line(talk.runner, answers[0])
+        )
         for told in (line, *report.beam_lines(answers[0])):
             aside(talk.ui, told)
     if any(answer.finish == "cancelled" for answer in answers):
@@ -125,7 +154,9 @@ def _resumed(name: str, config: "Config") -> "Item":
 
 
 def _converse(talk: "Talk", first: str | None, given: Flags, item: "Item | None" = None) -> bool:
-    """Talk until there is nothing more to read, `item` being where it begins; False where a line from a pipe failed."""
+    """Talk until there is nothing more to read, `item` being where it begins; False where a line
+    from a pipe failed.
+    """
     from llmcli.chat import resume
     from llmcli.chat.log import Log
 
@@ -155,7 +186,9 @@ def _talk(talk: "Talk", first: str | None) -> bool:
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if interactive:
         context = f"{talk.runner.n_ctx} tokens of context"
-        talk.ui.note(f"{talk.name} · {talk.runner.header.file_type} · {context} · /help, Ctrl-D leaves")
+        talk.ui.note(
+            f"{talk.name} · {talk.runner.header.file_type} · {context} · /help, Ctrl-D leaves"
+        )
     if first is not None:
         loop.answer(talk, first)
     if not interactive:
@@ -170,7 +203,8 @@ def _talk(talk: "Talk", first: str | None) -> bool:
 def _open(
     ref: str, given: Flags, config: "Config", ui: "UI", *, logprobs: bool = False, talks: bool
 ) -> Iterator["Talk"]:
-    """Everything from a name to a model that answers. What was typed wins over the alias, and that over defaults.
+    """Everything from a name to a model that answers. What was typed wins over the alias, and that
+    over defaults.
 
     One that `talks` has room for branches.
     """
@@ -192,15 +226,31 @@ def _open(
             ui.warn(f"with {given.search.beams} beams the sampling settings do not apply: {words}")
         # Whoever asks for a document wants nothing else on stdout.
         hidden = given.hide_thinking or (given.constraint is not None and not talks)
-        search = replace(given.search, beams=min(given.search.beams, opened.runner.context.n_seq_max))
+        search = replace(
+            given.search, beams=min(given.search.beams, opened.runner.context.n_seq_max)
+        )
         session = Session(sampling, system or None, predict, search, given.constraint)
         talk = Talk(
-            opened.name, opened.runner, session, config, ui, given.stops, given.ignore_eos, given.endless, logprobs,
-            file_bytes=opened.file_bytes, models=models, measure=measure,
-            screen=Screen(probs=given.logprobs, thinking=HIDE if hidden else SHOW, markdown=given.markdown),
-        )  # fmt: skip
+            opened.name,
+            opened.runner,
+            session,
+            config,
+            ui,
+            given.stops,
+            given.ignore_eos,
+            given.endless,
+            logprobs,
+            file_bytes=opened.file_bytes,
+            models=models,
+            measure=measure,
+            screen=Screen(
+                probs=given.logprobs, thinking=HIDE if hidden else SHOW, markdown=given.markdown
+            ),
+        )
         if given.constraint:
-            opened.runner.grammars(given.constraint)  # what cannot be followed is told before anything is asked
+            opened.runner.grammars(
+                given.constraint
+            )  # what cannot be followed is told before anything is asked
         if given.reasoning != "auto":
             find("reasoning").change(talk, given.reasoning)
         find("on_full").change(talk, given.on_full)
@@ -210,7 +260,8 @@ def _open(
 def _prompt(given: Flags, text: str | None) -> str | None:
     """The one prompt of `run`; None where nobody gave any and a person sits at the terminal.
 
-    As `llm` does, text from a pipe follows a PROMPT after a blank line; -p and -f leave stdin alone.
+    As `llm` does, text from a pipe follows a PROMPT after a blank line; -p and -f leave stdin
+    alone.
     """
     written = _written(given)
     flags.proper("PROMPT", text or "")

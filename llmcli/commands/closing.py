@@ -1,4 +1,6 @@
-"""What is said of a plan before it is carried out, and of a model file once it is there. It knows words, no flags."""
+"""What is said of a plan before it is carried out, and of a model file once it is there. It knows
+words, no flags.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,15 +30,21 @@ def tell(plan: "Plan", ui: UI) -> None:
     _of_another(plan, ui)
     if plan.unweighed:
         some = ", ".join(plan.unweighed[:3]) + (" …" if len(plan.unweighed) > 3 else "")
-        ui.note(f"the imatrix does not speak of {len(plan.unweighed)} tensors, rounded without it: {some}")
+        ui.note(
+            f"the imatrix does not speak of {len(plan.unweighed)} tensors, rounded without it: {some}"
+        )
     if plan.fallbacks:
         changes = ", ".join(sorted({f"{step.wanted} -> {step.type}" for step in plan.fallbacks}))
-        ui.note(f"{len(plan.fallbacks)} of {len(plan.steps)} tensors do not fill whole blocks with a row: {changes}")
+        ui.note(
+            f"{len(plan.fallbacks)} of {len(plan.steps)} tensors do not fill whole blocks with a row: {changes}"
+        )
     _thin(plan, ui)
     for name, steps in plan.methods.items():
         if name != plan.method.name:
             types = ", ".join(sorted({step.type for step in steps}))
-            ui.note(f"{len(steps)} tensors go through {name}'s search, {plan.method.name} does not do them: {types}")
+            ui.note(
+                f"{len(steps)} tensors go through {name}'s search, {plan.method.name} does not do them: {types}"
+            )
 
 
 def _of_another(plan: "Plan", ui: UI) -> None:
@@ -51,13 +59,18 @@ def _of_another(plan: "Plan", ui: UI) -> None:
 
 
 def _thin(plan: "Plan", ui: UI) -> None:
-    """Say where second moments are too few to be inverted by themselves: the method damps them, with less to gain; and
-    where more of them would pay. Gemma 3 270M at Q4_K_M, three texts: 28 % below llama-imatrix's file with 12,288
-    tokens, 6 for each column of the widest input, and 38 % with 49,152 (docs/quality.md).
+    """Say where second moments are too few to be inverted by themselves: the method damps them,
+    with less to gain; and where more of them would pay. Gemma 3 270M at Q4_K_M, three texts: 28 %
+    below llama-imatrix's file with 12,288 tokens, 6 for each column of the widest input, and 38 %
+    with 49,152 (docs/quality.md).
     """
     if plan.moments is None or plan.method.needs != "moments":
         return
-    known = [second for step in plan.steps if step.method and (second := plan.moments.of(step.weight.name))]
+    known = [
+        second
+        for step in plan.steps
+        if step.method and (second := plan.moments.of(step.weight.name))
+    ]
     if thin := [second for second in known if second.thin]:
         ui.note(
             f"the moments of {len(thin)} tensors are of fewer rows than they have columns: damped, they steer less "
@@ -69,14 +82,22 @@ def _thin(plan: "Plan", ui: UI) -> None:
             "make a nearer file"
         )
     if unseen := sum(second.unseen for second in known):
-        ui.note(f"no token went to {unseen} matrices of experts: they are rounded as if all columns mattered alike")
+        ui.note(
+            f"no token went to {unseen} matrices of experts: they are rounded as if all columns mattered alike"
+        )
 
 
 def close(
-    plan: "Plan", out: Path, report: "Report | None", ui: UI, found: "Certified | None" = None,
+    plan: "Plan",
+    out: Path,
+    report: "Report | None",
+    ui: UI,
+    found: "Certified | None" = None,
     told: "Mapping[str, Any] | None" = None,
-) -> None:  # fmt: skip
-    """The closing table, or the document of --json; `found` is what --verify made, `told` what else there is to say."""
+) -> None:
+    """The closing table, or the document of --json; `found` is what --verify made, `told` what else
+    there is to say.
+    """
     from llmcli.commands import certified
     from quant.quantize import tally
 
@@ -86,10 +107,17 @@ def close(
         return
     columns = ("type", "tensors", "before", "after", "bits/weight", "error", "seconds")
     rows = [
-        (line.type, str(line.tensors), size(line.bytes_before), size(line.bytes_after), f"{line.bits_per_weight:.2f}",
-         "" if line.error is None else f"{line.error:.2%}", "" if line.seconds is None else f"{line.seconds:.2f}")
+        (
+            line.type,
+            str(line.tensors),
+            size(line.bytes_before),
+            size(line.bytes_after),
+            f"{line.bits_per_weight:.2f}",
+            "" if line.error is None else f"{line.error:.2%}",
+            "" if line.seconds is None else f"{line.seconds:.2f}",
+        )
         for line in lines
-    ]  # fmt: skip
+    ]
     total = (
         "total",
         str(len(plan.steps)),
@@ -161,8 +189,12 @@ def _document(plan: "Plan", out: Path, report: "Report | None") -> dict[str, Any
         "sequential": plan.pending.digest or None if plan.pending else None,
         "methods": {name: len(steps) for name, steps in plan.methods.items()},
         "rows_left": sum(one.others for one in report.remarks.values()) if report else 0,
-        "damped": {name: one.damping for name, one in report.remarks.items() if one.damping} if report else {},
-        "fold": {"kinds": plan.source.folded.split(","), "digest": plan.source.fold} if plan.source.fold else None,
+        "damped": {name: one.damping for name, one in report.remarks.items() if one.damping}
+        if report
+        else {},
+        "fold": {"kinds": plan.source.folded.split(","), "digest": plan.source.fold}
+        if plan.source.fold
+        else None,
         "types": {
             line.type: {
                 "tensors": line.tensors,

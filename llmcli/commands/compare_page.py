@@ -1,4 +1,6 @@
-"""The page of `llmcli bench compare --report`: each test's ratio with its interval, and the speeds of both sides."""
+"""The page of `llmcli bench compare --report`: each test's ratio with its interval, and the speeds
+of both sides.
+"""
 
 import math
 from pathlib import Path
@@ -36,7 +38,12 @@ def charts(told: "Told") -> list[Chart]:
     sure = f"{told.design.confidence:.4g}".rstrip("0")
     says = f"The noise supports a difference in {apart} of {len(ratios)}; all intervals hold with probability {sure}."
     rows = [
-        Row(f"{name}, {side}", (Value("tokens a second", median(rates)),), figure(median(rates)), _tenths(rates))
+        Row(
+            f"{name}, {side}",
+            (Value("tokens a second", median(rates)),),
+            figure(median(rates)),
+            _tenths(rates),
+        )
         for name, one in both
         for side, rates in (("A", one.a), ("B", one.b))
     ]
@@ -51,12 +58,18 @@ def _words(one: "Comparison") -> str:
     """The ratio and what it means, short enough to stand behind it."""
     if math.isinf(one.resolution):
         return "too few pairs"
-    return f"{one.ratio:.3f}" + (", level" if not one.differs else ", faster" if one.ratio > 1 else ", slower")
+    return f"{one.ratio:.3f}" + (
+        ", level" if not one.differs else ", faster" if one.ratio > 1 else ", slower"
+    )
 
 
 def made(told: "Told") -> "Page":
     """The whole page."""
-    how = "Measured in pairs, in random order." if told.interleaved else "Saved runs: they were not interleaved."
+    how = (
+        "Measured in pairs, in random order."
+        if told.interleaved
+        else "Saved runs: they were not interleaved."
+    )
     lead = [f"{name}: {one.words()}" for name, one in zip(told.tests, told.found, strict=True)]
     about = f"A is {told.a.path}, B {told.b.path}. {how}"
     return page.of_others(f"{told.a.words} or {told.b.words}", about, lead, charts(told))

@@ -1,4 +1,6 @@
-"""What the shell offers at Tab: models that are known, and the measurements of `bench`. It reads no weights."""
+"""What the shell offers at Tab: models that are known, and the measurements of `bench`. It reads no
+weights.
+"""
 
 from collections.abc import Iterator
 
@@ -13,7 +15,10 @@ def models(incomplete: str) -> Iterator[str]:
 
     settings = config.load()
     try:
-        known = [*catalog.load(settings), *(manifest.name for manifest in store.manifests(settings))]
+        known = [
+            *catalog.load(settings),
+            *(manifest.name for manifest in store.manifests(settings)),
+        ]
     except UserError:  # whoever runs a command will be told
         return
     yield from (name for name in dict.fromkeys(known) if name.startswith(incomplete))

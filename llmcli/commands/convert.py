@@ -1,6 +1,8 @@
-"""`llmcli convert`: a checkpoint folder into a GGUF of floats (or Q8_0), by the road that quantize takes.
+"""`llmcli convert`: a checkpoint folder into a GGUF of floats (or Q8_0), by the road that quantize
+takes.
 
-It chooses the type and hands over; naming, placing, writing and telling are those of weights.py and closing.py.
+It chooses the type and hands over; naming, placing, writing and telling are those of weights.py and
+closing.py.
 """
 
 from pathlib import Path
@@ -27,11 +29,15 @@ def register(app: typer.Typer) -> None:
 
 @offered()
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A checkpoint folder, or a model's name.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SRC", help="A checkpoint folder, or a model's name.")
+    ],
     *,
     outtype: Annotated[
         Literal["auto", "f32", "f16", "bf16", "q8_0"],
-        typer.Option(help="The type of the matrices; auto is what the checkpoint's first matrix is stored as."),
+        typer.Option(
+            help="The type of the matrices; auto is what the checkpoint's first matrix is stored as."
+        ),
     ] = "auto",
     reading: Reading,
     writing: Writing,
@@ -48,9 +54,13 @@ def convert(
     if outtype == "auto":
         ui.note(f"the checkpoint's matrices are {plan.file_type.name}, and so are the file's")
     closing.tell(plan, ui)
-    with weights.placed(plan, model, writing.out, config, ui, mixed=False, dry_run=writing.dry_run) as target:
+    with weights.placed(
+        plan, model, writing.out, config, ui, mixed=False, dry_run=writing.dry_run
+    ) as target:
         report = (
-            None if writing.dry_run else weights.write(plan, target, ui, threads=writing.threads, force=writing.force)
+            None
+            if writing.dry_run
+            else weights.write(plan, target, ui, threads=writing.threads, force=writing.force)
         )
     closing.close(plan, target, report, ui)
 
@@ -61,9 +71,19 @@ def _open(path: Path, reading: Reading, blobs: "Mapping[str, Blob] | None") -> "
     from llmcli.errors import UserError
 
     if path.is_file():
-        raise UserError(f"{path} is a file; convert takes a checkpoint folder", hint=f"llmcli quantize {path} -t BF16")
+        raise UserError(
+            f"{path} is a file; convert takes a checkpoint folder",
+            hint=f"llmcli quantize {path} -t BF16",
+        )
     if not path.exists():
-        raise UserError(f"there is no folder {path}", hint="name a checkpoint folder, or a hub model as org/repo")
+        raise UserError(
+            f"there is no folder {path}",
+            hint="name a checkpoint folder, or a hub model as org/repo",
+        )
     return weights.open_source(
-        path, tokenizer=reading.tokenizer, pre=reading.pre, allow_pickle=reading.allow_pickle, blobs=blobs
+        path,
+        tokenizer=reading.tokenizer,
+        pre=reading.pre,
+        allow_pickle=reading.allow_pickle,
+        blobs=blobs,
     )

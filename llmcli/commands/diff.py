@@ -21,12 +21,16 @@ def register(app: typer.Typer) -> None:
 
 
 def diff(
-    left: Annotated[str, typer.Argument(metavar="A", help="The reference: a GGUF file or a model that is here.")],
+    left: Annotated[
+        str, typer.Argument(metavar="A", help="The reference: a GGUF file or a model that is here.")
+    ],
     right: Annotated[str, typer.Argument(metavar="B", help="What is held against it.")],
     all_tensors: Annotated[bool, typer.Option("--all", help="List equal tensors, too.")] = False,
     json: Json = False,
 ) -> None:
-    """Compare two GGUF models: keys, tensors, types, and the relative error of B's values against A's."""
+    """Compare two GGUF models: keys, tensors, types, and the relative error of B's values against
+    A's.
+    """
     from quant import compare, container
 
     config, ui = start(json)
@@ -55,12 +59,19 @@ def _file(text: str, config: "Config", ui: "UI") -> Path:
     if model is None:
         raise UserError(f"{text} is not here", hint=f"llmcli pull {text}")
     if model.kind != "gguf":
-        raise UserError(f"{text} is a checkpoint folder", hint=f"llmcli convert {text} makes a GGUF of it")
+        raise UserError(
+            f"{text} is a checkpoint folder", hint=f"llmcli convert {text} makes a GGUF of it"
+        )
     return model.path
 
 
 def _tell(
-    keys: "list[KeyDifference]", names: "Names", found: "list[TensorDifference]", ui: "UI", *, all_tensors: bool
+    keys: "list[KeyDifference]",
+    names: "Names",
+    found: "list[TensorDifference]",
+    ui: "UI",
+    *,
+    all_tensors: bool,
 ) -> None:
     if keys:
         ui.table(("key", "A", "B"), [(key.key, key.left or "-", key.right or "-") for key in keys])
@@ -73,7 +84,9 @@ def _tell(
             difference.name,
             _types(difference),
             _bytes(difference),
-            "shapes differ" if difference.left.shape != difference.right.shape else _error(difference),
+            "shapes differ"
+            if difference.left.shape != difference.right.shape
+            else _error(difference),
         )
         for difference in found
         if all_tensors or not difference.same_bytes
@@ -84,7 +97,11 @@ def _tell(
     same = sum(difference.same_bytes for difference in found)
     ui.text(
         f"{len(keys)} keys differ; of {len(found)} tensors in both {same} are the same to the bit"
-        + (f", {len(names.left) + len(names.right)} are in one model only" if names.left or names.right else "")
+        + (
+            f", {len(names.left) + len(names.right)} are in one model only"
+            if names.left or names.right
+            else ""
+        )
     )
 
 
@@ -105,10 +122,17 @@ def _error(difference: "TensorDifference") -> str:
 
 
 def _document(
-    headers: "list[Header]", keys: "list[KeyDifference]", names: "Names", found: "list[TensorDifference]"
+    headers: "list[Header]",
+    keys: "list[KeyDifference]",
+    names: "Names",
+    found: "list[TensorDifference]",
 ) -> dict[str, Any]:
     sides = [
-        {"path": str(header.path), "file_type": header.file_type, "tensor_bytes": header.tensor_bytes}
+        {
+            "path": str(header.path),
+            "file_type": header.file_type,
+            "tensor_bytes": header.tensor_bytes,
+        }
         for header in headers
     ]
     return {
@@ -129,5 +153,8 @@ def _document(
             }
             for difference in found
         ],
-        "same": not keys and not names.left and not names.right and all(d.same_bytes for d in found),
+        "same": not keys
+        and not names.left
+        and not names.right
+        and all(d.same_bytes for d in found),
     }

@@ -21,23 +21,48 @@ if TYPE_CHECKING:
 CTX = 512
 Base = Annotated[
     str | None,
-    typer.Option("--base", metavar="REF", help="The model before it was quantized; or a file that --save-base wrote."),
+    typer.Option(
+        "--base",
+        metavar="REF",
+        help="The model before it was quantized; or a file that --save-base wrote.",
+    ),
 ]
 BaseFile = Annotated[
-    Path | None, typer.Option("--base-logits", metavar="FILE", help="The base, from a file that --save-base wrote.")
+    Path | None,
+    typer.Option(
+        "--base-logits", metavar="FILE", help="The base, from a file that --save-base wrote."
+    ),
 ]
 SaveBase = Annotated[
     Path | None,
-    typer.Option("--save-base", metavar="FILE", help="Keep what the base (or else SRC) expects, for --base-logits."),
+    typer.Option(
+        "--save-base",
+        metavar="FILE",
+        help="Keep what the base (or else SRC) expects, for --base-logits.",
+    ),
 ]
 Text = Annotated[
     Path | None,
-    typer.Option("--text", "-f", metavar="FILE", help="UTF-8 text to be read; default: 256 KB of plays that ship."),
+    typer.Option(
+        "--text",
+        "-f",
+        metavar="FILE",
+        help="UTF-8 text to be read; default: 256 KB of plays that ship.",
+    ),
 ]
-Ctx = Annotated[int | None, typer.Option("--ctx", "-c", "--ctx-size", min=1, help=f"Tokens of a chunk; default {CTX}.")]
-Count = Annotated[int | None, typer.Option("--chunks", min=1, help="Read no more chunks than these.")]
-Quant = Annotated[str | None, typer.Option("--quant", metavar="TYPE", help="Quantize SRC to this type first.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Compute all anew, also what an earlier run has finished.")]
+Ctx = Annotated[
+    int | None,
+    typer.Option("--ctx", "-c", "--ctx-size", min=1, help=f"Tokens of a chunk; default {CTX}."),
+]
+Count = Annotated[
+    int | None, typer.Option("--chunks", min=1, help="Read no more chunks than these.")
+]
+Quant = Annotated[
+    str | None, typer.Option("--quant", metavar="TYPE", help="Quantize SRC to this type first.")
+]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Compute all anew, also what an earlier run has finished.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -46,7 +71,10 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="catalog name, org/repo[:QUANT], GGUF file or folder")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SRC", help="catalog name, org/repo[:QUANT], GGUF file or folder"),
+    ],
     base: Base = None,
     text: Text = None,
     ctx: Ctx = None,
@@ -69,9 +97,9 @@ def evaluate(
 ) -> None:
     """Measure a model on a text: perplexity, and its divergence from the model that it was made of.
 
-    Protocol and definitions are llama-perplexity's; both models' logits are held against each other in float32. Ctrl-C
-    and kills lose nothing that is finished: the same command goes on. A base has an f16 cache, so that
-    `--base SRC -ctk q8_0 -ctv q8_0` tells what a cache type costs.
+    Protocol and definitions are llama-perplexity's; both models' logits are held against each other
+    in float32. Ctrl-C and kills lose nothing that is finished: the same command goes on. A base has
+    an f16 cache, so that `--base SRC -ctk q8_0 -ctv q8_0` tells what a cache type costs.
     """
     from llmcli.catalog.partial import check_apart
     from llmcli.commands import evaluating, quality
@@ -83,7 +111,9 @@ def evaluate(
     workers.join(ui)
     if base and baselogits.recognised(Path(base).expanduser()):
         base_logits, base = Path(base), None
-    options = RunOptions(ctx or CTX, threads, None, batch_size, ubatch_size, gpu_layers, flash_attn, type_k, type_v)
+    options = RunOptions(
+        ctx or CTX, threads, None, batch_size, ubatch_size, gpu_layers, flash_attn, type_k, type_v
+    )
     _refuse(base, base_logits, text, ctx, save_base)
     fit.check(options)
     kept = baselogits.load(base_logits.expanduser()) if base_logits else None
@@ -94,13 +124,17 @@ def evaluate(
     other = side(_base(base, config, ui).path, plain, ui) if base else None
     check_apart([save_base], [*model.header.files, *(other.header.files if other else ()), text])
     target = save_base.expanduser() if save_base else None
-    outcome = evaluating.run(evaluating.Wish(model, other, kept, words, chunks, target, fresh), config, ui)
+    outcome = evaluating.run(
+        evaluating.Wish(model, other, kept, words, chunks, target, fresh), config, ui
+    )
     if kept:
         kept.close()
     quality.show(quality.Told(outcome, model, other, kept, name), ui)
 
 
-def _refuse(base: str | None, kept: Path | None, text: Path | None, ctx: int | None, save: Path | None) -> None:
+def _refuse(
+    base: str | None, kept: Path | None, text: Path | None, ctx: int | None, save: Path | None
+) -> None:
     """Wishes that exclude each other."""
     from llmcli.errors import UsageError
 
@@ -109,7 +143,9 @@ def _refuse(base: str | None, kept: Path | None, text: Path | None, ctx: int | N
     for flag, given in (("--base", base), ("--text", text), ("--ctx", ctx), ("--save-base", save)):
         if given is not None:
             why = "they are of one model and one text"
-            raise UsageError(f"{flag} does not go with kept base logits: {why}", hint=f"leave out {flag}")
+            raise UsageError(
+                f"{flag} does not go with kept base logits: {why}", hint=f"leave out {flag}"
+            )
 
 
 def words_of(path: Path | None) -> tuple[str, str]:
@@ -120,12 +156,17 @@ def words_of(path: Path | None) -> tuple[str, str]:
     from llmcli.utf8 import decoded
 
     if path is None:
-        raw, name = (resources.files("quant") / "texts" / "evaluation.txt").read_bytes(), "the plays that ship"
+        raw, name = (
+            (resources.files("quant") / "texts" / "evaluation.txt").read_bytes(),
+            "the plays that ship",
+        )
     else:
         try:
             raw, name = path.expanduser().read_bytes(), str(path)
         except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}", hint="--text takes a file of text") from None
+            raise UserError(
+                f"cannot read {path}: {error.strerror}", hint="--text takes a file of text"
+            ) from None
     return decoded(raw, name).removesuffix("\n"), name
 
 
@@ -162,5 +203,7 @@ def side(path: Path, options: "RunOptions", ui: "UI") -> "Side":
     kv.check(header.metadata, options.cache_type_k, options.cache_type_v)
     found = Side(header, *fit.decide(header, options, ui.warn))
     if not found.n_vocab:
-        raise UserError(f"{path.name} has no vocabulary: it cannot read text", hint="name another file")
+        raise UserError(
+            f"{path.name} has no vocabulary: it cannot read text", hint="name another file"
+        )
     return found

@@ -1,6 +1,7 @@
 """What `llmcli eval` does: a text scored chunk by chunk, each finished group of chunks on the disk.
 
-It joins quant's arithmetic with the runtime's forward passes. What is printed is commands/quality.py's.
+It joins quant's arithmetic with the runtime's forward passes. What is printed is
+commands/quality.py's.
 """
 
 import hashlib
@@ -34,16 +35,27 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
 
 OTHERS = {
-    "base": "--base", "written": "time of its file", "text": "text", "n_ctx": "--ctx", "type_k": "-ctk",
-    "type_v": "-ctv", "flash_attn": "-fa", "n_batch": "-b", "n_ubatch": "-ub", "gpu_layers": "-ngl",
-    "build": "build of llama.cpp", "rotated": "LLAMA_ATTN_ROT_DISABLE",
-}  # fmt: skip
+    "base": "--base",
+    "written": "time of its file",
+    "text": "text",
+    "n_ctx": "--ctx",
+    "type_k": "-ctk",
+    "type_v": "-ctv",
+    "flash_attn": "-fa",
+    "n_batch": "-b",
+    "n_ubatch": "-ub",
+    "gpu_layers": "-ngl",
+    "build": "build of llama.cpp",
+    "rotated": "LLAMA_ATTN_ROT_DISABLE",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be evaluated: a model, perhaps its base or what was kept of one, and how. `words` are the text; None
-    where the base's file brings it along. `quiet`: not a word of other evaluations of the same model."""
+    """What is to be evaluated: a model, perhaps its base or what was kept of one, and how. `words`
+    are the text; None where the base's file brings it along. `quiet`: not a word of other
+    evaluations of the same model.
+    """
 
     model: Side
     base: Side | None
@@ -57,9 +69,12 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it: of `tokens` in the text so many `chunks` of `n_ctx` were read, `resumed` of them earlier.
+    """What came of it: of `tokens` in the text so many `chunks` of `n_ctx` were read, `resumed` of
+    them earlier.
 
-    `klds`: the mean divergence of each chunk, by which two files can be held against each other in pairs."""
+    `klds`: the mean divergence of each chunk, by which two files can be held against each other in
+    pairs.
+    """
 
     quality: Quality
     tokens: int
@@ -71,7 +86,9 @@ class Outcome:
 
 
 def run(wish: Wish, config: "Config", ui: "UI") -> Outcome:
-    """Evaluate. What is finished is kept at any Ctrl-C or kill, and the same call goes on there. Raises Refusal."""
+    """Evaluate. What is finished is kept at any Ctrl-C or kill, and the same call goes on there.
+    Raises Refusal.
+    """
     begun = time.perf_counter()
     text, count = _text(wish)
     some = text.count if wish.chunks is None else min(wish.chunks, text.count)
@@ -92,12 +109,22 @@ def run(wish: Wish, config: "Config", ui: "UI") -> Outcome:
         finally:
             done.close()
     klds = tuple(float(one.kld.mean()) for one in found if one.against)
-    return Outcome(quality(Scores.join(found)), count, text.n_ctx, some, resumed, time.perf_counter() - begun, klds)
+    return Outcome(
+        quality(Scores.join(found)),
+        count,
+        text.n_ctx,
+        some,
+        resumed,
+        time.perf_counter() - begun,
+        klds,
+    )
 
 
 def _loop(wish: Wish, text: Chunks, done: Records, saved: Records | None, ui: "UI") -> int:
     """Score what is not there yet; the number of chunks that were."""
-    have = (done.numbers if saved is None else done.numbers & saved.numbers) & set(range(text.count))
+    have = (done.numbers if saved is None else done.numbers & saved.numbers) & set(
+        range(text.count)
+    )
     step = done.head["at_once"]
     groups = [
         [number for number in range(start, min(start + step, text.count)) if number not in have]
@@ -105,7 +132,9 @@ def _loop(wish: Wish, text: Chunks, done: Records, saved: Records | None, ui: "U
     ]
     groups = [group for group in groups if group]
     if have:
-        ui.note(f"{len(have)} of {text.count} chunks were computed before (--fresh computes them anew)")
+        ui.note(
+            f"{len(have)} of {text.count} chunks were computed before (--fresh computes them anew)"
+        )
     if not groups:
         return len(have)
     scores = [_scores(done.get(number), text.scored) for number in sorted(have)]
@@ -115,7 +144,12 @@ def _loop(wish: Wish, text: Chunks, done: Records, saved: Records | None, ui: "U
         with ui.bar(label, text.count, "chunks", len(have)) as bar:
             for group, (found, tops) in _scored(wish, text, groups, lanes, keep=saved is not None):
                 if saved is not None:  # before the journal: what that has is not computed again
-                    saved.put({number: baselogits.pack(rows) for number, rows in zip(group, tops, strict=True)})
+                    saved.put(
+                        {
+                            number: baselogits.pack(rows)
+                            for number, rows in zip(group, tops, strict=True)
+                        }
+                    )
                 done.put({number: _bytes(one) for number, one in zip(group, found, strict=True)})
                 scores += found
                 bar.advance(len(group))
@@ -128,7 +162,9 @@ def _loop(wish: Wish, text: Chunks, done: Records, saved: Records | None, ui: "U
 def _scored(
     wish: Wish, text: Chunks, groups: list[list[int]], lanes: Lanes, *, keep: bool
 ) -> Iterator[tuple[list[int], tuple[list[Scores], list[list[Top]]]]]:
-    """Groups of chunks with their scores: both models open at once where the memory holds them, else in turn."""
+    """Groups of chunks with their scores: both models open at once where the memory holds them,
+    else in turn.
+    """
     if wish.base is None or both_fit(wish.model, wish.base):
         with opened(wish.model, wish.base, max(map(len, groups))) as (model, base):
             evaluation = Evaluation(model, base, wish.kept, text, lanes, keep)
@@ -161,21 +197,37 @@ def _head(wish: Wish, text: Chunks) -> dict[str, Any]:
     """All that the figures of a chunk depend on."""
     options, sides = wish.model.options, [side for side in (wish.model, wish.base) if side]
     n_vocab = wish.model.n_vocab
-    base = identity.content(wish.base.header) if wish.base else _digest(wish.kept.head) if wish.kept else ""
+    base = (
+        identity.content(wish.base.header)
+        if wish.base
+        else _digest(wish.kept.head)
+        if wish.kept
+        else ""
+    )
     return {
-        "kind": "evaluation", "model": identity.content(wish.model.header), "base": base,
+        "kind": "evaluation",
+        "model": identity.content(wish.model.header),
+        "base": base,
         "written": [*(identity.written(side.header) for side in sides), *_written(wish.kept)],
-        "text": hashlib.sha256(text.ids.tobytes()).hexdigest(), "n_ctx": text.n_ctx, "n_vocab": n_vocab,
+        "text": hashlib.sha256(text.ids.tobytes()).hexdigest(),
+        "n_ctx": text.n_ctx,
+        "n_vocab": n_vocab,
         "at_once": scoring.at_once(text.n_ctx, options.batch_size, n_vocab, text.count),
-        "type_k": options.cache_type_k, "type_v": options.cache_type_v, "flash_attn": options.flash_attn,
-        "n_batch": options.batch_size, "n_ubatch": options.ubatch_size,
-        "gpu_layers": [side.gpu_layers for side in sides], "build": version(),
+        "type_k": options.cache_type_k,
+        "type_v": options.cache_type_v,
+        "flash_attn": options.flash_attn,
+        "n_batch": options.batch_size,
+        "n_ubatch": options.ubatch_size,
+        "gpu_layers": [side.gpu_layers for side in sides],
+        "build": version(),
         **({} if rotated_cache() else {"rotated": False}),
-    }  # fmt: skip
+    }
 
 
 def _written(kept: BaseLogits | None) -> list[int]:
-    """When a file of base logits was: its head does not tell it from one of a base with a small edit."""
+    """When a file of base logits was: its head does not tell it from one of a base with a small
+    edit.
+    """
     return [kept.path.stat().st_mtime_ns] if kept else []
 
 
@@ -197,18 +249,28 @@ def _tell_others(folder: Path, head: dict[str, Any], ui: "UI") -> None:
 
 @contextmanager
 def _saving(wish: Wish, text: Chunks, head: dict[str, Any], ui: "UI") -> Iterator[Records | None]:
-    """The file of base logits that is to be written, gone on with where it was begun; named when all is there."""
+    """The file of base logits that is to be written, gone on with where it was begun; named when
+    all is there.
+    """
     if wish.save_base is None:
         yield None
         return
     path, side = wish.save_base, wish.base or wish.model
     check_place(path)
     words = {
-        **{key: head[key] for key in ("n_ctx", "n_vocab", "at_once", "n_batch", "n_ubatch", "flash_attn", "build")},
-        "kind": baselogits.KIND, "name": side.header.path.name, "model": identity.content(side.header),
-        "text": hashlib.sha256(text.ids.tobytes()).hexdigest(), "vocabulary": vocabulary.digest(side.header),
-        "type_k": side.options.cache_type_k, "type_v": side.options.cache_type_v, "chunks": text.count,
-    }  # fmt: skip
+        **{
+            key: head[key]
+            for key in ("n_ctx", "n_vocab", "at_once", "n_batch", "n_ubatch", "flash_attn", "build")
+        },
+        "kind": baselogits.KIND,
+        "name": side.header.path.name,
+        "model": identity.content(side.header),
+        "text": hashlib.sha256(text.ids.tobytes()).hexdigest(),
+        "vocabulary": vocabulary.digest(side.header),
+        "type_k": side.options.cache_type_k,
+        "type_v": side.options.cache_type_v,
+        "chunks": text.count,
+    }
     if not wish.fresh and _whole(path, words, identity.written(side.header)):
         ui.note(f"{path} is there already, made from this model and text")
         yield None
@@ -237,12 +299,18 @@ def _whole(path: Path, words: dict[str, Any], written: int) -> bool:
         return False
     found.close()
     return (
-        found.head == words and set(range(words["chunks"])) <= found.numbers and path.stat().st_mtime_ns >= written
-    )  # fmt: skip
+        found.head == words
+        and set(range(words["chunks"])) <= found.numbers
+        and path.stat().st_mtime_ns >= written
+    )
 
 
 def _bytes(scores: Scores) -> bytes:
-    columns = [scores.nll, scores.base_nll, scores.kld, scores.same, scores.doubt] if scores.against else [scores.nll]
+    columns = (
+        [scores.nll, scores.base_nll, scores.kld, scores.same, scores.doubt]
+        if scores.against
+        else [scores.nll]
+    )
     return np.stack(columns).astype("<f8").tobytes()
 
 

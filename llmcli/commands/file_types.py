@@ -1,4 +1,5 @@
-"""The lower-case flags of the file types, `--q4_k_m` and its like, for every command that makes one.
+"""The lower-case flags of the file types, `--q4_k_m` and its like, for every command that makes
+one.
 
 Read off quant's table, so that a type added there has its flag here. It knows flags, not files.
 """
@@ -14,7 +15,8 @@ import typer
 def with_types(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command that has a `quant` option one flag for each file type, all meaning `quant`.
 
-    The wrapped command gets the full name or None; two types at once are a UsageError (exit code 2).
+    The wrapped command gets the full name or None; two types at once are a UsageError (exit code
+    2).
     """
     table = names()
     hints = get_type_hints(command, include_extras=True)
@@ -49,10 +51,15 @@ def names() -> dict[str, tuple[str, str]]:
     from quant.file_types import ALIASES, FILE_TYPES
 
     table = {
-        name.lower(): (name, f"The same as -t {name}{'; needs --imatrix' if kind.needs_imatrix else ''}.")
+        name.lower(): (
+            name,
+            f"The same as -t {name}{'; needs --imatrix' if kind.needs_imatrix else ''}.",
+        )
         for name, kind in FILE_TYPES.items()
     }
-    return table | {short.lower(): (full, f"{short} means {full}.") for short, full in ALIASES.items()}
+    return table | {
+        short.lower(): (full, f"{short} means {full}.") for short, full in ALIASES.items()
+    }
 
 
 def chosen(flags: list[str], named: str | None, table: Mapping[str, tuple[str, str]]) -> str | None:
@@ -61,5 +68,8 @@ def chosen(flags: list[str], named: str | None, table: Mapping[str, tuple[str, s
 
     spelled = [f"--{flag}" for flag in flags] + ([named] if named else [])
     if len(spelled) > 1:
-        raise UsageError(f"one type at a time, not {' and '.join(spelled)}", hint="give the command once for each")
+        raise UsageError(
+            f"one type at a time, not {' and '.join(spelled)}",
+            hint="give the command once for each",
+        )
     return named or (flags[0].upper() if flags else None)

@@ -1,4 +1,5 @@
-"""The largest file that this machine's free memory runs: headers of mixes rehearsed, no weight written or read.
+"""The largest file that this machine's free memory runs: headers of mixes rehearsed, no weight
+written or read.
 
 What fits is llmcli plan's answer (hardware/plan.py) for the context that chat takes unless told.
 """
@@ -19,8 +20,12 @@ from quant.planning import Plan
 CLOSE = 0.001  # of the bytes: how near to the limit the search goes
 
 
-def largest(menu: Menu, fixed: int, planned: Callable[[Mapping[str, str]], Plan], path: Path) -> int:
-    """Bytes of the largest file made of this menu that fits; raises UserError where none does. `path` is scratch."""
+def largest(
+    menu: Menu, fixed: int, planned: Callable[[Mapping[str, str]], Plan], path: Path
+) -> int:
+    """Bytes of the largest file made of this menu that fits; raises UserError where none does.
+    `path` is scratch.
+    """
     least, most = (size + fixed for size in reach(menu))
 
     def fitting(size: int) -> bool:
@@ -40,7 +45,9 @@ def largest(menu: Menu, fixed: int, planned: Callable[[Mapping[str, str]], Plan]
 
 
 def fits(plan: Plan, path: Path) -> bool:
-    """Whether the file that a plan would write runs with the default context in the memory that is free."""
+    """Whether the file that a plan would write runs with the default context in the memory that is
+    free.
+    """
     path.write_bytes(plan.layout.header)
     os.truncate(path, plan.nbytes)
     try:
@@ -50,13 +57,23 @@ def fits(plan: Plan, path: Path) -> bool:
         filled, layers = fit.decide(header, RunOptions(n_ctx), lambda text: None)
         assert filled.threads, filled
         options = ContextOptions(
-            n_ctx, filled.batch_size, min(filled.ubatch_size, filled.batch_size), 1, filled.threads,
-            filled.threads_batch or filled.threads, filled.cache_type_k, filled.cache_type_v, filled.flash_attn,
-        )  # fmt: skip
+            n_ctx,
+            filled.batch_size,
+            min(filled.ubatch_size, filled.batch_size),
+            1,
+            filled.threads,
+            filled.threads_batch or filled.threads,
+            filled.cache_type_k,
+            filled.cache_type_v,
+            filled.flash_attn,
+        )
         with planner(header, options, layers) as held:
             answer = held.receipt().fits
     finally:
         path.unlink(missing_ok=True)
     if answer is None:
-        raise UserError("this machine does not tell how much memory is free", hint="--target-size names the bytes")
+        raise UserError(
+            "this machine does not tell how much memory is free",
+            hint="--target-size names the bytes",
+        )
     return answer

@@ -1,7 +1,8 @@
 """The run options that chat, run and later commands share: one table, llama.cpp's spellings.
 
 The options reach a command lazily: `llmcli --help` builds every command, and the sampling settings
-are read off the sampler steps, which need numpy. It knows words and limits, not what is done with them.
+are read off the sampler steps, which need numpy. It knows words and limits, not what is done with
+them.
 """
 
 import inspect
@@ -49,15 +50,33 @@ MODEL = (
     Flag("prompt", ("-p", "--prompt"), str, "the (first) message", "TEXT"),
     Flag("file", ("-f", "--file"), str, "read the (first) message from a file", "FILE"),
     Flag("system", ("-sys", "--system"), str, "system text", "TEXT"),
-    Flag("chat_template", ("--chat-template",), str, "instead of the model's own: a file or Jinja text", "TEMPLATE"),
+    Flag(
+        "chat_template",
+        ("--chat-template",),
+        str,
+        "instead of the model's own: a file or Jinja text",
+        "TEMPLATE",
+    ),
     Flag("raw", ("--raw",), bool, "the prompt as it is, without a chat template"),
     Flag("no_profile", ("--no-profile",), bool, "leave the settings that bench tune found"),
     Flag("rpc", ("--rpc",), str, workers.HELP_RPC, "HOST:PORT,…"),
     Flag("tensor_split", ("-ts", "--tensor-split"), str, workers.HELP_SPLIT, "N,N,…"),
-)  # fmt: skip
+)
 ANSWER = (
-    Flag("predict", ("-n", "--predict", "--n-predict"), int, "the most tokens of an answer, -1 = no limit", "N"),
-    Flag("stops", ("-r", "--reverse-prompt"), list, "end the answer at this text; may be repeated", "TEXT"),
+    Flag(
+        "predict",
+        ("-n", "--predict", "--n-predict"),
+        int,
+        "the most tokens of an answer, -1 = no limit",
+        "N",
+    ),
+    Flag(
+        "stops",
+        ("-r", "--reverse-prompt"),
+        list,
+        "end the answer at this text; may be repeated",
+        "TEXT",
+    ),
     Flag("ignore_eos", ("--ignore-eos",), bool, "go on where the model would end"),
     Flag(
         "on_full",
@@ -67,58 +86,169 @@ ANSWER = (
         "MODE",
     ),
     Flag("endless", ("--endless",), bool, "go on where the answer only repeats itself"),
-    Flag("samples", ("--samples",), int, "run: this many answers to one prompt, seeds counted up from --seed [1]", "N"),
+    Flag(
+        "samples",
+        ("--samples",),
+        int,
+        "run: this many answers to one prompt, seeds counted up from --seed [1]",
+        "N",
+    ),
 )
 SCREEN = (
-    Flag("reasoning", ("-rea", "--reasoning", "--think"), str, "let the model think: on, off [auto]", "MODE"),
-    Flag("markdown", ("--markdown",), bool, "draw the answer's Markdown; without a terminal nothing changes"),
-    Flag("hide_thinking", ("--hidethinking",), bool, "leave the model's thinking out of what is shown"),
-    Flag("logprobs", ("--logprobs",), int,
-         "keep each token's N likeliest alternatives [10]: run --json as top_logprobs, chat for /probs", "[N]"),
-)  # fmt: skip
+    Flag(
+        "reasoning",
+        ("-rea", "--reasoning", "--think"),
+        str,
+        "let the model think: on, off [auto]",
+        "MODE",
+    ),
+    Flag(
+        "markdown",
+        ("--markdown",),
+        bool,
+        "draw the answer's Markdown; without a terminal nothing changes",
+    ),
+    Flag(
+        "hide_thinking",
+        ("--hidethinking",),
+        bool,
+        "leave the model's thinking out of what is shown",
+    ),
+    Flag(
+        "logprobs",
+        ("--logprobs",),
+        int,
+        "keep each token's N likeliest alternatives [10]: run --json as top_logprobs, chat for /probs",
+        "[N]",
+    ),
+)
 SEARCH = (
-    Flag("beams", ("--beams",), str, "beam search: K answers at once; above 1 sampling does not apply [1]", "K"),
-    Flag("length_penalty", ("--length-penalty",), str, "beams: above 0 favours long answers, below 0 short [1]", "P"),
-    Flag("early_stopping", ("--early-stopping",), str, "beams: stop at K finished: yes, no, never [no]", "WHEN"),
+    Flag(
+        "beams",
+        ("--beams",),
+        str,
+        "beam search: K answers at once; above 1 sampling does not apply [1]",
+        "K",
+    ),
+    Flag(
+        "length_penalty",
+        ("--length-penalty",),
+        str,
+        "beams: above 0 favours long answers, below 0 short [1]",
+        "P",
+    ),
+    Flag(
+        "early_stopping",
+        ("--early-stopping",),
+        str,
+        "beams: stop at K finished: yes, no, never [no]",
+        "WHEN",
+    ),
 )
 CONSTRAINT = (
-    Flag("json_schema", ("-j", "--json-schema"), str, "the answer is JSON of this schema; {} is any", "SCHEMA"),
+    Flag(
+        "json_schema",
+        ("-j", "--json-schema"),
+        str,
+        "the answer is JSON of this schema; {} is any",
+        "SCHEMA",
+    ),
     Flag("json_schema_file", ("-jf", "--json-schema-file"), str, "the same from a file", "FILE"),
     Flag("grammar", ("--grammar",), str, "the answer follows this GBNF grammar", "TEXT"),
     Flag("grammar_file", ("--grammar-file",), str, "the same from a file", "FILE"),
-    Flag("grammar_engine", ("--grammar-engine",), str, "llguidance, llama (llama.cpp's own) [llguidance]", "NAME"),
-    Flag("jump", ("--jump",), str, "text that must come is not drawn: lossless, fast, off [lossless]", "HOW"),
+    Flag(
+        "grammar_engine",
+        ("--grammar-engine",),
+        str,
+        "llguidance, llama (llama.cpp's own) [llguidance]",
+        "NAME",
+    ),
+    Flag(
+        "jump",
+        ("--jump",),
+        str,
+        "text that must come is not drawn: lossless, fast, off [lossless]",
+        "HOW",
+    ),
 )
 DRAFTING = (
-    Flag("model_draft", ("-md", "--model-draft"), str, "a smaller model of the same vocabulary guesses tokens", "REF"),
-    Flag("ngram_draft", ("--ngram-draft",), str, "guess tokens from repetitions in the text: on, off [auto]", "MODE"),
+    Flag(
+        "model_draft",
+        ("-md", "--model-draft"),
+        str,
+        "a smaller model of the same vocabulary guesses tokens",
+        "REF",
+    ),
+    Flag(
+        "ngram_draft",
+        ("--ngram-draft",),
+        str,
+        "guess tokens from repetitions in the text: on, off [auto]",
+        "MODE",
+    ),
 )
 RUN = (
-    Flag("ctx_size", ("-c", "--ctx-size"), int, "tokens of context; default: the model's, up to 8192", "N"),
+    Flag(
+        "ctx_size",
+        ("-c", "--ctx-size"),
+        int,
+        "tokens of context; default: the model's, up to 8192",
+        "N",
+    ),
     Flag("threads", ("-t", "--threads"), int, "threads; default: the physical cores", "N"),
-    Flag("threads_batch", ("-tb", "--threads-batch"), int, "threads for prompts; default: as --threads", "N"),
+    Flag(
+        "threads_batch",
+        ("-tb", "--threads-batch"),
+        int,
+        "threads for prompts; default: as --threads",
+        "N",
+    ),
     Flag("batch_size", ("-b", "--batch-size"), int, "tokens of a logical batch [2048]", "N"),
     Flag("ubatch_size", ("-ub", "--ubatch-size"), int, "tokens of a physical batch [512]", "N"),
-    Flag("gpu_layers", ("-ngl", "--gpu-layers", "--n-gpu-layers"), str, "layers on the GPU: a number, all [auto]", "N"),
+    Flag(
+        "gpu_layers",
+        ("-ngl", "--gpu-layers", "--n-gpu-layers"),
+        str,
+        "layers on the GPU: a number, all [auto]",
+        "N",
+    ),
     Flag("flash_attn", ("-fa", "--flash-attn"), str, "flash attention: on, off [auto]", "MODE"),
-    Flag("gemm", ("--gemm",), str, "products of many rows: ggml, or bfloat16 where that is faster [auto]", "MODE"),
+    Flag(
+        "gemm",
+        ("--gemm",),
+        str,
+        "products of many rows: ggml, or bfloat16 where that is faster [auto]",
+        "MODE",
+    ),
     Flag("cache_type_k", ("-ctk", "--cache-type-k"), str, "KV cache type of K [f16]", "TYPE"),
     Flag("cache_type_v", ("-ctv", "--cache-type-v"), str, "KV cache type of V [f16]", "TYPE"),
-    Flag("reproducible", ("--reproducible",), bool, "the same bits however a text is batched: CPU, q8_0 cache"),
+    Flag(
+        "reproducible",
+        ("--reproducible",),
+        bool,
+        "the same bits however a text is batched: CPU, q8_0 cache",
+    ),
 )
 
 
 FIT = (
-    Flag("fit", ("-fit", "--fit"), str, "take the nearest setting that fits the memory; off: load it all the same",
-         "[on|off]"),
-)  # fmt: skip
+    Flag(
+        "fit",
+        ("-fit", "--fit"),
+        str,
+        "take the nearest setting that fits the memory; off: load it all the same",
+        "[on|off]",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What was typed. None (or empty) means: not typed, so that an alias's settings or the default hold.
+    """What was typed. None (or empty) means: not typed, so that an alias's settings or the default
+    hold.
 
-    `typed` names those of `options` that were."""
+    `typed` names those of `options` that were.
+    """
 
     options: "RunOptions"
     settings: Mapping[str, object]
@@ -173,11 +303,26 @@ def table() -> tuple[Flag, ...]:
     """Every shared option; the sampling settings come from the sampler steps."""
     from llmcli.runtime.sampling import settings
 
-    return (*MODEL, *ANSWER, *CONSTRAINT, *SCREEN, *SEARCH, *DRAFTING, *RUN, *FIT, *(
-        Flag(s.name, (*s.flags, "--" + s.name.replace("_", "-")), list if s.limits.many else str,
-             f"{s.help} [{s.show(s.default)}]", s.limits.metavar)
-        for s in settings().values()
-    ))  # fmt: skip
+    return (
+        *MODEL,
+        *ANSWER,
+        *CONSTRAINT,
+        *SCREEN,
+        *SEARCH,
+        *DRAFTING,
+        *RUN,
+        *FIT,
+        *(
+            Flag(
+                s.name,
+                (*s.flags, "--" + s.name.replace("_", "-")),
+                list if s.limits.many else str,
+                f"{s.help} [{s.show(s.default)}]",
+                s.limits.metavar,
+            )
+            for s in settings().values()
+        ),
+    )
 
 
 def read(ctx: typer.Context) -> Flags:
@@ -192,43 +337,69 @@ def read(ctx: typer.Context) -> Flags:
     typed: dict[str, Any] = dict(ctx.meta.get(META, {}))
     chosen = {name: typed.pop(name) for name in list(typed) if name in settings()}
     defaults().with_values(chosen)
-    search = Search().with_values({flag.name: typed.pop(flag.name) for flag in SEARCH if flag.name in typed})
+    search = Search().with_values(
+        {flag.name: typed.pop(flag.name) for flag in SEARCH if flag.name in typed}
+    )
     run = {flag.name: typed.pop(flag.name) for flag in RUN if flag.name in typed}
     # llama.cpp's own words for "decide yourself".
     automatic = {"ctx_size": (0,), "threads": (0, -1), "threads_batch": (0, -1)}
-    options = RunOptions(**{name: value for name, value in run.items() if value not in automatic.get(name, ())})
+    options = RunOptions(
+        **{name: value for name, value in run.items() if value not in automatic.get(name, ())}
+    )
     if options.reproducible:
         options = _settled(options, run)
     if typed.get("predict", -1) < -1:
-        raise UserError(f"--predict is {typed['predict']}", hint="-n takes a whole number of tokens, -1 = no limit")
+        raise UserError(
+            f"--predict is {typed['predict']}",
+            hint="-n takes a whole number of tokens, -1 = no limit",
+        )
     if not 1 <= typed.get("samples", 1) <= MOST_SAMPLES:
         raise UserError(
-            f"--samples is {typed['samples']}", hint=f"--samples takes a whole number from 1 to {MOST_SAMPLES}"
+            f"--samples is {typed['samples']}",
+            hint=f"--samples takes a whole number from 1 to {MOST_SAMPLES}",
         )
     if typed.get("samples", 1) > 1 and search.beams > 1:
-        raise UsageError("--samples draws and --beams does not: they exclude each other", hint="leave one of them out")
+        raise UsageError(
+            "--samples draws and --beams does not: they exclude each other",
+            hint="leave one of them out",
+        )
     if typed.get("logprobs") and search.beams > 1:
-        raise UsageError("a beam search keeps no alternatives", hint="leave out --logprobs or --beams")
+        raise UsageError(
+            "a beam search keeps no alternatives", hint="leave out --logprobs or --beams"
+        )
     typed["ngram_draft"] = parse(typed.get("ngram_draft", "auto"))
     _alone(typed, search)
     if typed.get("on_full", "stop") not in ON_FULL:
-        raise UserError(f"--on-full is {typed['on_full']!r}", hint=f"--on-full takes one of: {', '.join(ON_FULL)}")
+        raise UserError(
+            f"--on-full is {typed['on_full']!r}",
+            hint=f"--on-full takes one of: {', '.join(ON_FULL)}",
+        )
     if typed.get("fit", "on") not in ("on", "off"):
         raise UserError(f"--fit is {typed['fit']!r}", hint="--fit takes on or off; alone it is on")
     if not 0 <= typed.get("logprobs", 0) <= MOST_LOGPROBS:
         raise UserError(
-            f"--logprobs is {typed['logprobs']}", hint=f"--logprobs takes a whole number from 0 to {MOST_LOGPROBS}"
+            f"--logprobs is {typed['logprobs']}",
+            hint=f"--logprobs takes a whole number from 0 to {MOST_LOGPROBS}",
         )
     if options.reproducible and "rpc" in typed:
-        raise UsageError("--reproducible computes on this machine's CPU", hint="leave out --rpc or --reproducible")
+        raise UsageError(
+            "--reproducible computes on this machine's CPU",
+            hint="leave out --rpc or --reproducible",
+        )
     if "prompt" in typed and "file" in typed:
         raise UsageError("both -p and -f give the message", hint="leave one of them out")
     if typed.get("raw") and "chat_template" in typed:
         raise UsageError("--raw uses no chat template", hint="leave out --raw or --chat-template")
     guide = constraint(typed)
     if guide and guide.jump == "fast" and search.beams > 1:
-        raise UsageError("beams take no forced text at once", hint="leave out --jump fast, or --beams")
-    for name, what in (("prompt", "--prompt"), ("system", "--system"), ("chat_template", "--chat-template")):
+        raise UsageError(
+            "beams take no forced text at once", hint="leave out --jump fast, or --beams"
+        )
+    for name, what in (
+        ("prompt", "--prompt"),
+        ("system", "--system"),
+        ("chat_template", "--chat-template"),
+    ):
         proper(what, typed.get(name, ""))
     for text in typed.get("stops", ()):
         proper("--reverse-prompt", text)
@@ -241,7 +412,10 @@ def _settled(options: "RunOptions", typed: Mapping[str, Any]) -> "RunOptions":
     from llmcli.runtime import reproducible
 
     for flag in RUN:
-        needed, chosen = reproducible.NEEDS.get(flag.name), str(typed.get(flag.name, "auto")).lower()
+        needed, chosen = (
+            reproducible.NEEDS.get(flag.name),
+            str(typed.get(flag.name, "auto")).lower(),
+        )
         if needed is not None and chosen not in (needed, "auto"):
             raise UsageError(
                 f"--reproducible needs {flag.spellings[0]} {needed}, not {chosen}",
@@ -252,11 +426,17 @@ def _settled(options: "RunOptions", typed: Mapping[str, Any]) -> "RunOptions":
 
 def _alone(typed: Mapping[str, Any], search: "Search") -> None:
     """Raise UsageError where tokens are to be guessed for several answers at once."""
-    asked = [flag for flag in ("model_draft", "ngram_draft") if typed.get(flag) not in (None, "auto", "off")]
+    asked = [
+        flag
+        for flag in ("model_draft", "ngram_draft")
+        if typed.get(flag) not in (None, "auto", "off")
+    ]
     if asked and (typed.get("samples", 1) > 1 or search.beams > 1):
         other = "--beams" if search.beams > 1 else "--samples"
         flag = "--" + asked[0].replace("_", "-")
-        raise UsageError(f"{flag} guesses for one answer, not with {other}", hint=f"leave out {flag} or {other}")
+        raise UsageError(
+            f"{flag} guesses for one answer, not with {other}", hint=f"leave out {flag} or {other}"
+        )
 
 
 def proper(what: str, text: str) -> None:
@@ -273,24 +453,34 @@ def template_text(given: str) -> str:
     except OSError:  # a Jinja text is no file name
         pass
     if "{" not in given:
-        raise UserError(f"there is no template file {given}", hint="--chat-template takes a file, or a Jinja text")
+        raise UserError(
+            f"there is no template file {given}",
+            hint="--chat-template takes a file, or a Jinja text",
+        )
     return given
 
 
 def text_file(path: Path) -> str:
-    """A file's text; raises UserError where it cannot be read, naming the first byte that is not UTF-8."""
+    """A file's text; raises UserError where it cannot be read, naming the first byte that is not
+    UTF-8.
+    """
     try:
         with path.open("rb") as file:  # a pipe, perhaps, or one of the devices that never end
             raw = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}", hint="check the name") from None
     if len(raw) > MOST_BYTES:
-        raise UserError(f"{path} has more than {MOST_BYTES:,} bytes", hint="no context holds so much: take a part")
+        raise UserError(
+            f"{path} has more than {MOST_BYTES:,} bytes",
+            hint="no context holds so much: take a part",
+        )
     return decoded(raw, str(path))
 
 
 def _counted(args: list[str]) -> list[str]:
-    """With a number after each `--logprobs` that has none, a name after `--resume`, and `on` after `--fit`."""
+    """With a number after each `--logprobs` that has none, a name after `--resume`, and `on` after
+    `--fit`.
+    """
     out: list[str] = []
     for index, word in enumerate(args):
         out.append(word)
@@ -323,9 +513,18 @@ def _params() -> list[Any]:
 
 
 def _parameter(flag: Flag) -> inspect.Parameter:
-    kind: Any = bool if flag.kind is bool else list[str] | None if flag.kind is list else flag.kind | None
+    kind: Any = (
+        bool if flag.kind is bool else list[str] | None if flag.kind is list else flag.kind | None
+    )
     option = typer.Option(
-        False if flag.kind is bool else None, *flag.spellings, help=flag.help, metavar=flag.metavar,
-        callback=_keep, expose_value=False, show_default=False,
-    )  # fmt: skip
-    return inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
+        False if flag.kind is bool else None,
+        *flag.spellings,
+        help=flag.help,
+        metavar=flag.metavar,
+        callback=_keep,
+        expose_value=False,
+        show_default=False,
+    )
+    return inspect.Parameter(
+        flag.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind
+    )

@@ -1,4 +1,6 @@
-"""`quantize --fold`: choose folds for a plan, say what they gain, and plan the folded model. The rest is quant's."""
+"""`quantize --fold`: choose folds for a plan, say what they gain, and plan the folded model. The
+rest is quant's.
+"""
 
 import os
 from collections import Counter
@@ -40,7 +42,9 @@ def folded(plan: "Plan", text: str, threads: int, ui: UI) -> "Plan":
             bar.advance(1)
             bar.describe(f"fold {name}")
 
-        now = replace(plan, steps=known(plan, {})) if plan.pending else plan  # what comes later tells nothing
+        now = (
+            replace(plan, steps=known(plan, {})) if plan.pending else plan
+        )  # what comes later tells nothing
         found = choose.choose(now, kinds, threads or os.cpu_count() or 1, watch)
     taken = [site for site in found if site.fold is not None]
     hows = Counter(site.how for site in taken)
@@ -49,5 +53,7 @@ def folded(plan: "Plan", text: str, threads: int, ui: UI) -> "Plan":
         ui.note(f"no fold lowers the error of any of {len(found)} sites: the model stays as it is")
         return plan
     gain = 1 - sum(site.ratio for site in taken) / len(taken)
-    ui.note(f"{len(taken)} of {len(found)} sites folded, their sampled error {gain:.1%} lower: {told}")
+    ui.note(
+        f"{len(taken)} of {len(found)} sites folded, their sampled error {gain:.1%} lower: {told}"
+    )
     return under(plan, [site.fold for site in taken if site.fold is not None], ",".join(kinds))

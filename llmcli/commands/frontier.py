@@ -1,10 +1,12 @@
-"""Several quantizations of one model beside one another: each is made, evaluated against the same kept logits of the
-base, and measured in turn with it. What is finished is a file of its own: an interrupted run goes on.
+"""Several quantizations of one model beside one another: each is made, evaluated against the same
+kept logits of the base, and measured in turn with it. What is finished is a file of its own: an
+interrupted run goes on.
 
-It joins quant with evaluation and bench for `llmcli pareto`, which parses and prints. A base's logits are kept as
-`eval --save-base` keeps them (256 tokens of a row and 64 drawn from the rest, 2.6 KB a position; 32 chunks of a
-vocabulary of 49,152 would be 1.6 GB whole): read once for all settings, and the same for all, so that they can be
-held against each other. What that adds to the error of a divergence is told with it.
+It joins quant with evaluation and bench for `llmcli pareto`, which parses and prints. A base's
+logits are kept as `eval --save-base` keeps them (256 tokens of a row and 64 drawn from the rest,
+2.6 KB a position; 32 chunks of a vocabulary of 49,152 would be 1.6 GB whole): read once for all
+settings, and the same for all, so that they can be held against each other. What that adds to the
+error of a divergence is told with it.
 """
 
 import hashlib
@@ -46,9 +48,10 @@ POSITION = 2700  # bytes that are kept of the base's logits
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A finished setting. `doubt`: what the part of the base's logits that was kept adds to the divergence's error;
-    `seconds` quantizing took, 0 where an earlier run had made a part of it or all; `klds` are the mean divergences of
-    the chunks."""
+    """A finished setting. `doubt`: what the part of the base's logits that was kept adds to the
+    divergence's error; `seconds` quantizing took, 0 where an earlier run had made a part of it or
+    all; `klds` are the mean divergences of the chunks.
+    """
 
     name: str
     file_type: str
@@ -71,8 +74,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is compared: plans of one source by their names, read over `text` (its words and name) in chunks. `seconds`
-    of speed for each test, 0 for none; `keep` is the folder that files stay in, None: they are removed."""
+    """What is compared: plans of one source by their names, read over `text` (its words and name)
+    in chunks. `seconds` of speed for each test, 0 for none; `keep` is the folder that files stay
+    in, None: they are removed.
+    """
 
     source: "Source"
     plans: dict[str, "Plan"]
@@ -93,9 +98,17 @@ class Wish:
     def identity(self) -> str:
         """All that a finished setting's figures depend on, beside the setting."""
         said = [
-            self.source.fingerprint, hashlib.sha256(self.text[0].encode()).hexdigest(), self.n_ctx, self.chunks,
-            self.threads or host.cores(), self.seconds, version(), __version__, cluster.identity(), self.source.changed,
-        ]  # fmt: skip
+            self.source.fingerprint,
+            hashlib.sha256(self.text[0].encode()).hexdigest(),
+            self.n_ctx,
+            self.chunks,
+            self.threads or host.cores(),
+            self.seconds,
+            version(),
+            __version__,
+            cluster.identity(),
+            self.source.changed,
+        ]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
 
@@ -104,9 +117,15 @@ def run(wish: Wish, config: "Config", ui: "UI") -> list[Point]:
     folder = config.cache / "pareto" / wish.identity
     make_folder(folder)
     with store.locked(folder / "lock", ui, f"the same comparison of {wish.source.name}"):
-        found = {} if wish.fresh else {name: point for name in wish.plans if (point := _finished(wish, name, folder))}
+        found = (
+            {}
+            if wish.fresh
+            else {name: point for name in wish.plans if (point := _finished(wish, name, folder))}
+        )
         if found:
-            ui.note(f"{len(found)} of {len(wish.plans)} settings were finished before (--fresh makes them anew)")
+            ui.note(
+                f"{len(found)} of {len(wish.plans)} settings were finished before (--fresh makes them anew)"
+            )
         left = [name for name in wish.plans if name not in found]
         if left:
             _room(wish, left, folder, config, ui)
@@ -116,20 +135,28 @@ def run(wish: Wish, config: "Config", ui: "UI") -> list[Point]:
 
 
 def dominated(points: Sequence[Point]) -> dict[str, str]:
-    """Settings that another one beats, and the nearest one that does: it is no larger, no farther from the base, better
-    in one of the two, and not slower. Of two files of one size the nearer is better where the chunks, held against each
-    other in pairs, support it by two standard errors; slower is what the noise supports."""
+    """Settings that another one beats, and the nearest one that does: it is no larger, no farther
+    from the base, better in one of the two, and not slower. Of two files of one size the nearer is
+    better where the chunks, held against each other in pairs, support it by two standard errors;
+    slower is what the noise supports.
+    """
     found = {}
     for one in points:
         better = [other for other in points if _beats(other, one)]
         if better:
-            found[one.name] = min(better, key=lambda other: (other.answers.kld.value, other.nbytes)).name
+            found[one.name] = min(
+                better, key=lambda other: (other.answers.kld.value, other.nbytes)
+            ).name
     return found
 
 
 def _beats(one: Point, other: Point) -> bool:
     nearer, error = _nearer(one, other)
-    if one.nbytes > other.nbytes or nearer < 0 or (one.nbytes == other.nbytes and nearer <= 2 * error):
+    if (
+        one.nbytes > other.nbytes
+        or nearer < 0
+        or (one.nbytes == other.nbytes and nearer <= 2 * error)
+    ):
         return False
     fast, slow = other.generation, one.generation
     known = fast and slow and fast.low is not None and slow.high is not None
@@ -137,14 +164,18 @@ def _beats(one: Point, other: Point) -> bool:
 
 
 def _nearer(one: Point, other: Point) -> tuple[float, float]:
-    """How much nearer to the base `one` is than `other`, and the standard error of that over the chunks they share."""
+    """How much nearer to the base `one` is than `other`, and the standard error of that over the
+    chunks they share.
+    """
     apart = [theirs - mine for mine, theirs in zip(one.klds, other.klds, strict=True)]
     middle = fmean(apart)
     spread = sum((value - middle) ** 2 for value in apart) / max(1, len(apart) - 1)
     return middle, sqrt(spread / len(apart))
 
 
-def _measured(wish: Wish, left: Sequence[str], folder: Path, config: "Config", ui: "UI") -> dict[str, Point]:
+def _measured(
+    wish: Wish, left: Sequence[str], folder: Path, config: "Config", ui: "UI"
+) -> dict[str, Point]:
     """The settings that are not there yet, one after the other."""
     found = {}
     with ExitStack() as stack:
@@ -153,7 +184,9 @@ def _measured(wish: Wish, left: Sequence[str], folder: Path, config: "Config", u
         logits = folder / "base.logits"
         _tell(wish, base, len(left), logits, ui)
         words, _ = wish.text
-        evaluating.run(evaluating.Wish(base, None, None, words, wish.chunks, logits, quiet=True), config, ui)
+        evaluating.run(
+            evaluating.Wish(base, None, None, words, wish.chunks, logits, quiet=True), config, ui
+        )
         kept = baselogits.load(logits)
         stack.callback(kept.close)
         for number, name in enumerate(left, 1):
@@ -163,7 +196,9 @@ def _measured(wish: Wish, left: Sequence[str], folder: Path, config: "Config", u
     return found
 
 
-def _point(wish: Wish, name: str, base: "tuple[Side, BaseLogits]", folder: Path, config: "Config", ui: "UI") -> Point:
+def _point(
+    wish: Wish, name: str, base: "tuple[Side, BaseLogits]", folder: Path, config: "Config", ui: "UI"
+) -> Point:
     """One setting made, read and timed; its file goes again unless it is to be kept."""
     plan = wish.plans[name]
     out = (wish.keep or folder) / _file(wish, name)
@@ -173,17 +208,35 @@ def _point(wish: Wish, name: str, base: "tuple[Side, BaseLogits]", folder: Path,
         report = road.run(plan, out, threads=wish.threads, watch=lambda progress: bar.advance(1))
     seconds = 0.0 if report.present or report.resumed_bytes else time.monotonic() - began
     model = side(out, wish.options, ui)
-    outcome = evaluating.run(evaluating.Wish(model, None, base[1], None, wish.chunks, quiet=True), config, ui)
+    outcome = evaluating.run(
+        evaluating.Wish(model, None, base[1], None, wish.chunks, quiet=True), config, ui
+    )
     against = outcome.quality.against
     assert against is not None
-    answers = verifying.figures(outcome, wish.text, base[0].header.file_type, verifying.steering(plan))
-    speed = verifying.speeds(model, base[0], wish.threads or host.cores(), ui, wish.seconds) if wish.seconds else ()
+    answers = verifying.figures(
+        outcome, wish.text, base[0].header.file_type, verifying.steering(plan)
+    )
+    speed = (
+        verifying.speeds(model, base[0], wish.threads or host.cores(), ui, wish.seconds)
+        if wish.seconds
+        else ()
+    )
     if wish.keep is None:
         out.unlink()
     return Point(
-        name, plan.file_type.name, plan.method.name, plan.source.folded, plan.settings, plan.bytes_after,
-        plan.bits_per_weight, answers, against.doubt, speed, seconds, outcome.klds,
-    )  # fmt: skip
+        name,
+        plan.file_type.name,
+        plan.method.name,
+        plan.source.folded,
+        plan.settings,
+        plan.bytes_after,
+        plan.bits_per_weight,
+        answers,
+        against.doubt,
+        speed,
+        seconds,
+        outcome.klds,
+    )
 
 
 def _tell(wish: Wish, base: "Side", count: int, logits: Path, ui: "UI") -> None:
@@ -209,7 +262,12 @@ def _room(wish: Wish, left: Sequence[str], folder: Path, config: "Config", ui: "
     files = sum(sizes) if wish.keep else max(sizes)
     copy, logits = bases.copied(wish.source), wish.chunks * wish.n_ctx // 2 * POSITION
     cached = logits + (copy.nbytes if copy else 0)
-    bases.room({(wish.keep or folder): files + (0 if wish.keep else cached), **({folder: cached} if wish.keep else {})})
+    bases.room(
+        {
+            (wish.keep or folder): files + (0 if wish.keep else cached),
+            **({folder: cached} if wish.keep else {}),
+        }
+    )
     parts = [f"{size(files)} for {'all files' if wish.keep else 'the largest file'}"]
     parts += [f"{size(copy.nbytes)} for the copy of a folder that is run"] if copy else []
     parts.append(f"{size(logits)} for the base's logits")
@@ -224,7 +282,9 @@ def _clean(folder: Path) -> None:
 
 
 def _finished(wish: Wish, name: str, folder: Path) -> Point | None:
-    """A setting that is there, whatever it was called then; None where it is not, or was made of other settings."""
+    """A setting that is there, whatever it was called then; None where it is not, or was made of
+    other settings.
+    """
     try:
         found = parse(Point, _place(wish, name, folder).read_text(encoding="utf-8"), LONGEST)
     except (OSError, ValueError):

@@ -1,6 +1,8 @@
-"""Options in groups: a command's parameter that is a frozen dataclass stands for one option for each of its fields.
+"""Options in groups: a command's parameter that is a frozen dataclass stands for one option for
+each of its fields.
 
-A group is a noun of its own, used by several commands; a new option is a field. It knows flags, not what they do.
+A group is a noun of its own, used by several commands; a new option is a field. It knows flags, not
+what they do.
 """
 
 import dataclasses
@@ -11,7 +13,8 @@ from typing import Any, get_type_hints
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Give Typer the fields of the command's dataclasses as options; the command gets the dataclasses made of them.
+    """Give Typer the fields of the command's dataclasses as options; the command gets the
+    dataclasses made of them.
 
     A field without a default is an argument, or an option that must be given.
     """
@@ -23,12 +26,16 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             groups[name] = hints[name]
             own += _options(hints[name])
         else:
-            own.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
+            own.append(
+                parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+            )
 
     @wraps(command)
     def wrapper(**values: Any) -> None:
         made = {
-            name: group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+            name: group(
+                **{field.name: values.pop(field.name) for field in dataclasses.fields(group)}
+            )
             for name, group in groups.items()
         }
         command(**values, **made)
@@ -45,7 +52,9 @@ def _options(group: type) -> list[inspect.Parameter]:
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+            default=inspect.Parameter.empty
+            if field.default is dataclasses.MISSING
+            else field.default,
             annotation=hints[field.name],
         )
         for field in dataclasses.fields(group)

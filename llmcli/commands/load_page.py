@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 
 
 def tell(
-    result: "Result", form: str, promise: Slo | None, rules: "Rules | None", how: tuple[Path | None, bool | None],
+    result: "Result",
+    form: str,
+    promise: Slo | None,
+    rules: "Rules | None",
+    how: tuple[Path | None, bool | None],
     ui: "UI",
-) -> None:  # fmt: skip
+) -> None:
     """Print what was found, then its pictures; `how` is what --report and --chart said."""
     if form == "md":
         _words(result, rules, ui)
@@ -35,8 +39,11 @@ def tell(
     else:
         put(sys.stdout, visible(told.text(rows(result), form)) + "\n")
     reporting.show(
-        lambda: made(result, promise, rules), lambda: charts(result, promise, rules), how, ui,
-    )  # fmt: skip
+        lambda: made(result, promise, rules),
+        lambda: charts(result, promise, rules),
+        how,
+        ui,
+    )
 
 
 def rows(result: "Result") -> list[dict[str, Any]]:
@@ -50,29 +57,50 @@ def rows(result: "Result") -> list[dict[str, Any]]:
         ]
     for edge in result.edges:
         found += [
-            {**told.document(world, one.figures), "find_max": edge.kind, "held": one.held} for one in edge.points
+            {**told.document(world, one.figures), "find_max": edge.kind, "held": one.held}
+            for one in edge.points
         ]
     return found
 
 
 def document(result: "Result", rules: "Rules | None") -> Any:
-    """The one JSON document: an array of rows, as `bench -o json`; of a comparison or a search an object."""
+    """The one JSON document: an array of rows, as `bench -o json`; of a comparison or a search an
+    object.
+    """
     if result.beside:
-        tests = [{"load": one.a.load.name, "turns": one.turns, "ratios": [_ratio(each) for each in one.ratios]}
-                 for one in result.beside]  # fmt: skip
+        tests = [
+            {
+                "load": one.a.load.name,
+                "turns": one.turns,
+                "ratios": [_ratio(each) for each in one.ratios],
+            }
+            for one in result.beside
+        ]
         named = [{"server": one.server, "model": one.model} for one in result.worlds]
         sides = dict(zip("ab", named, strict=True))
         return {**sides, "tests": tests, "rows": rows(result), "definitions": DEFINITIONS}
     if rules:
         found = [
-            {"find_max": one.kind, "level": one.level, "next": one.above, "low": one.low, "high": one.high,
-             "confidence": 0.9, "steps": one.steps, "measured": len(one.points), "drift": one.drift}
+            {
+                "find_max": one.kind,
+                "level": one.level,
+                "next": one.above,
+                "low": one.low,
+                "high": one.high,
+                "confidence": 0.9,
+                "steps": one.steps,
+                "measured": len(one.points),
+                "drift": one.drift,
+            }
             for one in result.edges
-        ]  # fmt: skip
+        ]
         return {
-            "slo": str(rules.slo), "share": rules.share, "found": found, "rows": rows(result),
+            "slo": str(rules.slo),
+            "share": rules.share,
+            "found": found,
+            "rows": rows(result),
             "definitions": DEFINITIONS,
-        }  # fmt: skip
+        }
     return rows(result)
 
 
@@ -96,8 +124,14 @@ def made(result: "Result", promise: Slo | None, rules: "Rules | None") -> "Page"
     lead += [line for pair in result.beside for line in _pair(pair)]
     lead += [f"{one.load.name}: {_line(one)}" for one in result.found]
     lead += [f"{one.load.name}: {doubt}" for one in _figures(result) for doubt in one.doubts]
-    tables = [(f"Times at {one.load.name}", _table(told.times(one))) for one in _figures(result) if one.times]
-    tables.append(("What the figures are", Table(("figure", "meaning"), tuple(DEFINITIONS.items()))))
+    tables = [
+        (f"Times at {one.load.name}", _table(told.times(one)))
+        for one in _figures(result)
+        if one.times
+    ]
+    tables.append(
+        ("What the figures are", Table(("figure", "meaning"), tuple(DEFINITIONS.items())))
+    )
     if result.found:
         tables.insert(0, ("All loads", _table(told.table(result.found))))
     return page.of_others(f"Load on {names}", about, lead, charts(result, promise, rules), tables)
@@ -111,7 +145,11 @@ def verdict(edge: "Edge", rules: "Rules | None") -> str:
     if edge.level is None:
         return f"no load keeps {promise}: not even {edge.above:g} {unit}"
     above = "more was not tried" if edge.above is None else f"{edge.above:g} do not"
-    span = f"the edge is between {edge.low:.3g} and {edge.high:.3g} (90 %), " if edge.low and edge.high else ""
+    span = (
+        f"the edge is between {edge.low:.3g} and {edge.high:.3g} (90 %), "
+        if edge.low and edge.high
+        else ""
+    )
     return f"{edge.level:g} {unit} keep {promise}; {above} ({span}{len(edge.points)} measurements)"
 
 
@@ -141,7 +179,9 @@ def _asked(world: told.World) -> str:
     """What was sent; a file's requests have their own lengths."""
     shape = world.shape
     if world.mix not in mixes.mixes():
-        return f"the requests of {world.mix}, answers of {shape.output} tokens where they do not say"
+        return (
+            f"the requests of {world.mix}, answers of {shape.output} tokens where they do not say"
+        )
     shared = f", {shape.shared:.0%} of it shared" if shape.shared else ""
     return f"{world.mix}, {shape.prompt} tokens{shared} + {shape.output}"
 
@@ -152,17 +192,26 @@ def _words(result: "Result", rules: "Rules | None", ui: "UI") -> None:
     ui.text()
     for pair in result.beside:
         columns = (pair.a.load.name, "A", "B", "B / A", "interval (95 %)")
-        lines = [(one.name, f"{one.a:.1f}", f"{one.b:.1f}", f"{one.ratio:.3f}", _span(one)) for one in pair.ratios]
+        lines = [
+            (one.name, f"{one.a:.1f}", f"{one.b:.1f}", f"{one.ratio:.3f}", _span(one))
+            for one in pair.ratios
+        ]
         failed = [str(sum(one.failed.values())) for one in (pair.a, pair.b)]
         ui.table(columns, [*lines, ("failed", *failed, "", "")], right=columns[1:])
         ui.text(f"{pair.turns} turns of each")
         ui.text()
     for edge in result.edges:
         tried = [
-            (one.figures.load.name, str(one.figures.answered), f"{one.figures.share or 0:.0%}",
-             told.cell(one.figures, "ttft", "p50"), told.cell(one.figures, "tpot", "p50"), "holds" if one.held else "-")
+            (
+                one.figures.load.name,
+                str(one.figures.answered),
+                f"{one.figures.share or 0:.0%}",
+                told.cell(one.figures, "ttft", "p50"),
+                told.cell(one.figures, "tpot", "p50"),
+                "holds" if one.held else "-",
+            )
             for one in edge.points
-        ]  # fmt: skip
+        ]
         names = ("load", "answered", "kept", "TTFT p50", "TPOT p50", "")
         ui.table(names, tried, right=names[1:5])
         ui.text(verdict(edge, rules))
@@ -190,7 +239,11 @@ def _one(one: Figures, ui: "UI") -> None:
 
 
 def _line(one: Figures) -> str:
-    promised = "" if one.share is None else f", {one.share:.0%} kept the promise (goodput {one.goodput or 0:.2f}/s)"
+    promised = (
+        ""
+        if one.share is None
+        else f", {one.share:.0%} kept the promise (goodput {one.goodput or 0:.2f}/s)"
+    )
     gone = f", {one.cancelled} went away" if one.cancelled else ""
     cached = f", {one.cached:.0%} of it cached" if one.cached is not None else ""
     return (
@@ -211,18 +264,35 @@ def _figures(result: "Result") -> list[Figures]:
 
 
 def _pair(pair: "Versus") -> list[str]:
-    return [f"{pair.a.load.name}, {one.name}: B is {one.ratio:.3f} of A ({_span(one)})" for one in pair.ratios]
+    return [
+        f"{pair.a.load.name}, {one.name}: B is {one.ratio:.3f} of A ({_span(one)})"
+        for one in pair.ratios
+    ]
 
 
 def _ratio(one: "Ratio") -> dict[str, Any]:
-    return {"name": one.name, "a": one.a, "b": one.b, "ratio": one.ratio, "low": one.low, "high": one.high}
+    return {
+        "name": one.name,
+        "a": one.a,
+        "b": one.b,
+        "ratio": one.ratio,
+        "low": one.low,
+        "high": one.high,
+    }
 
 
 def _span(one: "Ratio") -> str:
-    return "too few turns" if one.low is None or one.high is None else f"{one.low:.3f} to {one.high:.3f}"
+    return (
+        "too few turns"
+        if one.low is None or one.high is None
+        else f"{one.low:.3f} to {one.high:.3f}"
+    )
 
 
 def _table(given: tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str]]) -> Table:
     columns, lines, right = given
-    return Table(tuple(columns), tuple(tuple(line) for line in lines),
-                 frozenset(at for at, name in enumerate(columns) if name in right))  # fmt: skip
+    return Table(
+        tuple(columns),
+        tuple(tuple(line) for line in lines),
+        frozenset(at for at, name in enumerate(columns) if name in right),
+    )

@@ -1,4 +1,6 @@
-"""What `bench load` does between its flags and its figures: servers are opened, loads put on them, results kept."""
+"""What `bench load` does between its flags and its figures: servers are opened, loads put on them,
+results kept.
+"""
 
 import asyncio
 import json
@@ -78,7 +80,8 @@ class Given:
         word = self.arrivals or "poisson"
         if word not in drive.ARRIVALS:
             raise UsageError(
-                f"--arrivals does not know {word!r}", hint=f"--arrivals takes: {' '.join(drive.ARRIVALS)}"
+                f"--arrivals does not know {word!r}",
+                hint=f"--arrivals takes: {' '.join(drive.ARRIVALS)}",
             )
         arrivals: drive.Arrivals = next(one for one in get_args(drive.Arrivals) if one == word)
         plain = Load(arrivals, 1.0)
@@ -87,7 +90,9 @@ class Given:
     @property
     def asked(self) -> Asked:
         """What is sent."""
-        return Asked(self.mix, Shape(self.n_prompt, self.n_gen, self.shared, self.cancel), self.seed)
+        return Asked(
+            self.mix, Shape(self.n_prompt, self.n_gen, self.shared, self.cancel), self.seed
+        )
 
     @property
     def promise(self) -> Slo | None:
@@ -108,11 +113,16 @@ class Result:
     beside: tuple[Versus, ...] = ()
 
 
-def run(a: str, b: str | None, given: Given, form: str, how: tuple[Path | None, bool | None]) -> None:
+def run(
+    a: str, b: str | None, given: Given, form: str, how: tuple[Path | None, bool | None]
+) -> None:
     """Measure and tell. Raises UserError, Refusal."""
     if form not in told.FORMATS:
         raise UsageError(f"-o does not know {form!r}", hint=f"-o takes: {' '.join(told.FORMATS)}")
-    loads, promise = _loads(given), given.promise  # a mistake in it is told before anything is measured
+    loads, promise = (
+        _loads(given),
+        given.promise,
+    )  # a mistake in it is told before anything is measured
     rules = _rules(given) if given.find_max else None
     _check([name for name in (a, b) if name], rules, given)
     config = configuration.load()
@@ -120,9 +130,13 @@ def run(a: str, b: str | None, given: Given, form: str, how: tuple[Path | None, 
     ui = UI(json=form != "md", color=config.color)
     body = _body(given.body)
     with ExitStack() as stack:
-        servers = [stack.enter_context(_server(name, given, body, config, ui)) for name in (a, b) if name]
+        servers = [
+            stack.enter_context(_server(name, given, body, config, ui)) for name in (a, b) if name
+        ]
         if given.mix in mixes.mixes() and not given.shared:
-            ui.note("prompts are distinct: a prefix cache has only the chat template to reuse (--shared gives it more)")
+            ui.note(
+                "prompts are distinct: a prefix cache has only the chat template to reuse (--shared gives it more)"
+            )
         result = asyncio.run(_measured(servers, loads, rules, given, ui))
     if not given.no_history:
         _keep(result, config, ui)
@@ -134,12 +148,17 @@ async def _measured(
 ) -> Result:
     began = history.now()
     async with AsyncExitStack() as stack:
-        open_ = [await stack.enter_async_context(session.opened(server, given.asked)) for server in servers]
+        open_ = [
+            await stack.enter_async_context(session.opened(server, given.asked))
+            for server in servers
+        ]
         worlds = tuple(_world(one, given, began) for one in open_)
         if rules:
             return Result(worlds, edges=tuple(await _edges(open_[0], rules, given, ui)))
         if len(open_) > 1:
-            return Result(worlds, beside=tuple(await _beside((open_[0], open_[1]), loads, given, ui)))
+            return Result(
+                worlds, beside=tuple(await _beside((open_[0], open_[1]), loads, given, ui))
+            )
         return Result(worlds, tuple(await _points(open_[0], loads, given, ui)))
 
 
@@ -149,7 +168,8 @@ async def _points(one: Session, loads: Sequence[Load], given: Given, ui: UI) -> 
         for at, load in enumerate(loads):
             bar.describe(f"load {one.model}: {load.name}")
             runs = [
-                await one.run(load, given.length, 1 + at * turns + turn, tick=_ticks(bar)) for turn in range(turns)
+                await one.run(load, given.length, 1 + at * turns + turn, tick=_ticks(bar))
+                for turn in range(turns)
             ]
             found.append(figures(runs, given.promise))
     return found
@@ -161,14 +181,18 @@ async def _beside(
     turns = given.repetitions or versus.TURNS
     with ui.bar("compare", 2 * turns * len(loads), "tests") as bar:
         return [
-            await versus.versus(sides, load, given.length, turns, given.promise, 1 + at * turns, _ticks(bar))
+            await versus.versus(
+                sides, load, given.length, turns, given.promise, 1 + at * turns, _ticks(bar)
+            )
             for at, load in enumerate(loads)
         ]
 
 
 async def _edges(one: Session, rules: Rules, given: Given, ui: UI) -> list[Edge]:
     assert given.find_max is not None
-    wanted: list[edge.Kind] = ["concurrency", "rate"] if given.find_max == "both" else [_kind(given.find_max)]
+    wanted: list[edge.Kind] = (
+        ["concurrency", "rate"] if given.find_max == "both" else [_kind(given.find_max)]
+    )
     found: list[Edge] = []
     with ui.bar(f"search {one.model}", None, "tests") as bar:
 
@@ -177,20 +201,37 @@ async def _edges(one: Session, rules: Rules, given: Given, ui: UI) -> list[Edge]
             bar.advance(1)
 
         for kind in wanted:
-            before = found[0].best if found else None  # what so many users got is near the largest rate
+            before = (
+                found[0].best if found else None
+            )  # what so many users got is near the largest rate
             first = before.request_rate if before else None
             found.append(await edge.find(one, kind, rules, first, 1 + 1000 * len(found), tick))
     return found
 
 
 @contextmanager
-def _server(name: str, given: Given, body: dict[str, Any], config: Config, ui: UI) -> Iterator[Server]:
+def _server(
+    name: str, given: Given, body: dict[str, Any], config: Config, ui: UI
+) -> Iterator[Server]:
     """A server by its address, or started for a model. Raises UserError."""
     key = given.api_key
     if given.api_key_file:
         key = _key(given.api_key_file)
-    extra = {"temperature": 0, **({} if given.mix not in mixes.mixes() else {"ignore_eos": True}), **body}
-    made = Server("", given.model, key, given.endpoint == "chat", extra, given.cacert, given.insecure, given.timeout)
+    extra = {
+        "temperature": 0,
+        **({} if given.mix not in mixes.mixes() else {"ignore_eos": True}),
+        **body,
+    }
+    made = Server(
+        "",
+        given.model,
+        key,
+        given.endpoint == "chat",
+        extra,
+        given.cacert,
+        given.insecure,
+        given.timeout,
+    )
     if "://" in name:
         made = replace(made, base=clients.base(name))
         if config.offline and not made.here:
@@ -204,32 +245,53 @@ def _server(name: str, given: Given, body: dict[str, Any], config: Config, ui: U
 
 def _check(names: Sequence[str], rules: Rules | None, given: Given) -> None:
     if given.endpoint not in ("chat", "completions"):
-        raise UsageError(f"--endpoint does not know {given.endpoint!r}", hint="--endpoint takes: chat completions")
+        raise UsageError(
+            f"--endpoint does not know {given.endpoint!r}",
+            hint="--endpoint takes: chat completions",
+        )
     if given.api_key and given.api_key_file:
         raise UsageError("two keys", hint="leave out --api-key or --api-key-file")
     if given.shared and given.mix not in mixes.mixes():
-        raise UsageError(f"--shared is of prompts that are made; {given.mix} has its own", hint="leave out --shared")
+        raise UsageError(
+            f"--shared is of prompts that are made; {given.mix} has its own",
+            hint="leave out --shared",
+        )
     if given.serve and all("://" in name for name in names):
-        raise UsageError(f"--serve is of a server that is started, {names[0]} runs already", hint="leave out --serve")
+        raise UsageError(
+            f"--serve is of a server that is started, {names[0]} runs already",
+            hint="leave out --serve",
+        )
     if given.burstiness is not None and given.arrivals != "gamma":
-        raise UsageError("--burstiness is of --arrivals gamma", hint="add --arrivals gamma, or leave out --burstiness")
+        raise UsageError(
+            "--burstiness is of --arrivals gamma",
+            hint="add --arrivals gamma, or leave out --burstiness",
+        )
     if given.arrivals and not (given.rate or given.find_max in ("rate", "both")):
-        raise UsageError("--arrivals is of an open loop, and none is measured", hint="add --rate 0.5,1,2")
+        raise UsageError(
+            "--arrivals is of an open loop, and none is measured", hint="add --rate 0.5,1,2"
+        )
     if not rules:
         if given.percent is not None:
-            raise UsageError("--percent is of --find-max", hint="add --find-max both, or leave out --percent")
+            raise UsageError(
+                "--percent is of --find-max", hint="add --find-max both, or leave out --percent"
+            )
         return
     if len(names) > 1:
         raise UsageError("--find-max searches on one server", hint="leave out --against")
     for flag, value in (("--concurrency", given.concurrency), ("--rate", given.rate)):
         if value:
-            raise UsageError(f"--find-max chooses the loads itself, {flag} names some", hint=f"leave out {flag}")
+            raise UsageError(
+                f"--find-max chooses the loads itself, {flag} names some", hint=f"leave out {flag}"
+            )
 
 
 def _loads(given: Given) -> list[Load]:
     """The loads that were typed. Raises UsageError, UserError."""
     loop, users = given.open_loop, given.concurrency or ([] if given.rate else [USERS])
-    closed = [Load("closed", count) for count in (grid.numbers("--concurrency", users, 1, 10_000) if users else [])]
+    closed = [
+        Load("closed", count)
+        for count in (grid.numbers("--concurrency", users, 1, 10_000) if users else [])
+    ]
     return closed + [replace(loop, level=rate) for rate in _rates(given.rate or [])]
 
 
@@ -241,21 +303,32 @@ def _rates(texts: Sequence[str]) -> list[float]:
         except ValueError:
             rate = 0.0
         if not 0 < rate <= 1e5:
-            raise UserError(f"--rate does not know {word!r}", hint="--rate 0.5,1,2 (requests a second)")
+            raise UserError(
+                f"--rate does not know {word!r}", hint="--rate 0.5,1,2 (requests a second)"
+            )
         found.append(rate)
     return found
 
 
 def _rules(given: Given) -> Rules:
     if given.find_max not in KINDS:
-        raise UsageError(f"--find-max does not know {given.find_max!r}", hint=f"--find-max takes: {' '.join(KINDS)}")
+        raise UsageError(
+            f"--find-max does not know {given.find_max!r}",
+            hint=f"--find-max takes: {' '.join(KINDS)}",
+        )
     if given.promise is None:
         raise UsageError("--find-max needs a promise", hint=slo.HINT)
     percent, loop = PERCENT if given.percent is None else given.percent, given.open_loop
     return Rules(
-        given.promise, percent / 100, given.requests or edge.LEAST, given.seconds, given.warmup,
-        given.repetitions or search.MOST, loop.arrivals, loop.burstiness,
-    )  # fmt: skip
+        given.promise,
+        percent / 100,
+        given.requests or edge.LEAST,
+        given.seconds,
+        given.warmup,
+        given.repetitions or search.MOST,
+        loop.arrivals,
+        loop.burstiness,
+    )
 
 
 def _kind(word: str) -> edge.Kind:
@@ -268,7 +341,9 @@ def _flags(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError:
-        raise UsageError(f"--serve ends within quotes: {text!r}", hint="--serve '-t 2 -np 8'") from None
+        raise UsageError(
+            f"--serve ends within quotes: {text!r}", hint="--serve '-t 2 -np 8'"
+        ) from None
 
 
 def _body(text: str) -> dict[str, Any]:
@@ -277,7 +352,9 @@ def _body(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise UserError(f"--body is no JSON object: {text[:80]!r}", hint="""--body '{"temperature": 0.7}'""")
+        raise UserError(
+            f"--body is no JSON object: {text[:80]!r}", hint="""--body '{"temperature": 0.7}'"""
+        )
     return found
 
 
@@ -287,7 +364,9 @@ def _key(path: Path) -> str:
         lines = path.read_text("utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UserError(f"cannot read {path}: {why}", hint="--api-key-file takes a file with a key in it") from None
+        raise UserError(
+            f"cannot read {path}: {why}", hint="--api-key-file takes a file with a key in it"
+        ) from None
     if not lines:
         raise UserError(f"{path} holds no key", hint="--api-key-file takes a file with a key in it")
     return lines[0]
@@ -305,25 +384,49 @@ def _ticks(bar: Bar) -> Callable[[], None]:
 def _world(one: Session, given: Given, began: str) -> told.World:
     server = one.client.server
     parts = urlsplit(server.base)
-    where = f"{parts.scheme}://{parts.hostname}:{parts.port}{parts.path}" if parts.port else server.base
+    where = (
+        f"{parts.scheme}://{parts.hostname}:{parts.port}{parts.path}" if parts.port else server.base
+    )
     return told.World(
-        where, server.model, given.mix, given.asked.shape, given.endpoint, str(given.promise or ""), "http",
-        host.cpu_name(), began, given.seed,
-    )  # fmt: skip
+        where,
+        server.model,
+        given.mix,
+        given.asked.shape,
+        given.endpoint,
+        str(given.promise or ""),
+        "http",
+        host.cpu_name(),
+        began,
+        given.seed,
+    )
 
 
 def _keep(result: Result, config: Config, ui: UI) -> None:
-    """Every load in the history; where that fails it says so, and the results are told all the same."""
+    """Every load in the history; where that fails it says so, and the results are told all the
+    same.
+    """
     machine = host.identity()
     rows = [(result.worlds[0], one) for one in result.found]
-    rows += [(world, one) for pair in result.beside for world, one in zip(result.worlds, (pair.a, pair.b), strict=True)]
+    rows += [
+        (world, one)
+        for pair in result.beside
+        for world, one in zip(result.worlds, (pair.a, pair.b), strict=True)
+    ]
     rows += [(result.worlds[0], best) for one in result.edges if (best := one.best)]
     runs = [
-        history.Run(world.began, machine, world.build, world.model, None, world.server, told.title(world, one),
-                    told.document(world, one))
+        history.Run(
+            world.began,
+            machine,
+            world.build,
+            world.model,
+            None,
+            world.server,
+            told.title(world, one),
+            told.document(world, one),
+        )
         for world, one in rows
         if all(rate > 0 for rate in one.samples)
-    ]  # fmt: skip
+    ]
     if not runs:
         return
     try:

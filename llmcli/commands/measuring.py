@@ -9,9 +9,11 @@ REPETITIONS = 3
 
 
 def measure(runner: Runner, n_prompt: int, n_gen: int) -> list[Speed]:
-    """Prompt and generation speed of the model that `runner` holds, with its threads, batches and cache types.
+    """Prompt and generation speed of the model that `runner` holds, with its threads, batches and
+    cache types.
 
-    In a context beside the conversation's, as large as the test: no cell of the conversation is touched.
+    In a context beside the conversation's, as large as the test: no cell of the conversation is
+    touched.
     """
     model, options = runner.model, runner.options
     about = kernel.Subject(str(runner.header.path), model.description, model.nbytes, model.n_params)
@@ -19,17 +21,28 @@ def measure(runner: Runner, n_prompt: int, n_gen: int) -> list[Speed]:
     threads = {"pp": options.threads_batch or options.threads, "tg": options.threads}
     tests = [
         Test(
-            count if kind == "pp" else 0, count if kind == "tg" else 0, 0, options.batch_size, options.ubatch_size,
-            options.cache_type_k, options.cache_type_v, threads[kind], -1, options.flash_attn,
+            count if kind == "pp" else 0,
+            count if kind == "tg" else 0,
+            0,
+            options.batch_size,
+            options.ubatch_size,
+            options.cache_type_k,
+            options.cache_type_v,
+            threads[kind],
+            -1,
+            options.flash_attn,
         )
         for kind, count in (("pp", n_prompt), ("tg", n_gen))
-    ]  # fmt: skip
+    ]
     return [_speed(kernel.measure(model, about, test, REPETITIONS)) for test in tests]
 
 
 def _speed(result: kernel.Result) -> Speed:
     rates, gaps = result.samples_ts, result.itl_ms
     return Speed(
-        result.test.name, kernel.average(rates), kernel.deviation(rates), gaps["p50"] if gaps else None,
+        result.test.name,
+        kernel.average(rates),
+        kernel.deviation(rates),
+        gaps["p50"] if gaps else None,
         gaps["p99"] if gaps else None,
-    )  # fmt: skip
+    )

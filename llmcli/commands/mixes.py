@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How a plan is made of a file type and wishes, all else as the run has it; `steered` is that as words. `spare` are
-    bytes that the file will have beside those of the plan."""
+    """How a plan is made of a file type and wishes, all else as the run has it; `steered` is that
+    as words. `spare` are bytes that the file will have beside those of the plan.
+    """
 
     source: "Source"
     make: Callable[[str, Wishes], Plan]
@@ -53,7 +54,9 @@ class Making:
 def planned(
     sizing: Sizing, making: Making, kind: str, wishes: Wishes, config: "Config", ui: "UI"
 ) -> tuple[Plan, dict[str, Any]]:
-    """The plan of a file type and wishes, or of the mix that was asked for, and what --json says of that."""
+    """The plan of a file type and wishes, or of the mix that was asked for, and what --json says of
+    that.
+    """
     if not sizing.any:
         plan, told = making.make(kind, wishes), dict[str, Any]()
         mix = recipes(plan, making.steered)
@@ -99,24 +102,52 @@ def recipes(plan: Plan, steered: Mapping[str, str]) -> Mix:
     present = [(weight.name, weight.shape, weight.type) for weight in source.weights]
     open_names = {name for name, _, _ in recipe.open_tensors(present, source.facts)}
     types = {step.weight.name: step.type for step in plan.steps if step.weight.name in open_names}
-    return Mix(source.fingerprint, types, steered, source.name, plan.nbytes, {}, {"type": plan.file_type.name})
+    return Mix(
+        source.fingerprint,
+        types,
+        steered,
+        source.name,
+        plan.nbytes,
+        {},
+        {"type": plan.file_type.name},
+    )
 
 
-def _allocated(sizing: Sizing, making: Making, config: "Config", ui: "UI") -> tuple[Plan, Mix, dict[str, Any]]:
+def _allocated(
+    sizing: Sizing, making: Making, config: "Config", ui: "UI"
+) -> tuple[Plan, Mix, dict[str, Any]]:
     from llmcli.commands import allocating
 
     reading, text = _reading(sizing, making.threads, ui)
-    wish = allocating.Wish(making.source, making.of, making.plain, sizing, making.steered, reading, text, making.spare)
+    wish = allocating.Wish(
+        making.source, making.of, making.plain, sizing, making.steered, reading, text, making.spare
+    )
     outcome = allocating.run(wish, config, ui)
     plan, source = making.of(outcome.mix), making.source
     nbytes = plan.nbytes + making.spare
     assert nbytes <= outcome.budget.most, (nbytes, outcome.budget)
     made = {
-        "target_bytes": outcome.budget.most, "expected_kld": outcome.expected, "text": text,
-        "chunks": reading.measured, "held_out_chunks": reading.held_out, "probe": sizing.unit, "quick": sizing.quick,
-        "trials": [{"role": t.role, "factor": t.factor, "kld": t.kld, "kept": t.kept} for t in outcome.trials],
-    }  # fmt: skip
-    mix = Mix(source.fingerprint, outcome.mix, making.steered, source.name, plan.nbytes, _rows(plan, outcome), made)
+        "target_bytes": outcome.budget.most,
+        "expected_kld": outcome.expected,
+        "text": text,
+        "chunks": reading.measured,
+        "held_out_chunks": reading.held_out,
+        "probe": sizing.unit,
+        "quick": sizing.quick,
+        "trials": [
+            {"role": t.role, "factor": t.factor, "kld": t.kld, "kept": t.kept}
+            for t in outcome.trials
+        ],
+    }
+    mix = Mix(
+        source.fingerprint,
+        outcome.mix,
+        making.steered,
+        source.name,
+        plan.nbytes,
+        _rows(plan, outcome),
+        made,
+    )
     _tell(nbytes, outcome, sizing, ui)
     told = {**made, "elapsed_ms": outcome.seconds * 1000}
     return plan, mix, {"target_bytes": outcome.budget.most, "allocation": told}
@@ -129,7 +160,9 @@ def _reading(sizing: Sizing, threads: int, ui: "UI") -> tuple["Reading", str]:
 
     held = sizing.chunks if sizing.tries else 0
     paths = [sizing.text] if sizing.text else []
-    words = b"".join(text.words.encode() for text in texts.given(paths)) if paths else texts.digest()
+    words = (
+        b"".join(text.words.encode() for text in texts.given(paths)) if paths else texts.digest()
+    )
 
     def text(side: "Side") -> "Chunks":
         return texts.chunks(side, paths, sizing.chunks + held, 0, ui)[0]
@@ -143,11 +176,13 @@ def _rows(plan: Plan, outcome: "Outcome") -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {name: {"bytes": nbytes[name]} for name in outcome.mix}
     for name, one in outcome.sensed.items():
         found[name] |= {
-            "error": one.errors[outcome.mix[name]], "input_error": one.inputs[outcome.mix[name]],
+            "error": one.errors[outcome.mix[name]],
+            "input_error": one.inputs[outcome.mix[name]],
             "expected_kld": one.loss(outcome.mix[name]) if one.kld else None,
-            "measured_kld": one.kld, "measured_error": one.shown,
+            "measured_kld": one.kld,
+            "measured_error": one.shown,
             "spqr_style_sensitivity": {"columns": one.columns, "rows": one.rows},
-        }  # fmt: skip
+        }
     return found
 
 
@@ -155,15 +190,21 @@ def _tell(nbytes: int, outcome: "Outcome", sizing: Sizing, ui: "UI") -> None:
     """The mix in a few lines; a file well below its target is said to be."""
     short = 1 - nbytes / outcome.budget.most
     if short > CLOSE:
-        ui.warn(f"the file stays {short:.1%} below its target: the tensors are too few for a nearer mix")
+        ui.warn(
+            f"the file stays {short:.1%} below its target: the tensors are too few for a nearer mix"
+        )
     if sizing.quick:
-        ui.note("--quick: chosen by the error of the weights alone; what that does to answers is not measured")
+        ui.note(
+            "--quick: chosen by the error of the weights alone; what that does to answers is not measured"
+        )
     elif outcome.expected is not None:
         first = outcome.trials[0] if outcome.trials else None
         told = f"divergence expected {outcome.expected:.5f} (one tensor at a time, added up)"
         if first:
             kept = [trial for trial in outcome.trials if trial.kept]
-            told += f"; of the whole mix on {outcome.positions:,} held-out positions {kept[-1].kld:.5f}"
+            told += (
+                f"; of the whole mix on {outcome.positions:,} held-out positions {kept[-1].kld:.5f}"
+            )
             told += f", {first.kld:.5f} before {len(kept) - 1} changes were kept of {len(outcome.trials) - 1} tried"
         ui.note(told)
     if sizing.sensitivity:
@@ -175,11 +216,19 @@ def _table(outcome: "Outcome", ui: "UI") -> None:
     columns = ("tensor", "type", "expected KLD", "error", "worst 1% columns", "worst 1% rows")
     order = sorted(outcome.sensed.values(), key=lambda one: -one.loss(outcome.mix[one.name]))
     rows = [
-        (one.name, outcome.mix[one.name], "" if one.kld is None else f"{one.loss(outcome.mix[one.name]):.2e}",
-         f"{one.errors[outcome.mix[one.name]]:.2e}", f"{one.columns:.1%}", f"{one.rows:.1%}")
+        (
+            one.name,
+            outcome.mix[one.name],
+            "" if one.kld is None else f"{one.loss(outcome.mix[one.name]):.2e}",
+            f"{one.errors[outcome.mix[one.name]]:.2e}",
+            f"{one.columns:.1%}",
+            f"{one.rows:.1%}",
+        )
         for one in order
-    ]  # fmt: skip
-    ui.text("SpQR-style sensitivity: the share of a tensor's error that its worst columns and rows bring")
+    ]
+    ui.text(
+        "SpQR-style sensitivity: the share of a tensor's error that its worst columns and rows bring"
+    )
     ui.table(columns, rows, right=columns[2:])
 
 
@@ -188,4 +237,6 @@ def beside(plan: Plan) -> Path:
     from llmcli.commands import weights
 
     stock = weights.beside(plan)
-    return stock.with_name(stock.name.replace(f"-{plan.file_type.name}.gguf", f"-{plan.bits_per_weight:.2f}bpw.gguf"))
+    return stock.with_name(
+        stock.name.replace(f"-{plan.file_type.name}.gguf", f"-{plan.bits_per_weight:.2f}bpw.gguf")
+    )

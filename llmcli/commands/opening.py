@@ -1,4 +1,5 @@
-"""From a REF to a model that answers: what `chat` and `run` begin with, and what `/model` does again.
+"""From a REF to a model that answers: what `chat` and `run` begin with, and what `/model` does
+again.
 
 It joins the catalog, the machine and the runtime; what is said with the model is the talk's.
 """
@@ -32,15 +33,22 @@ EACH = 2048  # tokens that a context nobody asked for has room for with every fu
 class Models:
     """The model of one talk, held open until the next one is there or the talk is over.
 
-    What was typed on the command line holds for all of them, but `--quant` and `--chat-template`, which were meant
-    for the first. `talks`: more than one answer is to come; `parallel`: so many at once. Without
-    `answers` a model made for embeddings is opened, too. `apart`: another thread than this one will compute.
+    What was typed on the command line holds for all of them, but `--quant` and `--chat-template`,
+    which were meant for the first. `talks`: more than one answer is to come; `parallel`: so many at
+    once. Without `answers` a model made for embeddings is opened, too. `apart`: another thread than
+    this one will compute.
     """
 
     def __init__(
-        self, given: Flags, config: Config, ui: UI, talks: bool, parallel: int = 1, answers: bool = True,
+        self,
+        given: Flags,
+        config: Config,
+        ui: UI,
+        talks: bool,
+        parallel: int = 1,
+        answers: bool = True,
         apart: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         fit.check(given.options)
         workers.join(given.rpc, given.tensor_split, ui)
         self.given, self.config, self.ui = given, config, ui
@@ -51,9 +59,14 @@ class Models:
         self._held = ExitStack()
 
     def names(self) -> list[str]:
-        """The catalog's names and the models that are here; nothing where the user's catalog is broken."""
+        """The catalog's names and the models that are here; nothing where the user's catalog is
+        broken.
+        """
         try:
-            known = [*catalog.load(self.config), *(manifest.name for manifest in store.manifests(self.config))]
+            known = [
+                *catalog.load(self.config),
+                *(manifest.name for manifest in store.manifests(self.config)),
+            ]
         except UserError:
             return []
         return sorted(set(known))
@@ -64,9 +77,11 @@ class Models:
         return self._open(self._held, ref, self.given.quant, self._template, slots)
 
     def change(self, ref: str, beams: int, take: Callable[[Opened], None]) -> None:
-        """Open `ref`, let `take` have it, then close the one before. Whatever is raised, that one is still open.
+        """Open `ref`, let `take` have it, then close the one before. Whatever is raised, that one
+        is still open.
 
-        Both are held for a moment: their weights are mapped, and the second cache must fit beside the first.
+        Both are held for a moment: their weights are mapped, and the second cache must fit beside
+        the first.
         """
         fresh = ExitStack()
         try:
@@ -81,15 +96,22 @@ class Models:
         """Free the model."""
         self._held.close()
 
-    def _open(self, stack: ExitStack, ref: str, quant: str | None, template: str | None, slots: int) -> Opened:
+    def _open(
+        self, stack: ExitStack, ref: str, quant: str | None, template: str | None, slots: int
+    ) -> Opened:
         given, ui = self.given, self.ui
-        with interrupts_raise():  # fetching and quantizing go on another time where they were stopped
+        with (
+            interrupts_raise()
+        ):  # fetching and quantizing go on another time where they were stopped
             model = ready(ref, quant, self.config, ui)
         predict = None if given.predict in (None, -1) else given.predict
         each = (predict or EACH) if self.parallel > 1 else predict if given.samples > 1 else None
         header = container.read(model.path)
         asked = given.options
-        if not given.no_profile and (asked := profile.chosen(header, asked, given.typed, self.config, ui.warn)).profile:
+        if (
+            not given.no_profile
+            and (asked := profile.chosen(header, asked, given.typed, self.config, ui.warn)).profile
+        ):
             ui.note(f"profile: {asked.profile}; --no-profile leaves it")
         options, gpu_layers = fit.decide(header, asked, ui.warn, slots, each)
         if self.parallel > 1:
@@ -97,21 +119,38 @@ class Models:
         drafting, needed = self._drafting(), slots
         if self.talks:
             kept = fit.branches(header, options)
-            several = self.parallel > 1 and kept > 1  # then each prefix that is kept has a sequence of its own
+            several = (
+                self.parallel > 1 and kept > 1
+            )  # then each prefix that is kept has a sequence of its own
             slots = min(MAX_SEQUENCES, slots + kept) if several else max(slots, kept)
         sized = given.options.ctx_size is not None
         wish = Wish(model.name, header, options, gpu_layers, drafting, slots, needed, sized)
         wish = admit(wish, given.fit, ui.note)
-        options = fit.attention(header, wish.options, gpu_layers, self.config, wish.slots, self.parallel)
+        options = fit.attention(
+            header, wish.options, gpu_layers, self.config, wish.slots, self.parallel
+        )
         opening = runner.open_runner(
-            model.path, options, template=template, raw=given.raw, slots=wish.slots, gpu_layers=gpu_layers,
-            native_sampling=self.config.native_sampling, drafting=drafting, answers=self.answers,
-        )  # fmt: skip
-        opened = on_a_thread(partial(stack.enter_context, opening)) if self.apart else stack.enter_context(opening)
+            model.path,
+            options,
+            template=template,
+            raw=given.raw,
+            slots=wish.slots,
+            gpu_layers=gpu_layers,
+            native_sampling=self.config.native_sampling,
+            drafting=drafting,
+            answers=self.answers,
+        )
+        opened = (
+            on_a_thread(partial(stack.enter_context, opening))
+            if self.apart
+            else stack.enter_context(opening)
+        )
         if options.reproducible:
             ui.note(reproducible.COVERS)
         if drafting.asked and opened.engine.means.speculation is None:
-            ui.note("nothing is guessed: measured just now, several rows of a pass cost as much as so many passes")
+            ui.note(
+                "nothing is guessed: measured just now, several rows of a pass cost as much as so many passes"
+            )
         if opened.template is None and opened.generates and not given.raw:
             ui.note(f"{model.name} is a base model (no chat template): it continues the text")
         file_bytes = sum(file.stat().st_size for file in opened.header.files)
@@ -125,4 +164,6 @@ class Models:
         if given.model_draft is None:
             return Drafting(given.ngram_draft)
         with interrupts_raise():
-            return Drafting(given.ngram_draft, ready(given.model_draft, None, self.config, self.ui).path)
+            return Drafting(
+                given.ngram_draft, ready(given.model_draft, None, self.config, self.ui).path
+            )

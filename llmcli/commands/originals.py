@@ -1,6 +1,8 @@
-"""Where the float weights of a model are to be had: what another engine runs instead of a GGUF made of them.
+"""Where the float weights of a model are to be had: what another engine runs instead of a GGUF made
+of them.
 
-Nothing is fetched for it. A repository is believed to be what the catalog, the name or the file's own metadata says.
+Nothing is fetched for it. A repository is believed to be what the catalog, the name or the file's
+own metadata says.
 """
 
 from collections.abc import Mapping
@@ -21,10 +23,11 @@ KEYS = ("general.source.huggingface.repository", "general.source.repo_url", "gen
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """`model` is a repository, a folder, or (`floats` False) a GGUF where nothing else is known; `because` says how
-    that is known. `revision` is the commit that was fetched, of a repository alone. What is not here has no facts:
-    context 0, no heads, no template. `settings` and
-    `system` are the catalog's."""
+    """`model` is a repository, a folder, or (`floats` False) a GGUF where nothing else is known;
+    `because` says how that is known. `revision` is the commit that was fetched, of a repository
+    alone. What is not here has no facts: context 0, no heads, no template. `settings` and `system`
+    are the catalog's.
+    """
 
     name: str
     model: str
@@ -39,7 +42,9 @@ class Original:
 
 
 def original(ref: str, named: str | None, config: "Config", ui: "UI") -> Original:
-    """What `ref` was made of; `named` is a repository or folder that the user says it is. Raises Refusal."""
+    """What `ref` was made of; `named` is a repository or folder that the user says it is. Raises
+    Refusal.
+    """
     from llmcli.catalog import fetch
     from llmcli.commands.show import present
     from quant import container
@@ -62,15 +67,27 @@ def _place(
         return str(model.path), True, "a folder on this disk", ""
     hub = [spec for spec in wanted.sources if spec.kind == "hub"]
     for spec in hub:
-        if spec.format == "safetensors" or (model and model.kind == "folder" and model.source == spec.label):
+        if spec.format == "safetensors" or (
+            model and model.kind == "folder" and model.source == spec.label
+        ):
             return spec.repo, True, "where the float weights come from", _commit(model, spec.label)
     if repo := (wanted.entry.original if wanted.entry else "") or (_told(header) if header else ""):
         return repo, True, "what the GGUF was made of", ""
     for spec in hub:
         if header or spec.quant or spec.file or "gguf" in spec.repo.lower():
-            return f"{spec.repo}:{spec.quant}" if spec.quant else spec.repo, False, "a repository of GGUF files", ""
+            return (
+                f"{spec.repo}:{spec.quant}" if spec.quant else spec.repo,
+                False,
+                "a repository of GGUF files",
+                "",
+            )
         return spec.repo, True, "by its name; it is not here to be looked at", ""
-    return str(model.path if model else wanted.ref.name), False, "a GGUF that does not tell what it was made of", ""
+    return (
+        str(model.path if model else wanted.ref.name),
+        False,
+        "a GGUF that does not tell what it was made of",
+        "",
+    )
 
 
 def _commit(model: "Model | None", label: str) -> str:
@@ -81,8 +98,10 @@ def _told(header: "Header") -> str:
     """The repository that a file names as its own source; empty where it names none on the hub."""
     for key in KEYS:
         text = str(header.metadata.get(key, "")).removeprefix(HUB).strip("/")
-        if text.count("/") == 1 and all(part.replace("-", "").replace("_", "").replace(".", "").isalnum()
-                                        for part in text.split("/")):  # fmt: skip
+        if text.count("/") == 1 and all(
+            part.replace("-", "").replace("_", "").replace(".", "").isalnum()
+            for part in text.split("/")
+        ):
             return text
     return ""
 
@@ -96,7 +115,11 @@ def _of_folder(path: Path) -> tuple[int, int, str]:
     from llmcli.catalog import facts
 
     config = facts.settings(path)
-    return _whole(config.get("max_position_embeddings")), _whole(config.get("num_attention_heads")), ""
+    return (
+        _whole(config.get("max_position_embeddings")),
+        _whole(config.get("num_attention_heads")),
+        "",
+    )
 
 
 def _whole(value: Any) -> int:

@@ -1,4 +1,6 @@
-"""What else would fit: longer contexts, other cache types, more sequences, layers on a GPU, other quantizations."""
+"""What else would fit: longer contexts, other cache types, more sequences, layers on a GPU, other
+quantizations.
+"""
 
 import tempfile
 from dataclasses import dataclass
@@ -17,9 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """`types`: for each device its weights' bytes by type. `longest`: the longest context of each cache type, those
-    that this model takes in `taken`. `sequences` that would fit at once, of `each` tokens; `gpu_layers` of `layers`
-    that the GPUs hold. None: not known, or no GPU."""
+    """`types`: for each device its weights' bytes by type. `longest`: the longest context of each
+    cache type, those that this model takes in `taken`. `sequences` that would fit at once, of
+    `each` tokens; `gpu_layers` of `layers` that the GPUs hold. None: not known, or no GPU.
+    """
 
     types: dict[str, dict[str, int]]
     longest: dict[str, int | None]
@@ -32,17 +35,26 @@ class Others:
 
 
 def look(
-    header: "Header", options: "ContextOptions", gpu_layers: int, told: "Receipt", there: bool,
+    header: "Header",
+    options: "ContextOptions",
+    gpu_layers: int,
+    told: "Receipt",
+    there: bool,
     draft: "Planner | None" = None,
-) -> Others:  # fmt: skip
-    """Rehearse all of it; `told` is the receipt of what is wanted, `there`: of a file that is not to be made yet."""
+) -> Others:
+    """Rehearse all of it; `told` is the receipt of what is wanted, `there`: of a file that is not
+    to be made yet.
+    """
     from llmcli.hardware import plan as planning
 
     with planning.planner(header, options, gpu_layers, draft) as planner:
         types, sequences = planner.types, planner.sequences()
         longest = {kind: planner.largest(kind) for kind in planning.KINDS}
         taken = tuple(kind for kind in planning.KINDS if planner.takes(kind))
-    most, layers = planning.most_layers(header, options, draft), (header.number("block_count") or 0) + 1
+    most, layers = (
+        planning.most_layers(header, options, draft),
+        (header.number("block_count") or 0) + 1,
+    )
     with tempfile.TemporaryDirectory(prefix="llmcli-plan-") as folder:
         found = quants.quants(header, options, gpu_layers, told, Path(folder), there, draft)
     each = -(-options.n_ctx // options.n_seq_max)
@@ -52,20 +64,32 @@ def look(
 def document(other: Others, quantized: bool) -> dict[str, Any]:
     """The contract's keys of it."""
     return {
-        "max_ctx": other.longest, "max_parallel": other.sequences,
+        "max_ctx": other.longest,
+        "max_parallel": other.sequences,
         "gpu_layers": {"most": other.gpu_layers, "layers": other.layers},
         "quants": quants.documents(other.quants, quantized=quantized),
-    }  # fmt: skip
+    }
 
 
-def tell(other: Others, told: "Receipt", options: "ContextOptions", trained: int, ui: "UI", *, quantized: bool) -> None:
+def tell(
+    other: Others,
+    told: "Receipt",
+    options: "ContextOptions",
+    trained: int,
+    ui: "UI",
+    *,
+    quantized: bool,
+) -> None:
     """Lines and the table of types for people."""
     from llmcli.hardware.plan import MOST_CELLS
     from llmcli.runtime.binding.context import MAX_SEQUENCES
 
     words = [f"{kind} {_count(other.longest[kind], MOST_CELLS)}" for kind in other.taken]
     ui.text()
-    ui.text(f"longest context that fits: {', '.join(words)}" + (f" (trained on {trained:,})" if trained else ""))
+    ui.text(
+        f"longest context that fits: {', '.join(words)}"
+        + (f" (trained on {trained:,})" if trained else "")
+    )
     most = min(MAX_SEQUENCES, MOST_CELLS // other.each if other.each else 0)
     ui.text(f"sequences at once, {other.each:,} tokens each: {_count(other.sequences, most)}")
     if other.gpu_layers is not None:
@@ -82,10 +106,13 @@ def _count(number: int | None, most: int) -> str:
 def _instead(other: Others, options: "ContextOptions") -> str:
     """The nearest settings that fit, of the context or of the weights."""
     ways = [
-        f"-c {other.longest[kind]}" + ("" if options.type_k == options.type_v == kind else f" -ctk {kind} -ctv {kind}")
+        f"-c {other.longest[kind]}"
+        + ("" if options.type_k == options.type_v == kind else f" -ctk {kind} -ctv {kind}")
         for kind in other.taken
         if other.longest[kind]
     ]
-    smaller = next((one.type for one in other.quants if one.fits and not one.here and not one.imatrix), None)
+    smaller = next(
+        (one.type for one in other.quants if one.fits and not one.here and not one.imatrix), None
+    )
     ways += [f"--quant {smaller}"] if smaller else []
     return f"would fit: {' · '.join(ways)}" if ways else "nothing of this model fits this machine"

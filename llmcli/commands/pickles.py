@@ -1,4 +1,6 @@
-"""`--allow-pickle`: the flag, and what is said where it would help. It knows words, not what a pickle holds."""
+"""`--allow-pickle`: the flag, and what is said where it would help. It knows words, not what a
+pickle holds.
+"""
 
 import shlex
 import sys
@@ -12,7 +14,10 @@ from quant.errors import Pickled
 
 AllowPickle = Annotated[
     bool,
-    typer.Option("--allow-pickle", help="Read pickled weights (.bin, .pt) too, without running what is in them."),
+    typer.Option(
+        "--allow-pickle",
+        help="Read pickled weights (.bin, .pt) too, without running what is in them.",
+    ),
 ]
 
 
@@ -25,7 +30,9 @@ def typed() -> list[str]:
 
 @contextmanager
 def offered(command: Callable[[], list[str]] = typed) -> Iterator[None]:
-    """Let the refusal of pickled weights hint at the command that reads them: the one that was typed, unless told."""
+    """Let the refusal of pickled weights hint at the command that reads them: the one that was
+    typed, unless told.
+    """
     try:
         yield
     except Pickled as error:

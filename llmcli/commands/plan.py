@@ -22,20 +22,33 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
     from quant.container import Header
 
-Context = Annotated[int | None, typer.Option("-c", "--ctx-size", help="Tokens of context; default: as chat's.")]
+Context = Annotated[
+    int | None, typer.Option("-c", "--ctx-size", help="Tokens of context; default: as chat's.")
+]
 Batch = Annotated[int, typer.Option("-b", "--batch-size", help="Tokens of a logical batch.")]
 Ubatch = Annotated[int, typer.Option("-ub", "--ubatch-size", help="Tokens of a physical batch.")]
-Threads = Annotated[int | None, typer.Option("-t", "--threads", help="Threads; default: the physical cores.")]
-Layers = Annotated[str, typer.Option("-ngl", "--gpu-layers", help="Layers on the GPU: a number, all, auto.")]
+Threads = Annotated[
+    int | None, typer.Option("-t", "--threads", help="Threads; default: the physical cores.")
+]
+Layers = Annotated[
+    str, typer.Option("-ngl", "--gpu-layers", help="Layers on the GPU: a number, all, auto.")
+]
 Flash = Annotated[str, typer.Option("-fa", "--flash-attn", help="Flash attention: on, off, auto.")]
 TypeK = Annotated[str, typer.Option("-ctk", "--cache-type-k", help="KV cache type of K.")]
 TypeV = Annotated[str, typer.Option("-ctv", "--cache-type-v", help="KV cache type of V.")]
 Parallel = Annotated[int, typer.Option("-np", "--parallel", min=1, help="Sequences at once.")]
 Unified = Annotated[
-    bool, typer.Option("--kv-unified/--no-kv-unified", "-kvu/-no-kvu", help="One pool of cells, or one a sequence.")
+    bool,
+    typer.Option(
+        "--kv-unified/--no-kv-unified", "-kvu/-no-kvu", help="One pool of cells, or one a sequence."
+    ),
 ]
-Quant = Annotated[str | None, typer.Option("--quant", metavar="TYPE", help="As if quantized to this type.")]
-Draft = Annotated[str | None, typer.Option("-md", "--model-draft", metavar="REF", help="A draft model beside it.")]
+Quant = Annotated[
+    str | None, typer.Option("--quant", metavar="TYPE", help="As if quantized to this type.")
+]
+Draft = Annotated[
+    str | None, typer.Option("-md", "--model-draft", metavar="REF", help="A draft model beside it.")
+]
 Measure = Annotated[bool, typer.Option("--measure", help="Load it, and tell the difference.")]
 
 
@@ -78,7 +91,15 @@ def plan(
     if measure and model_draft:
         raise UsageError("--measure weighs one model", hint="leave out --measure or -md")
     options = RunOptions(
-        ctx_size or None, threads, None, batch_size, ubatch_size, gpu_layers, flash_attn, type_k, type_v
+        ctx_size or None,
+        threads,
+        None,
+        batch_size,
+        ubatch_size,
+        gpu_layers,
+        flash_attn,
+        type_k,
+        type_v,
     )
     with standing(ref, quant, config, ui) as subject:
         header = container.read(subject.path)
@@ -87,7 +108,9 @@ def plan(
         with _drafting(model_draft, header, wanted, layers, config, ui) as (wanted, draft):
             told, found = _receipts(subject, header, wanted, layers, draft, measure)
             apart = receipt.apart(header, reading, layers) if reading else 0
-            scored = receipt.sum_of(receipt.scored(header, one, layers, parallel) for one in (wanted, reading) if one)
+            scored = receipt.sum_of(
+                receipt.scored(header, one, layers, parallel) for one in (wanted, reading) if one
+            )
             other = others.look(header, wanted, layers, told, not subject.sketched, draft)
     title = receipt.title(subject.name, header, wanted, told)
     if json:
@@ -103,29 +126,46 @@ def plan(
         receipt.layers(told.cache, ui)
         others.tell(other, told, wanted, header.context_length, ui, quantized=subject.quantized)
     drawn = plan_page.charts(told, found)
-    reporting.show(lambda: plan_page.made(title, told, found, other), lambda: drawn, (report_file, chart), ui)
+    reporting.show(
+        lambda: plan_page.made(title, told, found, other), lambda: drawn, (report_file, chart), ui
+    )
 
 
 def _receipts(
-    subject: "Standing", header: "Header", wanted: "ContextOptions", layers: int, draft: "Planner | None", measure: bool
+    subject: "Standing",
+    header: "Header",
+    wanted: "ContextOptions",
+    layers: int,
+    draft: "Planner | None",
+    measure: bool,
 ) -> "tuple[Receipt, Receipt | None]":
-    """What is planned, and what it really takes; before anything else is rehearsed, which leaves the process larger."""
+    """What is planned, and what it really takes; before anything else is rehearsed, which leaves
+    the process larger.
+    """
     from llmcli.hardware import plan as planning
 
     if measure and subject.lacks:
-        raise UserError(f"{subject.name} cannot be measured: {subject.lacks}", hint="leave out --measure")
+        raise UserError(
+            f"{subject.name} cannot be measured: {subject.lacks}", hint="leave out --measure"
+        )
     with planning.planner(header, wanted, layers, draft) as planner:
         told = planner.receipt()
     if measure and told.fits is False:
         raise UserError(
-            f"{subject.name} does not fit and was not loaded", hint="leave out --measure to see what it would take"
+            f"{subject.name} does not fit and was not loaded",
+            hint="leave out --measure to see what it would take",
         )
     return told, planning.measure(header, wanted, layers) if measure else None
 
 
 @contextmanager
 def _drafting(
-    ref: str | None, header: "Header", wanted: "ContextOptions", layers: int, config: "Config", ui: "UI"
+    ref: str | None,
+    header: "Header",
+    wanted: "ContextOptions",
+    layers: int,
+    config: "Config",
+    ui: "UI",
 ) -> "Iterator[tuple[ContextOptions, Planner | None]]":
     """The context as it is with a draft model, and that rehearsed."""
     from llmcli.commands.standing import standing
@@ -150,8 +190,9 @@ def _drafting(
 def _decided(
     header: "Header", options: "RunOptions", slots: int, unified: bool, config: "Config", ui: "UI"
 ) -> "tuple[ContextOptions, int, ContextOptions | None]":
-    """What chat and serve would make of these options, and a wish that they would refuse as it is: the context, the
-    layers on a GPU, and the context in which serve would read prompts apart."""
+    """What chat and serve would make of these options, and a wish that they would refuse as it is:
+    the context, the layers on a GPU, and the context in which serve would read prompts apart.
+    """
     from llmcli.hardware import fit
     from llmcli.runtime import kv, reader
     from llmcli.runtime.drafting.wish import NO_DRAFTING
@@ -163,7 +204,9 @@ def _decided(
     size = options.ctx_size or filled.ctx_size
     assert size
     if header.context_length and size > header.context_length * slots:
-        ui.warn(f"a context of {size} is longer than the {header.context_length} tokens this model was trained on")
+        ui.warn(
+            f"a context of {size} is longer than the {header.context_length} tokens this model was trained on"
+        )
     filled = replace(filled, ctx_size=size)
     if unified or slots == 1:
         filled = fit.attention(header, filled, layers, config, slots, slots)
@@ -175,27 +218,46 @@ def document(receipt: "Receipt", types: dict[str, dict[str, int]] | None = None)
     """The contract's `plan --json`; null is a figure that this machine cannot tell."""
     cache, first = receipt.cache, receipt.shares[0]
     layers = [
-        {"layer": layer.layer, "cells": layer.cells, "k_bytes": layer.k_bytes, "v_bytes": layer.v_bytes}
+        {
+            "layer": layer.layer,
+            "cells": layer.cells,
+            "k_bytes": layer.k_bytes,
+            "v_bytes": layer.v_bytes,
+        }
         for layer in (cache.layers if cache else ())
     ]
     return {
         "weights_bytes": receipt.sum("weights"),
         "kv": {
-            "bytes_per_token": cache.bytes_per_token if cache else None, "cells": receipt.n_ctx,
-            "bytes": receipt.sum("kv"), "layers": layers if cache else None,
+            "bytes_per_token": cache.bytes_per_token if cache else None,
+            "cells": receipt.n_ctx,
+            "bytes": receipt.sum("kv"),
+            "layers": layers if cache else None,
         },
-        "compute_bytes": receipt.sum("compute"), "output_bytes": receipt.sum("output"),
-        "repacked_bytes": receipt.sum("repacked"), "droppable_bytes": receipt.sum("droppable"),
-        "overhead_bytes": receipt.overhead, "process_bytes": receipt.process, "total_bytes": receipt.sum("total"),
-        "available_bytes": first.available, "fits": receipt.fits, "runs": receipt.runs,
+        "compute_bytes": receipt.sum("compute"),
+        "output_bytes": receipt.sum("output"),
+        "repacked_bytes": receipt.sum("repacked"),
+        "droppable_bytes": receipt.sum("droppable"),
+        "overhead_bytes": receipt.overhead,
+        "process_bytes": receipt.process,
+        "total_bytes": receipt.sum("total"),
+        "available_bytes": first.available,
+        "fits": receipt.fits,
+        "runs": receipt.runs,
         "draft_bytes": receipt.draft,
         "devices": [
             {
-                "name": share.device, "weights_bytes": share.weights, "repacked_bytes": share.repacked,
-                "kv_bytes": share.kv, "compute_bytes": share.compute, "output_bytes": share.output,
-                "total_bytes": share.total, "available_bytes": share.available, "fits": share.fits,
+                "name": share.device,
+                "weights_bytes": share.weights,
+                "repacked_bytes": share.repacked,
+                "kv_bytes": share.kv,
+                "compute_bytes": share.compute,
+                "output_bytes": share.output,
+                "total_bytes": share.total,
+                "available_bytes": share.available,
+                "fits": share.fits,
                 "types": types.get(share.device) if types else None,
             }
             for share in receipt.shares
         ],
-    }  # fmt: skip
+    }

@@ -31,10 +31,16 @@ def made(title: str, told: Receipt, found: Receipt | None, other: "Others") -> "
         f"Longest contexts that fit: {longest} tokens.",
     ]
     rows = [(one.type, one.total, _word(one)) for one in other.quants]
-    types = memory.types([(name, total, word) for name, total, word in rows if total is not None], room)
+    types = memory.types(
+        [(name, total, word) for name, total, word in rows if total is not None], room
+    )
     drawn = [*charts(told, found), *([types] if types else [])]
     return page.of_others(
-        f"Memory of {title}", "Predicted before loading.", lead, drawn, (("Bytes", _table(told, found)),)
+        f"Memory of {title}",
+        "Predicted before loading.",
+        lead,
+        drawn,
+        (("Bytes", _table(told, found)),),
     )
 
 
@@ -48,12 +54,18 @@ def _table(told: Receipt, found: Receipt | None) -> Table:
     """Every part of every device."""
     rows = []
     for share in told.shares:
-        other = next((one for one in found.shares if one.device == share.device), None) if found else None
+        other = (
+            next((one for one in found.shares if one.device == share.device), None)
+            if found
+            else None
+        )
         for label, part in memory.PARTS:
             actual = [_count(getattr(other, part))] if other else []
             rows.append((f"{share.device}: {label}", _count(getattr(share, part)), *actual))
     rows.append((memory.OVERHEAD, _count(told.overhead), *([""] if found else [])))
-    rows.append(("the whole process", _count(told.process), *([_count(found.process)] if found else [])))
+    rows.append(
+        ("the whole process", _count(told.process), *([_count(found.process)] if found else []))
+    )
     columns = ("part", "bytes predicted", *(["bytes loaded"] if found else []))
     return Table(columns, tuple(rows), frozenset((1, 2)))
 

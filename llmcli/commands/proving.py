@@ -1,4 +1,5 @@
-"""Joins a converted vocabulary with llama.cpp, so that quant can prove it before any weight is written.
+"""Joins a converted vocabulary with llama.cpp, so that quant can prove it before any weight is
+written.
 
 It knows where both ends are: quant compares, the runtime tokenizes.
 """
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
 def proven(source: "Source", tokenizer: "Path", pre: str | None = None) -> "Source":
     """A checkpoint folder's source, its vocabulary proven against the folder it is from.
 
-    The vocabulary goes into a file of its own, which llama.cpp loads without weights: seconds, before minutes.
-    Raises Refusal where llama.cpp encodes otherwise; warns of a chat template whose turns do not end.
+    The vocabulary goes into a file of its own, which llama.cpp loads without weights: seconds,
+    before minutes. Raises Refusal where llama.cpp encodes otherwise; warns of a chat template whose
+    turns do not end.
     """
     from dataclasses import replace
 
@@ -30,5 +32,9 @@ def proven(source: "Source", tokenizer: "Path", pre: str | None = None) -> "Sour
         with open_model(file, vocab_only=True) as model:
             found = proof.prove(tokenizer, header.metadata, model, pre)
             template = header.metadata.get("tokenizer.chat_template")
-            warnings = doctor.turn_end(model, template) if isinstance(template, str) and template else []
-    return replace(source, notes=(*source.notes, *found.notes), warnings=(*source.warnings, *warnings))
+            warnings = (
+                doctor.turn_end(model, template) if isinstance(template, str) and template else []
+            )
+    return replace(
+        source, notes=(*source.notes, *found.notes), warnings=(*source.warnings, *warnings)
+    )

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An outcome, and what it is of. `text` is the name of the text, or of the file that brought it."""
+    """An outcome, and what it is of. `text` is the name of the text, or of the file that brought
+    it.
+    """
 
     outcome: Outcome
     model: Side
@@ -36,7 +38,9 @@ def show(told: Told, ui: "UI") -> None:
         f"{told.model.header.path.name} · {told.model.header.file_type} · K {options.cache_type_k}, "
         f"V {options.cache_type_v}" + (f" · against {name}" if name else "")
     )
-    ui.text(f"{told.text}: {outcome.chunks} chunks of {outcome.n_ctx} tokens, {figures.positions:,} positions scored")
+    ui.text(
+        f"{told.text}: {outcome.chunks} chunks of {outcome.n_ctx} tokens, {figures.positions:,} positions scored"
+    )
     ui.text()
     rows = [("perplexity", _plain(figures.perplexity, 4))]
     if figures.against:
@@ -54,7 +58,10 @@ def _against(found: Against) -> list[tuple[str, str]]:
         ("perplexity / base's", _plain(found.ratio, 5)),
         ("ln of that", _plain(found.log_ratio, 6)),
         ("perplexity − base's", _plain(found.difference, 5)),
-        ("correlation of the logs", "-" if found.correlation is None else f"{found.correlation:.2%}"),
+        (
+            "correlation of the logs",
+            "-" if found.correlation is None else f"{found.correlation:.2%}",
+        ),
         ("mean KL divergence", _plain(found.kld, 6)),
         ("same top", _percent(found.same_top)),
         ("mean Δp", _percent(found.delta)),
@@ -68,11 +75,18 @@ def _spreads(found: Against, ui: "UI") -> None:
     ranks = sorted({*found.klds.ranks, *found.deltas.ranks, 50.0}, reverse=True)
     rows = [("maximum", f"{found.klds.most:.6f}", f"{found.deltas.most:.3%}")]
     for rank in ranks:
-        kld, delta = middle[1:] if rank == 50.0 else (found.klds.ranks.get(rank), found.deltas.ranks.get(rank))
-        rows.append((
-            "median" if rank == 50.0 else f"{rank:.1f} %", "" if kld is None else f"{kld:.6f}",
-            "" if delta is None else f"{delta:.3%}",
-        ))  # fmt: skip
+        kld, delta = (
+            middle[1:]
+            if rank == 50.0
+            else (found.klds.ranks.get(rank), found.deltas.ranks.get(rank))
+        )
+        rows.append(
+            (
+                "median" if rank == 50.0 else f"{rank:.1f} %",
+                "" if kld is None else f"{kld:.6f}",
+                "" if delta is None else f"{delta:.3%}",
+            )
+        )
     rows.append(("minimum", f"{found.klds.least:.6f}", f"{found.deltas.least:.3%}"))
     ui.table(("", "KL divergence", "Δp"), rows, right=("KL divergence", "Δp"))
 
@@ -80,7 +94,9 @@ def _spreads(found: Against, ui: "UI") -> None:
 def _doubt(found: Against, ui: "UI") -> None:
     if found.doubt:
         ui.text()
-        ui.text(f"the base's logits were kept in part: of the mean divergence's error {found.doubt:.6f} comes of that")
+        ui.text(
+            f"the base's logits were kept in part: of the mean divergence's error {found.doubt:.6f} comes of that"
+        )
 
 
 def _plain(estimate: Estimate, digits: int) -> str:
@@ -98,10 +114,19 @@ def document(told: Told) -> dict[str, Any]:
     return {
         "model": _model(told.model),
         "base": _model(told.base) if told.base else _kept(told.kept) if told.kept else None,
-        "text": told.text, "text_tokens": outcome.tokens, "n_ctx": outcome.n_ctx, "chunks": outcome.chunks,
-        "positions": figures.positions, "resumed_chunks": outcome.resumed, "type_k": options.cache_type_k,
-        "type_v": options.cache_type_v, "flash_attn": options.flash_attn, "n_batch": options.batch_size,
-        "n_ubatch": options.ubatch_size, "n_threads": options.threads, "perplexity": _estimate(figures.perplexity),
+        "text": told.text,
+        "text_tokens": outcome.tokens,
+        "n_ctx": outcome.n_ctx,
+        "chunks": outcome.chunks,
+        "positions": figures.positions,
+        "resumed_chunks": outcome.resumed,
+        "type_k": options.cache_type_k,
+        "type_v": options.cache_type_v,
+        "flash_attn": options.flash_attn,
+        "n_batch": options.batch_size,
+        "n_ubatch": options.ubatch_size,
+        "n_threads": options.threads,
+        "perplexity": _estimate(figures.perplexity),
         "base_perplexity": _estimate(found.base) if found else None,
         "correlation": found.correlation if found else None,
         "ln_perplexity_ratio": _estimate(found.log_ratio) if found else None,
@@ -113,16 +138,19 @@ def document(told: Told) -> dict[str, Any]:
         "rms_delta_p": _estimate(found.delta_rms) if found else None,
         "same_top": _estimate(found.same_top) if found else None,
         "elapsed_ms": outcome.seconds * 1000,
-    }  # fmt: skip
+    }
 
 
 def _model(side: Side) -> dict[str, Any]:
     header = side.header
     return {
-        "name": header.path.name, "path": str(header.path), "file_type": header.file_type,
-        "file_bytes": sum(Path(file).stat().st_size for file in header.files), "tensor_bytes": header.tensor_bytes,
+        "name": header.path.name,
+        "path": str(header.path),
+        "file_type": header.file_type,
+        "file_bytes": sum(Path(file).stat().st_size for file in header.files),
+        "tensor_bytes": header.tensor_bytes,
         "bits_per_weight": header.bits_per_weight,
-    }  # fmt: skip
+    }
 
 
 def _kept(kept: BaseLogits) -> dict[str, Any]:
@@ -135,6 +163,8 @@ def _estimate(estimate: Estimate) -> dict[str, float]:
 
 def _spread(spread: Spread) -> dict[str, Any]:
     return {
-        "minimum": spread.least, "maximum": spread.most, "median": spread.median,
+        "minimum": spread.least,
+        "maximum": spread.most,
+        "median": spread.median,
         "percentiles": {f"{rank:g}": value for rank, value in spread.ranks.items()},
-    }  # fmt: skip
+    }

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 DEFAULT = "Q4_K_M"
 SplitMaxSize = Annotated[
     str | None,
-    typer.Option(metavar="N(M|G)", help="Write shards NAME-00001-of-0000N.gguf with at most so much of tensors each."),
+    typer.Option(
+        metavar="N(M|G)",
+        help="Write shards NAME-00001-of-0000N.gguf with at most so much of tensors each.",
+    ),
 ]
 _METHODS = "; ".join(f"{name}: {method.help}" for name, method in METHODS.items())
 
@@ -46,18 +49,25 @@ class Mixing:
 
     tensor_type: Annotated[
         list[str] | None,
-        typer.Option("--tensor-type", metavar="REGEX=TYPE", help="A type for the tensors whose name fits; repeatable."),
+        typer.Option(
+            "--tensor-type",
+            metavar="REGEX=TYPE",
+            help="A type for the tensors whose name fits; repeatable.",
+        ),
     ] = None
-    output_tensor_type: Annotated[str | None, typer.Option(metavar="TYPE", help="A type for output.weight.")] = None
-    token_embedding_type: Annotated[str | None, typer.Option(metavar="TYPE", help="A type for token_embd.weight.")] = (
-        None
-    )
+    output_tensor_type: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="A type for output.weight.")
+    ] = None
+    token_embedding_type: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="A type for token_embd.weight.")
+    ] = None
     leave_output_tensor: Annotated[
         bool, typer.Option("--leave-output-tensor", help="Leave output.weight as it is.")
     ] = False
-    pure: Annotated[bool, typer.Option("--pure", help="One type for all matrices, without the recipe's mixture.")] = (
-        False
-    )
+    pure: Annotated[
+        bool,
+        typer.Option("--pure", help="One type for all matrices, without the recipe's mixture."),
+    ] = False
 
     @property
     def wishes(self) -> "Wishes":
@@ -65,9 +75,12 @@ class Mixing:
         from quant.recipe import Wishes
 
         return Wishes(
-            tuple(self.tensor_type or ()), self.pure, self.output_tensor_type, self.token_embedding_type,
+            tuple(self.tensor_type or ()),
+            self.pure,
+            self.output_tensor_type,
+            self.token_embedding_type,
             self.leave_output_tensor,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +115,15 @@ class Steering:
     """How codes are chosen, and what was measured for it."""
 
     method: Annotated[
-        str, typer.Option(metavar="NAME", help=f"How codes are chosen. {_METHODS}.", show_default=True)
+        str,
+        typer.Option(metavar="NAME", help=f"How codes are chosen. {_METHODS}.", show_default=True),
     ] = "ggml"
     imatrix: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="An importance matrix that steers the rounding, as llama-imatrix makes it."),
+        typer.Option(
+            metavar="FILE",
+            help="An importance matrix that steers the rounding, as llama-imatrix makes it.",
+        ),
     ] = None
     moments: Annotated[
         Path | None,
@@ -126,7 +143,10 @@ class Steering:
     ] = False
     calibration: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="UTF-8 text to gather by, instead of the text that ships; repeatable."),
+        typer.Option(
+            metavar="FILE",
+            help="UTF-8 text to gather by, instead of the text that ships; repeatable.",
+        ),
     ] = None
     calibration_chunks: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Gather by no more than N chunks of it.")
@@ -134,9 +154,18 @@ class Steering:
     fold: Fold = "none"
 
     def known(
-        self, method: "Method", source: "Source", writing: Writing, config: "Config", ui: "UI", *, dry_run: bool
+        self,
+        method: "Method",
+        source: "Source",
+        writing: Writing,
+        config: "Config",
+        ui: "UI",
+        *,
+        dry_run: bool,
     ) -> Known:
-        """The files of --imatrix and --moments, and what is missing gathered, unless it is a `dry_run`."""
+        """The files of --imatrix and --moments, and what is missing gathered, unless it is a
+        `dry_run`.
+        """
         from quant import imatrix, moments
         from quant.pending import Pending
 
@@ -154,13 +183,19 @@ class Steering:
 
     @property
     def promised(self) -> Known:
-        """What there is before anything is gathered, which stands as if it came: enough to refuse by."""
+        """What there is before anything is gathered, which stands as if it came: enough to refuse
+        by.
+        """
         from quant import imatrix
         from quant.pending import Pending
 
-        return Known(imatrix.load(self.imatrix.expanduser()) if self.imatrix else None, None, Pending())
+        return Known(
+            imatrix.load(self.imatrix.expanduser()) if self.imatrix else None, None, Pending()
+        )
 
-    def behind(self, method: "Method", source: "Source", writing: Writing, config: "Config") -> "Callable[..., Report]":
+    def behind(
+        self, method: "Method", source: "Source", writing: Writing, config: "Config"
+    ) -> "Callable[..., Report]":
         """What writes a plan with --sequential, as weights.write does."""
         from llmcli.commands import sequential
 
@@ -197,13 +232,19 @@ class Steering:
                 "--sequential does not go with a size: what a tensor costs shows when those ahead of it are made",
                 hint="make a plan without it, with --plan-out FILE, then --plan FILE --sequential",
             )
-        if (self.calibration or self.calibration_chunks) and not (self.sequential or self.missing(method)):
-            raise UsageError("--calibration is for what is gathered, and nothing is", hint="leave it out")
+        if (self.calibration or self.calibration_chunks) and not (
+            self.sequential or self.missing(method)
+        ):
+            raise UsageError(
+                "--calibration is for what is gathered, and nothing is", hint="leave it out"
+            )
 
     def wish(
         self, method: "Method", source: "Source", writing: Writing, *, dry_run: bool = False
     ) -> "gathering.Wish":
-        """The measurement that is missing; with --sequential that of the whole model, which comes before the others."""
+        """The measurement that is missing; with --sequential that of the whole model, which comes
+        before the others.
+        """
         from llmcli.commands.gathering import Wish
 
         moments = method.needs == "moments" and not self.sequential
@@ -231,10 +272,14 @@ def register(app: typer.Typer) -> None:
 
 @offered()
 def quantize(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A GGUF file, a checkpoint folder, or a model's name.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SRC", help="A GGUF file, a checkpoint folder, or a model's name."),
+    ],
     *,
     quant: Annotated[
-        str | None, typer.Option("-t", "--type", metavar="TYPE", help=f"The file type; {DEFAULT} unless told.")
+        str | None,
+        typer.Option("-t", "--type", metavar="TYPE", help=f"The file type; {DEFAULT} unless told."),
     ] = None,
     steering: Steering,
     mixing: Mixing,
@@ -266,9 +311,15 @@ def quantize(
     most = planning.shard_size(split_max_size) if split_max_size else 0
     place, blobs = (model.path, model.blobs) if model else (Path(source), None)
     opened = weights.open_source(
-        place, tokenizer=reading.tokenizer, pre=reading.pre, allow_pickle=reading.allow_pickle, blobs=blobs
+        place,
+        tokenizer=reading.tokenizer,
+        pre=reading.pre,
+        allow_pickle=reading.allow_pickle,
+        blobs=blobs,
     )
-    check_apart([writing.out, sizing.plan_out], [*steering.files, *sizing.files, verifying.verify_text])
+    check_apart(
+        [writing.out, sizing.plan_out], [*steering.files, *sizing.files, verifying.verify_text]
+    )
     check_apart([sizing.plan_out], opened.files)
     certifying.check_text(opened, wish)
     if writing.out and not (most or writing.dry_run):
@@ -282,18 +333,40 @@ def quantize(
     if known.imatrix or known.moments or not writing.dry_run:
         plan = folding.folded(plan, steering.fold, writing.threads, ui)
     closing.tell(plan, ui)
-    mixed = wishes.any or sizing.any or bool(known.digests or most) or how.name != "ggml" or steering.folds
+    mixed = (
+        wishes.any
+        or sizing.any
+        or bool(known.digests or most)
+        or how.name != "ggml"
+        or steering.folds
+    )
     out = writing.out or (mixes.beside(plan) if sizing.any and model is None else None)
-    with weights.placed(plan, model, out, config, ui, mixed=mixed, dry_run=writing.dry_run) as target:
+    with weights.placed(
+        plan, model, out, config, ui, mixed=mixed, dry_run=writing.dry_run
+    ) as target:
         certifying.check(plan, target, wish, config)
-        make = weights.write if not steering.sequential else steering.behind(how, opened, writing, config)
-        report = None if writing.dry_run else make(plan, target, ui, threads=writing.threads, force=writing.force)
+        make = (
+            weights.write
+            if not steering.sequential
+            else steering.behind(how, opened, writing, config)
+        )
+        report = (
+            None
+            if writing.dry_run
+            else make(plan, target, ui, threads=writing.threads, force=writing.force)
+        )
         report, found = certifying.certify(plan, target, report, wish, told, config, ui)
     closing.close(plan, target, report, ui, found, told)
 
 
 def _making(
-    source: "Source", method: "Method", steering: Steering, verifying: Verifying, most: int, threads: int, known: Known
+    source: "Source",
+    method: "Method",
+    steering: Steering,
+    verifying: Verifying,
+    most: int,
+    threads: int,
+    known: Known,
 ) -> "Making":
     """How plans are made by what is known."""
     from llmcli.commands.mixes import Making
@@ -301,7 +374,11 @@ def _making(
     from quant.folds import rewrite
 
     return Making(
-        source, lambda name, wishes: planning.plan(source, name, wishes, most=most, method=method.name, **known.given),
-        {"method": method.name, "fold": steering.fold * steering.folds, **known.digests}, threads,
+        source,
+        lambda name, wishes: planning.plan(
+            source, name, wishes, most=most, method=method.name, **known.given
+        ),
+        {"method": method.name, "fold": steering.fold * steering.folds, **known.digests},
+        threads,
         rewrite.ROOM * steering.folds + verifying.room(source, known.texts),
-    )  # fmt: skip
+    )

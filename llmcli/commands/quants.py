@@ -1,7 +1,7 @@
 """What a model would take in every type of the list: the file, the run, and whether it fits.
 
-Each type is rehearsed with a stand-in (standing.py) that has no vocabulary, whose reading is nearly all of the time of
-a rehearsal; its size alone is kept, since a row of logits has as many numbers.
+Each type is rehearsed with a stand-in (standing.py) that has no vocabulary, whose reading is nearly
+all of the time of a rehearsal; its size alone is kept, since a row of logits has as many numbers.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,8 +26,10 @@ TERNARY = ("TQ1_0", "TQ2_0", "Q2_0", "Q1_0")
 
 @dataclass(frozen=True, slots=True)
 class Quant:
-    """One type. `total`: bytes of all that llama.cpp maps and allocates, `process`: of the whole process; None: not
-    known. `fits`: as the receipt's. `imatrix`: it cannot be made without one. `here`: the file is of this type."""
+    """One type. `total`: bytes of all that llama.cpp maps and allocates, `process`: of the whole
+    process; None: not known. `fits`: as the receipt's. `imatrix`: it cannot be made without one.
+    `here`: the file is of this type.
+    """
 
     type: str
     file: int
@@ -45,12 +47,18 @@ class Quant:
 
 
 def quants(
-    header: "Header", options: "ContextOptions", gpu_layers: int, told: "Receipt", folder: Path, there: bool,
+    header: "Header",
+    options: "ContextOptions",
+    gpu_layers: int,
+    told: "Receipt",
+    folder: Path,
+    there: bool,
     draft: "Planner | None" = None,
-) -> list[Quant]:  # fmt: skip
+) -> list[Quant]:
     """Every type that this model's rows allow, the largest file first.
 
-    `told` is the receipt of the file itself; not `there`: it is a stand-in for one that is still to be made.
+    `told` is the receipt of the file itself; not `there`: it is a stand-in for one that is still to
+    be made.
     """
     from quant import quantize as road
     from quant.errors import Refusal
@@ -72,7 +80,18 @@ def quants(
         process = None if total is None or told.overhead is None else told.overhead + total
         here = there and name == header.file_type
         file = sum(one.stat().st_size for one in header.files) if here else plan.nbytes
-        found.append(Quant(name, file, plan.bits_per_weight, total, process, receipt.fits, kind.needs_imatrix, here))
+        found.append(
+            Quant(
+                name,
+                file,
+                plan.bits_per_weight,
+                total,
+                process,
+                receipt.fits,
+                kind.needs_imatrix,
+                here,
+            )
+        )
     return sorted(found, key=lambda one: -one.file)
 
 
@@ -84,7 +103,11 @@ def kinds() -> "Mapping[str, FileType]":
 
 
 def _receipt(
-    layout: "Layout", folder: Path, options: "ContextOptions", gpu_layers: int, draft: "Planner | None"
+    layout: "Layout",
+    folder: Path,
+    options: "ContextOptions",
+    gpu_layers: int,
+    draft: "Planner | None",
 ) -> "Receipt":
     from llmcli.hardware.plan import planner
     from quant import container
@@ -119,12 +142,18 @@ def documents(found: Iterable[Quant], *, quantized: bool) -> list[dict[str, Any]
     """The contract's `quants`; `quantized`: the source is, and another type would round it again."""
     return [
         {
-            "type": one.type, "file_bytes": one.file, "bits_per_weight": round(one.bits, 4), "total_bytes": one.total,
-            "process_bytes": one.process, "fits": one.fits, "needs_imatrix": one.imatrix, "present": one.here,
+            "type": one.type,
+            "file_bytes": one.file,
+            "bits_per_weight": round(one.bits, 4),
+            "total_bytes": one.total,
+            "process_bytes": one.process,
+            "fits": one.fits,
+            "needs_imatrix": one.imatrix,
+            "present": one.here,
             "requantizes": quantized and not one.here,
         }
         for one in found
-    ]  # fmt: skip
+    ]
 
 
 def tell(found: list[Quant], ui: "UI", *, quantized: bool) -> None:
@@ -132,15 +161,23 @@ def tell(found: list[Quant], ui: "UI", *, quantized: bool) -> None:
     words = {True: "yes", False: "no", None: "unknown"}
     rows = [
         (
-            one.type, size(one.file), f"{one.bits:.2f}", "unknown" if one.total is None else size(one.total),
-            words[one.fits], ", ".join(
-                ["this file"] * one.here + ["needs an imatrix"] * one.imatrix + ["noise unless trained so"] * one.few
+            one.type,
+            size(one.file),
+            f"{one.bits:.2f}",
+            "unknown" if one.total is None else size(one.total),
+            words[one.fits],
+            ", ".join(
+                ["this file"] * one.here
+                + ["needs an imatrix"] * one.imatrix
+                + ["noise unless trained so"] * one.few
             ),
         )
         for one in found
-    ]  # fmt: skip
+    ]
     ui.text()
     columns = ("as type", "file", "bits/weight", "llama.cpp in all", "fits", "")
     ui.table(columns, rows, right=columns[1:5])
     if quantized:
-        ui.text("the file is quantized already: another type rounds it again; a float checkpoint gives a better one")
+        ui.text(
+            "the file is quantized already: another type rounds it again; a float checkpoint gives a better one"
+        )

@@ -1,7 +1,7 @@
 """From a name to a file that can be run: fetch what is missing, quantize what is still in floats.
 
-What `pull --quant`, `chat`, `run` and `bench` share. It joins the catalog with quant and knows neither
-the runtime nor the terminal.
+What `pull --quant`, `chat`, `run` and `bench` share. It joins the catalog with quant and knows
+neither the runtime nor the terminal.
 """
 
 from dataclasses import replace
@@ -20,8 +20,8 @@ def ready(ref: str, quant: str | None, config: Config, ui: UI) -> Model:
     """The model called `ref` as a GGUF that can be loaded: `path` of what is returned.
 
     A float checkpoint becomes its catalog type; a file already quantized is used as it is unless
-    `quant` (or the name itself, NAME:TYPE) asks for another type. Raises Refusal: for pickles it names the pull
-    that reads them.
+    `quant` (or the name itself, NAME:TYPE) asks for another type. Raises Refusal: for pickles it
+    names the pull that reads them.
     """
     if quant:
         quant = checked(quant)
@@ -39,16 +39,26 @@ def _pull(ref: str, quant: str | None, config: Config) -> list[str]:
 
 
 def fetched(
-    ref: str, quant: str | None, config: Config, ui: UI, *, keep_source: bool = False, revision: str | None = None,
-    source: str | None = None, force: bool = False,
-) -> Model:  # fmt: skip
-    """The model called `ref`, as little of it as is needed: what is here, or of a checkpoint only what is read.
+    ref: str,
+    quant: str | None,
+    config: Config,
+    ui: UI,
+    *,
+    keep_source: bool = False,
+    revision: str | None = None,
+    source: str | None = None,
+    force: bool = False,
+) -> Model:
+    """The model called `ref`, as little of it as is needed: what is here, or of a checkpoint only
+    what is read.
 
     Where a type is named a checkpoint on the hub stays there, unless `keep_source`. Raises Refusal.
     """
     here = None if force else fetch.find(ref, config, ui, revision=revision, source=source)
     if here is None and not keep_source:
-        if not force and (made := straight.made(ref, quant, config, ui, revision=revision, source=source)):
+        if not force and (
+            made := straight.made(ref, quant, config, ui, revision=revision, source=source)
+        ):
             return made
         if (quant or fetch.resolve(ref, config).ref.quant) and (
             model := straight.open_checkpoint(ref, config, ui, revision=revision, source=source)
@@ -63,13 +73,19 @@ def promised(model: Model) -> str | None:
 
     if model.source.startswith("quantized:"):
         return None
-    if model.entry is None or model.kind != "gguf" or container.read(model.path).file_type not in FLOATS:
+    if (
+        model.entry is None
+        or model.kind != "gguf"
+        or container.read(model.path).file_type not in FLOATS
+    ):
         return None
     return model.entry.quant
 
 
 def checked(quant: str) -> str:
-    """The full name of a file type; raises Refusal with the nearest names before anything is fetched."""
+    """The full name of a file type; raises Refusal with the nearest names before anything is
+    fetched.
+    """
     from quant import recipe
 
     return recipe.parse(quant).name
@@ -91,6 +107,14 @@ def derive(model: Model, file_type: str, config: Config, ui: UI) -> Model:
             quantize_to(model.path, file_type, out, ui, blobs=model.blobs, allow_pickle=allowed)
             made = store.record_derived(config, model, file_type, model.record)
     return replace(
-        model, name=made.name, path=Path(made.path), kind="gguf", bytes=made.bytes, sha256=made.sha256,
-        source=made.source, quant=None, blobs=None, record={},
-    )  # fmt: skip
+        model,
+        name=made.name,
+        path=Path(made.path),
+        kind="gguf",
+        bytes=made.bytes,
+        sha256=made.sha256,
+        source=made.source,
+        quant=None,
+        blobs=None,
+        record={},
+    )

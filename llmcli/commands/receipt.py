@@ -1,4 +1,6 @@
-"""A receipt as people read it (`llmcli plan`): tables and lines. What is in it is hardware/plan.py's."""
+"""A receipt as people read it (`llmcli plan`): tables and lines. What is in it is
+hardware/plan.py's.
+"""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,15 +15,22 @@ if TYPE_CHECKING:
     from quant.container import Header
 
 PARTS = (
-    ("weights", "weights"), ("weights in another layout", "repacked"), ("KV cache", "kv"),
-    ("compute buffers", "compute"), ("output buffer", "output"),
-)  # fmt: skip
+    ("weights", "weights"),
+    ("weights in another layout", "repacked"),
+    ("KV cache", "kv"),
+    ("compute buffers", "compute"),
+    ("output buffer", "output"),
+)
 
 
 def title(name: str, header: "Header", options: "ContextOptions", receipt: "Receipt") -> str:
     """What is planned, in a line."""
     slots = options.n_seq_max
-    pool = "" if slots == 1 else f" for {slots} sequences, " + ("one pool" if options.unified else "a part for each")
+    pool = (
+        ""
+        if slots == 1
+        else f" for {slots} sequences, " + ("one pool" if options.unified else "a part for each")
+    )
     types = f"K {options.type_k}, V {options.type_v}"
     return f"{name} · {header.file_type} · {receipt.n_ctx} tokens of context{pool} · {types}"
 
@@ -31,7 +40,11 @@ def table(told: "Receipt", found: "Receipt | None", ui: "UI") -> None:
     several = len(told.shares) > 1
     rows: list[tuple[str, int | None, int | None]] = []
     for share in told.shares:
-        other = next((one for one in found.shares if one.device == share.device), None) if found else None
+        other = (
+            next((one for one in found.shares if one.device == share.device), None)
+            if found
+            else None
+        )
         on = f"{share.device}: " if several else ""
         rows += [
             (on + label, getattr(share, part), getattr(other, part, None))
@@ -43,7 +56,13 @@ def table(told: "Receipt", found: "Receipt | None", ui: "UI") -> None:
     rows.append(("the whole process", told.process, found.process if found else None))
     columns = ("", "predicted", "size", "actual", "difference") if found else ("", "bytes", "size")
     cells = [
-        (label, _bytes(value), _size(value), "" if actual is None else _bytes(actual), _difference(value, actual))
+        (
+            label,
+            _bytes(value),
+            _size(value),
+            "" if actual is None else _bytes(actual),
+            _difference(value, actual),
+        )
         for label, value, actual in rows
     ]
     ui.table(columns, [row[: len(columns)] for row in cells], right=columns[1:])
@@ -53,27 +72,37 @@ def table(told: "Receipt", found: "Receipt | None", ui: "UI") -> None:
     for share in told.shares:
         _verdict(share, f"{share.device}: " if several else "", ui)
     if told.fits is False and told.runs:
-        ui.text("it would run, at the speed of the disk: the weights are read from the file again and again")
+        ui.text(
+            "it would run, at the speed of the disk: the weights are read from the file again and again"
+        )
 
 
 def _verdict(share: Any, on: str, ui: "UI") -> None:
     """Whether a device can hold its share, and what of it need not stay."""
-    answer = {True: "it fits", False: "it does not fit", None: "whether it fits is unknown"}[share.fits]
+    answer = {True: "it fits", False: "it does not fit", None: "whether it fits is unknown"}[
+        share.fits
+    ]
     if share.droppable:
-        ui.text(f"{on}{_size(share.droppable)} of the file are read once: under pressure the kernel drops them")
+        ui.text(
+            f"{on}{_size(share.droppable)} of the file are read once: under pressure the kernel drops them"
+        )
     room = "unknown memory is" if share.available is None else f"{_size(share.available)} are"
     ui.text(f"{on}{room} available: {answer}")
 
 
 def outside(told: "Receipt", slots: int) -> int:
-    """The most bytes that serve and batch take beside the pool for so many answers at once, out of what stays free."""
+    """The most bytes that serve and batch take beside the pool for so many answers at once, out of
+    what stays free.
+    """
     from llmcli.hardware import fit
 
     return 2 * fit.outside(told.shares[0].left) if slots > 1 else 0
 
 
 def apart(header: "Header", options: "ContextOptions", gpu_layers: int) -> int | None:
-    """Bytes of the context in which serve and batch read prompts, its cache and its buffers; None: not known."""
+    """Bytes of the context in which serve and batch read prompts, its cache and its buffers; None:
+    not known.
+    """
     from llmcli.hardware.plan import planner
 
     with planner(header, options, gpu_layers) as held:
@@ -82,8 +111,10 @@ def apart(header: "Header", options: "ContextOptions", gpu_layers: int) -> int |
 
 
 def scored(header: "Header", options: "ContextOptions", gpu_layers: int, slots: int) -> int | None:
-    """Bytes by which serve and batch give a context larger buffers for so many answers at once, so that a pass may
-    score a prompt's tokens: compute's from the start, the logits' once they are asked for; None: not known."""
+    """Bytes by which serve and batch give a context larger buffers for so many answers at once, so
+    that a pass may score a prompt's tokens: compute's from the start, the logits' once they are
+    asked for; None: not known.
+    """
     from llmcli.hardware import fit
     from llmcli.hardware.plan import MOST_CELLS, planner
 
@@ -110,13 +141,19 @@ def beside(told: "Receipt", slots: int, reading: int | None, scored: int | None,
     """The same in words; nothing for one answer."""
     if reading != 0:
         more = "an unknown number of bytes" if reading is None else _size(reading)
-        ui.text(f"serve and batch read prompts in a context of their own, {more} more: -fa on does without")
+        ui.text(
+            f"serve and batch read prompts in a context of their own, {more} more: -fa on does without"
+        )
     if scored != 0:
         more = "an unknown number of bytes" if scored is None else _size(scored)
-        ui.text(f"serve's and batch's buffers take up to {more} more, where prompts are scored (echo and logprobs)")
+        ui.text(
+            f"serve's and batch's buffers take up to {more} more, where prompts are scored (echo and logprobs)"
+        )
     if slots > 1:
         most = _size(outside(told, slots))
-        ui.text(f"serve and batch keep up to {most} more of what is free: answers that gave way, and finished ones")
+        ui.text(
+            f"serve and batch keep up to {most} more of what is free: answers that gave way, and finished ones"
+        )
 
 
 def weights(types: dict[str, dict[str, int]], ui: "UI") -> None:

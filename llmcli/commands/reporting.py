@@ -1,4 +1,6 @@
-"""`--report` and `--chart`: flags of every command that draws; the path is checked first, the page written last."""
+"""`--report` and `--chart`: flags of every command that draws; the path is checked first, the page
+written last.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -13,9 +15,13 @@ if TYPE_CHECKING:
     from llmcli.bench.charts.page import Page
     from llmcli.ui import UI
 
-Report = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write a page of pictures and tables.")]
+Report = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE", help="Write a page of pictures and tables."),
+]
 Charts = Annotated[
-    bool | None, typer.Option("--chart/--no-chart", help="Draw pictures in the terminal; default: only on one.")
+    bool | None,
+    typer.Option("--chart/--no-chart", help="Draw pictures in the terminal; default: only on one."),
 ]
 
 
@@ -28,12 +34,16 @@ def check(path: Path | None) -> None:
 
 
 def show(
-    page: "Callable[[], Page]", few: "Callable[[], Sequence[Chart]]", how: tuple[Path | None, bool | None], ui: "UI"
+    page: "Callable[[], Page]",
+    few: "Callable[[], Sequence[Chart]]",
+    how: tuple[Path | None, bool | None],
+    ui: "UI",
 ) -> None:
     """Draw and write what was measured; call it when the results have been printed.
 
-    `how` is what --report and --chart said: with --chart all pictures of the page are drawn, unasked on a terminal
-    those of the `few` that tell what a table does not. The page is made once, and only if it is needed.
+    `how` is what --report and --chart said: with --chart all pictures of the page are drawn,
+    unasked on a terminal those of the `few` that tell what a table does not. The page is made once,
+    and only if it is needed.
     """
     from llmcli.bench.charts import terminal
     from llmcli.bench.charts.page import html

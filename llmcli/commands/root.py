@@ -1,4 +1,6 @@
-"""The command line: every command under its word. A module is imported when one of its words is asked for."""
+"""The command line: every command under its word. A module is imported when one of its words is
+asked for.
+"""
 
 from importlib import import_module
 from typing import Any
@@ -39,7 +41,9 @@ class Commands(TyperGroup):
         return list(MODULES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a word; for one that nobody knows all are made: those like it are suggested."""
+        """The command of a word; for one that nobody knows all are made: those like it are
+        suggested.
+        """
         for word in [cmd_name] if cmd_name in MODULES else MODULES:
             if word not in self.commands:
                 self.commands.update(made(MODULES[word]))

@@ -1,4 +1,5 @@
-"""Models as an evaluation needs them: open side by side, or one after the other where both do not fit into memory.
+"""Models as an evaluation needs them: open side by side, or one after the other where both do not
+fit into memory.
 
 It knows contexts and chunks, and nothing of what the logits are good for.
 """
@@ -27,7 +28,9 @@ HELD = 4 << 30  # bytes of a base's logits that are held at most while the model
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A file to be read by, and how: `options` are decided (hardware/fit.py), their ctx_size is a chunk's."""
+    """A file to be read by, and how: `options` are decided (hardware/fit.py), their ctx_size is a
+    chunk's.
+    """
 
     header: Header
     options: RunOptions
@@ -44,15 +47,23 @@ class Side:
         options = self.options
         assert options.ctx_size and options.threads, options
         one = ContextOptions(
-            options.ctx_size, options.batch_size, options.rows, 1,
-            options.threads, options.threads_batch or options.threads, options.cache_type_k, options.cache_type_v,
+            options.ctx_size,
+            options.batch_size,
+            options.rows,
+            1,
+            options.threads,
+            options.threads_batch or options.threads,
+            options.cache_type_k,
+            options.cache_type_v,
             options.flash_attn,
-        )  # fmt: skip
+        )
         return scoring.context_options(one, n_vocab, chunks)
 
 
 def both_fit(model: Side, base: Side) -> bool:
-    """Whether both models' weights fit into the free memory; on a CPU they may be there twice, laid out anew."""
+    """Whether both models' weights fit into the free memory; on a CPU they may be there twice, laid
+    out anew.
+    """
     if model.header.path == base.header.path:
         return True
     weights = model.header.tensor_bytes + base.header.tensor_bytes
@@ -63,7 +74,9 @@ def both_fit(model: Side, base: Side) -> bool:
 
 
 @contextmanager
-def opened(model: Side, base: Side | None, chunks: int) -> Iterator[tuple[ChunkScorer, ChunkScorer | None]]:
+def opened(
+    model: Side, base: Side | None, chunks: int
+) -> Iterator[tuple[ChunkScorer, ChunkScorer | None]]:
     """Both sides open; a file that is both is loaded once."""
     with ExitStack() as stack:
         mine = stack.enter_context(_model(model))
@@ -79,9 +92,11 @@ def opened(model: Side, base: Side | None, chunks: int) -> Iterator[tuple[ChunkS
 def in_turn(
     model: Side, base: Side, text: Chunks, groups: list[list[int]]
 ) -> Iterator[tuple[list[int], ChunkScorer, "Held"]]:
-    """Groups of chunks with the model open, and the base's logits of them, which were computed when it was.
+    """Groups of chunks with the model open, and the base's logits of them, which were computed when
+    it was.
 
-    As many groups as `HELD` bytes of logits hold, or half of the memory that is free, are taken at each turn.
+    As many groups as `HELD` bytes of logits hold, or half of the memory that is free, are taken at
+    each turn.
     """
     at_once = max(map(len, groups))
     left = list(groups)
@@ -90,7 +105,10 @@ def in_turn(
             free = host.available_memory()
             room = HELD if free is None else min(HELD, free // 2)
             most = max(1, room // (4 * scorer.n_vocab * text.scored * at_once))
-            held = [Held([block.copy() for block in scorer.blocks(text.ids[group])]) for group in left[:most]]
+            held = [
+                Held([block.copy() for block in scorer.blocks(text.ids[group])])
+                for group in left[:most]
+            ]
         with opened(model, None, at_once) as (scorer, _):
             for group, logits in zip(left[:most], held, strict=True):
                 yield group, scorer, logits
@@ -112,7 +130,11 @@ def tokens(side: Side, words: str) -> list[int]:
     """As llama-perplexity: control tokens are text, BOS as the file says."""
     with open_model(side.header.path, gpu_layers=0, vocab_only=True) as model:
         found = model.tokenize(words, special=False, add_special=True)
-        if side.header.metadata.get("tokenizer.ggml.add_eos_token") and found and found[-1] == model.eos:
+        if (
+            side.header.metadata.get("tokenizer.ggml.add_eos_token")
+            and found
+            and found[-1] == model.eos
+        ):
             found.pop()
         return found
 
@@ -132,7 +154,9 @@ def refuse_other(model: Side, base: Side, found: list[int], words: str) -> None:
 
 @contextmanager
 def _model(side: Side) -> Iterator[Model]:
-    with open_model(side.header.path, gpu_layers=side.gpu_layers, latent=side.header.latent) as model:
+    with open_model(
+        side.header.path, gpu_layers=side.gpu_layers, latent=side.header.latent
+    ) as model:
         yield model
 
 

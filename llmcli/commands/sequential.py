@@ -1,7 +1,8 @@
-"""`quantize --sequential`: block after block, each by the second moments that enter it behind those that are quantized.
+"""`quantize --sequential`: block after block, each by the second moments that enter it behind those
+that are quantized.
 
-llmcli's calibration reads the text by quant's half-made model, a shard for each block, in a folder beside the new file.
-A killed run goes on with the pass, or the tensor, that it was at.
+llmcli's calibration reads the text by quant's half-made model, a shard for each block, in a folder
+beside the new file. A killed run goes on with the pass, or the tensor, that it was at.
 """
 
 import hashlib
@@ -33,9 +34,18 @@ SHARE = 1.1  # of the scratch model, for headers and the moments of a block
 
 
 def write(
-    wish: gathering.Wish, config: "Config", plan: "Plan", out: Path, ui: "UI", *, threads: int = 0, force: bool = False
+    wish: gathering.Wish,
+    config: "Config",
+    plan: "Plan",
+    out: Path,
+    ui: "UI",
+    *,
+    threads: int = 0,
+    force: bool = False,
 ) -> "Report":
-    """As weights.write, which it leaves a file to that is there. `wish` says what is read. Raises Refusal."""
+    """As weights.write, which it leaves a file to that is there. `wish` says what is read. Raises
+    Refusal.
+    """
     road.check(plan, out)
     if not force and road.finished(plan, out):
         return weights.write(plan, out, ui, threads=threads)
@@ -47,23 +57,36 @@ def write(
         making.run()
         with ui.bar(f"join {out.name}", len(plan.steps), "tensors") as bar:
             whole = road.run(
-                making.prefix.whole(), out, threads=threads, force=True, watch=lambda progress: bar.advance(1)
-            )  # fmt: skip
+                making.prefix.whole(),
+                out,
+                threads=threads,
+                force=True,
+                watch=lambda progress: bar.advance(1),
+            )
         shutil.rmtree(folder)
     work = making.work
     return replace(
-        whole, plan=plan, seconds=time.monotonic() - began, resumed=work.resumed, tallies=work.tallies(),
-        resumed_bytes=work.resumed_bytes, remarks=work.remarks,
-    )  # fmt: skip
+        whole,
+        plan=plan,
+        seconds=time.monotonic() - began,
+        resumed=work.resumed,
+        tallies=work.tallies(),
+        resumed_bytes=work.resumed_bytes,
+        remarks=work.remarks,
+    )
 
 
 class _Making:
     """One run under way."""
 
-    def __init__(self, wish: gathering.Wish, config: "Config", plan: "Plan", folder: Path, ui: "UI") -> None:
+    def __init__(
+        self, wish: gathering.Wish, config: "Config", plan: "Plan", folder: Path, ui: "UI"
+    ) -> None:
         self.wish, self.config, self.ui = wish, config, ui
         self.prefix = Prefix(plan, unquantized(plan), folder)
-        self.key = hashlib.sha256(f"{plan.source.fingerprint} {plan.settings}".encode()).hexdigest()[:16]
+        self.key = hashlib.sha256(
+            f"{plan.source.fingerprint} {plan.settings}".encode()
+        ).hexdigest()[:16]
         self.threads = wish.threads or host.cores()
         self.work = road.Work(plan, self.threads)
         self.others = self.held = 0
@@ -80,11 +103,15 @@ class _Making:
             else:
                 left.append(group)
         if self.work.resumed:
-            self.ui.note(f"goes on where an earlier run was stopped: {len(left)} groups of tensors are left")
+            self.ui.note(
+                f"goes on where an earlier run was stopped: {len(left)} groups of tensors are left"
+            )
         passes = sum(bool(group.wanted) for group in left)
         self._forecast(text, names, passes)
         took: list[float] = []  # seconds of the groups that the text was read for
-        with self.ui.bar(f"quantize {self.prefix.plan.source.name}", passes * text.count, "chunks") as bar:
+        with self.ui.bar(
+            f"quantize {self.prefix.plan.source.name}", passes * text.count, "chunks"
+        ) as bar:
             for group in left:
                 began = time.monotonic()
                 bar.describe(f"read {text.count} chunks up to {group.name}")
@@ -100,7 +127,9 @@ class _Making:
                     if len(took) == 2 < passes:
                         self._left(took, passes)
         if self.others:
-            self.ui.note(f"{self.others} tensors went through another method than was planned: no moments came of them")
+            self.ui.note(
+                f"{self.others} tensors went through another method than was planned: no moments came of them"
+            )
 
     def _lay(self) -> None:
         """The model that is run, as far as it is not there."""
@@ -108,7 +137,9 @@ class _Making:
         need = sum(group.unmade.layout.nbytes for group in prefix.groups)
         there = prefix.folder.is_dir()
         held = sum(file.stat().st_size for file in prefix.folder.iterdir()) if there else 0
-        bases.room({prefix.folder.absolute(): max(0, int(SHARE * need) - held) + prefix.plan.nbytes})
+        bases.room(
+            {prefix.folder.absolute(): max(0, int(SHARE * need) - held) + prefix.plan.nbytes}
+        )
         make_folder(prefix.folder)
         with self.ui.bar(f"a copy to run: {size(need)}", len(prefix.plan.steps), "tensors") as bar:
             for group in prefix.begin(self.threads):
@@ -120,9 +151,18 @@ class _Making:
         """The second moments of a group, from the model as it is now."""
         file = self._file(group, "moments")
         if not file.exists():
-            model, source = replace(subject, header=container.read(self.prefix.model)), self.prefix.plan.source
+            model, source = (
+                replace(subject, header=container.read(self.prefix.model)),
+                self.prefix.plan.source,
+            )
             wish = calibrating.Wish(
-                model, source.fingerprint, text, names, self._file(group, "sums"), file, weights=group.wanted
+                model,
+                source.fingerprint,
+                text,
+                names,
+                self._file(group, "sums"),
+                file,
+                weights=group.wanted,
             )
             self.held = max(self.held, calibrating.run(wish, self.config, self.ui, bar).held)
         if not file.exists():
@@ -141,7 +181,9 @@ class _Making:
         )
 
     def _left(self, took: list[float], passes: int) -> None:
-        """Tell how long the rest will take, by the first two groups: each reads further than the one before it."""
+        """Tell how long the rest will take, by the first two groups: each reads further than the
+        one before it.
+        """
         first, second = took
         left = passes - 2
         seconds = left * second + max(0.0, second - first) * left * (left + 1) / 2

@@ -1,4 +1,6 @@
-"""`llmcli serve`: a model behind OpenAI's HTTP surface. Parse, open, serve until it is told to stop."""
+"""`llmcli serve`: a model behind OpenAI's HTTP surface. Parse, open, serve until it is told to
+stop.
+"""
 
 import os
 import time
@@ -34,40 +36,75 @@ MOST_BODY = 8 << 20  # a context of 100,000 tokens is half a megabyte of text
 Address = Annotated[str, typer.Option(help="Address; beyond this machine only with a key.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
 GrpcPort = Annotated[
-    int | None, typer.Option(min=1, max=65535, help="Also answer over gRPC on this port (pip install 'llmcli[grpc]').")
+    int | None,
+    typer.Option(
+        min=1, max=65535, help="Also answer over gRPC on this port (pip install 'llmcli[grpc]')."
+    ),
 ]
-Parallel = Annotated[int, typer.Option("-np", "--parallel", min=1, max=MOST_PARALLEL, help="Answers at once.")]
-Waiting = Annotated[int, typer.Option(min=0, max=MOST_WAITING, help="Requests that may wait beside them; then 429.")]
+Parallel = Annotated[
+    int, typer.Option("-np", "--parallel", min=1, max=MOST_PARALLEL, help="Answers at once.")
+]
+Waiting = Annotated[
+    int, typer.Option(min=0, max=MOST_WAITING, help="Requests that may wait beside them; then 429.")
+]
 Alias = Annotated[
-    list[str] | None, typer.Option("-a", "--alias", help="What requests call the model; may be repeated.")
+    list[str] | None,
+    typer.Option("-a", "--alias", help="What requests call the model; may be repeated."),
 ]
-Keys = Annotated[list[str] | None, typer.Option(metavar="KEY", help="Who asks must bring it; may be repeated.")]
-KeyFiles = Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Keys, one a line; may be repeated.")]
+Keys = Annotated[
+    list[str] | None, typer.Option(metavar="KEY", help="Who asks must bring it; may be repeated.")
+]
+KeyFiles = Annotated[
+    list[Path] | None, typer.Option(metavar="FILE", help="Keys, one a line; may be repeated.")
+]
 TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the private key, PEM.")]
 TlsCert = Annotated[Path | None, typer.Option(metavar="FILE", help="TLS: the certificate, PEM.")]
 Cors = Annotated[
-    list[str] | None, typer.Option(metavar="ORIGIN", help="Pages of this origin may ask, * any; may be repeated.")
+    list[str] | None,
+    typer.Option(metavar="ORIGIN", help="Pages of this origin may ask, * any; may be repeated."),
 ]
 AllowHost = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="A name that the server goes by (Host), beside localhost; * any."),
+    typer.Option(
+        metavar="NAME", help="A name that the server goes by (Host), beside localhost; * any."
+    ),
 ]
 Body = Annotated[int, typer.Option(min=1024, metavar="BYTES", help="Of a request's body, at most.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="The most tokens of any answer.")]
 Pooling = Annotated[
-    str | None, typer.Option(metavar="mean|cls|last", help="How tokens become one embedding, else by the file.")
+    str | None,
+    typer.Option(
+        metavar="mean|cls|last", help="How tokens become one embedding, else by the file."
+    ),
 ]
-Drain = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For answers to end in when it stops.")]
-Replicas = Annotated[int, typer.Option(min=0, max=256, metavar="N", help="So many models side by side (Ray Serve).")]
-Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help="The replicas' cluster: auto, or HOST:PORT.")]
-WhileStdin = Annotated[bool, typer.Option("--while-stdin", help="Stop when standard input ends, as with its starter.")]
+Drain = Annotated[
+    float, typer.Option(min=0, metavar="SECONDS", help="For answers to end in when it stops.")
+]
+Replicas = Annotated[
+    int, typer.Option(min=0, max=256, metavar="N", help="So many models side by side (Ray Serve).")
+]
+Ray = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="The replicas' cluster: auto, or HOST:PORT.")
+]
+WhileStdin = Annotated[
+    bool, typer.Option("--while-stdin", help="Stop when standard input ends, as with its starter.")
+]
 StreamEvery = Annotated[
-    float, typer.Option(min=0, max=1000, metavar="MS", help="Tokens that come sooner go together; 0: each alone.")
+    float,
+    typer.Option(
+        min=0, max=1000, metavar="MS", help="Tokens that come sooner go together; 0: each alone."
+    ),
 ]
 Private = Annotated[
-    bool, typer.Option("--private", help="Clients (by key, else address) share no cells: times tell who asked alike.")
+    bool,
+    typer.Option(
+        "--private",
+        help="Clients (by key, else address) share no cells: times tell who asked alike.",
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="When ready, one JSON document with the address.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="When ready, one JSON document with the address.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -118,11 +155,31 @@ def serve(
     if while_stdin:
         tether.tie(0)
     with server.bound(host, port) as socket:
-        wish = Wish(ref, given, config, ui, parallel, max_waiting, {
-            "names": tuple(alias or ()), "most_tokens": max_tokens, "keys": keys, "cors": pages,
-            "allow_hosts": hosts, "max_body": max_body, "drain": drain, "host": host,
-            "port": socket.getsockname()[1], "grpc_port": grpc_port, "ssl_key": ssl_key_file, "ssl_cert": ssl_cert_file,
-        }, pooling, stream_every / 1e3, private)  # fmt: skip
+        wish = Wish(
+            ref,
+            given,
+            config,
+            ui,
+            parallel,
+            max_waiting,
+            {
+                "names": tuple(alias or ()),
+                "most_tokens": max_tokens,
+                "keys": keys,
+                "cors": pages,
+                "allow_hosts": hosts,
+                "max_body": max_body,
+                "drain": drain,
+                "host": host,
+                "port": socket.getsockname()[1],
+                "grpc_port": grpc_port,
+                "ssl_key": ssl_key_file,
+                "ssl_cert": ssl_cert_file,
+            },
+            pooling,
+            stream_every / 1e3,
+            private,
+        )
         if replicas or ray:
             stopped = apart.run_replicas(wish, replicas or 1, ray, socket)
         elif given.rpc:
@@ -137,8 +194,9 @@ def serve(
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be served, as one value that travels to another process; `settings` are those of the server alone,
-    `every` is in seconds."""
+    """What is to be served, as one value that travels to another process; `settings` are those of
+    the server alone, `every` is in seconds.
+    """
 
     ref: str
     given: Flags
@@ -178,7 +236,9 @@ def tell(settings: "Settings", n_ctx: int, parallel: int, ui: "UI") -> None:
         ui.result({**about, "model": settings.name, "parallel": parallel, "n_ctx": n_ctx})
     else:
         also = "" if settings.grpc_port is None else f", gRPC on port {settings.grpc_port}"
-        ui.note(f"{settings.name} is served at {where}/v1{also} · {parallel} at once · Ctrl-C stops")
+        ui.note(
+            f"{settings.name} is served at {where}/v1{also} · {parallel} at once · Ctrl-C stops"
+        )
 
 
 def _settings(hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: Any) -> "Settings":
@@ -188,9 +248,15 @@ def _settings(hosted: "Hosted", given: Flags, names: tuple[str, ...], **more: An
     predict = None if given.predict in (None, -1) else given.predict
     most = min(runner.n_ctx, runner.header.context_length or runner.n_ctx)
     return Settings(
-        names or (hosted.name,), int(time.time()), hosted.sampling, hosted.system, given.stops, predict,
-        most_context=most if given.options.ctx_size is None else runner.n_ctx, **more,
-    )  # fmt: skip
+        names or (hosted.name,),
+        int(time.time()),
+        hosted.sampling,
+        hosted.system,
+        given.stops,
+        predict,
+        most_context=most if given.options.ctx_size is None else runner.n_ctx,
+        **more,
+    )
 
 
 def _model(ref: str | None, given: Flags) -> str:
@@ -207,8 +273,13 @@ def _check_pooling(wanted: str | None) -> None:
     from llmcli.runtime.embedder import KINDS
 
     if wanted not in KINDS:
-        more = {"none": "OpenAI's API has one vector a text", "rank": "a file that ranks says so itself"}
-        hint = f"--pooling takes {', '.join(KINDS)}" + (f": {more[wanted]}" if wanted in more else "")
+        more = {
+            "none": "OpenAI's API has one vector a text",
+            "rank": "a file that ranks says so itself",
+        }
+        hint = f"--pooling takes {', '.join(KINDS)}" + (
+            f": {more[wanted]}" if wanted in more else ""
+        )
         raise UsageError(f"--pooling is {wanted!r}", hint=hint)
 
 
@@ -224,9 +295,12 @@ def _check_grpc(apart: bool) -> None:
 
 
 def _keys(typed: list[str], files: list[Path], host: str) -> tuple[str, ...]:
-    """The keys of the command line and of files, where empty lines and those that begin with # are none. Raises
-    UserError where there is none and others than this machine would not need one."""
-    lines = [line.strip() for file in files for line in flags.text_file(file.expanduser()).splitlines()]
+    """The keys of the command line and of files, where empty lines and those that begin with # are
+    none. Raises UserError where there is none and others than this machine would not need one.
+    """
+    lines = [
+        line.strip() for file in files for line in flags.text_file(file.expanduser()).splitlines()
+    ]
     found = [*typed, *(line for line in lines if line and not line.startswith("#"))]
     if files and not found:
         raise UserError(f"there is no key in {files[0]}", hint="write one a line")

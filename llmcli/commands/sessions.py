@@ -1,4 +1,6 @@
-"""`llmcli sessions`: the conversations on this disk, saved ones and every sitting: list, show, remove."""
+"""`llmcli sessions`: the conversations on this disk, saved ones and every sitting: list, show,
+remove.
+"""
 
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,19 +18,27 @@ SHOWN, NEWEST = 48, 30  # characters of a question; rows of a list
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name in the list, or `last`.")]
 
 group = typer.Typer(
-    invoke_without_command=True, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    app.add_typer(group, name="sessions", help="List the conversations on this disk; `chat --resume NAME` goes on.")
+    app.add_typer(
+        group,
+        name="sessions",
+        help="List the conversations on this disk; `chat --resume NAME` goes on.",
+    )
 
 
 @group.callback()
 def sessions(
     ctx: typer.Context,
-    everything: Annotated[bool, typer.Option("--all", help=f"More than the newest {NEWEST}.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help=f"More than the newest {NEWEST}.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """List the conversations on this disk; `llmcli chat --resume NAME` goes on with one."""
@@ -60,22 +70,38 @@ def show(name: Name, json: Json = False) -> None:
     held = item.read()
     tree, path = held.tree, held.tree.path()
     if json:
-        turns = [{"turn": number, **records.turn_record(turn)} for number, turn in enumerate(tree.turns, 1)]
-        ui.result({**_facts(item, held), "system": held.system, **records.place_record(tree), "turns": turns})
+        turns = [
+            {"turn": number, **records.turn_record(turn)}
+            for number, turn in enumerate(tree.turns, 1)
+        ]
+        ui.result(
+            {
+                **_facts(item, held),
+                "system": held.system,
+                **records.place_record(tree),
+                "turns": turns,
+            }
+        )
         return
     ui.text(f"{item.name} · {held.model or 'no model'} · {_when(item)[:16].replace('T', ' ')}")
     if held.system:
         ui.text(f"\n[system] {held.system}")
     for number in path:
-        ui.text(f"\n>>> {tree[number].question}\n\n{tree[number].answer}{' [cut]' if tree[number].cut else ''}")
+        ui.text(
+            f"\n>>> {tree[number].question}\n\n{tree[number].answer}{' [cut]' if tree[number].cut else ''}"
+        )
     if others := len(tree.turns) - len(path):
-        ui.note(f"{others} turn{'s' * (others != 1)} on other branches: chat --resume {item.name}, then /tree")
+        ui.note(
+            f"{others} turn{'s' * (others != 1)} on other branches: chat --resume {item.name}, then /tree"
+        )
     if held.unanswered:
         ui.note(f"not answered: {held.unanswered}")
 
 
 @group.command()
-def rm(names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names in the list.")]) -> None:
+def rm(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names in the list.")],
+) -> None:
     """Delete conversations, with their KV states."""
     from llmcli.chat import shelf
     from llmcli.units import size
@@ -100,10 +126,16 @@ def _row(item: "Item", ui: "UI") -> dict[str, Any]:
 
 def _facts(item: "Item", held: "Held") -> dict[str, Any]:
     return {
-        "name": item.name, "kind": item.kind, "time": _when(item), "model": held.model or None,
-        "turns": len(held.tree.turns), "first": held.first or None, "bytes": item.nbytes + item.state_bytes,
-        "kv_bytes": item.state_bytes, "path": str(item.path),
-    }  # fmt: skip
+        "name": item.name,
+        "kind": item.kind,
+        "time": _when(item),
+        "model": held.model or None,
+        "turns": len(held.tree.turns),
+        "first": held.first or None,
+        "bytes": item.nbytes + item.state_bytes,
+        "kv_bytes": item.state_bytes,
+        "path": str(item.path),
+    }
 
 
 def _when(item: "Item") -> str:
@@ -118,10 +150,15 @@ def _table(rows: list[dict[str, Any]], ui: "UI") -> None:
         ("name", "kind", "when", "model", "turns", "first question", "size"),
         [
             (
-                row["name"], row["kind"], row["time"][:16].replace("T", " "), row["model"] or "-", str(row["turns"]),
-                shortened(row["first"] or "-", SHOWN), size(row["bytes"]),
+                row["name"],
+                row["kind"],
+                row["time"][:16].replace("T", " "),
+                row["model"] or "-",
+                str(row["turns"]),
+                shortened(row["first"] or "-", SHOWN),
+                size(row["bytes"]),
             )
             for row in rows
         ],
         right=("turns", "size"),
-    )  # fmt: skip
+    )

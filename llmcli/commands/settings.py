@@ -1,7 +1,8 @@
-"""The settings that `llmcli pareto` sets beside one another: a plan for each type or size, method and fold.
+"""The settings that `llmcli pareto` sets beside one another: a plan for each type or size, method
+and fold.
 
-What they need to have measured is gathered where it is not given; sizes are allocated and folds chosen here, before
-anything is made. It knows plans, and nothing of what becomes of them.
+What they need to have measured is gathered where it is not given; sizes are allocated and folds
+chosen here, before anything is made. It knows plans, and nothing of what becomes of them.
 """
 
 from collections.abc import Sequence
@@ -29,12 +30,13 @@ Measured = tuple[Imatrix | None, Moments | None]
 
 def plans_of(
     source: "Source", settings: Settings, threads: int, config: "Config", ui: "UI"
-) -> dict[str, "Plan"]:  # fmt: skip
+) -> dict[str, "Plan"]:
     """A plan for each setting, by its name; all that cannot be made is refused here."""
     bases.check(source)
     sizes = _words(settings.target_size)
     types = [
-        recipe.parse(one).name for one in _words(TYPES if settings.types is None and not sizes else settings.types)
+        recipe.parse(one).name
+        for one in _words(TYPES if settings.types is None and not sizes else settings.types)
     ]
     methods = [planning.named(one).name for one in _words(settings.methods)]
     folds = list(dict.fromkeys(settings.fold or ["none"]))
@@ -53,7 +55,11 @@ def plans_of(
             for kind in [*types, *sizes]:
                 sizing = Sizing(target_size=kind) if kind in sizes else Sizing()
                 plan, _ = mixes.planned(sizing, making, kind, STOCK, config, ui)
-                told = [kind, *([method] if len(methods) > 1 else []), *([f"fold {fold}"] if len(folds) > 1 else [])]
+                told = [
+                    kind,
+                    *([method] if len(methods) > 1 else []),
+                    *([f"fold {fold}"] if len(folds) > 1 else []),
+                ]
                 made[" ".join(told)] = folding.folded(plan, fold, threads, ui)
     return made
 
@@ -63,9 +69,13 @@ def _words(text: str | None) -> list[str]:
 
 
 def _measured(
-    source: "Source", settings: Settings, wanted: tuple[Sequence[str], Sequence[str]], threads: int,
-    config: "Config", ui: "UI",
-) -> Measured:  # fmt: skip
+    source: "Source",
+    settings: Settings,
+    wanted: tuple[Sequence[str], Sequence[str]],
+    threads: int,
+    config: "Config",
+    ui: "UI",
+) -> Measured:
     """What was given, and what `wanted` methods and folds need beside it."""
     methods, folds = wanted
     sums = imatrix.load(settings.imatrix.expanduser()) if settings.imatrix else None
@@ -73,14 +83,22 @@ def _measured(
     folded = next((fold for fold in folds if choose.parse(fold)), None)
     needing = next((name for name in methods if planning.named(name).needs == "moments"), None)
     if needing and second is None:
-        return gathering.gathered(gathering.Wish(source, f"method {needing}", True, threads), sums, config, ui)
+        return gathering.gathered(
+            gathering.Wish(source, f"method {needing}", True, threads), sums, config, ui
+        )
     if folded and sums is None and second is None:
-        return gathering.gathered(gathering.Wish(source, f"--fold {folded}", False, threads), sums, config, ui)
+        return gathering.gathered(
+            gathering.Wish(source, f"--fold {folded}", False, threads), sums, config, ui
+        )
     return sums, second
 
 
-def _making(source: "Source", method: str, fold: str, measured: Measured, threads: int) -> mixes.Making:
-    """How plans of a method are made; `steered` as in quantize, so that both find what the other has measured."""
+def _making(
+    source: "Source", method: str, fold: str, measured: Measured, threads: int
+) -> mixes.Making:
+    """How plans of a method are made; `steered` as in quantize, so that both find what the other
+    has measured.
+    """
     known, folds = Known(*measured, None), bool(choose.parse(fold))
     steered = {"method": method, "fold": fold * folds, **known.digests}
 

@@ -1,6 +1,7 @@
 """`llmcli show`: what is in a model, or where it would come from; and what its template does.
 
-Also the small things that all commands about models share: how one is named in JSON, how it is counted.
+Also the small things that all commands about models share: how one is named in JSON, how it is
+counted.
 """
 
 from dataclasses import replace
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from quant.certificate import Certificate
     from quant.container import Header
 
-Ref = Annotated[str, typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file or folder")]
+Ref = Annotated[
+    str, typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file or folder")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
@@ -24,7 +27,9 @@ def register(app: typer.Typer) -> None:
     app.command("show")(show)
 
 
-def start(json: bool = False, offline: bool = False, allow_pickle: bool = False) -> "tuple[Config, UI]":
+def start(
+    json: bool = False, offline: bool = False, allow_pickle: bool = False
+) -> "tuple[Config, UI]":
     """The configuration and the sink of one command."""
     from llmcli import config
     from llmcli.ui import UI
@@ -37,15 +42,23 @@ def start(json: bool = False, offline: bool = False, allow_pickle: bool = False)
 def show(
     ref: Ref,
     template: Annotated[
-        bool, typer.Option("--template", help="Render probe conversations and check the chat template.")
+        bool,
+        typer.Option("--template", help="Render probe conversations and check the chat template."),
     ] = False,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor: name, shape, type, size.")] = False,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="List every tensor: name, shape, type, size.")
+    ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Hold all bytes against the certificate that the file carries.")
+        bool,
+        typer.Option(
+            "--check", help="Hold all bytes against the certificate that the file carries."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show what is in a model, or where it would come from; and the certificate that `quantize --verify` gave it."""
+    """Show what is in a model, or where it would come from; and the certificate that `quantize
+    --verify` gave it.
+    """
     from llmcli.catalog import facts, fetch
     from llmcli.commands import certified
     from quant import container
@@ -67,7 +80,14 @@ def show(
     doubts = certified.doubts(header, held, check, ui) if header and held else ()
     if json:
         told = certified.document(held, doubts, check) if held else None
-        ui.result({**identity(model), **known, "certificate": told, **({"tensors": listed} if tensors else {})})
+        ui.result(
+            {
+                **identity(model),
+                **known,
+                "certificate": told,
+                **({"tensors": listed} if tensors else {}),
+            }
+        )
         _fail(model, doubts, check)
         return
     _show_model(model, known, ui)
@@ -78,7 +98,11 @@ def show(
     if listed:
         _show_tensors(listed, ui)
     licence = str(header.metadata.get("general.license", "")) if header else ""
-    _section("License", {"license": licence or (model.entry.license if model.entry else "") or "not stated"}, ui)
+    _section(
+        "License",
+        {"license": licence or (model.entry.license if model.entry else "") or "not stated"},
+        ui,
+    )
     _fail(model, doubts, check)
 
 
@@ -99,7 +123,10 @@ def _refuse_check(model: "Model", wanted: bool) -> None:
     from llmcli.errors import UserError
 
     if wanted:
-        raise UserError(f"{model.name} carries no certificate", hint="llmcli quantize SRC -o FILE --verify writes one")
+        raise UserError(
+            f"{model.name} carries no certificate",
+            hint="llmcli quantize SRC -o FILE --verify writes one",
+        )
 
 
 def _fail(model: "Model", doubts: tuple[str, ...], check: bool) -> None:
@@ -119,7 +146,8 @@ def _show_template(model: "Model", ui: "UI") -> None:
 
     if model.kind != "gguf":
         raise UserError(
-            f"{model.name} is a checkpoint folder", hint=f"llmcli pull {model.name} --quant q4_k_m makes a GGUF"
+            f"{model.name} is a checkpoint folder",
+            hint=f"llmcli pull {model.name} --quant q4_k_m makes a GGUF",
         )
     from llmcli.runtime.doctor import template_report
 
@@ -139,9 +167,13 @@ def _show_template(model: "Model", ui: "UI") -> None:
 def identity(model: "Model") -> dict[str, Any]:
     """A model as `pull --json` names it."""
     return {
-        "name": model.name, "path": str(model.path), "bytes": model.bytes, "sha256": model.sha256 or None,
-        "source": model.source, "revision": model.revision,
-    }  # fmt: skip
+        "name": model.name,
+        "path": str(model.path),
+        "bytes": model.bytes,
+        "sha256": model.sha256 or None,
+        "source": model.source,
+        "revision": model.revision,
+    }
 
 
 def count(number: int | None) -> str:
@@ -161,7 +193,11 @@ def present(wanted: "Wanted", config: "Config", ui: "UI", ref: str) -> "Model | 
     from llmcli.catalog import fetch, store, straight
 
     model = fetch.find(ref, config, ui) or straight.made(ref, None, config, ui)
-    if model is None or not wanted.ref.quant or not (made := store.load_derived(config, model, wanted.ref.quant)):
+    if (
+        model is None
+        or not wanted.ref.quant
+        or not (made := store.load_derived(config, model, wanted.ref.quant))
+    ):
         return model
     return replace(
         model,
@@ -181,11 +217,21 @@ def _show_absent(wanted: "Wanted", ui: "UI") -> None:
     entry = wanted.entry
     first = wanted.sources[0]
     if ui.json:
-        named = {"name": wanted.ref.full, "path": None, "bytes": first.bytes or None, "sha256": first.sha256 or None,
-                    "source": first.label, "revision": None}  # fmt: skip
+        named = {
+            "name": wanted.ref.full,
+            "path": None,
+            "bytes": first.bytes or None,
+            "sha256": first.sha256 or None,
+            "source": first.label,
+            "revision": None,
+        }
         ui.result({**named, **facts.nothing(), "certificate": None})
         return
-    about = {"name": wanted.ref.full, "description": entry.description if entry else "", "here": "no"}
+    about = {
+        "name": wanted.ref.full,
+        "description": entry.description if entry else "",
+        "here": "no",
+    }
     about |= {"size": size(first.bytes)} if first.bytes else {}
     _section("Model", about, ui)
     sources = {
@@ -201,23 +247,30 @@ def _show_absent(wanted: "Wanted", ui: "UI") -> None:
 def _show_model(model: "Model", known: dict[str, Any], ui: "UI") -> None:
     from llmcli.units import size
 
-    _section("Model", {
-        "name": model.name,
-        "description": model.entry.description if model.entry else "",
-        "architecture": known["architecture"],
-        "parameters": count(known["parameters"]),
-        "context length": str(known["context_length"]),
-        "file type": f"{known['file_type']} ({known['bits_per_weight']:.2f} bits per weight)",
-        "size": f"{size(model.bytes)} ({model.bytes} bytes)",
-        "path": str(model.path),
-        "source": model.source + (f" at {model.revision}" if model.revision else ""),
-        "sha256": model.sha256,
-        "becomes": model.quant or "",
-        "system": model.system or "",
-        "settings": " ".join(f"{name}={value}" for name, value in model.settings.items()),
-    }, ui)  # fmt: skip
+    _section(
+        "Model",
+        {
+            "name": model.name,
+            "description": model.entry.description if model.entry else "",
+            "architecture": known["architecture"],
+            "parameters": count(known["parameters"]),
+            "context length": str(known["context_length"]),
+            "file type": f"{known['file_type']} ({known['bits_per_weight']:.2f} bits per weight)",
+            "size": f"{size(model.bytes)} ({model.bytes} bytes)",
+            "path": str(model.path),
+            "source": model.source + (f" at {model.revision}" if model.revision else ""),
+            "sha256": model.sha256,
+            "becomes": model.quant or "",
+            "system": model.system or "",
+            "settings": " ".join(f"{name}={value}" for name, value in model.settings.items()),
+        },
+        ui,
+    )
     ui.text("Types")
-    rows = [(f"  {name}", str(row["tensors"]), size(row["bytes"])) for name, row in known["types"].items()]
+    rows = [
+        (f"  {name}", str(row["tensors"]), size(row["bytes"]))
+        for name, row in known["types"].items()
+    ]
     ui.table(("  type", "tensors", "size"), rows, right=("tensors", "size"))
     ui.text()
     _show_roles(known["roles"], ui)
@@ -249,7 +302,10 @@ def _show_tensors(listed: list[dict[str, Any]], ui: "UI") -> None:
     from llmcli.units import size
 
     ui.text("Tensors")
-    rows = [(f"  {row['name']}", " x ".join(map(str, row["shape"])), row["type"], size(row["bytes"])) for row in listed]
+    rows = [
+        (f"  {row['name']}", " x ".join(map(str, row["shape"])), row["type"], size(row["bytes"]))
+        for row in listed
+    ]
     ui.table(("  tensor", "shape", "type", "size"), rows, right=("size",))
     ui.text()
 
@@ -261,13 +317,19 @@ def _show_header(header: Any, ui: "UI") -> None:
     data = header.metadata
     tokens = data.get("tokenizer.ggml.tokens")
     numbers = {name: data.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot")}
-    _section("Tokenizer", {
-        "model": header.tokenizer,
-        "pre": str(data.get("tokenizer.ggml.pre", "")),
-        "vocabulary": str(tokens.count) if isinstance(tokens, Array) else "",
-        **{f"{name} token": str(value) for name, value in numbers.items() if value is not None},
-        "chat template": "yes" if header.has_template else "no: a base model, it continues text",
-    }, ui)  # fmt: skip
+    _section(
+        "Tokenizer",
+        {
+            "model": header.tokenizer,
+            "pre": str(data.get("tokenizer.ggml.pre", "")),
+            "vocabulary": str(tokens.count) if isinstance(tokens, Array) else "",
+            **{f"{name} token": str(value) for name, value in numbers.items() if value is not None},
+            "chat template": "yes"
+            if header.has_template
+            else "no: a base model, it continues text",
+        },
+        ui,
+    )
 
 
 def _section(title: str, rows: dict[str, str], ui: "UI") -> None:

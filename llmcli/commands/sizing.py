@@ -1,4 +1,6 @@
-"""The options of `quantize` that ask for a size instead of a type, and what they mean in bytes. It knows words only."""
+"""The options of `quantize` that ask for a size instead of a type, and what they mean in bytes. It
+knows words only.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +21,32 @@ class Sizing:
 
     target_bpw: Annotated[
         float | None,
-        typer.Option(metavar="X", help="A type for each tensor, so that the file has at most X bits for each weight."),
+        typer.Option(
+            metavar="X",
+            help="A type for each tensor, so that the file has at most X bits for each weight.",
+        ),
     ] = None
     target_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The same for a file of at most SIZE: 90M, 0.5G, or bytes.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="The same for a file of at most SIZE: 90M, 0.5G, or bytes."
+        ),
     ] = None
     fit: Annotated[
-        bool, typer.Option("--fit", help="The same for the largest file that this machine's free memory runs.")
+        bool,
+        typer.Option(
+            "--fit", help="The same for the largest file that this machine's free memory runs."
+        ),
     ] = False
     types: Annotated[
-        str | None, typer.Option(metavar="LIST", help="With a size: the types to choose from, as q4_k,q6_k,q8_0.")
+        str | None,
+        typer.Option(
+            metavar="LIST", help="With a size: the types to choose from, as q4_k,q6_k,q8_0."
+        ),
     ] = None
     text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With a size: text to measure by; default: what ships.")
+        Path | None,
+        typer.Option(metavar="FILE", help="With a size: text to measure by; default: what ships."),
     ] = None
     probe: Annotated[
         Literal["tensor", "group"] | None,
@@ -41,25 +56,39 @@ class Sizing:
     ] = None
     probe_chunks: Annotated[
         int | None,
-        typer.Option(min=1, help=f"With a size: chunks of 512 tokens that every measurement reads, default {CHUNKS}."),
+        typer.Option(
+            min=1,
+            help=f"With a size: chunks of 512 tokens that every measurement reads, default {CHUNKS}.",
+        ),
     ] = None
     swaps: Annotated[
         int | None,
         typer.Option(
-            min=0, help=f"With a size: other mixes of it that are tried on held-out text, default {SWAPS}."
+            min=0,
+            help=f"With a size: other mixes of it that are tried on held-out text, default {SWAPS}.",
         ),
     ] = None
     quick: Annotated[
-        bool, typer.Option("--quick", help="With a size: go by the error of the weights alone; no model is run.")
+        bool,
+        typer.Option(
+            "--quick", help="With a size: go by the error of the weights alone; no model is run."
+        ),
     ] = False
     sensitivity: Annotated[
-        bool, typer.Option("--sensitivity", help="With a size: a table of every tensor's SpQR-style sensitivity.")
+        bool,
+        typer.Option(
+            "--sensitivity", help="With a size: a table of every tensor's SpQR-style sensitivity."
+        ),
     ] = False
     plan_out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the type of every tensor to a plan file.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the type of every tensor to a plan file."),
     ] = None
     plan: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Give every tensor the type that a plan file has for it.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Give every tensor the type that a plan file has for it."
+        ),
     ] = None
 
     @property
@@ -74,7 +103,9 @@ class Sizing:
 
     @property
     def steered(self) -> bool:
-        """Whether types go by what was measured of the model's inputs, or a plan file tells what that was."""
+        """Whether types go by what was measured of the model's inputs, or a plan file tells what
+        that was.
+        """
         return self.any or self.plan_out is not None
 
     @property
@@ -102,20 +133,34 @@ class Sizing:
         """The types to choose from, those of --types."""
         from quant.recipe import tensor_type
 
-        return tuple(dict.fromkeys(tensor_type(word) for word in (self.types or "").split(",") if word.strip()))
+        return tuple(
+            dict.fromkeys(
+                tensor_type(word) for word in (self.types or "").split(",") if word.strip()
+            )
+        )
 
     def check(self, *, split: bool, typed: bool, wished: bool) -> None:
-        """Refuse what excludes each other; `typed`: a file type was asked for as well; `wished`: types of tensors."""
+        """Refuse what excludes each other; `typed`: a file type was asked for as well; `wished`:
+        types of tensors.
+        """
         asked = [
-            flag for flag, given in (
-                ("--target-bpw", self.target_bpw is not None), ("--target-size", self.target_size is not None),
-                ("--fit", self.fit), ("--plan", self.plan),
-            ) if given
-        ]  # fmt: skip
+            flag
+            for flag, given in (
+                ("--target-bpw", self.target_bpw is not None),
+                ("--target-size", self.target_size is not None),
+                ("--fit", self.fit),
+                ("--plan", self.plan),
+            )
+            if given
+        ]
         if len(asked) > 1:
-            raise UsageError(f"{asked[0]} and {asked[1]} exclude each other", hint="give one of them")
+            raise UsageError(
+                f"{asked[0]} and {asked[1]} exclude each other", hint="give one of them"
+            )
         if asked and typed:
-            raise UsageError(f"{asked[0]} decides every tensor's type", hint="leave out the file type")
+            raise UsageError(
+                f"{asked[0]} decides every tensor's type", hint="leave out the file type"
+            )
         if asked and wished:
             raise UsageError(
                 f"{asked[0]} decides every tensor's type",
@@ -140,14 +185,21 @@ class Sizing:
     @property
     def _measuring(self) -> list[str]:
         """The flags that were typed of how divergence is measured."""
-        said = {"--text": self.text, "--probe": self.probe, "--probe-chunks": self.probe_chunks, "--swaps": self.swaps}
+        said = {
+            "--text": self.text,
+            "--probe": self.probe,
+            "--probe-chunks": self.probe_chunks,
+            "--swaps": self.swaps,
+        }
         return [flag for flag, given in said.items() if given is not None]
 
     def most(self, weights: int) -> int | None:
         """Bytes of the whole file for a model of so many weights; None where memory decides."""
         if self.target_bpw is not None:
             if not 0 < self.target_bpw <= 32:
-                raise UsageError(f"--target-bpw is {self.target_bpw}", hint="for example --target-bpw 4.8")
+                raise UsageError(
+                    f"--target-bpw is {self.target_bpw}", hint="for example --target-bpw 4.8"
+                )
             return int(self.target_bpw * weights / 8)
         return None if self.target_size is None else nbytes(self.target_size)
 

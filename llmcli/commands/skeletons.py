@@ -40,11 +40,21 @@ def answer(ref: str, prompt: str, given: Flags, config: "Config", ui: "UI") -> N
     if isinstance(found, Refusal):
         raise UserError(str(found), hint=found.hint) from found
     if ui.json:
-        ui.result({
-            "text": found["choices"][0]["message"]["content"], "finish": found["choices"][0]["finish_reason"],
-            "skeleton": found.get("skeleton"), "seed": seed, "usage": found["usage"], "elapsed_ms": seconds * 1000,
-        })  # fmt: skip
+        ui.result(
+            {
+                "text": found["choices"][0]["message"]["content"],
+                "finish": found["choices"][0]["finish_reason"],
+                "skeleton": found.get("skeleton"),
+                "seed": seed,
+                "usage": found["usage"],
+                "elapsed_ms": seconds * 1000,
+            }
+        )
         return
     ui.text(found["choices"][0]["message"]["content"])
-    told = f"{len(found['skeleton'])} points at once" if "skeleton" in found else "no outline came: the plain answer"
+    told = (
+        f"{len(found['skeleton'])} points at once"
+        if "skeleton" in found
+        else "no outline came: the plain answer"
+    )
     ui.note(f"[{told} · {work.tokens} tok in {seconds:.1f} s · {work.tokens / seconds:.1f} tok/s]")

@@ -31,7 +31,9 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Which model, opened with how many sequences, of which `parallel` run; it travels to the cluster."""
+    """Which model, opened with how many sequences, of which `parallel` run; it travels to the
+    cluster.
+    """
 
     ref: str
     given: "Flags"
@@ -48,18 +50,24 @@ def opened(wish: Wish) -> "Iterator[tuple[Runner, Rules]]":
     from llmcli.commands import hosting
     from llmcli.commands.batch import opening, rules
 
-    with hosting.host(wish.ref, opening(wish.given), wish.config, wish.ui, wish.slots, gap=None) as hosted:
+    with hosting.host(
+        wish.ref, opening(wish.given), wish.config, wish.ui, wish.slots, gap=None
+    ) as hosted:
         yield hosted.runner, rules(hosted, wish.given, wish.skeleton)
 
 
-def through(wish: Wish, where: Where, source: "Input", survey: "Survey", out: "Path", force: bool) -> None:
+def through(
+    wish: Wish, where: Where, source: "Input", survey: "Survey", out: "Path", force: bool
+) -> None:
     """From lines to the file; raises typer.Exit where it is not whole or lines have no answer."""
     from llmcli.commands import apart, batch
     from llmcli.serve.batch.job import id_of
     from llmcli.serve.batch.journal import Journal
 
     if wish.given.rpc:
-        raise UsageError("a worker serves one client, not several models", hint="leave out --ray or --rpc")
+        raise UsageError(
+            "a worker serves one client, not several models", hint="leave out --ray or --rpc"
+        )
     local = where.address == apart.HERE
     apart.need_ray(local)
     from llmcli.serve.batch import spread
@@ -69,9 +77,14 @@ def through(wish: Wish, where: Where, source: "Input", survey: "Survey", out: "P
     if local:
         wish = replace(wish, given=apart.shared(wish.given, count))
     open_job, counts = partial(opened, wish), spread.Counts()
-    with cluster(None if local else where.address, count + 1) as machines:  # one CPU for Ray Data itself
+    with cluster(
+        None if local else where.address, count + 1
+    ) as machines:  # one CPU for Ray Data itself
         about = spread.identity(open_job, survey, 1.0)
-        journal, plan = Journal(out, about, survey.count), spread.Plan(where.replicas or machines, wish.parallel)
+        journal, plan = (
+            Journal(out, about, survey.count),
+            spread.Plan(where.replicas or machines, wish.parallel),
+        )
 
         def answer() -> None:
             missing = (line for line in source.lines() if not journal.has(line.index))
@@ -95,6 +108,8 @@ def check(address: str | None, replicas: int) -> Where | None:
     """What was typed; raises UsageError."""
     if address is None:
         if replicas:
-            raise UsageError("--replicas are on a Ray cluster", hint="add --ray ADDRESS (local: on this machine)")
+            raise UsageError(
+                "--replicas are on a Ray cluster", hint="add --ray ADDRESS (local: on this machine)"
+            )
         return None
     return Where(address, replicas)

@@ -1,9 +1,11 @@
-"""A scratch copy of a model that llama.cpp reads by while its weights are changed, for quant's measurements.
+"""A scratch copy of a model that llama.cpp reads by while its weights are changed, for quant's
+measurements.
 
-The copy is F16 and mapped by llama.cpp as any file is; changing its bytes changes the open model, so that nothing is
-loaded again between two measurements. The weights stay in the machine's own memory for that, whatever GPU there is, and
-are not laid out anew. It fits quant's Stage without importing it. On SmolLM2 (F16, 135M) a patched tensor moved the
-logits by 0.28, and putting it back gave the same logits to the last bit (2026-11).
+The copy is F16 and mapped by llama.cpp as any file is; changing its bytes changes the open model,
+so that nothing is loaded again between two measurements. The weights stay in the machine's own
+memory for that, whatever GPU there is, and are not laid out anew. It fits quant's Stage without
+importing it. On SmolLM2 (F16, 135M) a patched tensor moved the logits by 0.28, and putting it back
+gave the same logits to the last bit (2026-11).
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +42,9 @@ AT_ONCE = 4  # chunks in a pass
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is read at every measurement: the first `measured` chunks of `text`, which the rest is held out from."""
+    """What is read at every measurement: the first `measured` chunks of `text`, which the rest is
+    held out from.
+    """
 
     text: Callable[[Side], Chunks]
     measured: int
@@ -59,9 +63,13 @@ class Kept:
 
 
 class Stage:
-    """An open scratch copy. `text` is what is read; its first `measured` chunks are read at every measurement."""
+    """An open scratch copy. `text` is what is read; its first `measured` chunks are read at every
+    measurement.
+    """
 
-    def __init__(self, path: Path, text: Chunks, measured: int, scorer: ChunkScorer, lanes: Lanes) -> None:
+    def __init__(
+        self, path: Path, text: Chunks, measured: int, scorer: ChunkScorer, lanes: Lanes
+    ) -> None:
         header = container.read(path)
         self._slots = {tensor.name: tensor for tensor in header.tensors}
         self._bytes: NDArray[np.uint8] = np.memmap(path, np.uint8, "r+")
@@ -101,12 +109,20 @@ def staged(source: "Source", path: Path, reading: Reading, ui: "UI") -> Iterator
     with ExitStack() as stack:
         stack.callback(path.unlink, missing_ok=True)
         with ui.bar("a copy to measure with", len(plan.steps), unit="tensors") as bar:
-            road.run(plan, path, threads=reading.threads, force=True, watch=lambda progress: bar.advance(1))
+            road.run(
+                plan,
+                path,
+                threads=reading.threads,
+                force=True,
+                watch=lambda progress: bar.advance(1),
+            )
         header = container.read(path)
         container.check(header)
         side = _side(header, reading)
         at_once = min(AT_ONCE, text.count)
-        model = stack.enter_context(open_model(path, gpu_layers=0, latent=header.latent, repack=False))
+        model = stack.enter_context(
+            open_model(path, gpu_layers=0, latent=header.latent, repack=False)
+        )
         context = stack.enter_context(open_context(model, side.context(at_once, model.n_vocab)))
         lanes = Lanes(model.n_vocab, side.options.threads or 1)
         stack.callback(lanes.close)

@@ -1,8 +1,9 @@
 """A model as `plan` needs it: the file that would be run, or one that stands in for it.
 
-A stand-in has the real header and, where the weights would be, a hole that takes no room on the disk: llama.cpp's dry
-run reads no further. So what is not quantized yet is planned like all else, and so is what is still on the hub, of
-which the header alone is fetched (of a checkpoint the small files, and the tables at the heads of its safetensors).
+A stand-in has the real header and, where the weights would be, a hole that takes no room on the
+disk: llama.cpp's dry run reads no further. So what is not quantized yet is planned like all else,
+and so is what is still on the hub, of which the header alone is fetched (of a checkpoint the small
+files, and the tables at the heads of its safetensors).
 """
 
 import tempfile
@@ -30,8 +31,9 @@ FIRST, MOST = 1 << 18, 1 << 27  # bytes of a header that are asked for at once, 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`path` can be rehearsed; where `lacks` says why, it cannot be loaded. `quantized`: no floats are to be had.
-    `sketched`: nobody has made this file yet."""
+    """`path` can be rehearsed; where `lacks` says why, it cannot be loaded. `quantized`: no floats
+    are to be had. `sketched`: nobody has made this file yet.
+    """
 
     name: str
     path: Path
@@ -55,7 +57,9 @@ def standing(ref: str, quant: str | None, config: Config, ui: UI) -> Iterator[St
             return
         assert wanted
         made = _made(_open(model), wanted, Path(folder))
-        yield Standing(model.name, made, f"not quantized to {wanted} yet", _quantized(model.path), True)
+        yield Standing(
+            model.name, made, f"not quantized to {wanted} yet", _quantized(model.path), True
+        )
 
 
 def _quantized(path: Path) -> bool:
@@ -79,16 +83,25 @@ def _open(model: Model) -> "Source":
     from quant import convert
     from quant import quantize as road
 
-    return road.open_gguf(model.path) if model.kind == "gguf" else convert.open_folder(model.path, blobs=model.blobs)
+    return (
+        road.open_gguf(model.path)
+        if model.kind == "gguf"
+        else convert.open_folder(model.path, blobs=model.blobs)
+    )
 
 
 def _made(source: "Source", wanted: str, folder: Path) -> Path:
-    """The header that quantizing would write, but for what tells sources apart, which is read off the weights."""
+    """The header that quantizing would write, but for what tells sources apart, which is read off
+    the weights.
+    """
     from quant import quantize as road
     from quant import writer
 
     plan = road.plan(source, wanted)
-    entries = {**dict(source.entries), "general.file_type": writer.entry("uint32", plan.file_type.number)}
+    entries = {
+        **dict(source.entries),
+        "general.file_type": writer.entry("uint32", plan.file_type.number),
+    }
     tensors = [(step.weight.name, step.weight.shape, step.type) for step in plan.steps]
     layout = writer.layout([*entries.items()], tensors, source.alignment)
     path = folder / "made.gguf"
@@ -104,7 +117,10 @@ def _distant(ref: str, file_type: str | None, folder: Path, config: Config, ui: 
     from quant import quantize as road
 
     wanted = fetch.resolve(ref, config)
-    name, asked = wanted.ref.full, file_type or (wanted.ref.quant if wanted.ref.kind == "catalog" else None)
+    name, asked = (
+        wanted.ref.full,
+        file_type or (wanted.ref.quant if wanted.ref.kind == "catalog" else None),
+    )
     pull = f"llmcli pull {name}"
     specs = [spec for spec in wanted.sources if spec.kind == "hub"]
     if config.offline or not specs:
@@ -124,21 +140,29 @@ def _distant(ref: str, file_type: str | None, folder: Path, config: Config, ui: 
     if asked is None or asked == header.file_type:
         return Standing(name, paths[0], lacks, _quantized(paths[0]))
     made = _made(road.open_gguf(paths[0]), asked, folder)
-    return Standing(name, made, f"{lacks}, not quantized to {asked} yet", _quantized(paths[0]), True)
+    return Standing(
+        name, made, f"{lacks}, not quantized to {asked} yet", _quantized(paths[0]), True
+    )
 
 
 def _checkpoint(ref: str, file_type: str | None, folder: Path, config: Config, ui: UI) -> Standing:
     model = straight.open_checkpoint(ref, config, _Quiet(ui), source="hub")
     if model is None:
-        raise UserError(f"{ref} is not here, and its weights cannot be read in parts", hint=f"llmcli pull {ref}")
+        raise UserError(
+            f"{ref} is not here, and its weights cannot be read in parts", hint=f"llmcli pull {ref}"
+        )
     wanted = file_type or model.quant
     assert wanted, model
     made = _made(_open(model), wanted, folder)
-    return Standing(model.name, made, f"a checkpoint on the hub, not quantized to {wanted} yet", sketched=True)
+    return Standing(
+        model.name, made, f"a checkpoint on the hub, not quantized to {wanted} yet", sketched=True
+    )
 
 
 def _header(file: RemoteFile, path: Path) -> Path:
-    """A file of the same size whose header is the remote one's, fetched until it is whole; behind it is a hole."""
+    """A file of the same size whose header is the remote one's, fetched until it is whole; behind
+    it is a hole.
+    """
     from quant.errors import Refusal
     from quant.header import parse
 

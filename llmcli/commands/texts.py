@@ -1,8 +1,10 @@
-"""What a calibration reads: files of the user's, or the text that ships, its talks written in the model's own template.
+"""What a calibration reads: files of the user's, or the text that ships, its talks written in the
+model's own template.
 
-The text that ships (quant/texts/calibration) is some 67,000 of SmolLM2's tokens: this project's own words and code,
-essays, talks, mathematics and twenty-one languages written for it, and pieces of five of Shakespeare's plays, none of
-which is among those that eval reads. It knows texts and tokens, and nothing of what is gathered from them.
+The text that ships (quant/texts/calibration) is some 67,000 of SmolLM2's tokens: this project's own
+words and code, essays, talks, mathematics and twenty-one languages written for it, and pieces of
+five of Shakespeare's plays, none of which is among those that eval reads. It knows texts and
+tokens, and nothing of what is gathered from them.
 """
 
 import json
@@ -33,7 +35,9 @@ TALKS = "talks.json"
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Words to be read. `special`: control tokens in them are meant as such. `name` is told in the file."""
+    """Words to be read. `special`: control tokens in them are meant as such. `name` is told in the
+    file.
+    """
 
     name: str
     words: str
@@ -56,7 +60,10 @@ def shipped(side: Side, model: "Model", ui: "UI") -> list[Text]:
     """Prose, code, languages and mathematics, and talks in the model's template."""
     folder = resources.files("quant") / "texts" / "calibration"
     files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".txt"))
-    texts = [Text(SHIPPED, (folder / name).read_text(encoding="utf-8").removesuffix("\n")) for name in files]
+    texts = [
+        Text(SHIPPED, (folder / name).read_text(encoding="utf-8").removesuffix("\n"))
+        for name in files
+    ]
     talks = json.loads((folder / TALKS).read_text(encoding="utf-8"))
     return [*texts, Text(SHIPPED, "".join(_rendered(talks, side, model, ui)), special=True)]
 
@@ -71,7 +78,11 @@ def digest() -> bytes:
 def _rendered(talks: list[list[list[str]]], side: Side, model: "Model", ui: "UI") -> Iterator[str]:
     """Each talk as the model would read it; plainly where it has no template, or one that fails."""
     source = side.header.metadata.get("tokenizer.chat_template")
-    template = Template(str(source), bos=model.word(model.bos), eos=model.word(model.eos)) if source else None
+    template = (
+        Template(str(source), bos=model.word(model.bos), eos=model.word(model.eos))
+        if source
+        else None
+    )
     system = template is not None and template.accepts_system()
     for number, talk in enumerate(talks):
         messages = [Message(role, content) for role, content in talk]
@@ -81,7 +92,9 @@ def _rendered(talks: list[list[list[str]]], side: Side, model: "Model", ui: "UI"
                 yield template.render(told, add_generation_prompt=False)
                 continue
             except UserError as error:
-                ui.note(f"talk {number + 1} and those behind it are read without a template: {error}")
+                ui.note(
+                    f"talk {number + 1} and those behind it are read without a template: {error}"
+                )
                 template = None
         yield "\n\n".join(f"{message.role}: {message.content}" for message in messages) + "\n\n"
 
@@ -91,9 +104,9 @@ def chunks(
 ) -> tuple[Chunks, tuple[str, ...]]:
     """The chunks that are to be read, and the names of their texts.
 
-    All of the texts' tokens one behind the other are cut into chunks, as llama-imatrix does. `most` takes the first of
-    them, or with a `seed` the first of a shuffled order; of the text that ships they are always shuffled, so that few
-    chunks are of all kinds.
+    All of the texts' tokens one behind the other are cut into chunks, as llama-imatrix does. `most`
+    takes the first of them, or with a `seed` the first of a shuffled order; of the text that ships
+    they are always shuffled, so that few chunks are of all kinds.
     """
     n_ctx = side.options.ctx_size
     assert n_ctx
@@ -111,6 +124,10 @@ def _tokens(side: Side, model: "Model", text: Text) -> list[int]:
     bos = model.word(model.bos)
     own = text.special and bos and text.words.startswith(bos)
     found = model.tokenize(text.words, special=text.special, add_special=not own)
-    if side.header.metadata.get("tokenizer.ggml.add_eos_token") and found and found[-1] == model.eos:
+    if (
+        side.header.metadata.get("tokenizer.ggml.add_eos_token")
+        and found
+        and found[-1] == model.eos
+    ):
         found.pop()
     return found

@@ -21,16 +21,28 @@ def value(one: "Tried") -> str:
 
 
 def charts(found: "Found") -> list[Chart]:
-    """The best beside the defaults, if it is another; and every value beside what was best before it."""
+    """The best beside the defaults, if it is another; and every value beside what was best before
+    it.
+    """
     told = found.comparison
     drawn: list[Chart] = []
     if told is not None:
         best = Ratio("the best", told.ratio, told.low, told.high, f"{told.ratio:.3f}")
-        says = "The noise supports that it is faster." if found.faster else "The defaults are as fast."
+        says = (
+            "The noise supports that it is faster." if found.faster else "The defaults are as fast."
+        )
         says += f" Measured anew, in {len(told.a)} pairs."
-        drawn.append(pairs.chart("The best in units of the defaults", says, "times the defaults' speed", [best]))
+        drawn.append(
+            pairs.chart(
+                "The best in units of the defaults", says, "times the defaults' speed", [best]
+            )
+        )
     tried = [
-        Ratio(f"{NAMES.get(one.option, one.option)} {value(one)}", one.ratio, words="taken" if one.taken else "")
+        Ratio(
+            f"{NAMES.get(one.option, one.option)} {value(one)}",
+            one.ratio,
+            words="taken" if one.taken else "",
+        )
         for one in found.tried
     ]
     if tried:

@@ -1,6 +1,7 @@
 """From a name or a path to a model file: the source opened, the place found, the plan carried out.
 
-Shared by quantize, convert and pull. It knows files and plans, no flags; what is said of them is closing.py's.
+Shared by quantize, convert and pull. It knows files and plans, no flags; what is said of them is
+closing.py's.
 """
 
 from collections.abc import Iterator
@@ -21,9 +22,14 @@ if TYPE_CHECKING:
 
 
 def quantize_to(
-    source: Path, file_type: str, out: Path, ui: UI, *, blobs: "Mapping[str, Blob] | None" = None,
+    source: Path,
+    file_type: str,
+    out: Path,
+    ui: UI,
+    *,
+    blobs: "Mapping[str, Blob] | None" = None,
     allow_pickle: bool = False,
-) -> Path:  # fmt: skip
+) -> Path:
     """Quantize a file or folder to `out` for another command: progress and notes go to stderr only."""
     from llmcli.catalog.partial import make_folder
     from llmcli.commands.closing import tell
@@ -41,13 +47,18 @@ def quantize_to(
 
 
 def open_source(
-    path: Path, *, tokenizer: Path | None = None, pre: str | None = None, allow_pickle: bool = False,
+    path: Path,
+    *,
+    tokenizer: Path | None = None,
+    pre: str | None = None,
+    allow_pickle: bool = False,
     blobs: "Mapping[str, Blob] | None" = None,
-) -> "Source":  # fmt: skip
-    """A GGUF file or a checkpoint folder, ready to be planned; a GGUF has its own tokenizer and no pickles.
+) -> "Source":
+    """A GGUF file or a checkpoint folder, ready to be planned; a GGUF has its own tokenizer and no
+    pickles.
 
-    A folder's tokenizer is proven here, before a weight is read. `blobs` are its safetensors where they are
-    not in it; they are read ahead.
+    A folder's tokenizer is proven here, before a weight is read. `blobs` are its safetensors where
+    they are not in it; they are read ahead.
     """
     from llmcli.errors import UsageError
     from quant import quantize as road
@@ -59,12 +70,16 @@ def open_source(
         from quant.ahead import ahead
 
         words = tokenizer.expanduser() if tokenizer else path
-        opened = convert.open_folder(path, tokenizer=words, pre=pre, allow_pickle=allow_pickle, blobs=blobs)
+        opened = convert.open_folder(
+            path, tokenizer=words, pre=pre, allow_pickle=allow_pickle, blobs=blobs
+        )
         opened = proven(opened, words, pre)
         return ahead(opened) if blobs else opened
     flags = {"--tokenizer": tokenizer, "--pre": pre, "--allow-pickle": allow_pickle}
     if flag := next((name for name, value in flags.items() if value), None):
-        raise UsageError(f"{flag} is for checkpoint folders; {path} is none", hint=f"leave {flag} out")
+        raise UsageError(
+            f"{flag} is for checkpoint folders; {path} is none", hint=f"leave {flag} out"
+        )
     return road.open_gguf(path)
 
 
@@ -86,9 +101,18 @@ def find_model(text: str, config: "Config", ui: UI, keep_source: bool = False) -
 
 @contextmanager
 def placed(
-    plan: "Plan", model: "Model | None", out: Path | None, config: "Config", ui: UI, *, mixed: bool, dry_run: bool
+    plan: "Plan",
+    model: "Model | None",
+    out: Path | None,
+    config: "Config",
+    ui: UI,
+    *,
+    mixed: bool,
+    dry_run: bool,
 ) -> Iterator[Path]:
-    """Where the new file goes: where told, beside a local source, or in the store, which is told of it."""
+    """Where the new file goes: where told, beside a local source, or in the store, which is told of
+    it.
+    """
     if mixed:
         check_named(model, out)
     if out is not None:
@@ -115,14 +139,22 @@ def check_named(model: "Model | None", out: Path | None) -> None:
     from llmcli.errors import UsageError
 
     if model is not None and out is None:
-        raise UsageError("a mixture of one's own needs a name of its own", hint=f"add -o {model.name}-custom.gguf")
+        raise UsageError(
+            "a mixture of one's own needs a name of its own",
+            hint=f"add -o {model.name}-custom.gguf",
+        )
 
 
 def beside(plan: "Plan") -> Path:
     """NAME-TYPE.gguf beside the source, a type already in the name replaced."""
     import re
 
-    name = re.sub(r"[-._](I?Q\d\w*|TQ\d_0|MXFP4_MOE|B?F16|F32|FP16|FP32)$", "", plan.source.name, flags=re.IGNORECASE)
+    name = re.sub(
+        r"[-._](I?Q\d\w*|TQ\d_0|MXFP4_MOE|B?F16|F32|FP16|FP32)$",
+        "",
+        plan.source.name,
+        flags=re.IGNORECASE,
+    )
     return plan.source.path.absolute().parent / f"{name}-{plan.file_type.name}.gguf"
 
 
@@ -138,7 +170,9 @@ def write(plan: "Plan", out: Path, ui: UI, *, threads: int = 0, force: bool = Fa
 
         def watch(progress: road.Progress) -> None:
             bar.advance(1)
-            bar.describe(f"{progress.step.weight.name} {progress.step.weight.type} -> {progress.step.type}")
+            bar.describe(
+                f"{progress.step.weight.name} {progress.step.weight.type} -> {progress.step.type}"
+            )
 
         report = road.run(plan, out, threads=threads, force=force, watch=watch)
         bar.describe(f"quantize to {plan.file_type.name}")

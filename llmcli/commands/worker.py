@@ -24,14 +24,19 @@ def register(app: typer.Typer) -> None:
 def worker(
     rpc: Annotated[bool, typer.Option("--rpc", help="Serve llama.cpp's RPC protocol.")] = False,
     host: Annotated[str, typer.Option("--host", help="Address to listen on (IPv4).")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("-p", "--port", min=1, max=65535, help="Port to listen on.")] = 50052,
+    port: Annotated[
+        int, typer.Option("-p", "--port", min=1, max=65535, help="Port to listen on.")
+    ] = 50052,
     threads: Annotated[
         int | None, typer.Option("-t", "--threads", min=1, max=512, help="Threads; default: cores.")
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option("--cache", metavar="DIR", help="Keep large tensors here: they travel once.")
+        Path | None,
+        typer.Option("--cache", metavar="DIR", help="Keep large tensors here: they travel once."),
     ] = None,
-    allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Listen beyond this machine.")] = False,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Listen beyond this machine.")
+    ] = False,
 ) -> None:
     """Let other machines put part of a model on this one's devices, until Ctrl-C or SIGTERM.
 
@@ -59,24 +64,32 @@ def worker(
         out.write(f"{one.name}: {one.description} · {room} free of {size(one.total)}\n")
     out.flush()
     ours = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # llama.cpp prints two lines for every client there
+    os.dup2(
+        os.open(os.devnull, os.O_WRONLY), 1
+    )  # llama.cpp prints two lines for every client there
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     endpoint = f"{'127.0.0.1' if host == 'localhost' else host}:{port}"
     count = threads or machine.cores()
-    serving = threading.Thread(target=remote.serve, args=(endpoint, names, count, folder), daemon=True)
+    serving = threading.Thread(
+        target=remote.serve, args=(endpoint, names, count, folder), daemon=True
+    )
     serving.start()
     try:
         while serving.is_alive() and cluster.gone([endpoint]):
             serving.join(LISTENS)
         if serving.is_alive():
             with os.fdopen(ours, "w", encoding="utf-8") as told:  # who reads this line can connect
-                told.write(f"worker at {host}:{port} · stop with Ctrl-C · elsewhere: llmcli chat --rpc {host}:{port}\n")
+                told.write(
+                    f"worker at {host}:{port} · stop with Ctrl-C · elsewhere: llmcli chat --rpc {host}:{port}\n"
+                )
         while serving.is_alive():
             serving.join(SCAN)
             remote.keep_alive()
     except KeyboardInterrupt:
         os._exit(130)  # the thread is in C, and ends with the process alone
-    raise UserError(f"the worker at {host}:{port} ended by itself", hint="what it said stands above")
+    raise UserError(
+        f"the worker at {host}:{port} ended by itself", hint="what it said stands above"
+    )
 
 
 def _free(host: str, port: int) -> None:
@@ -88,7 +101,9 @@ def _free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise UserError(f"cannot listen on {host}:{port}: {error.strerror}", hint="--port takes another") from None
+            raise UserError(
+                f"cannot listen on {host}:{port}: {error.strerror}", hint="--port takes another"
+            ) from None
 
 
 def _folder(path: Path) -> str:

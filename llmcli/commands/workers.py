@@ -1,7 +1,9 @@
-"""`--rpc` and `--tensor-split`, which every command that runs a model has: part of it lies on other machines.
+"""`--rpc` and `--tensor-split`, which every command that runs a model has: part of it lies on other
+machines.
 
-A worker that is lost ends the process: llama.cpp aborts, and what it was computing cannot be had back. That is told as
-any other error of the world's; `serve` keeps its model in a process of its own for it.
+A worker that is lost ends the process: llama.cpp aborts, and what it was computing cannot be had
+back. That is told as any other error of the world's; `serve` keeps its model in a process of its
+own for it.
 """
 
 import math
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 SHOWN = "\x1b[0m\x1b[?25h\n"  # plain, with a cursor, on a line of its own
 HELP_RPC = "part of the model lies on these workers (llmcli worker --rpc)"
-HELP_SPLIT = "proportions of the layers: the workers' devices first, then the GPUs here [by free memory]"
+HELP_SPLIT = (
+    "proportions of the layers: the workers' devices first, then the GPUs here [by free memory]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +34,17 @@ class Workers:
     """The same as a group of options (grouped.py), for commands without the run options' table."""
 
     rpc: Annotated[
-        str | None, typer.Option("--rpc", metavar="HOST:PORT,…", help=HELP_RPC[0].upper() + HELP_RPC[1:] + ".")
+        str | None,
+        typer.Option("--rpc", metavar="HOST:PORT,…", help=HELP_RPC[0].upper() + HELP_RPC[1:] + "."),
     ] = None
     tensor_split: Annotated[
         str | None,
-        typer.Option("-ts", "--tensor-split", metavar="N,N,…", help=HELP_SPLIT[0].upper() + HELP_SPLIT[1:] + "."),
+        typer.Option(
+            "-ts",
+            "--tensor-split",
+            metavar="N,N,…",
+            help=HELP_SPLIT[0].upper() + HELP_SPLIT[1:] + ".",
+        ),
     ] = None
 
     def join(self, ui: "UI", runs: bool = True) -> None:
@@ -45,7 +55,9 @@ class Workers:
 
 
 def join(rpc: str | None, split: str | None, ui: "UI") -> None:
-    """Use the workers that were named; raises UserError where one cannot be used, before any model is opened."""
+    """Use the workers that were named; raises UserError where one cannot be used, before any model
+    is opened.
+    """
     if rpc is None and split is None:
         return
     from llmcli.hardware import cluster
@@ -73,7 +85,8 @@ def _parts(text: str | None) -> list[float]:
 def _lost(before: list[Any] | None, ui: "UI") -> None:
     """Say which worker is gone and leave: the thread that waits for its answer cannot be woken.
 
-    The terminal is left as it was found: who was writing there, with its echo off or the cursor hidden, ends with us.
+    The terminal is left as it was found: who was writing there, with its echo off or the cursor
+    hidden, ends with us.
     """
     from llmcli.hardware import cluster
     from llmcli.runtime.binding import remote

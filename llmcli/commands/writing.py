@@ -1,4 +1,5 @@
-"""The options that every command has which writes a model file: how the source is read, where the file goes.
+"""The options that every command has which writes a model file: how the source is read, where the
+file goes.
 
 They stand here once, for quantize and convert. It knows words, no files.
 """
@@ -12,7 +13,10 @@ import typer
 from llmcli.commands.pickles import AllowPickle
 
 KeepSource = Annotated[
-    bool, typer.Option("--keep-source", help="Download a checkpoint whole and keep it, instead of reading it once.")
+    bool,
+    typer.Option(
+        "--keep-source", help="Download a checkpoint whole and keep it, instead of reading it once."
+    ),
 ]
 
 
@@ -22,11 +26,17 @@ class Reading:
 
     tokenizer: Annotated[
         Path | None,
-        typer.Option("--tokenizer", metavar="DIR", help="Take the tokenizer's files from another folder."),
+        typer.Option(
+            "--tokenizer", metavar="DIR", help="Take the tokenizer's files from another folder."
+        ),
     ] = None
     pre: Annotated[
         str | None,
-        typer.Option("--pre", metavar="NAME", help="llama.cpp's name of the pre-tokenizer, where it is not known."),
+        typer.Option(
+            "--pre",
+            metavar="NAME",
+            help="llama.cpp's name of the pre-tokenizer, where it is not known.",
+        ),
     ] = None
     allow_pickle: AllowPickle = False
     keep_source: KeepSource = False
@@ -38,10 +48,19 @@ class Writing:
 
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="OUT", help="The new file; NAME-TYPE.gguf beside SRC unless told."),
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="OUT",
+            help="The new file; NAME-TYPE.gguf beside SRC unless told.",
+        ),
     ] = None
     threads: Annotated[int, typer.Option(min=0, help="Threads; 0 takes all cores.")] = 0
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False
-    force: Annotated[bool, typer.Option("--force", help="Make it anew although it is there.")] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")
+    ] = False
+    force: Annotated[bool, typer.Option("--force", help="Make it anew although it is there.")] = (
+        False
+    )
     offline: Annotated[bool, typer.Option("--offline", help="Make no connection.")] = False
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False

@@ -1,8 +1,10 @@
-"""Whether a run may begin: it would not die of what it allocates, or there is a nearest setting that fits.
+"""Whether a run may begin: it would not die of what it allocates, or there is a nearest setting
+that fits.
 
-First the arithmetic of the header (estimate.py), which answers nearly always; near the limit llama.cpp's own dry run
-(scales.py), the draft model's beside it. Weights in the mapped file may be larger than the memory, that is only slow:
-they are read again. What is allocated must fit: KV, compute and output buffers, weights laid out anew.
+First the arithmetic of the header (estimate.py), which answers nearly always; near the limit
+llama.cpp's own dry run (scales.py), the draft model's beside it. Weights in the mapped file may be
+larger than the memory, that is only slow: they are read again. What is allocated must fit: KV,
+compute and output buffers, weights laid out anew.
 """
 
 from collections.abc import Callable
@@ -20,12 +22,15 @@ from llmcli.units import several
 from quant import container
 from quant.container import Header
 
-PROCESS = 256 << 20  # bytes of the interpreter with the vocabulary and the graphs, and of what prompts and answers take
+PROCESS = (
+    256 << 20
+)  # bytes of the interpreter with the vocabulary and the graphs, and of what prompts and answers take
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be run. `options` are decided (fit.py); `asked`: the context's size is the user's wish, not ours.
+    """What is to be run. `options` are decided (fit.py); `asked`: the context's size is the user's
+    wish, not ours.
 
     Of `slots` sequences `needed` are for answers at once, the rest keep branches.
     """
@@ -76,13 +81,17 @@ class Wish:
         words = [f"-c {other.options.ctx_size}"]
         if kinds != (self.options.cache_type_k, self.options.cache_type_v):
             words.append(f"-ctk {kinds[0]} -ctv {kinds[1]}")
-        return " ".join(words) + (f", {several(other.slots, 'sequence')} at once" if self.needed > other.slots else "")
+        return " ".join(words) + (
+            f", {several(other.slots, 'sequence')} at once" if self.needed > other.slots else ""
+        )
 
 
 def admit(wish: Wish, fit: str, note: Callable[[str], None]) -> Wish:
-    """The wish as it may be run: itself, or with `fit` "on" the nearest setting that fits; "off" asks nothing.
+    """The wish as it may be run: itself, or with `fit` "on" the nearest setting that fits; "off"
+    asks nothing.
 
-    A context that nobody asked for becomes shorter without a word of --fit. Raises UserError with the nearest setting.
+    A context that nobody asked for becomes shorter without a word of --fit. Raises UserError with
+    the nearest setting.
     """
     if fit == "off" or _plenty(wish):
         return wish
@@ -90,7 +99,12 @@ def admit(wish: Wish, fit: str, note: Callable[[str], None]) -> Wish:
 
     container.check(wish.header)
     options = wish.options
-    kv.check(wish.header.metadata, options.cache_type_k, options.cache_type_v, reproducible=options.reproducible)
+    kv.check(
+        wish.header.metadata,
+        options.cache_type_k,
+        options.cache_type_v,
+        reproducible=options.reproducible,
+    )
     with scales.scales(wish) as held:
         room, slow = held.room(wish), held.slow(wish)
         fits = room is None or room >= 0
@@ -117,9 +131,13 @@ def _plenty(wish: Wish) -> bool:
     need = estimate.bound(wish.header, wish.context) + PROCESS
     if wish.drafting.model:
         need += estimate.bound(container.read(wish.drafting.model), wish.draft)
-    addresses, threads = limits.address_room(), max(wish.context.n_threads, wish.context.n_threads_batch)
+    addresses, threads = (
+        limits.address_room(),
+        max(wish.context.n_threads, wish.context.n_threads_batch),
+    )
     rooms = (
-        host.available_memory(), devices.gpu_free() if wish.gpu_layers else None,
+        host.available_memory(),
+        devices.gpu_free() if wish.gpu_layers else None,
         None if addresses is None else addresses - threads * limits.THREAD,
-    )  # fmt: skip
+    )
     return all(room is None or need <= room for room in rooms)

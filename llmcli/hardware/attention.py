@@ -1,8 +1,10 @@
-"""Whether attention answers sooner without flash attention on this CPU: measured once for heads of a shape, and kept.
+"""Whether attention answers sooner without flash attention on this CPU: measured once for heads of
+a shape, and kept.
 
-It is the processor's affair. Behind 512 tokens each, a pass of one, four and eight answers of SmolLM2-135M took 20, 53
-and 98 ms with it and 12, 36 and 76 without on two threads of a Xeon with AMX, and 11, 33 and 58 against 12, 46 and 100
-on an EPYC with AVX-512 (2026-11-22). So a stand-in (standin.py) is asked, which has the heads and hardly any weights.
+It is the processor's affair. Behind 512 tokens each, a pass of one, four and eight answers of
+SmolLM2-135M took 20, 53 and 98 ms with it and 12, 36 and 76 without on two threads of a Xeon with
+AMX, and 11, 33 and 58 against 12, 46 and 100 on an EPYC with AVX-512 (2026-11-22). So a stand-in
+(standin.py) is asked, which has the heads and hardly any weights.
 """
 
 import hashlib
@@ -24,17 +26,25 @@ from llmcli.runtime.binding.context import Context, ContextOptions, Rows, open_c
 from llmcli.runtime.binding.model import open_model
 
 BEHIND, CELLS = 512, 2048  # tokens before an answer's next one; of all answers together, at most
-ROWS = 256  # of a prompt that is measured, and of a micro-batch: without flash attention its scores are written out
+# of a prompt that is measured, and of a micro-batch: without flash attention its scores are written
+# out
+ROWS = 256
 EXCHANGE = 512 // ROWS, 128  # times those, and tokens of the answer: bench tune's "chat"
-TIMES, FEW = 12, 3  # passes of each way, in turn: the shortest counts, for others' work only lengthens them
+TIMES, FEW = (
+    12,
+    3,
+)  # passes of each way, in turn: the shortest counts, for others' work only lengthens them
 WORTH = 0.85  # of the other way's time: a busy machine has told 0.89 where a quiet one tells 1.9
-STEADY = 1.3  # times the shortest pass may the median one take: else the machine was busy, and nothing is kept
+# times the shortest pass may the median one take: else the machine was busy, and nothing is kept
+STEADY = 1.3
 LARGEST = 1 << 12  # bytes of a kept answer that are read at all
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the answer depends on: `parallel` answers at once, whose prompts are read apart where there are several."""
+    """What the answer depends on: `parallel` answers at once, whose prompts are read apart where
+    there are several.
+    """
 
     heads: Heads
     type_k: str
@@ -64,10 +74,15 @@ def sooner_without(question: Question, config: Config) -> bool:
     if known is None:
         try:
             known, steady = measure(question)
-        except (UserError, OSError):  # no room for the stand-in, or for its file: the model's own may still be had
+        except (
+            UserError,
+            OSError,
+        ):  # no room for the stand-in, or for its file: the model's own may still be had
             return False
         if steady:
-            with suppress(UserError):  # of a folder that cannot be written: next time it is measured again
+            with suppress(
+                UserError
+            ):  # of a folder that cannot be written: next time it is measured again
                 write_whole(path, (json.dumps({"version": 1, **asdict(known)}) + "\n").encode())
     return known.sooner_without
 
@@ -89,30 +104,47 @@ def _read(path: Path) -> Times | None:
 
 
 def measure(question: Question) -> tuple[Times, bool]:
-    """Both ways in turn, half a second for small heads; and whether the machine was quiet enough to tell."""
+    """Both ways in turn, half a second for small heads; and whether the machine was quiet enough to
+    tell.
+    """
     behind = min(BEHIND, CELLS // question.parallel)
     n_ctx = (behind + 2 * TIMES) * question.parallel + ROWS
     options = ContextOptions(
-        n_ctx, BEHIND, ROWS, question.parallel + 1, question.threads, question.threads_batch,
-        question.type_k, question.type_v,
-    )  # fmt: skip
+        n_ctx,
+        BEHIND,
+        ROWS,
+        question.parallel + 1,
+        question.threads,
+        question.threads_batch,
+        question.type_k,
+        question.type_v,
+    )
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder) / "standin.gguf"
         path.write_bytes(standin.written(question.heads, n_ctx))
         model = stack.enter_context(open_model(path, gpu_layers=0, latent=False))
         ways = [
-            stack.enter_context(open_context(model, replace(options, flash_attn=flash))) for flash in ("on", "off")
+            stack.enter_context(open_context(model, replace(options, flash_attn=flash)))
+            for flash in ("on", "off")
         ]
         for context in ways:
             _fill(context, question.parallel, behind)
-        passes = _timed(ways, TIMES, lambda context, number: _answer(context, question.parallel, behind + number))
+        passes = _timed(
+            ways,
+            TIMES,
+            lambda context, number: _answer(context, question.parallel, behind + number),
+        )
         steady = all(statistics.median(each) < STEADY * min(each) for each in passes)
         answers = [min(each) for each in passes]
         if question.parallel > 1:  # prompts are read apart, with flash attention
             return Times(*answers), steady
-        prompts = [min(each) for each in _timed(ways, FEW, lambda context, number: _prompt(context))]
+        prompts = [
+            min(each) for each in _timed(ways, FEW, lambda context, number: _prompt(context))
+        ]
         often, tokens = EXCHANGE
-        return Times(*(often * prompt + tokens * each for prompt, each in zip(prompts, answers, strict=True))), steady
+        return Times(
+            *(often * prompt + tokens * each for prompt, each in zip(prompts, answers, strict=True))
+        ), steady
 
 
 def _fill(context: Context, parallel: int, behind: int) -> None:
@@ -134,7 +166,9 @@ def _prompt(context: Context) -> None:
     context.decode(Rows([1] * ROWS, list(range(ROWS)), [spare] * ROWS, [False] * ROWS))
 
 
-def _timed(ways: list[Context], times: int, work: Callable[[Context, int], None]) -> list[list[float]]:
+def _timed(
+    ways: list[Context], times: int, work: Callable[[Context, int], None]
+) -> list[list[float]]:
     """Seconds that each way took so many times, in turn; the first of each is not counted."""
     found: list[list[float]] = [[] for _ in ways]
     for number in range(times + 1):

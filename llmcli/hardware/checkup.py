@@ -1,6 +1,8 @@
-"""What `llmcli doctor` looks at: versions, processor and build, devices, memory, load, folders. It only looks.
+"""What `llmcli doctor` looks at: versions, processor and build, devices, memory, load, folders. It
+only looks.
 
-Nothing of it needs a model, and nothing goes over the network. What a machine does not tell is None.
+Nothing of it needs a model, and nothing goes over the network. What a machine does not tell is
+None.
 """
 
 import os
@@ -21,14 +23,25 @@ from llmcli.hardware.cpu import Feature
 from llmcli.runtime.binding import devices
 from llmcli.runtime.binding.devices import Device
 
-PACKAGES = ("llama-cpp-python", "gguf", "numpy", "huggingface-hub", "tokenizers", "llguidance", "torch", "ray")
+PACKAGES = (
+    "llama-cpp-python",
+    "gguf",
+    "numpy",
+    "huggingface-hub",
+    "tokenizers",
+    "llguidance",
+    "torch",
+    "ray",
+)
 BUSY = 0.5  # running programs a core, beside which threads that wait for one another are slow
 SETUP = Path("scripts/setup")
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that may grow: what lies in it, bytes of its files (links are not followed), their number."""
+    """A folder that may grow: what lies in it, bytes of its files (links are not followed), their
+    number.
+    """
 
     what: str
     path: Path
@@ -38,7 +51,9 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """Everything. `broken`: why llama.cpp does not load. `load`: programs that ran or waited in the last minute."""
+    """Everything. `broken`: why llama.cpp does not load. `load`: programs that ran or waited in the
+    last minute.
+    """
 
     versions: dict[str, str | None]
     features: tuple[Feature, ...]
@@ -59,21 +74,29 @@ class Checkup:
         if self.broken:
             found.append((f"llama.cpp does not load: {self.broken}", rebuild(self.devices)))
         if lacks := cpu.missing(self.features):
-            found.append((
-                f"llama.cpp was built for {', '.join(lacks)}, which this processor lacks: it may end with an illegal "
-                "instruction", rebuild(self.devices),
-            ))  # fmt: skip
+            found.append(
+                (
+                    f"llama.cpp was built for {', '.join(lacks)}, which this processor lacks: it may end with an illegal "
+                    "instruction",
+                    rebuild(self.devices),
+                )
+            )
         if idle := cpu.idle(self.features):
-            found.append((
-                f"this processor has {', '.join(idle)} and llama.cpp was built without: it is slower than it could be",
-                rebuild(self.devices),
-            ))  # fmt: skip
+            found.append(
+                (
+                    f"this processor has {', '.join(idle)} and llama.cpp was built without: it is slower than it could be",
+                    rebuild(self.devices),
+                )
+            )
         cores = host.cores()
         if self.load is not None and self.load > BUSY * cores:
-            found.append((
-                f"{self.load:.1f} programs ran in the last minute on {cores} cores: llama.cpp's threads wait for the "
-                "slowest of them", f"-t {max(1, cores - round(self.load))} leaves the others their cores",
-            ))  # fmt: skip
+            found.append(
+                (
+                    f"{self.load:.1f} programs ran in the last minute on {cores} cores: llama.cpp's threads wait for the "
+                    "slowest of them",
+                    f"-t {max(1, cores - round(self.load))} leaves the others their cores",
+                )
+            )
         return tuple(found)
 
 
@@ -88,9 +111,18 @@ def look(config: Config) -> Checkup:
         broken = f"{error}; {error.hint}"
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return Checkup(
-        versions(), cpu.compare(build, cpu.words()), tuple(build or ()), broken, found, host.total_memory(),
-        host.available_memory(), limits.group_room(), limits.address_room(), load, folders(config),
-    )  # fmt: skip
+        versions(),
+        cpu.compare(build, cpu.words()),
+        tuple(build or ()),
+        broken,
+        found,
+        host.total_memory(),
+        host.available_memory(),
+        limits.group_room(),
+        limits.address_room(),
+        load,
+        folders(config),
+    )
 
 
 def versions() -> dict[str, str | None]:
@@ -109,18 +141,19 @@ def rebuild(found: tuple[Device, ...]) -> str:
         return f"CMAKE_ARGS='{flags}' {SETUP} --again"
     args = f"CMAKE_ARGS='{flags}' " if flags else ""
     wanted = f"llama-cpp-python=={_version('llama-cpp-python') or ''}".removesuffix("==")
-    return (
-        f"{args}{sys.executable} -m pip install --force-reinstall --no-cache-dir --no-binary :all: --no-deps {wanted}"
-    )
+    return f"{args}{sys.executable} -m pip install --force-reinstall --no-cache-dir --no-binary :all: --no-deps {wanted}"
 
 
 def folders(config: Config) -> tuple[Folder, ...]:
     """What llmcli keeps, and the cache of the hub that it shares with others."""
     places = [
-        ("models", store.root(config)), ("Hugging Face cache", config.hub_cache),
-        ("llama.cpp builds", wheel_cache()), ("downloads under way", waiting_room(config)),
-        ("conversations and profiles", config.state), ("benchmark history", config.data / "bench.sqlite"),
-    ]  # fmt: skip
+        ("models", store.root(config)),
+        ("Hugging Face cache", config.hub_cache),
+        ("llama.cpp builds", wheel_cache()),
+        ("downloads under way", waiting_room(config)),
+        ("conversations and profiles", config.state),
+        ("benchmark history", config.data / "bench.sqlite"),
+    ]
     return tuple(Folder(what, path, *size(path)) for what, path in places)
 
 

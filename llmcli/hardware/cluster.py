@@ -1,7 +1,9 @@
-"""Workers: other processes or machines whose devices hold part of a model (llama.cpp's RPC backend).
+"""Workers: other processes or machines whose devices hold part of a model (llama.cpp's RPC
+backend).
 
-llama.cpp aborts where a worker does not answer, speaks another protocol, or is lost, and it waits for ever for one that
-is busy with somebody else. So everything is asked here first, in its own words (ggml-rpc.cpp), with a time limit.
+llama.cpp aborts where a worker does not answer, speaks another protocol, or is lost, and it waits
+for ever for one that is busy with somebody else. So everything is asked here first, in its own
+words (ggml-rpc.cpp), with a time limit.
 """
 
 import ipaddress
@@ -38,16 +40,22 @@ def endpoints(text: str) -> tuple[str, ...]:
         host, colon, port = word.partition(":")
         number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0
         if not host or (colon and not 1 <= number <= 65535):
-            raise UserError(f"--rpc: {word!r} is no worker's address", hint=f"--rpc HOST:{PORT},HOST:{PORT}")
+            raise UserError(
+                f"--rpc: {word!r} is no worker's address", hint=f"--rpc HOST:{PORT},HOST:{PORT}"
+            )
         found.append(f"{host}:{number or PORT}")
     unique = tuple(dict.fromkeys(found))
     if len(unique) > remote.MOST_WORKERS:
-        raise UserError(f"--rpc names {len(unique)} workers", hint=f"llama.cpp takes up to {remote.MOST_WORKERS}")
+        raise UserError(
+            f"--rpc names {len(unique)} workers",
+            hint=f"llama.cpp takes up to {remote.MOST_WORKERS}",
+        )
     return unique
 
 
 def join(addresses: Sequence[str], parts: Sequence[float] = ()) -> tuple[Worker, ...]:
-    """Let models of this process lie on these workers, too; `parts`: in which proportions, instead of by free memory.
+    """Let models of this process lie on these workers, too; `parts`: in which proportions, instead
+    of by free memory.
 
     Raises UserError where one cannot be used. None is joined before all have answered.
     """
@@ -71,7 +79,9 @@ def ask(endpoint: str) -> Worker:
         # llama.cpp knows IPv4 alone, and takes the first address of a name.
         address = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)[0][4]
     except OSError as error:
-        raise UserError(f"{host} has no IPv4 address: {error.strerror}", hint="check the name after --rpc") from None
+        raise UserError(
+            f"{host} has no IPv4 address: {error.strerror}", hint="check the name after --rpc"
+        ) from None
     try:
         with socket.create_connection((str(address[0]), int(address[1])), timeout=PATIENCE) as link:
             return _ask(link, endpoint)
@@ -102,21 +112,29 @@ def gone(addresses: Sequence[str]) -> list[str]:
 
 
 def identity() -> str:
-    """What a measurement of this process holds for: the machine, and the workers that its models lie on."""
+    """What a measurement of this process holds for: the machine, and the workers that its models
+    lie on.
+    """
     found = remote.joined()
     return host_identity() + (f", workers {' '.join(found)}" if found else "")
 
 
 def loopback(host: str) -> bool:
-    """Whether an address is this machine's own, seen by nobody else; raises UserError for what is no IPv4 address."""
+    """Whether an address is this machine's own, seen by nobody else; raises UserError for what is
+    no IPv4 address.
+    """
     try:
         return ipaddress.IPv4Address("127.0.0.1" if host == "localhost" else host).is_loopback
     except ValueError:
-        raise UserError(f"--host {host!r} is no IPv4 address", hint="--host 127.0.0.1, or 0.0.0.0 for all") from None
+        raise UserError(
+            f"--host {host!r} is no IPv4 address", hint="--host 127.0.0.1, or 0.0.0.0 for all"
+        ) from None
 
 
 def _ask(link: socket.socket, endpoint: str) -> Worker:
-    stranger = UserError(f"what answers at {endpoint} is no llama.cpp worker", hint="check the port")
+    stranger = UserError(
+        f"what answers at {endpoint} is no llama.cpp worker", hint="check the port"
+    )
     try:
         answer = _call(link, HELLO, bytes(CAPABILITIES), 4 + CAPABILITIES)
     except EOFError:
@@ -131,7 +149,10 @@ def _ask(link: socket.socket, endpoint: str) -> Worker:
         (count,) = struct.unpack("<I", _call(link, DEVICE_COUNT, b"", 4))
         if not 0 < count <= MOST_DEVICES:
             raise stranger
-        memory = [struct.unpack("<QQ", _call(link, DEVICE_MEMORY, struct.pack("<I", n), 16)) for n in range(count)]
+        memory = [
+            struct.unpack("<QQ", _call(link, DEVICE_MEMORY, struct.pack("<I", n), 16))
+            for n in range(count)
+        ]
     except EOFError:
         raise stranger from None
     return Worker(endpoint, (major, minor, patch), tuple((free, total) for free, total in memory))

@@ -1,7 +1,9 @@
-"""What this processor can do, in ggml's words, against what the llama.cpp that is installed was built for.
+"""What this processor can do, in ggml's words, against what the llama.cpp that is installed was
+built for.
 
 A build has kernels for the features that its compiler was told of (ggml_backend_cpu_get_features of
-ggml/src/ggml-cpu/ggml-cpu.cpp); what a processor has besides lies idle, and what it lacks ends the process.
+ggml/src/ggml-cpu/ggml-cpu.cpp); what a processor has besides lies idle, and what it lacks ends the
+process.
 """
 
 import platform
@@ -16,13 +18,26 @@ from llmcli.runtime.binding import library
 INFO = Path("/proc/cpuinfo")
 # ggml's word -> the kernel's (Linux), macOS's last words of sysctl.
 WORDS: dict[str, tuple[str, ...]] = {
-    "SSE3": ("pni", "sse3"), "SSSE3": ("ssse3",), "AVX": ("avx", "avx1.0"), "AVX2": ("avx2",), "F16C": ("f16c",),
-    "FMA": ("fma",), "BMI2": ("bmi2",), "AVX_VNNI": ("avx_vnni",), "AVX512": ("avx512f",),
-    "AVX512_VBMI": ("avx512vbmi",), "AVX512_VNNI": ("avx512_vnni",), "AVX512_BF16": ("avx512_bf16",),
+    "SSE3": ("pni", "sse3"),
+    "SSSE3": ("ssse3",),
+    "AVX": ("avx", "avx1.0"),
+    "AVX2": ("avx2",),
+    "F16C": ("f16c",),
+    "FMA": ("fma",),
+    "BMI2": ("bmi2",),
+    "AVX_VNNI": ("avx_vnni",),
+    "AVX512": ("avx512f",),
+    "AVX512_VBMI": ("avx512vbmi",),
+    "AVX512_VNNI": ("avx512_vnni",),
+    "AVX512_BF16": ("avx512_bf16",),
     "AMX_INT8": ("amx_int8",),
-    "NEON": ("asimd", "neon", "advsimd"), "FP16_VA": ("asimdhp", "feat_fp16"), "DOTPROD": ("asimddp", "feat_dotprod"),
-    "MATMUL_INT8": ("i8mm", "feat_i8mm"), "SVE": ("sve",), "SME": ("sme", "feat_sme"),
-}  # fmt: skip
+    "NEON": ("asimd", "neon", "advsimd"),
+    "FP16_VA": ("asimdhp", "feat_fp16"),
+    "DOTPROD": ("asimddp", "feat_dotprod"),
+    "MATMUL_INT8": ("i8mm", "feat_i8mm"),
+    "SVE": ("sve",),
+    "SME": ("sme", "feat_sme"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +50,9 @@ class Feature:
 
 
 def built() -> dict[str, frozenset[str]]:
-    """Features of each backend of the build: {"CPU": {"AVX2", …}}. Raises UserError where it does not load."""
+    """Features of each backend of the build: {"CPU": {"AVX2", …}}. Raises UserError where it does
+    not load.
+    """
     return parse(library.lib().llama_print_system_info().decode("utf-8", "replace"))
 
 
@@ -56,14 +73,18 @@ def parse(text: str) -> dict[str, frozenset[str]]:
 def words() -> frozenset[str] | None:
     """The processor's features in the operating system's words; None where it does not tell."""
     if INFO.exists():
-        lines = re.findall(r"^(?:flags|Features)\s*:\s*(.*)$", INFO.read_text(errors="replace"), re.MULTILINE)
+        lines = re.findall(
+            r"^(?:flags|Features)\s*:\s*(.*)$", INFO.read_text(errors="replace"), re.MULTILINE
+        )
         return frozenset(lines[0].lower().split()) if lines else None
     return _sysctl() if platform.system() == "Darwin" else None
 
 
 def _sysctl() -> frozenset[str] | None:
     try:
-        done = subprocess.run(["sysctl", "hw.optional", "machdep.cpu"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["sysctl", "hw.optional", "machdep.cpu"], capture_output=True, text=True, check=False
+        )
     except OSError:
         return None
     flags = re.findall(r"^hw\.optional\.(?:\w+\.)*(\w+): 1$", done.stdout, re.MULTILINE)
@@ -72,7 +93,9 @@ def _sysctl() -> frozenset[str] | None:
     return frozenset(flag.lower() for flag in flags) or None
 
 
-def compare(build: Mapping[str, frozenset[str]] | None, told: frozenset[str] | None) -> tuple[Feature, ...]:
+def compare(
+    build: Mapping[str, frozenset[str]] | None, told: frozenset[str] | None
+) -> tuple[Feature, ...]:
     """Every feature that the processor has or the build uses; of those that ggml has a word for."""
     used = None if build is None else build.get("CPU", frozenset())
     found = []

@@ -1,4 +1,6 @@
-"""What was left open in the run options, decided from the machine and the file before anything is loaded."""
+"""What was left open in the run options, decided from the machine and the file before anything is
+loaded.
+"""
 
 import re
 from collections.abc import Callable
@@ -18,26 +20,35 @@ from llmcli.runtime.schedule import Schedule
 from quant.container import Header
 
 ROOMY = 8192  # a context nobody asked for stays below this
-# Sequences of a chat: the branch that goes on and the three used before it, so that going back to one computes nothing.
-# Each takes a row of logits (four bytes a word), and their cells cost the others: with 1,000 cells of another branch in
-# the pool a token of SmolLM2 took 4 to 8 % longer, with 3,000 18 % (200 tokens of its own, one AVX2 thread, 2026-11).
+# Sequences of a chat: the branch that goes on and the three used before it, so that going back to
+# one computes nothing. Each takes a row of logits (four bytes a word), and their cells cost the
+# others: with 1,000 cells of another branch in the pool a token of SmolLM2 took 4 to 8 % longer,
+# with 3,000 18 % (200 tokens of its own, one AVX2 thread, 2026-11).
 BRANCHES = 4
 SCORED = 40 << 20  # bytes of logits that scored prompts may take in a pass
 SWAP = Schedule().swap_bytes
 SPARE = 256 << 20  # bytes left for compute buffers and everybody else
-FEW = 8  # answers at once; a Xeon took 251 ms for a pass of sixteen without flash attention and 203 with it
-COUNTS = 4 << 10  # bytes of a token's keys and values, below which a pass spends its time elsewhere: not measured
+# answers at once; a Xeon took 251 ms for a pass of sixteen without flash attention and 203 with it
+FEW = 8
+COUNTS = (
+    4 << 10
+)  # bytes of a token's keys and values, below which a pass spends its time elsewhere: not measured
 SCORES = 512 << 20  # bytes of attention's scores that a pass may write out
 
 
 def decide(
-    header: Header, options: RunOptions, warn: Callable[[str], None], slots: int = 1, predict: int | None = None
+    header: Header,
+    options: RunOptions,
+    warn: Callable[[str], None],
+    slots: int = 1,
+    predict: int | None = None,
 ) -> tuple[RunOptions, int]:
-    """Fill in context size and threads; the second value is the number of layers for the GPU (-1: all).
+    """Fill in context size and threads; the second value is the number of layers for the GPU (-1:
+    all).
 
-    The context is the model's own, capped by 8192 and by the memory that is free; each of further `slots` adds what it
-    may `predict`, and a row of logits. Raises UserError for a wish that no model could be run with; whether this one
-    can be run is admit.py's to say.
+    The context is the model's own, capped by 8192 and by the memory that is free; each of further
+    `slots` adds what it may `predict`, and a row of logits. Raises UserError for a wish that no
+    model could be run with; whether this one can be run is admit.py's to say.
     """
     check(options)
     threads = options.threads or host.cores()
@@ -45,23 +56,34 @@ def decide(
     trained = header.context_length or 4096
     roomy = min(trained, ROOMY)
     wanted = kv.round_up(roomy + (slots - 1) * min(predict or 0, roomy)) if slots > 1 else roomy
-    size = options.ctx_size or min(wanted, _fitting(header, options, slots, max(wanted, ROOMY), on_gpu=gpu != 0))
+    size = options.ctx_size or min(
+        wanted, _fitting(header, options, slots, max(wanted, ROOMY), on_gpu=gpu != 0)
+    )
     if size > trained * slots:
         warn(f"a context of {size} is longer than the {trained} tokens this model was trained on")
-    filled = replace(options, ctx_size=size, threads=threads, threads_batch=options.threads_batch or threads)
+    filled = replace(
+        options, ctx_size=size, threads=threads, threads_batch=options.threads_batch or threads
+    )
     return filled, gpu
 
 
 def attention(
-    header: Header, options: RunOptions, gpu_layers: int, config: Config, slots: int = 1, parallel: int = 1
+    header: Header,
+    options: RunOptions,
+    gpu_layers: int,
+    config: Config,
+    slots: int = 1,
+    parallel: int = 1,
 ) -> RunOptions:
-    """The decided options with flash attention off where nobody asked for it and this CPU answers sooner without.
+    """The decided options with flash attention off where nobody asked for it and this CPU answers
+    sooner without.
 
-    ggml's goes over the cells one by one in passes of fewer than 64 rows (ggml-cpu/ops.cpp, use_tiled); what that costs
-    beside the other way is the processor's affair, and measured (attention.py). Where it is off, prompts read slower:
-    on a Xeon with AMX 815 tokens a second instead of 1,180 (SmolLM2-135M, llama-bench, 2026-11). So where several are
-    answered they are read apart (runtime/reader.py); with more than FEW at once it stays on. Without it a pass's scores
-    are written out, for which there must be room.
+    ggml's goes over the cells one by one in passes of fewer than 64 rows (ggml-cpu/ops.cpp,
+    use_tiled); what that costs beside the other way is the processor's affair, and measured
+    (attention.py). Where it is off, prompts read slower: on a Xeon with AMX 815 tokens a second
+    instead of 1,180 (SmolLM2-135M, llama-bench, 2026-11). So where several are answered they are
+    read apart (runtime/reader.py); with more than FEW at once it stays on. Without it a pass's
+    scores are written out, for which there must be room.
     """
     types = options.cache_type_k, options.cache_type_v
     decided = options.flash_attn != "auto" or not kv.PLAIN.issuperset(types) or options.reproducible
@@ -80,17 +102,23 @@ def attention(
     cache = kv.predict(form, cells, *types, n_ubatch=rows, n_seq_max=slots, flash=False)
     left = free - header.tensor_bytes - cache.nbytes - SPARE
     if reading:
-        left -= kv.predict(form, reading, *types, n_ubatch=options.ubatch_size, n_seq_max=slots).nbytes
+        left -= kv.predict(
+            form, reading, *types, n_ubatch=options.ubatch_size, n_seq_max=slots
+        ).nbytes
     if scores > min(SCORES, left // 2):
         return options
-    question = Question(heads, *types, options.threads, options.threads_batch or options.threads, parallel)
+    question = Question(
+        heads, *types, options.threads, options.threads_batch or options.threads, parallel
+    )
     if cache.bytes_per_token >= COUNTS and not sooner_without(question, config):
         return options
     return replace(options, flash_attn="off", reading=reading)
 
 
 def _moves(header: Header, form: kv.Shape) -> bool:
-    """Whether what one context computed can be put into another that keeps values otherwise (binding/carved.py)."""
+    """Whether what one context computed can be put into another that keeps values otherwise
+    (binding/carved.py).
+    """
     sections = header.metadata.get(f"{header.architecture}.rope.dimension_sections")
     return not form.window and sections is None
 
@@ -98,30 +126,36 @@ def _moves(header: Header, form: kv.Shape) -> bool:
 def branches(header: Header, options: RunOptions) -> int:
     """How many sequences a chat's context should hold, `options` being decided.
 
-    One where branches cannot share cells: a window wants cells for each sequence, recurrent state is kept whole, and
-    in the reproducible mode cells stand in the order of one text.
+    One where branches cannot share cells: a window wants cells for each sequence, recurrent state
+    is kept whole, and in the reproducible mode cells stand in the order of one text.
     """
     form = kv.shape(header.metadata)
-    if options.reproducible or form is None or (form.window and kv.round_up(options.ctx_size or 0) > form.window):
+    if (
+        options.reproducible
+        or form is None
+        or (form.window and kv.round_up(options.ctx_size or 0) > form.window)
+    ):
         return 1
     return BRANCHES
 
 
 def scored(header: Header) -> int:
-    """Rows of logits that a pass of several answers has room for beside theirs (RunOptions.scored): two tiles, or what
-    SCORED bytes hold; none where they hold no tile.
+    """Rows of logits that a pass of several answers has room for beside theirs (RunOptions.scored):
+    two tiles, or what SCORED bytes hold; none where they hold no tile.
 
-    A pass computes no more rows of a prompt that is scored than it gives logits. SmolLM2, 512 tokens, CPU seconds of
-    one AVX-512 thread, 1.0 unscored: 6.0 with 16 rows, 2.0 with 80 (compute buffer as large as with 16), 1.3 with 144
-    (13 MB larger); logits take 4 bytes a word and row beside that once they are asked for (2026-11).
+    A pass computes no more rows of a prompt that is scored than it gives logits. SmolLM2, 512
+    tokens, CPU seconds of one AVX-512 thread, 1.0 unscored: 6.0 with 16 rows, 2.0 with 80 (compute
+    buffer as large as with 16), 1.3 with 144 (13 MB larger); logits take 4 bytes a word and row
+    beside that once they are asked for (2026-11).
     """
     tile = 4 * _words(header) * TILE
     return min(2, SCORED // tile) * TILE if tile else 0
 
 
 def outside(free: int | None) -> int:
-    """Bytes that answers which gave way in a full pool may take beside it, and as many again those that are over:
-    together at most half of what is `free` then (Schedule.swap_bytes)."""
+    """Bytes that answers which gave way in a full pool may take beside it, and as many again those
+    that are over: together at most half of what is `free` then (Schedule.swap_bytes).
+    """
     return SWAP if free is None else min(SWAP, max(0, free) // 4)
 
 
@@ -135,13 +169,17 @@ def check(options: RunOptions) -> None:
         ("--ubatch-size", options.ubatch_size, 2**31 - 1),
     ):
         if value is not None and not 1 <= value <= most:
-            raise UserError(f"{flag} is {value}", hint=f"{flag} takes a whole number from 1 to {most}")
+            raise UserError(
+                f"{flag} is {value}", hint=f"{flag} takes a whole number from 1 to {most}"
+            )
     check_cache(options.cache_type_k, options.cache_type_v, options.flash_attn)
     gemm.check(options.gemm)
 
 
 def _fitting(header: Header, options: RunOptions, slots: int, most: int, on_gpu: bool) -> int:
-    """The longest context up to `most`, in steps of 256, whose cache fits beside the weights; at least 512 is tried."""
+    """The longest context up to `most`, in steps of 256, whose cache fits beside the weights; at
+    least 512 is tried.
+    """
     free = devices.gpu_free() if on_gpu else host.available_memory()
     form = _shape(header, options)
     if free is None or form is None:
@@ -169,7 +207,9 @@ def _output_bytes(header: Header, slots: int) -> int:
 
 
 def _words(header: Header) -> int:
-    return next((tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"), 0)
+    return next(
+        (tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight"), 0
+    )
 
 
 def _gpu_layers(header: Header, options: RunOptions) -> int:
@@ -179,7 +219,8 @@ def _gpu_layers(header: Header, options: RunOptions) -> int:
     if wish != "auto":
         if not re.fullmatch(r"-?[0-9]{1,6}", wish):
             raise UserError(
-                f"--gpu-layers is {options.gpu_layers!r}", hint="-ngl takes a number of layers, auto or all"
+                f"--gpu-layers is {options.gpu_layers!r}",
+                hint="-ngl takes a number of layers, auto or all",
             )
         return int(wish)
     free = devices.gpu_free()

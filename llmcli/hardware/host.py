@@ -1,4 +1,6 @@
-"""This machine as the operating system tells it: cores, memory. Unknown figures are None, never guessed."""
+"""This machine as the operating system tells it: cores, memory. Unknown figures are None, never
+guessed.
+"""
 
 import os
 import platform
@@ -12,13 +14,17 @@ MOST_THREADS = 512  # ggml's GGML_MAX_N_THREADS; far above it, starting them cra
 
 
 def cores() -> int:
-    """Cores this process may use: physical ones where Linux tells, within affinity and a container's CPU quota."""
+    """Cores this process may use: physical ones where Linux tells, within affinity and a
+    container's CPU quota.
+    """
     pairs = {_core(cpu) for cpu in _allowed()}
     return max(1, min(len(pairs), _quota() or len(pairs)))
 
 
 def cpus() -> int:
-    """CPUs this process may use, every hardware thread counted, within affinity and a container's quota."""
+    """CPUs this process may use, every hardware thread counted, within affinity and a container's
+    quota.
+    """
     count = len(_allowed())
     return max(1, min(count, _quota() or count))
 
@@ -34,18 +40,22 @@ def cpu_name() -> str:
 
 
 def identity() -> str:
-    """What a measurement of this machine holds for: processor as exactly as Linux tells it, cores, cache, memory."""
+    """What a measurement of this machine holds for: processor as exactly as Linux tells it, cores,
+    cache, memory.
+    """
     cache, memory = last_cache(), total_memory()
     parts = [
-        cpu_name() + _stepping(), f"{cores()} cores",
+        cpu_name() + _stepping(),
+        f"{cores()} cores",
         "last cache unknown" if cache is None else f"last cache {cache >> 20} MiB",
         "memory unknown" if memory is None else f"{round(memory / 2**30)} GiB",
-    ]  # fmt: skip
+    ]
     return ", ".join(parts)
 
 
 def last_cache() -> int | None:
-    """Bytes of the largest caches of the CPUs this process may use, together; None where Linux does not tell.
+    """Bytes of the largest caches of the CPUs this process may use, together; None where Linux does
+    not tell.
 
     A virtual machine may show its host's, of which others have their part.
     """
@@ -59,7 +69,9 @@ def last_cache() -> int | None:
 
 
 def available_memory() -> int | None:
-    """Bytes that could be had without swapping (Linux MemAvailable, macOS vm_stat), within a container's limit."""
+    """Bytes that could be had without swapping (Linux MemAvailable, macOS vm_stat), within a
+    container's limit.
+    """
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
         return _vm_stat()
@@ -91,7 +103,9 @@ def _stepping() -> str:
     info = Path("/proc/cpuinfo")
     wanted = ("cpu family", "model", "stepping")
     lines = info.read_text(errors="replace").splitlines() if info.exists() else []
-    found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    found = {
+        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
     return f" ({'/'.join(found[name] for name in wanted)})" if found.keys() >= set(wanted) else ""
 
 
@@ -105,11 +119,17 @@ def _vm_stat() -> int | None:
     pages = dict(re.findall(r"^Pages ([a-z]+): +(\d+)\.", told, re.MULTILINE))
     if not size or "free" not in pages:
         return None
-    return int(size[1]) * sum(int(pages.get(kind, 0)) for kind in ("free", "inactive", "speculative", "purgeable"))
+    return int(size[1]) * sum(
+        int(pages.get(kind, 0)) for kind in ("free", "inactive", "speculative", "purgeable")
+    )
 
 
 def _allowed() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return (
+        os.sched_getaffinity(0)
+        if hasattr(os, "sched_getaffinity")
+        else set(range(os.cpu_count() or 1))
+    )
 
 
 def _core(cpu: int) -> str:
@@ -129,7 +149,8 @@ def _cache(folder: Path) -> tuple[int, str, int] | None:
     """Level, the CPUs that share it, and bytes of one cache; None for one of instructions."""
     try:
         kind, level, shared, size = (
-            (folder / name).read_text().strip() for name in ("type", "level", "shared_cpu_list", "size")
+            (folder / name).read_text().strip()
+            for name in ("type", "level", "shared_cpu_list", "size")
         )
     except OSError:
         return None

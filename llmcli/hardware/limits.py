@@ -1,7 +1,9 @@
-"""What this process may take of the machine's memory: a container's limit, and that of its addresses (ulimit -v).
+"""What this process may take of the machine's memory: a container's limit, and that of its
+addresses (ulimit -v).
 
-Control groups of Linux, version 2 and 1: every group from the process's own up to the root may have a limit. Pages of
-files that a group holds are given back where something else needs room, so they count as free.
+Control groups of Linux, version 2 and 1: every group from the process's own up to the root may have
+a limit. Pages of files that a group holds are given back where something else needs room, so they
+count as free.
 """
 
 import resource
@@ -14,17 +16,28 @@ ENDLESS = 1 << 60  # version 1 writes "no limit" as a number near 2^63
 # Limit, what is held, and in memory.stat the pages of files and caches that could be had back.
 FILES = {
     2: ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+    1: (
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    ),
 }
 
 
 def group_room() -> int | None:
-    """Bytes that every control group of this process would still give; None where there is no limit."""
-    return min((room for version, folder in _groups() if (room := _room(version, folder)) is not None), default=None)
+    """Bytes that every control group of this process would still give; None where there is no
+    limit.
+    """
+    return min(
+        (room for version, folder in _groups() if (room := _room(version, folder)) is not None),
+        default=None,
+    )
 
 
 def address_room() -> int | None:
-    """Bytes that may still be mapped, a model's file among them; None where there is no limit, or nobody tells."""
+    """Bytes that may still be mapped, a model's file among them; None where there is no limit, or
+    nobody tells.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit in (resource.RLIM_INFINITY, -1):
         return None
@@ -36,7 +49,9 @@ def address_room() -> int | None:
 
 
 def _groups() -> Iterator[tuple[int, Path]]:
-    """Version and folder of each control group that holds this process, as far as they can be seen from here."""
+    """Version and folder of each control group that holds this process, as far as they can be seen
+    from here.
+    """
     try:
         lines = OWN.read_text().splitlines()
     except OSError:
@@ -48,7 +63,9 @@ def _groups() -> Iterator[tuple[int, Path]]:
             continue
         version, root = (1, GROUPS / "memory") if kinds else (2, GROUPS)
         place = root / name.lstrip("/")
-        yield from ((version, folder) for folder in (place, *place.parents) if folder.is_relative_to(root))
+        yield from (
+            (version, folder) for folder in (place, *place.parents) if folder.is_relative_to(root)
+        )
 
 
 def _room(version: int, folder: Path) -> int | None:

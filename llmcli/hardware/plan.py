@@ -1,8 +1,9 @@
 """What a run will take, before anything is allocated: the receipt of `llmcli plan`.
 
-Weights, KV and compute buffers are llama.cpp's own dry run (runtime/binding/rehearsal.py), the KV of each layer
-runtime/kv.py's arithmetic, and the interpreter is this process itself, weighed while the dry run stands. What cannot
-be known on this machine is None, never a guess. It knows no names of models and prints nothing.
+Weights, KV and compute buffers are llama.cpp's own dry run (runtime/binding/rehearsal.py), the KV
+of each layer runtime/kv.py's arithmetic, and the interpreter is this process itself, weighed while
+the dry run stands. What cannot be known on this machine is None, never a guess. It knows no names
+of models and prints nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +24,8 @@ from llmcli.runtime.drafting.wish import draft_options
 from quant.container import Header
 
 KINDS = ("f16", "q8_0", "q4_0")  # cache types whose largest context is told
-# Rehearsing a context takes llama.cpp's notes of its cells, some 80 bytes each: none is longer than this.
+# Rehearsing a context takes llama.cpp's notes of its cells, some 80 bytes each: none is longer than
+# this.
 MOST_CELLS = 1 << 20
 
 
@@ -32,8 +34,10 @@ PARTS = ("weights", "repacked", "kv", "compute", "output", "droppable")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one device holds, in bytes; None: not known. `weights` are those in the mapped file's place or the device's
-    own memory, `repacked` copies in another layout, `droppable` the mapped bytes that nobody reads after loading."""
+    """What one device holds, in bytes; None: not known. `weights` are those in the mapped file's
+    place or the device's own memory, `repacked` copies in another layout, `droppable` the mapped
+    bytes that nobody reads after loading.
+    """
 
     device: str
     weights: int | None
@@ -52,18 +56,30 @@ class Share:
 
     def plus(self, other: "Share") -> "Share":
         """Both on one device."""
-        sums: dict[str, Any] = {part: _sum(getattr(self, part), getattr(other, part)) for part in PARTS}
+        sums: dict[str, Any] = {
+            part: _sum(getattr(self, part), getattr(other, part)) for part in PARTS
+        }
         return replace(self, **sums)
 
     @property
     def held(self) -> int | None:
-        """What of it must stay in memory: all but the weights in the mapped file, which can be read again."""
-        parts = (0 if self.device == HOST else self.weights, self.repacked, self.kv, self.compute, self.output)
+        """What of it must stay in memory: all but the weights in the mapped file, which can be read
+        again.
+        """
+        parts = (
+            0 if self.device == HOST else self.weights,
+            self.repacked,
+            self.kv,
+            self.compute,
+            self.output,
+        )
         return None if None in parts else sum(part for part in parts if part)
 
     @property
     def left(self) -> int | None:
-        """Bytes that would stay free, negative where it does not fit; a lower bound where not all is known."""
+        """Bytes that would stay free, negative where it does not fit; a lower bound where not all
+        is known.
+        """
         if self.available is None:
             return None
         parts = (self.weights, self.repacked, self.kv, self.compute, self.output)
@@ -79,9 +95,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """All devices' shares of one context. `overhead` is the process without them: interpreter, libraries, vocabulary,
-    graphs. `resident` is what the process was seen to hold, where it was loaded. `draft`: bytes of all this that are a
-    draft model's."""
+    """All devices' shares of one context. `overhead` is the process without them: interpreter,
+    libraries, vocabulary, graphs. `resident` is what the process was seen to hold, where it was
+    loaded. `draft`: bytes of all this that are a draft model's.
+    """
 
     n_ctx: int
     shares: tuple[Share, ...]
@@ -97,7 +114,9 @@ class Receipt:
 
     @property
     def process(self) -> int | None:
-        """Memory of the whole process once the context is full, all that is mapped included: what `top` shows."""
+        """Memory of the whole process once the context is full, all that is mapped included: what
+        `top` shows.
+        """
         own = [share.total for share in self.shares if share.device == HOST]
         if self.resident is not None or self.overhead is None or None in own:
             return self.resident
@@ -105,7 +124,9 @@ class Receipt:
 
     @property
     def runs(self) -> bool | None:
-        """Whether it could be run at all, be it at the speed of the disk: what must stay in memory has room."""
+        """Whether it could be run at all, be it at the speed of the disk: what must stay in memory
+        has room.
+        """
         rooms = [
             None if share.held is None or share.available is None else share.held <= share.available
             for share in self.shares
@@ -114,7 +135,9 @@ class Receipt:
 
     @property
     def fits(self) -> bool | None:
-        """Whether every device holds its share; None where one cannot be told and none is too small."""
+        """Whether every device holds its share; None where one cannot be told and none is too
+        small.
+        """
         answers = [share.fits for share in self.shares]
         return False if False in answers else None if None in answers else True
 
@@ -124,13 +147,23 @@ class Planner:
 
     `beside`: a draft model's, which counts wherever something is said of this one.
 
-    `types`: for each device the bytes that its weights have in the file, by type; empty where that is not known.
+    `types`: for each device the bytes that its weights have in the file, by type; empty where that
+    is not known.
     """
 
     def __init__(
-        self, rehearsal: Rehearsal, header: Header, options: ContextOptions, beside: "Planner | None" = None
+        self,
+        rehearsal: Rehearsal,
+        header: Header,
+        options: ContextOptions,
+        beside: "Planner | None" = None,
     ) -> None:
-        self._rehearsal, self._header, self.options, self._beside = rehearsal, header, options, beside
+        self._rehearsal, self._header, self.options, self._beside = (
+            rehearsal,
+            header,
+            options,
+            beside,
+        )
         self._form = kv.shape(header.metadata)
         placed = rehearsal.placed()
         self._mapped, self._droppable = _mapped(header, placed)
@@ -154,16 +187,23 @@ class Planner:
     def largest(self, kind: str) -> int | None:
         """The longest context with K and V of one type that fits, in steps of 256 cells; 0: none.
 
-        None where this machine or this model cannot tell; no longer than MOST_CELLS, whatever would fit.
+        None where this machine or this model cannot tell; no longer than MOST_CELLS, whatever would
+        fit.
         """
         if None in self._free.values() or not self.takes(kind):
             return None
         step = kv.CELL_STEP * (1 if self.options.unified else self.options.n_seq_max)
-        flash = self.options.flash_attn if kind in kv.PLAIN else "auto"  # which the others cannot do without
+        flash = (
+            self.options.flash_attn if kind in kv.PLAIN else "auto"
+        )  # which the others cannot do without
 
         def room(steps: int) -> int | None:
-            options = replace(self.options, n_ctx=steps * step, type_k=kind, type_v=kind, flash_attn=flash)
-            left = [share.left if share.total is not None else None for share in self.shares(options)]
+            options = replace(
+                self.options, n_ctx=steps * step, type_k=kind, type_v=kind, flash_attn=flash
+            )
+            left = [
+                share.left if share.total is not None else None for share in self.shares(options)
+            ]
             return None if None in left else min(one for one in left if one is not None)
 
         try:
@@ -173,26 +213,36 @@ class Planner:
         return None if found is None else found * step
 
     def sequences(self) -> int | None:
-        """How many sequences that each have this context's tokens would fit at once; 0: not one, None: not known.
+        """How many sequences that each have this context's tokens would fit at once; 0: not one,
+        None: not known.
 
-        No more than llama.cpp takes (MAX_SEQUENCES), and MOST_CELLS together; many are not read apart (fit.attention).
+        No more than llama.cpp takes (MAX_SEQUENCES), and MOST_CELLS together; many are not read
+        apart (fit.attention).
         """
         each = -(-self.options.n_ctx // self.options.n_seq_max)
-        many = replace(self.options, flash_attn="auto", appends=False) if self.options.appends else self.options
+        many = (
+            replace(self.options, flash_attn="auto", appends=False)
+            if self.options.appends
+            else self.options
+        )
         if None in self._free.values() or each > MOST_CELLS:
             return None
 
         def room(count: int) -> int | None:
-            left = [share.left if share.total is not None else None for share in self.shares(
-                replace(many, n_ctx=each * count, n_seq_max=count, n_outputs=count)
-            )]  # fmt: skip
+            left = [
+                share.left if share.total is not None else None
+                for share in self.shares(
+                    replace(many, n_ctx=each * count, n_seq_max=count, n_outputs=count)
+                )
+            ]
             return None if None in left else min(one for one in left if one is not None)
 
         return last(room, min(MAX_SEQUENCES, MOST_CELLS // each))
 
     def shares(self, options: ContextOptions) -> tuple[Share, ...]:
-        """Each device's share of another context, the machine's own memory first; raises UserError where llama.cpp
-        refuses it."""
+        """Each device's share of another context, the machine's own memory first; raises UserError
+        where llama.cpp refuses it.
+        """
         with self._rehearsal.context(options) as made:
             return together(self._shares(made.allocated, made.output), self._draft(options))
 
@@ -206,18 +256,37 @@ class Planner:
     def _shares(self, allocated: Allocated | None, output: int) -> tuple[Share, ...]:
         """Each device's share, the machine's own memory first."""
         if allocated is None:
-            return (Share(HOST, self._header.tensor_bytes, None, None, None, output, None, self._free[HOST]),)
+            return (
+                Share(
+                    HOST,
+                    self._header.tensor_bytes,
+                    None,
+                    None,
+                    None,
+                    output,
+                    None,
+                    self._free[HOST],
+                ),
+            )
         return shares(allocated, output, self._free, self._mapped, self._droppable)
 
     def _cache(self, options: ContextOptions, n_ctx: int, nbytes: int) -> kv.KVCache | None:
-        """The cache layer by layer; None where its rules are not known, or llama.cpp's sum is another."""
+        """The cache layer by layer; None where its rules are not known, or llama.cpp's sum is
+        another.
+        """
         if self._form is None:
             return None
         flash, slots = options.flash_attn != "off", options.n_seq_max
         cache = kv.predict(
-            self._form, n_ctx, options.type_k, options.type_v, n_ubatch=options.n_ubatch, n_seq_max=slots,
-            flash=flash, unified=options.unified,
-        )  # fmt: skip
+            self._form,
+            n_ctx,
+            options.type_k,
+            options.type_v,
+            n_ubatch=options.n_ubatch,
+            n_seq_max=slots,
+            flash=flash,
+            unified=options.unified,
+        )
         return cache if not nbytes or cache.nbytes == nbytes else None
 
     def _unrehearsed(self) -> Receipt:
@@ -233,15 +302,19 @@ class Planner:
 def planner(
     header: Header, options: ContextOptions, gpu_layers: int, beside: Planner | None = None
 ) -> Iterator[Planner]:
-    """Rehearse a checked GGUF (quant.container.check) with `options` decided, a draft model `beside` it; raises as
-    loading it would."""
+    """Rehearse a checked GGUF (quant.container.check) with `options` decided, a draft model
+    `beside` it; raises as loading it would.
+    """
     with rehearse(header.path, gpu_layers=gpu_layers, latent=header.latent) as rehearsal:
         yield Planner(rehearsal, header, options, beside)
 
 
-def most_layers(header: Header, options: ContextOptions, beside: Planner | None = None) -> int | None:
-    """How many of the model's layers (the output counts as one) the GPUs hold with this context; None: no GPU here,
-    or it does not tell."""
+def most_layers(
+    header: Header, options: ContextOptions, beside: Planner | None = None
+) -> int | None:
+    """How many of the model's layers (the output counts as one) the GPUs hold with this context;
+    None: no GPU here, or it does not tell.
+    """
     gpus = {one.name for one in devices.devices() if one.kind in devices.GPUS}
     if not gpus:
         return None
@@ -265,33 +338,48 @@ def measure(header: Header, options: ContextOptions, gpu_layers: int) -> Receipt
         allocated = context.allocated()
         count = min(context.n_ubatch, context.n_batch, context.n_ctx - 1)
         token = model.bos if model.bos is not None else 0
-        context.decode(Rows([token] * count, range(count), [0] * count, [False] * (count - 1) + [True]))
+        context.decode(
+            Rows([token] * count, range(count), [0] * count, [False] * (count - 1) + [True])
+        )
         resident = host.resident_memory()
         free: dict[str, int | None] = {HOST: host.available_memory()}
         free |= {one.name: one.free for one in devices.devices() if one.kind in devices.GPUS}
         if allocated is None:
-            found: tuple[Share, ...] = (Share(HOST, None, None, None, None, context.output_bytes, None, free[HOST]),)
+            found: tuple[Share, ...] = (
+                Share(HOST, None, None, None, None, context.output_bytes, None, free[HOST]),
+            )
         else:
             found = shares(allocated, context.output_bytes, free, None, None)
         return Receipt(context.n_ctx, found, None, None, resident)
 
 
 def shares(
-    allocated: Allocated, output: int, free: dict[str, int | None], mapped: int | None, droppable: int | None
+    allocated: Allocated,
+    output: int,
+    free: dict[str, int | None],
+    mapped: int | None,
+    droppable: int | None,
 ) -> tuple[Share, ...]:
-    """llmcli's columns of llama.cpp's accounts. `mapped` replaces the weights that a dry run counts in the machine's
-    own memory: really loaded, they are one piece of the mapped file."""
+    """llmcli's columns of llama.cpp's accounts. `mapped` replaces the weights that a dry run counts
+    in the machine's own memory: really loaded, they are one piece of the mapped file.
+    """
     names = [HOST, *sorted({one.place.device for one in allocated.buffers} - {HOST})]
     found = []
     for name in names:
         own = [one for one in allocated.buffers if one.place.device == name]
         weights = sum(one.model for one in own if not one.place.repacks)
-        found.append(Share(
-            name, mapped if mapped is not None and name == HOST else weights,
-            sum(one.model for one in own if one.place.repacks), sum(one.context for one in own),
-            sum(one.compute for one in own), output if name == HOST else 0, droppable if name == HOST else 0,
-            free.get(name),
-        ))  # fmt: skip
+        found.append(
+            Share(
+                name,
+                mapped if mapped is not None and name == HOST else weights,
+                sum(one.model for one in own if one.place.repacks),
+                sum(one.context for one in own),
+                sum(one.compute for one in own),
+                output if name == HOST else 0,
+                droppable if name == HOST else 0,
+                free.get(name),
+            )
+        )
     return tuple(found)
 
 
@@ -307,11 +395,14 @@ def _sum(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one + other
 
 
-def _mapped(header: Header, placed: list[tuple[str, Place]] | None) -> tuple[int | None, int | None]:
-    """Bytes of the file that stay mapped, and how many of them nobody reads once the model is loaded.
+def _mapped(
+    header: Header, placed: list[tuple[str, Place]] | None
+) -> tuple[int | None, int | None]:
+    """Bytes of the file that stay mapped, and how many of them nobody reads once the model is
+    loaded.
 
-    As llama_model_loader::get_mapping_range has it: of each file one piece, from the first tensor that stays in it to
-    the last. (None, None): this build cannot be asked.
+    As llama_model_loader::get_mapping_range has it: of each file one piece, from the first tensor
+    that stays in it to the last. (None, None): this build cannot be asked.
     """
     tensors = {tensor.name: tensor for tensor in header.tensors}
     if placed is None or any(name not in tensors for name, _ in placed):
@@ -319,7 +410,11 @@ def _mapped(header: Header, placed: list[tuple[str, Place]] | None) -> tuple[int
     stay = {name for name, place in placed if place.device == HOST and not place.repacks}
     spans = read = 0
     for file in header.files:
-        ends = [(t.offset, t.offset + t.nbytes) for t in header.tensors if t.file == file and t.name in stay]
+        ends = [
+            (t.offset, t.offset + t.nbytes)
+            for t in header.tensors
+            if t.file == file and t.name in stay
+        ]
         if ends:
             spans += max(end for _, end in ends) - min(start for start, _ in ends)
             read += sum(end - start for start, end in ends)
@@ -330,14 +425,17 @@ def _types(header: Header, placed: list[tuple[str, Place]] | None) -> dict[str, 
     """Device -> type -> bytes in the file; a tensor that lies on one device twice counts once."""
     tensors = {tensor.name: tensor for tensor in header.tensors}
     found: dict[str, dict[str, int]] = {}
-    for name, device in dict.fromkeys((name, place.device) for name, place in placed or () if name in tensors):
+    for name, device in dict.fromkeys(
+        (name, place.device) for name, place in placed or () if name in tensors
+    ):
         types, tensor = found.setdefault(device, {}), tensors[name]
         types[tensor.type] = types.get(tensor.type, 0) + tensor.nbytes
     return found
 
 
 def last(room: Callable[[int], int | None], most: int) -> int | None:
-    """The largest n of 1…most with room(n) >= 0, 0 where there is none, None where it is not told; room falls.
+    """The largest n of 1…most with room(n) >= 0, 0 where there is none, None where it is not told;
+    room falls.
 
     It falls nearly in a line: the root of the secant, then its neighbour, is mostly the answer.
     """

@@ -1,7 +1,9 @@
-"""Profiles: the settings with which a model was measured to be fastest on a machine, kept for `chat` and `run`.
+"""Profiles: the settings with which a model was measured to be fastest on a machine, kept for
+`chat` and `run`.
 
-One small file for each model, machine and build of llama.cpp, in state/profiles. What is not of this model, this
-machine and this build is not used. How the settings are found is bench/tune.py's; what was typed always wins.
+One small file for each model, machine and build of llama.cpp, in state/profiles. What is not of
+this model, this machine and this build is not used. How the settings are found is bench/tune.py's;
+what was typed always wins.
 """
 
 import hashlib
@@ -24,20 +26,33 @@ from llmcli.runtime.request import RunOptions
 from quant.container import Header
 
 FLAGS = {
-    "threads": "-t", "threads_batch": "-tb", "ubatch_size": "-ub", "flash_attn": "-fa", "cache_type_k": "-ctk",
+    "threads": "-t",
+    "threads_batch": "-tb",
+    "ubatch_size": "-ub",
+    "flash_attn": "-fa",
+    "cache_type_k": "-ctk",
     "cache_type_v": "-ctv",
-}  # fmt: skip
-MODE = ("flash_attn", "cache_type_k", "cache_type_v")  # measured with one another: taken together or not at all
-NUMBERS = {"threads": host.MOST_THREADS, "threads_batch": host.MOST_THREADS, "ubatch_size": 2**31 - 1}
+}
+MODE = (
+    "flash_attn",
+    "cache_type_k",
+    "cache_type_v",
+)  # measured with one another: taken together or not at all
+NUMBERS = {
+    "threads": host.MOST_THREADS,
+    "threads_batch": host.MOST_THREADS,
+    "ubatch_size": 2**31 - 1,
+}
 CHOSEN = tuple(FLAGS)
 LARGEST = 1 << 16  # bytes of a profile that are read at all
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`settings`: those of RunOptions that differ from the defaults; none where the defaults are as fast. `fingerprint`
-    is the model's (runtime/identity.py), `objective` what was to be fast, `ratio` how many times the defaults' speed,
-    with its interval, `date` as 2026-11-22."""
+    """`settings`: those of RunOptions that differ from the defaults; none where the defaults are as
+    fast. `fingerprint` is the model's (runtime/identity.py), `objective` what was to be fast,
+    `ratio` how many times the defaults' speed, with its interval, `date` as 2026-11-22.
+    """
 
     model: str
     fingerprint: str
@@ -57,7 +72,9 @@ class Profile:
 
 
 def build() -> str:
-    """What of llama.cpp a measurement holds for: its version, devices, and the CPU features it was built for."""
+    """What of llama.cpp a measurement holds for: its version, devices, and the CPU features it was
+    built for.
+    """
     kinds = dict.fromkeys(device.name.rstrip("0123456789") for device in devices.devices())
     features = library.lib().llama_print_system_info().decode("utf-8", "replace").strip(" |")
     return f"{library.version()} {'+'.join(kinds)}, {features}"
@@ -69,19 +86,30 @@ def words(settings: Mapping[str, Any]) -> str:
 
 
 def chosen(
-    header: Header, options: RunOptions, typed: Collection[str], config: Config, warn: Callable[[str], None]
+    header: Header,
+    options: RunOptions,
+    typed: Collection[str],
+    config: Config,
+    warn: Callable[[str], None],
 ) -> RunOptions:
-    """The options with what the model's profile adds to what was `typed`: `profile` of them says which.
+    """The options with what the model's profile adds to what was `typed`: `profile` of them says
+    which.
 
     Without a change in the reproducible mode, and where layers are put on a GPU by hand.
     """
     placed = "gpu_layers" in typed and devices.gpu_free() is not None
-    found = None if options.reproducible or placed or not _any(config, warn) else find(header, config, warn)
+    found = (
+        None
+        if options.reproducible or placed or not _any(config, warn)
+        else find(header, config, warn)
+    )
     if found is None:
         return options
     taken = dict(found.settings)
     for name in CHOSEN:
-        others = MODE if name in MODE else ("threads", "threads_batch") if name == "threads" else (name,)
+        others = (
+            MODE if name in MODE else ("threads", "threads_batch") if name == "threads" else (name,)
+        )
         if name in typed:
             for other in others:
                 taken.pop(other, None)
@@ -93,7 +121,9 @@ def chosen(
 
 
 def _any(config: Config, warn: Callable[[str], None]) -> bool:
-    """Whether there is any profile: only then the model is looked at, which takes some milliseconds."""
+    """Whether there is any profile: only then the model is looked at, which takes some
+    milliseconds.
+    """
     root = folder(config)
     try:
         return root.is_dir() and any(root.iterdir())
@@ -114,7 +144,9 @@ def find(header: Header, config: Config, warn: Callable[[str], None]) -> Profile
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        warn(f"the profile {path} cannot be read and is not used ({_why(error)}); bench tune writes it anew")
+        warn(
+            f"the profile {path} cannot be read and is not used ({_why(error)}); bench tune writes it anew"
+        )
         return None
     return found if found.here and found.fingerprint == fingerprint else None
 
@@ -128,17 +160,22 @@ def save(profile: Profile, config: Config) -> Path:
 
 
 def forget(config: Config, name: str, header: Header | None) -> list[Path]:
-    """Delete the profiles of a model, or of what was quantized from it, on every machine; raises UserError.
+    """Delete the profiles of a model, or of what was quantized from it, on every machine; raises
+    UserError.
 
     Known by its name, and where its file is here by what is in it.
     """
     start = f"{content(header)[:16]}-" if header else None
-    gone = [path for path in paths(config) if _of(path, name) or (start and path.name.startswith(start))]
+    gone = [
+        path for path in paths(config) if _of(path, name) or (start and path.name.startswith(start))
+    ]
     for path in gone:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            raise UserError(f"cannot delete {path}: {error.strerror}", hint="check the folder's permissions") from None
+            raise UserError(
+                f"cannot delete {path}: {error.strerror}", hint="check the folder's permissions"
+            ) from None
     return gone
 
 
@@ -157,7 +194,9 @@ def kept(config: Config, warn: Callable[[str], None]) -> list[Profile]:
         try:
             found.append(read(path))
         except (OSError, ValueError) as error:
-            warn(f"the profile {path} cannot be read ({_why(error)}); delete it, or let bench tune write it anew")
+            warn(
+                f"the profile {path} cannot be read ({_why(error)}); delete it, or let bench tune write it anew"
+            )
     return found
 
 
@@ -189,11 +228,16 @@ def read(path: Path) -> Profile:
         raise ValueError("it is no JSON") from None
     if not isinstance(told, dict) or told.get("version") != 1:
         raise ValueError("it is no profile")
-    texts = {name: told.get(name) for name in ("model", "fingerprint", "machine", "build", "objective", "date")}
+    texts = {
+        name: told.get(name)
+        for name in ("model", "fingerprint", "machine", "build", "objective", "date")
+    }
     speeds = {name: told.get(name) for name in ("ratio", "low", "high")}
     if not all(isinstance(value, str) for value in texts.values()):
         raise ValueError("it does not say of what it is")
-    if not all(isinstance(value, int | float) and 0 <= value < math.inf for value in speeds.values()):
+    if not all(
+        isinstance(value, int | float) and 0 <= value < math.inf for value in speeds.values()
+    ):
         raise ValueError("its speeds are none")
     values: dict[str, Any] = {**texts, **speeds}
     return Profile(**values, settings=_settings(told.get("settings")))
@@ -213,9 +257,10 @@ def _settings(told: Any) -> dict[str, Any]:
             raise ValueError(f"{name} is {told[name]!r}")
     with suppress(UserError):
         check_cache(
-            told.get("cache_type_k", mode.cache_type_k), told.get("cache_type_v", mode.cache_type_v),
+            told.get("cache_type_k", mode.cache_type_k),
+            told.get("cache_type_v", mode.cache_type_v),
             told.get("flash_attn", mode.flash_attn),
-        )  # fmt: skip
+        )
         return dict(told)
     raise ValueError("its cache types and flash attention do not go together")
 

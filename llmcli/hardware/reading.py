@@ -1,7 +1,8 @@
 """How fast people read, beside how fast a model writes: so that "fast enough" has a meaning.
 
-Words a minute at the model's own tokens per word, counted over a text that ships here. It is English prose: other
-languages, code and tables take more tokens a word in most vocabularies. The paces are rules of thumb.
+Words a minute at the model's own tokens per word, counted over a text that ships here. It is
+English prose: other languages, code and tables take more tokens a word in most vocabularies. The
+paces are rules of thumb.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,15 +50,23 @@ class Pace:
         """JSON: how many times as fast as each of PACES; below 1 is slower than people are."""
         words = self.words_per_minute(rate)
         times = {name.replace(" ", "_"): round(words / pace, 3) for name, pace in PACES.items()}
-        return {"tokens_per_word": round(self.tokens_per_word, 4), "words_per_minute": round(words, 1), "times": times}
+        return {
+            "tokens_per_word": round(self.tokens_per_word, 4),
+            "words_per_minute": round(words, 1),
+            "times": times,
+        }
 
     def line(self, rates: Sequence[float]) -> str:
-        """One line for people: `98.0 tok/s are 4,455 words a minute (1.32 tokens a word): 18 × silent reading, …`."""
+        """One line for people: `98.0 tok/s are 4,455 words a minute (1.32 tokens a word): 18 ×
+        silent reading, …`.
+        """
         low, high = min(rates), max(rates)
         ends = (low,) if f"{low:.1f}" == f"{high:.1f}" else (low, high)
         speeds = " to ".join(f"{rate:.1f}" for rate in ends)
         words = " to ".join(f"{self.words_per_minute(rate):,.0f}" for rate in ends)
-        times = ", ".join(f"{_digits(self.words_per_minute(low) / pace)} × {name}" for name, pace in PACES.items())
+        times = ", ".join(
+            f"{_digits(self.words_per_minute(low) / pace)} × {name}" for name, pace in PACES.items()
+        )
         slowest = "" if len(ends) == 1 else "at least "
         return f"{speeds} tok/s are {words} words a minute ({self.tokens_per_word:.2f} tokens a word): {slowest}{times}"
 

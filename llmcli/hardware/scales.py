@@ -17,12 +17,15 @@ from llmcli.units import size
 from quant import container
 
 GROWTH = 64 << 20  # bytes that Python, prompts and answers take beside what is planned
-USEFUL = 2048  # tokens: a context is not made shorter than this while smaller types, or fewer sequences, are left
+# tokens: a context is not made shorter than this while smaller types, or fewer sequences, are left
+USEFUL = 2048
 SMALLER = ("q8_0", "q4_0")  # cache types that are tried, the better one first
 
 
 class Scales:
-    """The model, and the draft model beside it, rehearsed together: what each setting would leave free."""
+    """The model, and the draft model beside it, rehearsed together: what each setting would leave
+    free.
+    """
 
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
@@ -38,9 +41,11 @@ class Scales:
         return (Share(HOST, None, None, cache.nbytes if cache else None, None, 0, None, None),)
 
     def room(self, wish: Wish, *, weights: bool = False) -> int | None:
-        """Bytes that stay free where least does, negative where it does not fit; None where it cannot be told.
+        """Bytes that stay free where least does, negative where it does not fit; None where it
+        cannot be told.
 
-        With `weights` those in the mapped file must stay in memory, too, as far as they are read again.
+        With `weights` those in the mapped file must stay in memory, too, as far as they are read
+        again.
         """
         cache, free = estimate.cache(wish.header, wish.context), self.free[HOST]
         if cache and free is not None and not wish.gpu_layers and cache.nbytes > free:
@@ -84,10 +89,11 @@ class Scales:
         )
 
     def nearest(self, wish: Wish) -> Wish | None:
-        """The nearest setting that fits: a shorter context, smaller cache types, fewer answers; None: none does.
+        """The nearest setting that fits: a shorter context, smaller cache types, fewer answers;
+        None: none does.
 
-        As long as one of USEFUL tokens is to be had the context is not made shorter than that. The weights of the file
-        have room beside it, unless they are too large for any setting.
+        As long as one of USEFUL tokens is to be had the context is not made shorter than that. The
+        weights of the file have room beside it, unless they are too large for any setting.
         """
         return self._nearest(wish, weights=True) or self._nearest(wish, weights=False)
 
@@ -108,9 +114,15 @@ class Scales:
     def refusal(self, wish: Wish, found: Wish | None) -> UserError:
         """What is missing, in words, with the nearest setting as its hint."""
         shares, free = self.shares(wish), self.free[HOST]
-        parts = {"KV cache": "kv", "weights in another layout": "repacked", "compute buffers": "compute"}
+        parts = {
+            "KV cache": "kv",
+            "weights in another layout": "repacked",
+            "compute buffers": "compute",
+        }
         sums = {"weights": sum(share.weights or 0 for share in shares if share.device != HOST)}
-        sums |= {name: sum(getattr(share, part) or 0 for share in shares) for name, part in parts.items()}
+        sums |= {
+            name: sum(getattr(share, part) or 0 for share in shares) for name, part in parts.items()
+        }
         if not sums["KV cache"] and (cache := estimate.cache(wish.header, wish.context)):
             sums["KV cache"] = cache.nbytes
         beside = " and a draft model" if wish.drafting.model else ""
@@ -118,13 +130,16 @@ class Scales:
         what = f"{wish.name} with {wish.context.n_ctx:,} tokens of context{beside} does not fit: {told}"
         rooms = "unknown" if free is None else size(free)
         if len(self.free) > 1:
-            rooms = ", ".join(f"{size(room)} on {name}" for name, room in self.free.items() if room is not None)
+            rooms = ", ".join(
+                f"{size(room)} on {name}" for name, room in self.free.items() if room is not None
+            )
         if self._addresses is not None:
             rooms += f", and {size(self._addresses)} of addresses (ulimit -v)"
         hint = (
-            f"{wish.flags(found)} would fit, and --fit takes that" if found
+            f"{wish.flags(found)} would fit, and --fit takes that"
+            if found
             else f"nothing of this model fits: a smaller one may (llmcli plan {wish.name}), or fewer other programs"
-        )  # fmt: skip
+        )
         return UserError(f"{what}; {rooms} are available", hint=hint)
 
 
@@ -142,12 +157,18 @@ def scales(wish: Wish) -> Iterator[Scales]:
 
 def _kinds(wish: Wish) -> Iterator[tuple[str, str]]:
     """The cache types of the wish, then smaller ones that this model takes."""
-    mine, form = (wish.options.cache_type_k, wish.options.cache_type_v), kv.shape(wish.header.metadata)
+    mine, form = (
+        (wish.options.cache_type_k, wish.options.cache_type_v),
+        kv.shape(wish.header.metadata),
+    )
     yield mine
     if wish.options.reproducible or wish.options.flash_attn == "off":
         return
     for kind in SMALLER:
-        smaller = all(kv.BYTES_PER_32[kind] <= kv.BYTES_PER_32[one] for one in mine) and mine != (kind, kind)
+        smaller = all(kv.BYTES_PER_32[kind] <= kv.BYTES_PER_32[one] for one in mine) and mine != (
+            kind,
+            kind,
+        )
         if smaller and not (form and kv.refusal(form, kind, kind)):
             yield kind, kind
 

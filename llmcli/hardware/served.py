@@ -1,4 +1,6 @@
-"""A server of our own in another process: `llmcli serve REF` on a free port of this machine, stopped at the end."""
+"""A server of our own in another process: `llmcli serve REF` on a free port of this machine,
+stopped at the end.
+"""
 
 import json
 import signal
@@ -20,20 +22,39 @@ MOST_LOG = 1 << 20  # bytes of its words that are read
 
 @contextmanager
 def served(ref: str, flags: Sequence[str]) -> Iterator[str]:
-    """Its address, as soon as it is ready and while the block runs. Raises UserError with its last words where it does
-    not come up."""
-    command = [sys.executable, "-m", "llmcli.app", "serve", ref, "--port", "0", "--json", "--while-stdin", *flags]
+    """Its address, as soon as it is ready and while the block runs. Raises UserError with its last
+    words where it does not come up.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "llmcli.app",
+        "serve",
+        ref,
+        "--port",
+        "0",
+        "--json",
+        "--while-stdin",
+        *flags,
+    ]
     with tempfile.TemporaryFile() as log, _leaving_at_sigterm():
-        # A session of its own: Ctrl-C is for us, and we stop it. Its stdin is ours: it ends also where we are killed.
+        # A session of its own: Ctrl-C is for us, and we stop it. Its stdin is ours: it ends also
+        # where we are killed.
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=config.child_environ(),
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=config.child_environ(),
             start_new_session=True,
-        )  # fmt: skip
+        )
         assert process.stdin is not None and process.stdout is not None
         try:
             line = process.stdout.readline()
             if not line:
-                raise UserError(f"the server of {ref} did not start: {_last(log)}", hint=f"llmcli serve {ref}")
+                raise UserError(
+                    f"the server of {ref} did not start: {_last(log)}", hint=f"llmcli serve {ref}"
+                )
             yield str(json.loads(line)["url"])
         finally:
             stop(process)
@@ -71,6 +92,8 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 def _last(log: IO[bytes]) -> str:
     """What it said at the end: its error where it told one."""
     log.seek(0)
-    lines = [line for line in log.read(MOST_LOG).decode("utf-8", "replace").splitlines() if line.strip()]
+    lines = [
+        line for line in log.read(MOST_LOG).decode("utf-8", "replace").splitlines() if line.strip()
+    ]
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")

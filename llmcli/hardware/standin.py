@@ -1,7 +1,8 @@
-"""A model with the attention of another one and little else, as a GGUF: to measure attention without its weights.
+"""A model with the attention of another one and little else, as a GGUF: to measure attention
+without its weights.
 
-A Llama of a few narrow blocks, all its weights zero, with as many heads of the same sizes: ggml takes its kernels by
-those, by the types of the cache, and by the rows of a pass.
+A Llama of a few narrow blocks, all its weights zero, with as many heads of the same sizes: ggml
+takes its kernels by those, by the types of the cache, and by the rows of a pass.
 """
 
 from dataclasses import dataclass
@@ -29,8 +30,10 @@ class Heads:
 
     @classmethod
     def of(cls, header: Header, form: kv.Shape) -> Self | None:
-        """Those of a model's largest block; None where they are not known, or keys and values differ in size, or it is
-        one at which nobody has heads: of an odd one llama.cpp aborts, which turns pairs of values."""
+        """Those of a model's largest block; None where they are not known, or keys and values
+        differ in size, or it is one at which nobody has heads: of an odd one llama.cpp aborts,
+        which turns pairs of values.
+        """
         queries = header.number("attention.head_count")
         most = max(range(len(form.k)), key=form.k.__getitem__, default=None)
         if not queries or most is None or form.latent or form.k_heads[most] != form.v_heads[most]:
@@ -43,10 +46,16 @@ class Heads:
 def written(heads: Heads, n_ctx: int) -> bytes:
     """The whole file."""
     numbers = {
-        "context_length": n_ctx, "embedding_length": WIDTH, "block_count": BLOCKS, "feed_forward_length": WIDTH,
-        "attention.head_count": heads.queries, "attention.head_count_kv": heads.pairs,
-        "attention.key_length": heads.size, "attention.value_length": heads.size, "vocab_size": WORDS,
-    }  # fmt: skip
+        "context_length": n_ctx,
+        "embedding_length": WIDTH,
+        "block_count": BLOCKS,
+        "feed_forward_length": WIDTH,
+        "attention.head_count": heads.queries,
+        "attention.head_count_kv": heads.pairs,
+        "attention.key_length": heads.size,
+        "attention.value_length": heads.size,
+        "vocab_size": WORDS,
+    }
     entries = [
         ("general.architecture", writer.entry("string", ARCH)),
         ("tokenizer.ggml.model", writer.entry("string", "no_vocab")),
@@ -54,16 +63,24 @@ def written(heads: Heads, n_ctx: int) -> bytes:
         (f"{ARCH}.attention.layer_norm_rms_epsilon", writer.entry("float32", 1e-5)),
     ]
     matrices = {
-        "attn_q": (WIDTH, heads.queries * heads.size), "attn_output": (heads.queries * heads.size, WIDTH),
-        "attn_k": (WIDTH, heads.pairs * heads.size), "attn_v": (WIDTH, heads.pairs * heads.size),
-        "ffn_gate": (WIDTH, WIDTH), "ffn_up": (WIDTH, WIDTH), "ffn_down": (WIDTH, WIDTH),
-    }  # fmt: skip
+        "attn_q": (WIDTH, heads.queries * heads.size),
+        "attn_output": (heads.queries * heads.size, WIDTH),
+        "attn_k": (WIDTH, heads.pairs * heads.size),
+        "attn_v": (WIDTH, heads.pairs * heads.size),
+        "ffn_gate": (WIDTH, WIDTH),
+        "ffn_up": (WIDTH, WIDTH),
+        "ffn_down": (WIDTH, WIDTH),
+    }
     tensors: list[tuple[str, tuple[int, ...], str]] = [
         ("token_embd.weight", (WIDTH, WORDS), "F32"),
         ("output_norm.weight", (WIDTH,), "F32"),
     ]
     for block in range(BLOCKS):
-        tensors += [(f"blk.{block}.{name}.weight", shape, "F32") for name, shape in matrices.items()]
-        tensors += [(f"blk.{block}.{name}.weight", (WIDTH,), "F32") for name in ("attn_norm", "ffn_norm")]
+        tensors += [
+            (f"blk.{block}.{name}.weight", shape, "F32") for name, shape in matrices.items()
+        ]
+        tensors += [
+            (f"blk.{block}.{name}.weight", (WIDTH,), "F32") for name in ("attn_norm", "ffn_norm")
+        ]
     made = writer.layout(entries, tensors, ALIGNMENT)
     return made.header + bytes(made.nbytes - len(made.header))

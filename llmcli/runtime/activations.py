@@ -1,4 +1,6 @@
-"""A text through a model while every product with a weight is shown: what quant's calibration listens to."""
+"""A text through a model while every product with a weight is shown: what quant's calibration
+listens to.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,7 +33,8 @@ class Activations:
         return self._watcher.latest
 
     def read(self, ids: NDArray[np.int32]) -> None:
-        """One chunk [n_ctx]. Every row asks for logits: else the last block and the head would see none of it.
+        """One chunk [n_ctx]. Every row asks for logits: else the last block and the head would see
+        none of it.
 
         Raises what the sink raises, and KeyboardInterrupt at Ctrl-C.
         """
@@ -44,18 +47,27 @@ class Activations:
             end = min(start + step, len(tokens))
             some = end - start
             with stopped(self.context):
-                self.context.decode(Rows(tokens[start:end], range(start, end), [0] * some, [True] * some))
+                self.context.decode(
+                    Rows(tokens[start:end], range(start, end), [0] * some, [True] * some)
+                )
             self._watcher.check()
 
 
 @contextmanager
 def open_activations(
-    model: Model, options: ContextOptions, wanted: Callable[[str], bool], sink: Callable[[Seen | Mixed], None]
+    model: Model,
+    options: ContextOptions,
+    wanted: Callable[[str], bool],
+    sink: Callable[[Seen | Mixed], None],
 ) -> Iterator[Activations]:
-    """A context of `options` (n_ctx is a chunk's) whose products `sink` sees; mixtures without flash attention."""
+    """A context of `options` (n_ctx is a chunk's) whose products `sink` sees; mixtures without
+    flash attention.
+    """
     from dataclasses import replace
 
     most = min(block_rows(model.n_vocab), options.n_ubatch, options.n_ctx)
     watcher = Watcher(wanted, sink)
-    with open_context(model, replace(options, n_outputs=most // TILE * TILE or most), watcher.callback) as context:
+    with open_context(
+        model, replace(options, n_outputs=most // TILE * TILE or most), watcher.callback
+    ) as context:
         yield Activations(model, context, watcher)

@@ -1,7 +1,7 @@
 """Which cells hold which tokens: counting, sharing, cutting.
 
-A slot is a llama.cpp sequence id. Cells are numbered as they are filled; two slots that share some do so from the
-beginning on. It knows nothing of who uses a slot.
+A slot is a llama.cpp sequence id. Cells are numbered as they are filled; two slots that share some
+do so from the beginning on. It knows nothing of who uses a slot.
 """
 
 from collections.abc import Sequence
@@ -35,14 +35,18 @@ class Cells:
 
     @property
     def forks(self) -> bool:
-        """Whether slots may share cells and part anywhere: a shared cell of a window never expires, and
-        recurrent state can only be copied at its end."""
-        return not self.memory.recurrent and (not self.memory.n_swa or self.size <= self.memory.n_swa)
+        """Whether slots may share cells and part anywhere: a shared cell of a window never expires,
+        and recurrent state can only be copied at its end.
+        """
+        return not self.memory.recurrent and (
+            not self.memory.n_swa or self.size <= self.memory.n_swa
+        )
 
     def held(self, slots: Sequence[int]) -> int:
         """Cells that these slots hold; one that several of them share counts once."""
         return sum(
-            len(self._cells[slot]) - max((self._shared(slot, other) for other in slots[:at]), default=0)
+            len(self._cells[slot])
+            - max((self._shared(slot, other) for other in slots[:at]), default=0)
             for at, slot in enumerate(slots)
         )
 
@@ -58,14 +62,18 @@ class Cells:
         self._used += len(tokens)
 
     def fork(self, source: int, target: int) -> None:
-        """Let `target` hold what `source` holds: cells that both have stay, the others' owners change."""
+        """Let `target` hold what `source` holds: cells that both have stay, the others' owners
+        change.
+        """
         same = self._shared(source, target)
         self._cut(target, same)
         assert len(self.tokens[target]) == same, "a memory that cannot be forked"
         self._share(source, target, same, len(self.tokens[source]))
 
     def trim(self, slot: int, keep: int) -> int:
-        """Cut a slot back to `keep` tokens; returns what is left (0 where the memory cannot be cut there)."""
+        """Cut a slot back to `keep` tokens; returns what is left (0 where the memory cannot be cut
+        there).
+        """
         return self._cut(slot, keep)
 
     def restore(self, slot: int) -> None:
@@ -78,7 +86,11 @@ class Cells:
         """Compare this map with llama.cpp's own positions; a difference is a bug and crashes."""
         for slot, held in enumerate(self.tokens):
             assert len(held) == len(self._cells[slot])
-            assert self.memory.last(slot) == len(held) - 1, (slot, self.memory.last(slot), len(held))
+            assert self.memory.last(slot) == len(held) - 1, (
+                slot,
+                self.memory.last(slot),
+                len(held),
+            )
         assert self.used == len({cell for cells in self._cells for cell in cells}), self.used
         assert self.used <= self.size, (self.used, self.size)
 
@@ -90,9 +102,15 @@ class Cells:
             self._cells[target] += self._cells[source][start:end]
 
     def _held_elsewhere(self, slot: int, keep: int) -> int:
-        """How many of the first cells of a slot, at least `keep`, would still be held if it let go of the others."""
+        """How many of the first cells of a slot, at least `keep`, would still be held if it let go
+        of the others.
+        """
         cell = self._cells[slot][keep]
-        others = [at for at, cells in enumerate(self._cells) if at != slot and cells[keep : keep + 1] == [cell]]
+        others = [
+            at
+            for at, cells in enumerate(self._cells)
+            if at != slot and cells[keep : keep + 1] == [cell]
+        ]
         return max((self._shared(slot, other) for other in others), default=keep)
 
     def _shared(self, one: int, other: int) -> int:

@@ -1,4 +1,5 @@
-"""Who holds what in the cache, in numbers: sequences, what they share, and the tree of texts that begin alike.
+"""Who holds what in the cache, in numbers: sequences, what they share, and the tree of texts that
+begin alike.
 
 Counted from the ledger's books between two steps; nothing here is kept.
 """
@@ -12,8 +13,10 @@ from llmcli.runtime.ledger import Ledger
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A sequence and its tokens. `shared`: of its cells, those of the first tokens that another holds as well; `own`:
-    cells that no sequence before it in the list holds, so that these add up to the cells in use."""
+    """A sequence and its tokens. `shared`: of its cells, those of the first tokens that another
+    holds as well; `own`: cells that no sequence before it in the list holds, so that these add up
+    to the cells in use.
+    """
 
     slot: int
     running: bool
@@ -40,22 +43,32 @@ class Census:
 
 
 def census(ledger: Ledger) -> Census:
-    """Count; slots that begin alike are neighbours when sorted by their tokens, so only those are compared."""
-    slots = sorted((slot for slot, held in enumerate(ledger.tokens) if held), key=ledger.tokens.__getitem__)
+    """Count; slots that begin alike are neighbours when sorted by their tokens, so only those are
+    compared.
+    """
+    slots = sorted(
+        (slot for slot, held in enumerate(ledger.tokens) if held), key=ledger.tokens.__getitem__
+    )
     lengths = [len(ledger.tokens[slot]) for slot in slots]
     # Cells that neighbours share.
-    same = [sum(len(ledger.tokens[one]) for one in pair) - ledger.held(pair) for pair in pairwise(slots)]
+    same = [
+        sum(len(ledger.tokens[one]) for one in pair) - ledger.held(pair) for pair in pairwise(slots)
+    ]
     running, found = set(ledger.in_use), []
     for at, slot in enumerate(slots):
         before, behind = same[at - 1] if at else 0, same[at] if at < len(same) else 0
-        found.append(Held(slot, slot in running, lengths[at], max(before, behind), lengths[at] - before))
+        found.append(
+            Held(slot, slot in running, lengths[at], max(before, behind), lengths[at] - before)
+        )
     return Census(tuple(found), _tree(ledger.tokens, slots))
 
 
 def _tree(tokens: Sequence[Sequence[int]], slots: Sequence[int]) -> tuple[Node, ...]:
     """A radix tree of sorted texts, by their common beginnings."""
     root = Node(0, [])
-    path: list[tuple[int, Node]] = [(0, root)]  # how deep each node ends, from the root to the last text's
+    path: list[tuple[int, Node]] = [
+        (0, root)
+    ]  # how deep each node ends, from the root to the last text's
     for at, slot in enumerate(slots):
         same = _common(tokens[slots[at - 1]], tokens[slot]) if at else 0
         last: tuple[int, Node] | None = None
@@ -81,4 +94,6 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     short = min(len(one), len(other))
     if one[:short] == other[:short]:
         return short
-    return next(at for at, (mine, theirs) in enumerate(zip(one, other, strict=False)) if mine != theirs)
+    return next(
+        at for at, (mine, theirs) in enumerate(zip(one, other, strict=False)) if mine != theirs
+    )

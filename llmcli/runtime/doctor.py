@@ -1,4 +1,5 @@
-"""Checks of a model's chat template against its vocabulary: the widest class of bugs in shared GGUFs.
+"""Checks of a model's chat template against its vocabulary: the widest class of bugs in shared
+GGUFs.
 
 Two mistakes are told: a BOS that would come twice, and a turn that ends with a token at which
 generation would not stop ("it never stops").
@@ -16,7 +17,10 @@ from quant import container
 ANSWER = "Blue, I think."
 PROBES: dict[str, tuple[Message, ...]] = {
     "one question": (Message("user", "What colour is the sky?"),),
-    "with a system prompt": (Message("system", "Answer briefly."), Message("user", "What colour is the sky?")),
+    "with a system prompt": (
+        Message("system", "Answer briefly."),
+        Message("user", "What colour is the sky?"),
+    ),
     "a second turn": (
         Message("user", "What colour is the sky?"),
         Message("assistant", ANSWER),
@@ -43,7 +47,8 @@ def template_report(path: Path) -> TemplateReport:
     source = header.metadata.get("tokenizer.chat_template")
     if not source:
         raise UserError(
-            f"{path.name} has no chat template: a base model continues text", hint=f"llmcli run '{path}' -p TEXT"
+            f"{path.name} has no chat template: a base model continues text",
+            hint=f"llmcli run '{path}' -p TEXT",
         )
     with open_model(path, vocab_only=True) as model:
         template = Template(str(source), bos=model.word(model.bos), eos=model.word(model.eos))
@@ -60,7 +65,9 @@ def template_report(path: Path) -> TemplateReport:
 
 
 def _doubled_bos(model: Model, template: Template, probes: dict[str, str]) -> list[str]:
-    if not (template.bos and model.add_bos) or not any(text.startswith(template.bos) for text in probes.values()):
+    if not (template.bos and model.add_bos) or not any(
+        text.startswith(template.bos) for text in probes.values()
+    ):
         return []
     return [
         f"doubled BOS: the template writes {template.bos} and the file asks the tokenizer to add it too; "
@@ -76,14 +83,19 @@ def turn_end(model: Model, source: str) -> list[str]:
 def _endless(model: Model, template: Template) -> list[str]:
     """The token after an assistant's answer must be one at which llama.cpp stops."""
     question, *_ = PROBES["one question"]
-    for turns in ([question, Message("assistant", ANSWER)], PROBES["a second turn"]):  # the next turn may end this one
+    for turns in (
+        [question, Message("assistant", ANSWER)],
+        PROBES["a second turn"],
+    ):  # the next turn may end this one
         try:
             text = template.render(turns, add_generation_prompt=False)
         except UserError:
             return ["the template refuses a conversation that ends with an answer"]
         _, found, tail = text.rpartition(ANSWER)
         if not found:
-            return ["the template does not show the assistant's answer: the model would not see what it said"]
+            return [
+                "the template does not show the assistant's answer: the model would not see what it said"
+            ]
         ids = model.tokenize(tail.lstrip(), special=True)
         if any(model.ends(token) for token in ids[:2]):
             return []

@@ -1,14 +1,17 @@
-"""Texts to vectors, pooled as the model's file says and normalised as llama-server does; or pairs of texts to scores.
+"""Texts to vectors, pooled as the model's file says and normalised as llama-server does; or pairs
+of texts to scores.
 
-The context for it is made at the first text and made larger when a longer one comes. It is read pass by pass, so that
-answers can go on between them.
+The context for it is made at the first text and made larger when a longer one comes. It is read
+pass by pass, so that answers can go on between them.
 
-2026-11-22: a file that names no pooling is a model that generates: its last token has seen the whole text, and of
-that one alone logits are computed beside it (llama.cpp computes them for every row that gives a vector: 100 MB for
-512 rows of a vocabulary of 49,152). llama-server refuses such a file for /v1/embeddings.
+2026-11-22: a file that names no pooling is a model that generates: its last token has seen the
+whole text, and of that one alone logits are computed beside it (llama.cpp computes them for every
+row that gives a vector: 100 MB for 512 rows of a vocabulary of 49,152). llama-server refuses such a
+file for /v1/embeddings.
 
-2026-11-22: a model that ranks must have the matrix that makes its scores. Without one (jina-reranker-v1-tiny's)
-llama.cpp reads the scores of all texts but the first from the wrong place of the head's output.
+2026-11-22: a model that ranks must have the matrix that makes its scores. Without one
+(jina-reranker-v1-tiny's) llama.cpp reads the scores of all texts but the first from the wrong place
+of the head's output.
 """
 
 import math
@@ -21,13 +24,21 @@ import numpy as np
 from llmcli.errors import UserError
 from llmcli.runtime.binding.context import Context, Rows
 from llmcli.runtime.binding.model import Model
-from llmcli.runtime.binding.pooled import POOLING, Pooled, PooledOptions, Vector, looks_back, open_pooled
+from llmcli.runtime.binding.pooled import (
+    POOLING,
+    Pooled,
+    PooledOptions,
+    Vector,
+    looks_back,
+    open_pooled,
+)
 from llmcli.runtime.request import RunOptions
 from llmcli.runtime.scoring import block_rows
 from quant.container import Header
 
 ROWS = 512  # tokens of a pass
-GENTLE = 64  # of one while answers are made, whose next tokens wait as long; as many a second as of 512 on a CPU
+# of one while answers are made, whose next tokens wait as long; as many a second as of 512 on a CPU
+GENTLE = 64
 TEXTS = 16  # texts at once
 SMALLEST = 512  # cells of the first context
 HEAD = "cls.output.weight"  # of a model that ranks
@@ -53,7 +64,12 @@ class Embedder:
     """Owns the context for embeddings of one model; all calls come from the engine's thread."""
 
     def __init__(
-        self, model: Model, context: Context, header: Header, options: RunOptions, wanted: str | None = None
+        self,
+        model: Model,
+        context: Context,
+        header: Header,
+        options: RunOptions,
+        wanted: str | None = None,
     ) -> None:
         """`context` is the one that generates; `wanted` pools otherwise than the file says.
 
@@ -72,7 +88,9 @@ class Embedder:
         self.gentle = False  # set by whoever knows that answers are made
 
     def encode(self, text: str) -> list[int]:
-        """A text as ids with what the file puts around it; control tokens are read out of it, as llama-server does."""
+        """A text as ids with what the file puts around it; control tokens are read out of it, as
+        llama-server does.
+        """
         return self._model.tokenize(text, special=True, add_special=True)
 
     def least(self, *texts: str) -> int:
@@ -94,12 +112,15 @@ class Embedder:
         return self._model.tokenize(words, special=True)
 
     def work(self, texts: Sequence[Sequence[int]]) -> "Work":
-        """Begin with these texts; only one work may be under way at a time. Raises UserError where one does not fit."""
+        """Begin with these texts; only one work may be under way at a time. Raises UserError where
+        one does not fit.
+        """
         longest = max(map(len, texts))
         if longest > self.most:
             raise UserError(
                 f"a text has {longest} tokens, and this model embeds up to {self.most}",
-                hint="shorten it" + (f", or start with --ctx-size {longest}" if self.looks_back else ""),
+                hint="shorten it"
+                + (f", or start with --ctx-size {longest}" if self.looks_back else ""),
             )
         assert all(texts), "an empty text"
         return Work(self, texts)
@@ -115,7 +136,9 @@ class Embedder:
         return self._pooled
 
     def wanted(self, tokens: int) -> int:
-        """Cells of the context that texts of so many tokens take; what there is, where that is enough."""
+        """Cells of the context that texts of so many tokens take; what there is, where that is
+        enough.
+        """
         if self._pooled is not None and tokens <= self._room:
             return self._room
         return min(self.most, max(SMALLEST, 1 << (tokens - 1).bit_length()))
@@ -131,7 +154,9 @@ class Embedder:
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes that the context takes: cache and compute buffers; 0 before the first text, None where unknown."""
+        """Bytes that the context takes: cache and compute buffers; 0 before the first text, None
+        where unknown.
+        """
         if self._pooled is None:
             return 0
         known = self._pooled.allocated()
@@ -146,7 +171,10 @@ class Embedder:
         """Which texts go together: as many as the context has room for."""
         group: list[int] = []
         for number, text in enumerate(texts):
-            if group and (len(group) == TEXTS or sum(len(texts[one]) for one in group) + len(text) > self._room):
+            if group and (
+                len(group) == TEXTS
+                or sum(len(texts[one]) for one in group) + len(text) > self._room
+            ):
                 yield group
                 group = []
             group.append(number)
@@ -172,9 +200,17 @@ class Embedder:
             rows = vectors = max(TEXTS, min(ROWS, block_rows(self._model.n_vocab)))
         assert options.threads
         return PooledOptions(
-            room, rows, TEXTS, vectors, self.pooling, options.threads, options.threads_batch or options.threads,
-            options.cache_type_k, options.cache_type_v, options.flash_attn,
-        )  # fmt: skip
+            room,
+            rows,
+            TEXTS,
+            vectors,
+            self.pooling,
+            options.threads,
+            options.threads_batch or options.threads,
+            options.cache_type_k,
+            options.cache_type_v,
+            options.flash_attn,
+        )
 
 
 class Work:
@@ -206,22 +242,31 @@ class Work:
                         elif embedder.pooling != "cls" or start == 0:
                             sums[number] = found[number]
                 yield True
-            self.vectors += [vector.astype(np.float32) if embedder.ranks else unit(vector) for vector in sums]
+            self.vectors += [
+                vector.astype(np.float32) if embedder.ranks else unit(vector) for vector in sums
+            ]
 
 
 def pooling(header: Header, back: bool, wanted: str | None = None) -> str:
-    """How the vectors of a text's tokens become one, by the file unless `wanted`; rank: they become scores.
+    """How the vectors of a text's tokens become one, by the file unless `wanted`; rank: they become
+    scores.
 
-    Raises UserError for a file that ranks in a way that llama.cpp does not read, or is to do something else.
+    Raises UserError for a file that ranks in a way that llama.cpp does not read, or is to do
+    something else.
     """
     kind = header.metadata.get(f"{header.architecture}.pooling_type")
     names = {number: name for name, number in POOLING.items()}
     name = names.get(kind, "none") if isinstance(kind, int) else "none"
     if name == "rank":
         if wanted is not None:
-            raise UserError("this model ranks pairs of texts and pools nothing", hint="leave out --pooling")
+            raise UserError(
+                "this model ranks pairs of texts and pools nothing", hint="leave out --pooling"
+            )
         if not any(tensor.name == HEAD for tensor in header.tensors):
-            raise UserError(f"this model ranks pairs of texts, and its file has no {HEAD}", hint="use another one")
+            raise UserError(
+                f"this model ranks pairs of texts, and its file has no {HEAD}",
+                hint="use another one",
+            )
         return name
     return wanted or (name if name != "none" else "last" if back else "mean")
 
@@ -233,8 +278,12 @@ def unit(vector: Vector | np.ndarray) -> Vector:
     return (wide / length if length > 0 else wide).astype(np.float32)
 
 
-def pieced(lengths: Sequence[int], most: Callable[[], int]) -> Iterator[tuple[tuple[int, int, int], ...]]:
-    """Cut texts, one behind the other, into passes of at most `most()` tokens, asked each time: (text, from, up to)."""
+def pieced(
+    lengths: Sequence[int], most: Callable[[], int]
+) -> Iterator[tuple[tuple[int, int, int], ...]]:
+    """Cut texts, one behind the other, into passes of at most `most()` tokens, asked each time:
+    (text, from, up to).
+    """
     pieces: list[tuple[int, int, int]] = []
     left = most()
     for number, length in enumerate(lengths):

@@ -1,8 +1,8 @@
 """The engine: many sequences, one forward pass a step, one thread.
 
 submit() and cancel() change what is wanted, step() advances every sequence once and returns what
-happened. It computes; what is read from the logits is each request's strategy's. Templates, terminals and
-files are others' business.
+happened. It computes; what is read from the logits is each request's strategy's. Templates,
+terminals and files are others' business.
 """
 
 import time
@@ -39,7 +39,9 @@ class Forward(Pool, Protocol):
 
 
 class Reading(Protocol):
-    """What may compute prompts elsewhere, so that afterwards they are as if the context had (reader.py)."""
+    """What may compute prompts elsewhere, so that afterwards they are as if the context had
+    (reader.py).
+    """
 
     def takes(self, plan: Pass) -> bool: ...
 
@@ -47,13 +49,20 @@ class Reading(Protocol):
 
 
 class Engine:
-    """Owns the context while it lives; all calls come from one thread (except interrupting the context)."""
+    """Owns the context while it lives; all calls come from one thread (except interrupting the
+    context).
+    """
 
     def __init__(
-        self, context: Forward, vocabulary: Vocabulary, native: NativeChains | None,
-        speculation: Speculation | None = None, keeps: bool = True, schedule: Schedule = ALONE,
+        self,
+        context: Forward,
+        vocabulary: Vocabulary,
+        native: NativeChains | None,
+        speculation: Speculation | None = None,
+        keeps: bool = True,
+        schedule: Schedule = ALONE,
         reader: Reading | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`keeps` is the ledger's."""
         self.context, self.reader, self.ledger = context, reader, Ledger(context, keeps)
         self.scheduler = Scheduler(context, self.ledger, schedule)
@@ -71,17 +80,28 @@ class Engine:
 
     @property
     def steady(self) -> bool:
-        """Whether the next pass will be much like the last: the same answers go on, and nothing is to be read."""
+        """Whether the next pass will be much like the last: the same answers go on, and nothing is
+        to be read.
+        """
         return self.scheduler.steady
 
     @property
     def load(self) -> Load:
         """How things stand."""
-        scheduler, drawn = self.scheduler, self._drawn + sum(len(one.times) for one in self._live.values())
+        scheduler, drawn = (
+            self.scheduler,
+            self._drawn + sum(len(one.times) for one in self._live.values()),
+        )
         return Load(
-            len(scheduler.running), len(scheduler.waiting), scheduler.waiting.preempted, self.ledger.used,
-            self.ledger.size, self._prompted, drawn, scheduler.preemptions,
-        )  # fmt: skip
+            len(scheduler.running),
+            len(scheduler.waiting),
+            scheduler.waiting.preempted,
+            self.ledger.used,
+            self.ledger.size,
+            self._prompted,
+            drawn,
+            scheduler.preemptions,
+        )
 
     @property
     def schedule(self) -> Schedule:
@@ -109,11 +129,15 @@ class Engine:
         return self._queue(request, concrete_seed(request.sampling.seed)).id
 
     def sample(self, request: Request, count: int) -> list[int]:
-        """Queue `count` answers to one prompt, seeds s, s + 1, …; where cells can be shared it is computed once."""
+        """Queue `count` answers to one prompt, seeds s, s + 1, …; where cells can be shared it is
+        computed once.
+        """
         self._admit(count)
         seed = concrete_seed(request.sampling.seed)
         first = self._queue(request, seed)
-        others = [self._queue(request, (seed + more) % SEEDS, more, first) for more in range(1, count)]
+        others = [
+            self._queue(request, (seed + more) % SEEDS, more, first) for more in range(1, count)
+        ]
         first.followed = bool(others)
         return [one.id for one in (first, *others)]
 
@@ -122,28 +146,45 @@ class Engine:
         if most is not None and waiting + count > most:
             raise Crowded(f"{waiting} requests wait already", hint="ask again a little later")
 
-    def _queue(self, request: Request, seed: int, number: int = 0, after: Sequence | None = None) -> Sequence:
-        assert 0 < len(request.tokens) <= self.context.n_ctx, (len(request.tokens), self.context.n_ctx)
+    def _queue(
+        self, request: Request, seed: int, number: int = 0, after: Sequence | None = None
+    ) -> Sequence:
+        assert 0 < len(request.tokens) <= self.context.n_ctx, (
+            len(request.tokens),
+            self.context.n_ctx,
+        )
         self._count += 1
         strategy = strategies()[request.strategy](request, seed, self.means)
         assert strategy.slots <= self.context.n_seq_max, (strategy.slots, self.context.n_seq_max)
         started = time.perf_counter() if request.started is None else request.started
         sequence = self._live[self._count] = Sequence(
-            self._count, request, strategy, seed, started, tokens=list(request.tokens), last=started, after=after,
-            until=len(request.tokens), known=request.known[number] if request.known else NEW,
-        )  # fmt: skip
+            self._count,
+            request,
+            strategy,
+            seed,
+            started,
+            tokens=list(request.tokens),
+            last=started,
+            after=after,
+            until=len(request.tokens),
+            known=request.known[number] if request.known else NEW,
+        )
         if not (request.endless or request.ignore_eos):
             sequence.look_at = EVERY
         self.scheduler.add(sequence)
         return sequence
 
     def cancel(self, sequence: int) -> None:
-        """End a sequence at the next step; its cells and its text so far are kept. Callable from any thread.
+        """End a sequence at the next step; its cells and its text so far are kept. Callable from
+        any thread.
 
-        Where most of a long pass is being computed for it alone, the pass is broken off, and the others' rows in it
-        are computed again.
+        Where most of a long pass is being computed for it alone, the pass is broken off, and the
+        others' rows in it are computed again.
         """
-        live, passing = self._live.get(sequence), self._passing  # looked up once: the engine goes on meanwhile
+        live, passing = (
+            self._live.get(sequence),
+            self._passing,
+        )  # looked up once: the engine goes on meanwhile
         if live:
             live.cancelled = True
             if passing and passing.mostly(live):
@@ -165,7 +206,9 @@ class Engine:
         plan = self._next_token()
         planned = plan is None
         if plan is None:
-            events += [self._close(one, "cancelled") for one in tuple(self._live.values()) if one.cancelled]
+            events += [
+                self._close(one, "cancelled") for one in tuple(self._live.values()) if one.cancelled
+            ]
             plan, over = self.scheduler.next()
             while over:
                 events.append(self._close(over, "context_full"))
@@ -193,7 +236,9 @@ class Engine:
                 return events
             return [*events, self._close(plan.shares[-1].sequence, "context_full")]
         finally:
-            self._passing = None  # else who is cancelled now would break off the next pass, of others
+            self._passing = (
+                None  # else who is cancelled now would break off the next pass, of others
+            )
         spent = time.perf_counter() - begun
         if planned:
             self.scheduler.saw(len(plan.tokens), spent)
@@ -208,15 +253,17 @@ class Engine:
         for sequence, _, _ in plan.shares:
             for slot in (sequence.slot, *sequence.spare):
                 self.ledger.restore(slot)
-            if sequence.computed < len(sequence.tokens):  # else its branches have gone on from there
+            if sequence.computed < len(
+                sequence.tokens
+            ):  # else its branches have gone on from there
                 sequence.computed = len(self.ledger.tokens[sequence.slot])
             sequence.reused = min(sequence.reused, sequence.computed)
 
     def _next_token(self) -> Pass | None:
         """The everyday pass: one answer, one token. None: it takes the scheduler.
 
-        A forward pass leaves nothing of ours in the caches, so that every line run between two of them is
-        fetched anew: 100 µs of the 5 ms of a token are such lines.
+        A forward pass leaves nothing of ours in the caches, so that every line run between two of
+        them is fetched anew: 100 µs of the 5 ms of a token are such lines.
         """
         if len(self._live) != 1:
             return None
@@ -229,7 +276,9 @@ class Engine:
         return Pass([tokens[at]], [at], [sequence.slot], [True], [Share(sequence, 1, 1)])
 
     def _decode(self, plan: Pass) -> SequenceOf[Row]:
-        return self._with_room(self.context.decode, Rows(plan.tokens, plan.positions, plan.slots, plan.wants))
+        return self._with_room(
+            self.context.decode, Rows(plan.tokens, plan.positions, plan.slots, plan.wants)
+        )
 
     def _with_room(self, compute: Callable[[Work], SequenceOf[Row]], work: Work) -> SequenceOf[Row]:
         """What it computes; where there was no room, once more without what is idle."""
@@ -240,7 +289,9 @@ class Engine:
                 raise
             return compute(work)
 
-    def _advance(self, sequence: Sequence, count: int, rows: Iterator[Row], spent: float) -> list[Event]:
+    def _advance(
+        self, sequence: Sequence, count: int, rows: Iterator[Row], spent: float
+    ) -> list[Event]:
         start, told = sequence.computed, list[Event]()
         if start < len(sequence.tokens):
             self.ledger.append(sequence.slot, sequence.tokens[start : start + count])
@@ -248,7 +299,9 @@ class Engine:
                 self._prompted += count
                 if not sequence.times and not sequence.left.times:
                     if not sequence.prompt_seconds:
-                        sequence.queue_seconds = max(0.0, time.perf_counter() - spent - sequence.started)
+                        sequence.queue_seconds = max(
+                            0.0, time.perf_counter() - spent - sequence.started
+                        )
                     sequence.prompt_seconds += spent
             sequence.score(rows, start, start + count)
             sequence.computed += count
@@ -266,13 +319,21 @@ class Engine:
         sequence.followed = False
         row = next(rows)
         together = (sequence, *self._fork(sequence))
-        return told + [event for one in together for event in self._accept(one, iter((row,)), spent)]
+        return told + [
+            event for one in together for event in self._accept(one, iter((row,)), spent)
+        ]
 
     def _fork(self, first: Sequence) -> list[Sequence]:
-        """The samples that begin where this prompt ends, in cells shared with it; those left over wait for a slot."""
-        waiting = [one for one in self.scheduler.waiting if not one.preempted]  # else it is further on than its prompt
+        """The samples that begin where this prompt ends, in cells shared with it; those left over
+        wait for a slot.
+        """
+        waiting = [
+            one for one in self.scheduler.waiting if not one.preempted
+        ]  # else it is further on than its prompt
         same = [one for one in waiting if one.after is first and one.request is first.request]
-        placed = [one for one in same if one.strategy.slots == 1 and self.scheduler.place_fork(first, one)]
+        placed = [
+            one for one in same if one.strategy.slots == 1 and self.scheduler.place_fork(first, one)
+        ]
         for one in placed:
             one.queue_seconds = first.queue_seconds
         return placed

@@ -1,4 +1,5 @@
-"""What must be the same for the bytes of a KV state to mean the same: the model, the build, how the cache is kept.
+"""What must be the same for the bytes of a KV state to mean the same: the model, the build, how the
+cache is kept.
 
 The length of the context is not among it: cells are found anew when a state is read back.
 """
@@ -18,17 +19,24 @@ if TYPE_CHECKING:
 
 SAMPLE = 4096  # bytes read of each tensor
 WORDS = {
-    "model": "of another model file", "build": "of another build of llama.cpp", "type_k": "of another type of K",
-    "type_v": "of another type of V", "flash": "of the other flash-attention mode", "rotated": "of the other rotation",
-    "template": "of another chat template", "reproducible": "computed with --reproducible on one side only",
-}  # fmt: skip
+    "model": "of another model file",
+    "build": "of another build of llama.cpp",
+    "type_k": "of another type of K",
+    "type_v": "of another type of V",
+    "flash": "of the other flash-attention mode",
+    "rotated": "of the other rotation",
+    "template": "of another chat template",
+    "reproducible": "computed with --reproducible on one side only",
+}
 
 Stamp = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """`model` and `template` are hashes; `flash` unless it is off; `rotated`: quantized K and V are stored rotated."""
+    """`model` and `template` are hashes; `flash` unless it is off; `rotated`: quantized K and V are
+    stored rotated.
+    """
 
     model: str
     build: str
@@ -49,7 +57,9 @@ class World:
 
 
 def world(runner: "Runner") -> World | None:
-    """The world that a runner's cache is of; None where its file is not the one any more that was loaded."""
+    """The world that a runner's cache is of; None where its file is not the one any more that was
+    loaded.
+    """
     try:
         model = content(runner.header)
     except OSError:
@@ -59,17 +69,24 @@ def world(runner: "Runner") -> World | None:
     template, options = runner.template, runner.options
     source = (template.source, template.bos, template.eos) if template else ()
     return World(
-        model, version(), options.cache_type_k, options.cache_type_v, options.flash_attn != "off",
-        config.rotated_cache(), hashlib.sha256("\0".join(source).encode("utf-8", "surrogatepass")).hexdigest(),
+        model,
+        version(),
+        options.cache_type_k,
+        options.cache_type_v,
+        options.flash_attn != "off",
+        config.rotated_cache(),
+        hashlib.sha256("\0".join(source).encode("utf-8", "surrogatepass")).hexdigest(),
         options.reproducible,
-    )  # fmt: skip
+    )
 
 
 def content(header: Header) -> str:
-    """A hash of what a model is: its header to the letter, and some bytes from the middle of every tensor.
+    """A hash of what a model is: its header to the letter, and some bytes from the middle of every
+    tensor.
 
-    Another model, another quantization and a tensor made anew have another one; the name and the place of the file do
-    not count. It reads a few MB (SmolLM2 135M: 2.9 MB, 12 ms on AVX2, 2026-11) where a file may have gigabytes.
+    Another model, another quantization and a tensor made anew have another one; the name and the
+    place of the file do not count. It reads a few MB (SmolLM2 135M: 2.9 MB, 12 ms on AVX2, 2026-11)
+    where a file may have gigabytes.
     """
     digest = hashlib.sha256()
     for path in header.files:
@@ -84,8 +101,9 @@ def content(header: Header) -> str:
 
 
 def written(header: Header) -> int:
-    """When the youngest of a model's files was last written, in nanoseconds: samples miss a small edit, this does
-    not."""
+    """When the youngest of a model's files was last written, in nanoseconds: samples miss a small
+    edit, this does not.
+    """
     return max(path.stat().st_mtime_ns for path in header.files)
 
 

@@ -1,8 +1,9 @@
 """Ctrl-C while C code runs, and while nothing may be left half done.
 
-Python's own SIGINT handler waits until the forward pass returns, which for a long prompt is seconds, and then raises
-between any two lines. The interpreter writes to a wake-up descriptor at once, though; a thread waits there and calls
-back. What ends a program as Ctrl-C would (a terminal that is gone) stops an answer, too.
+Python's own SIGINT handler waits until the forward pass returns, which for a long prompt is
+seconds, and then raises between any two lines. The interpreter writes to a wake-up descriptor at
+once, though; a thread waits there and calls back. What ends a program as Ctrl-C would (a terminal
+that is gone) stops an answer, too.
 """
 
 import signal
@@ -12,17 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOPS = {number for name in ("SIGINT", "SIGHUP", "SIGTERM") if (number := getattr(signal, name, None))}
+STOPS = {
+    number for name in ("SIGINT", "SIGHUP", "SIGTERM") if (number := getattr(signal, name, None))
+}
 
 _waiting: list[int] = []  # a Ctrl-C that nobody has acted on; signals are the whole process's
 
 
 @contextmanager
 def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` (from another thread) for every SIGINT inside the block, instead of KeyboardInterrupt.
+    """Call `act` (from another thread) for every SIGINT inside the block, instead of
+    KeyboardInterrupt.
 
-    One that had to wait for the block counts. Outside the main thread, where Python allows no handlers, the block
-    runs unchanged.
+    One that had to wait for the block counts. Outside the main thread, where Python allows no
+    handlers, the block runs unchanged.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -54,7 +58,8 @@ def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Let Ctrl-C wait for the next `on_interrupt` or `interrupts_raise` inside the block, or for the block's end.
+    """Let Ctrl-C wait for the next `on_interrupt` or `interrupts_raise` inside the block, or for
+    the block's end.
 
     There it is KeyboardInterrupt again. Nothing in between is left half done.
     """
@@ -81,7 +86,10 @@ def interrupt_taken() -> bool:
 @contextmanager
 def interrupts_raise() -> Iterator[None]:
     """Where Ctrl-C waits: let it be KeyboardInterrupt in this block, which can be left anywhere."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not _wait:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not _wait
+    ):
         yield
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)

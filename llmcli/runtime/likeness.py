@@ -20,7 +20,9 @@ def common(held: Sequence[int], tokens: Sequence[int]) -> int:
 
 
 def gap(held: list[int], tokens: Sequence[int], at: int) -> int:
-    """How many tokens of `held` to leave out at `at`, so that it goes on longest as `tokens` do there; 0 for none."""
+    """How many tokens of `held` to leave out at `at`, so that it goes on longest as `tokens` do
+    there; 0 for none.
+    """
     anchor = list(tokens[at : at + ANCHOR])
     if len(anchor) < ANCHOR:
         return 0
@@ -41,5 +43,9 @@ def reach(held: list[int], tokens: Sequence[int]) -> int:
 
 
 def shared(mine: list[int], theirs: list[int]) -> int:
-    """How many of two lists' numbers are the same, where all that are stand at the beginning: bisection finds it."""
-    return bisect_left(range(min(len(mine), len(theirs))), True, key=lambda at: mine[at] != theirs[at])
+    """How many of two lists' numbers are the same, where all that are stand at the beginning:
+    bisection finds it.
+    """
+    return bisect_left(
+        range(min(len(mine), len(theirs))), True, key=lambda at: mine[at] != theirs[at]
+    )

@@ -1,4 +1,5 @@
-"""What leaves when the context is full, so that an answer can go on: whole turns, or all but the first and last tokens.
+"""What leaves when the context is full, so that an answer can go on: whole turns, or all but the
+first and last tokens.
 
 Knows tokens alone: where a conversation has turns is told by whoever asks.
 """
@@ -14,7 +15,9 @@ SPARE = 4
 
 @dataclass(frozen=True, slots=True)
 class Shorter:
-    """What stays: its tokens, of which the first `prompt` are the prompt's, and how many turns have left in all."""
+    """What stays: its tokens, of which the first `prompt` are the prompt's, and how many turns have
+    left in all.
+    """
 
     tokens: list[int]
     prompt: int
@@ -22,23 +25,27 @@ class Shorter:
 
 
 class Overflow(Protocol):
-    """A policy for a full context. `move`: what stays may move up in the cache instead of being computed anew."""
+    """A policy for a full context. `move`: what stays may move up in the cache instead of being
+    computed anew.
+    """
 
     @property
     def move(self) -> bool: ...
 
     def shorten(self, tokens: Sequence[int], prompt: int, turns: int, size: int) -> Shorter | None:
-        """What stays of `tokens`, whose first `prompt` are the prompt without its first `turns`, so that one more fits
-        into `size`; None where nothing may leave."""
+        """What stays of `tokens`, whose first `prompt` are the prompt without its first `turns`, so
+        that one more fits into `size`; None where nothing may leave.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """The oldest turns leave, as many as it takes for a part of the context to be free; what stands before them stays.
+    """The oldest turns leave, as many as it takes for a part of the context to be free; what stands
+    before them stays.
 
-    `without` gives the prompt without its first turns, of which it has `turns` that may leave. (Not a range of its
-    tokens: a template may put the system text into the first message.)
+    `without` gives the prompt without its first turns, of which it has `turns` that may leave. (Not
+    a range of its tokens: a template may put the system text into the first message.)
     """
 
     turns: int
@@ -64,8 +71,10 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """The first `keep` tokens stay, to which models attend whatever they say (Xiao et al. 2023, StreamingLLM), and
-    the last ones; half of the room between is given up at a time, as llama.cpp does it (tools/completion)."""
+    """The first `keep` tokens stay, to which models attend whatever they say (Xiao et al. 2023,
+    StreamingLLM), and the last ones; half of the room between is given up at a time, as llama.cpp
+    does it (tools/completion).
+    """
 
     keep: int
     move: bool = True

@@ -7,18 +7,21 @@ from llmcli.runtime.ledger import Ledger
 from llmcli.runtime.sequence import Sequence
 
 LONG = 64  # rows of one sequence whose computing is worth breaking off
-# Rows from which on the CPU goes by tiles in flash attention (ggml-cpu/ops.cpp, use_tiled). Fewer round otherwise:
-# Gemma 3 270M in Q3_K_S, perplexity in passes of 16 rows 0.09 % off that of whole chunks, in passes of 128 the same to
-# eight digits. And it is slow: SmolLM2-135M behind 600 tokens, 63 rows took eight times as long as 64 (2026-11).
+# Rows from which on the CPU goes by tiles in flash attention (ggml-cpu/ops.cpp, use_tiled). Fewer
+# round otherwise: Gemma 3 270M in Q3_K_S, perplexity in passes of 16 rows 0.09 % off that of whole
+# chunks, in passes of 128 the same to eight digits. And it is slow: SmolLM2-135M behind 600 tokens,
+# 63 rows took eight times as long as 64 (2026-11).
 TILE = 64
 
 
 def piece(left: int, room: int, before: int, most: int, micro: int) -> int:
-    """How many of the `left` tokens of a prompt go into a pass that has `before` rows and `room` for more, at best.
+    """How many of the `left` tokens of a prompt go into a pass that has `before` rows and `room`
+    for more, at best.
 
-    Neither what is left nor the last micro-batch (llama.cpp cuts a pass of at most `most` rows into those of `micro`)
-    shall have fewer rows than a tile: 512 rows took 429 ms, 543 rows 737, since the last 31 go one by one
-    (SmolLM2-135M, two threads, 2026-11-22). So it may take a tile more than there is room for.
+    Neither what is left nor the last micro-batch (llama.cpp cuts a pass of at most `most` rows into
+    those of `micro`) shall have fewer rows than a tile: 512 rows took 429 ms, 543 rows 737, since
+    the last 31 go one by one (SmolLM2-135M, two threads, 2026-11-22). So it may take a tile more
+    than there is room for.
     """
     count = left if left < room + TILE else room
     count = min(count, most - before)
@@ -31,7 +34,9 @@ def piece(left: int, room: int, before: int, most: int, micro: int) -> int:
 
 
 class Share(NamedTuple):
-    """A sequence's part of a pass: how many of its tokens (or branches), and how many of the rows give logits."""
+    """A sequence's part of a pass: how many of its tokens (or branches), and how many of the rows
+    give logits.
+    """
 
     sequence: Sequence
     tokens: int
@@ -61,7 +66,9 @@ class Pass:
         self.wants += wants
         if last and sequence.draft:
             self._guess(sequence)
-        self.shares.append(Share(sequence, count, len(read) + (1 + len(sequence.draft) if last else 0)))
+        self.shares.append(
+            Share(sequence, count, len(read) + (1 + len(sequence.draft) if last else 0))
+        )
 
     def mostly(self, sequence: Sequence) -> bool:
         """Whether it is long, and at least half of it one sequence's."""

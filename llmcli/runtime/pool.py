@@ -5,8 +5,10 @@ from typing import Protocol
 
 
 class Memory(Protocol):
-    """What the ledger asks of a context (llama_memory_* of llama.h). `whole_states`: a state has every cell; llama.cpp
-    leaves out of one what a window does not see any more, though all of it was kept."""
+    """What the ledger asks of a context (llama_memory_* of llama.h). `whole_states`: a state has
+    every cell; llama.cpp leaves out of one what a window does not see any more, though all of it
+    was kept.
+    """
 
     n_ctx: int
     n_seq_max: int
@@ -29,7 +31,9 @@ class Memory(Protocol):
 
     def state(self, sequence: int, start: int = 0) -> memoryview: ...
 
-    def put_state(self, sequence: int, kept: bytes | memoryview, start: int = 0, source: int = -1) -> bool: ...
+    def put_state(
+        self, sequence: int, kept: bytes | memoryview, start: int = 0, source: int = -1
+    ) -> bool: ...
 
 
 class Pool(Memory, Protocol):
@@ -42,7 +46,9 @@ class Pool(Memory, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """What a slot held, outside the pool: its tokens, and the state of those from `start` on; others held the rest."""
+    """What a slot held, outside the pool: its tokens, and the state of those from `start` on;
+    others held the rest.
+    """
 
     tokens: tuple[int, ...]
     start: int
@@ -51,8 +57,9 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Occupied:
-    """Whose cells are where. `latest`: for each token of the slot used last, whether others hold its cell as well;
-    `others`: cells that this slot does not hold."""
+    """Whose cells are where. `latest`: for each token of the slot used last, whether others hold
+    its cell as well; `others`: cells that this slot does not hold.
+    """
 
     latest: tuple[bool, ...]
     others: int

@@ -1,8 +1,9 @@
-"""Which slots begin alike: a radix tree over the tokens that slots hold (Zheng et al. 2024, RadixAttention).
+"""Which slots begin alike: a radix tree over the tokens that slots hold (Zheng et al. 2024,
+RadixAttention).
 
-A node is a run of tokens and the slots whose text goes through all of it. A lookup walks down once, however many
-slots there are. Texts of clients who share nothing stand in trees of their own. It knows tokens alone: whose cells
-are the same ones is the ledger's.
+A node is a run of tokens and the slots whose text goes through all of it. A lookup walks down once,
+however many slots there are. Texts of clients who share nothing stand in trees of their own. It
+knows tokens alone: whose cells are the same ones is the ledger's.
 """
 
 from collections.abc import Sequence
@@ -20,8 +21,9 @@ class Node:
         self.children: dict[int, Node] = {}
 
     def split(self, at: int) -> "Node":
-        """Let the run end at `at`, and what followed be a child; the node itself stays the lower one. The upper one
-        is returned."""
+        """Let the run end at `at`, and what followed be a child; the node itself stays the lower
+        one. The upper one is returned.
+        """
         assert self.parent is not None and 0 < at < len(self.run), at
         upper = Node(self.parent, self.run[:at], set(self.holders))
         self.parent.children[self.run[0]] = upper
@@ -39,7 +41,9 @@ class Prefixes:
         self.lengths = [0] * slots  # tokens of each slot that the tree knows
 
     def grow(self, slot: int, tokens: list[int], scope: str) -> None:
-        """A slot holds `tokens`, which begin with what is known of it; an empty one enters the tree of `scope`."""
+        """A slot holds `tokens`, which begin with what is known of it; an empty one enters the tree
+        of `scope`.
+        """
         end = self._ends[slot]
         if end is None:
             end = self._roots.setdefault(scope, Node(None, [], set()))

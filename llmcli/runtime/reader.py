@@ -1,13 +1,16 @@
-"""Prompts read in a context of their own, with flash attention, for answers that go on in one without it.
+"""Prompts read in a context of their own, with flash attention, for answers that go on in one
+without it.
 
-Some CPUs read prompts in half the time with ggml's flash attention and answers in twice (hardware/attention.py asks):
-passes of 64 rows and more go by tiles, fewer row by row (ggml-cpu/ops.cpp, use_tiled). SmolLM2-135M, two threads of a
-Xeon, behind 512 tokens each: 512 rows 0.47 s with it and 1.03 without; a pass of one, four, eight, sixteen answers 20,
-53, 98, 203 ms with it and 12, 36, 76, 251 without. Four users with prompts of 530 tokens and answers of 96: 42 tokens a
-second, so 61 (2026-11-22). To move what was computed is 20 to 40 µs a token, computing it 900. And answers that go on
-are in nobody's way: llama.cpp looks at all cells of a context for each row.
+Some CPUs read prompts in half the time with ggml's flash attention and answers in twice
+(hardware/attention.py asks): passes of 64 rows and more go by tiles, fewer row by row
+(ggml-cpu/ops.cpp, use_tiled). SmolLM2-135M, two threads of a Xeon, behind 512 tokens each: 512 rows
+0.47 s with it and 1.03 without; a pass of one, four, eight, sixteen answers 20, 53, 98, 203 ms with
+it and 12, 36, 76, 251 without. Four users with prompts of 530 tokens and answers of 96: 42 tokens a
+second, so 61 (2026-11-22). To move what was computed is 20 to 40 µs a token, computing it 900. And
+answers that go on are in nobody's way: llama.cpp looks at all cells of a context for each row.
 
-A slot has the same number in both. What is here may be forgotten at any time: the pool of the answers has all of it.
+A slot has the same number in both. What is here may be forgotten at any time: the pool of the
+answers has all of it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,27 +19,43 @@ from dataclasses import replace
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding.carved import turned
-from llmcli.runtime.binding.context import Aborted, Context, ContextOptions, NoSlot, Rows, open_context
+from llmcli.runtime.binding.context import (
+    Aborted,
+    Context,
+    ContextOptions,
+    NoSlot,
+    Rows,
+    open_context,
+)
 from llmcli.runtime.binding.model import Model
 from llmcli.runtime.binding.row import Row
 from llmcli.runtime.likeness import common
 from llmcli.runtime.passes import TILE, Pass, Share
 from llmcli.runtime.request import RunOptions
 
-LEAST = 48  # rows of a prompt that are worth the moves: into cells that lie apart they take up to 40 ms
+LEAST = (
+    48  # rows of a prompt that are worth the moves: into cells that lie apart they take up to 40 ms
+)
 CELLS = 4096  # of the context that reads, at most: longer texts are read where the answers are
-BESIDE = 128  # rows of a micro-batch where the answers are: without flash attention all their scores are written out
+# rows of a micro-batch where the answers are: without flash attention all their scores are written
+# out
+BESIDE = 128
 
 
 def reading_options(home: ContextOptions, options: RunOptions) -> ContextOptions:
     """What the context that reads is made with."""
-    return replace(home, n_ctx=options.reading, n_ubatch=options.rows, flash_attn="on", appends=False)
+    return replace(
+        home, n_ctx=options.reading, n_ubatch=options.rows, flash_attn="on", appends=False
+    )
 
 
 @contextmanager
-def opened(model: Model, home: Context, made_with: ContextOptions, options: RunOptions) -> Iterator["Reader"]:
-    """Make the context that reads for `home`; what interrupts one interrupts the other. Raises UserError as
-    open_context does."""
+def opened(
+    model: Model, home: Context, made_with: ContextOptions, options: RunOptions
+) -> Iterator["Reader"]:
+    """Make the context that reads for `home`; what interrupts one interrupts the other. Raises
+    UserError as open_context does.
+    """
     with open_context(model, reading_options(made_with, options), stop=home.stop) as context:
         yield Reader(context, home)
 
@@ -52,10 +71,16 @@ class Reader:
     def nbytes(self) -> int | None:
         """Bytes of its cache and its buffers; None where this build cannot be asked."""
         allocated = self.context.allocated()
-        return None if allocated is None else allocated.context + allocated.compute + self.context.output_bytes
+        return (
+            None
+            if allocated is None
+            else allocated.context + allocated.compute + self.context.output_bytes
+        )
 
     def takes(self, plan: Pass) -> bool:
-        """Whether it is to compute a pass: of prompts alone, one of them long enough, and with room for them."""
+        """Whether it is to compute a pass: of prompts alone, one of them long enough, and with room
+        for them.
+        """
         context, shares = self.context, plan.shares
         return (
             LEAST <= len(plan.tokens) <= context.n_batch
@@ -68,8 +93,8 @@ class Reader:
     def read(self, plan: Pass) -> list[Row]:
         """Compute a pass and move its cells home; the rows that wanted logits, in order.
 
-        Raises NoSlot where they find no room at home, and Aborted and UserError as decode does: nothing is changed
-        there then.
+        Raises NoSlot where they find no room at home, and Aborted and UserError as decode does:
+        nothing is changed there then.
         """
         rows = self._rows(plan)
         try:
@@ -79,7 +104,9 @@ class Reader:
                 self._cut(share.sequence.slot, 0)
             raise
         for share in plan.shares:
-            self._held[share.sequence.slot] = share.sequence.tokens[: share.sequence.computed + share.tokens]
+            self._held[share.sequence.slot] = share.sequence.tokens[
+                : share.sequence.computed + share.tokens
+            ]
         moved: list[Share] = []
         for share in plan.shares:
             if not self._move(share):
@@ -90,7 +117,9 @@ class Reader:
         return found
 
     def _rows(self, plan: Pass) -> Rows:
-        """The pass as it is computed here: a rest that is no tile, with so much of what is before it that it is one."""
+        """The pass as it is computed here: a rest that is no tile, with so much of what is before
+        it that it is one.
+        """
         begins = [self._begin(share, alone=len(plan.shares) == 1) for share in plan.shares]
         self._make_room(plan, begins)
         tokens: list[int] = []
@@ -115,7 +144,9 @@ class Reader:
         return max(0, min(start, start + share.tokens - TILE)) if alone else start
 
     def _make_room(self, plan: Pass, begins: Sequence[int]) -> None:
-        """Cut every slot back to what the pass begins with, all of them before any is filled from home."""
+        """Cut every slot back to what the pass begins with, all of them before any is filled from
+        home.
+        """
         pairs = zip(plan.shares, begins, strict=True)
         wanted = {share.sequence.slot: share.sequence.tokens[:begin] for share, begin in pairs}
         for slot, held in enumerate(self._held):
@@ -134,7 +165,9 @@ class Reader:
     def _move(self, share: Share) -> bool:
         """Put what was computed behind what the slot holds at home; False where there is no room."""
         sequence, start = share.sequence, share.sequence.computed
-        return self.home.append_state(sequence.slot, turned(self.context.state(sequence.slot), start), start)
+        return self.home.append_state(
+            sequence.slot, turned(self.context.state(sequence.slot), start), start
+        )
 
     def _cut(self, slot: int, count: int) -> None:
         cut = self.context.trim(slot, count)

@@ -13,11 +13,13 @@ from llmcli.types import Finish, TokenTime
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a model is run. None means: decided from the machine and the model. `profile` says which of them a measured
-    profile has chosen (hardware/profile.py). `scored`: so many more rows of logits may a pass ask for than there are
-    sequences, for prompts whose own tokens are scored (Request.scores). `reading`: cells of a context in which prompts
-    are read apart (runtime/reader.py); 0: there is none. `gemm`: "ggml" leaves all products to it, "auto" those of many
-    rows to our own where they are faster (runtime/binding/gemm.py)."""
+    """How a model is run. None means: decided from the machine and the model. `profile` says which
+    of them a measured profile has chosen (hardware/profile.py). `scored`: so many more rows of
+    logits may a pass ask for than there are sequences, for prompts whose own tokens are scored
+    (Request.scores). `reading`: cells of a context in which prompts are read apart
+    (runtime/reader.py); 0: there is none. `gemm`: "ggml" leaves all products to it, "auto" those of
+    many rows to our own where they are faster (runtime/binding/gemm.py).
+    """
 
     ctx_size: int | None = None
     threads: int | None = None
@@ -42,9 +44,10 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One answer of a beam search: its tokens without the end token, and the sum of their log-probabilities
-    divided by their number ** length penalty (the end token is counted in both). `whole`: the request's grammar, if
-    any, accepts it."""
+    """One answer of a beam search: its tokens without the end token, and the sum of their
+    log-probabilities divided by their number ** length penalty (the end token is counted in both).
+    `whole`: the request's grammar, if any, accepts it.
+    """
 
     text: str
     score: float
@@ -67,19 +70,20 @@ NEW = Begun()
 class Request:
     """One prompt and how to answer it.
 
-    `max_tokens` None means: until the model stops, the context is full, or the answer only repeats itself;
-    `endless` (and `ignore_eos`) lets it repeat. `started` is the
-    `time.perf_counter()` of the call with the text, from which the time to the first token counts.
-    `strategy` is a name of runtime/strategies/, `search` is for the one called beam. `grammar` is what the answer must
-    follow, from where it has said `after` (the end of its thinking). `top_logprobs`: with `logprobs`, keep as many of
-    the likeliest tokens at each step. `overflow` says what leaves when the context is full, `move` that cells behind
-    something that has left may move up instead of being computed anew. `turn` is this one's number in its
-    conversation, `path` those before it: what the cache holds of them may give way to this one. Of those that wait the
-    one with the larger `priority` goes first; `client` is whose it is, so that one who asks much leaves room to others.
-    `scores`: tell how likely the prompt's own tokens are, and the one that ends the answer; the prompt is computed
-    anew, for the cache keeps no logits. `known`: of each sample what another process has told of it, none: of all of
-    them nothing. A known token is drawn like any other, and then this one stands in its place. A search of beams, which
-    has told nothing, passes them over.
+    `max_tokens` None means: until the model stops, the context is full, or the answer only repeats
+    itself; `endless` (and `ignore_eos`) lets it repeat. `started` is the `time.perf_counter()` of
+    the call with the text, from which the time to the first token counts. `strategy` is a name of
+    runtime/strategies/, `search` is for the one called beam. `grammar` is what the answer must
+    follow, from where it has said `after` (the end of its thinking). `top_logprobs`: with
+    `logprobs`, keep as many of the likeliest tokens at each step. `overflow` says what leaves when
+    the context is full, `move` that cells behind something that has left may move up instead of
+    being computed anew. `turn` is this one's number in its conversation, `path` those before it:
+    what the cache holds of them may give way to this one. Of those that wait the one with the
+    larger `priority` goes first; `client` is whose it is, so that one who asks much leaves room to
+    others. `scores`: tell how likely the prompt's own tokens are, and the one that ends the answer;
+    the prompt is computed anew, for the cache keeps no logits. `known`: of each sample what another
+    process has told of it, none: of all of them nothing. A known token is drawn like any other, and
+    then this one stands in its place. A search of beams, which has told nothing, passes them over.
     """
 
     tokens: tuple[int, ...]
@@ -107,8 +111,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What left a full context: how often, how many tokens and whole turns, and how many of the tokens that stayed
-    were computed anew because they could not move."""
+    """What left a full context: how often, how many tokens and whole turns, and how many of the
+    tokens that stayed were computed anew because they could not move.
+    """
 
     times: int = 0
     tokens: int = 0
@@ -121,14 +126,16 @@ NOTHING = Left()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A finished answer and its accounts; times in milliseconds (definitions: the contract's run --json).
+    """A finished answer and its accounts; times in milliseconds (definitions: the contract's run
+    --json).
 
-    `beams`: what a beam search found, best first; its text and tokens are the first one's. `top`: for each token
-    the likeliest of its step, none where it was not drawn; empty where nobody asked. `drafted` tokens were
-    guessed and computed, `accepted` of them were right; None: nothing was to be guessed. `left`: what left the
-    context while it was made. `error` is why it failed, where it did. `prompt`: of each token of the prompt but the
-    first, where `scores` asked for it; of several answers to one prompt the first has it. `queue_ms`: from the call to
-    the first pass over its prompt.
+    `beams`: what a beam search found, best first; its text and tokens are the first one's. `top`:
+    for each token the likeliest of its step, none where it was not drawn; empty where nobody asked.
+    `drafted` tokens were guessed and computed, `accepted` of them were right; None: nothing was to
+    be guessed. `left`: what left the context while it was made. `error` is why it failed, where it
+    did. `prompt`: of each token of the prompt but the first, where `scores` asked for it; of
+    several answers to one prompt the first has it. `queue_ms`: from the call to the first pass over
+    its prompt.
     """
 
     text: str
@@ -175,7 +182,9 @@ class Answer:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Nearest-rank percentile: the smallest value that at least `share` of them do not exceed; 0 for none."""
+    """Nearest-rank percentile: the smallest value that at least `share` of them do not exceed; 0
+    for none.
+    """
     if not values:
         return 0.0
     ordered = sorted(values)

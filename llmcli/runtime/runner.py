@@ -42,8 +42,10 @@ LAST = 16  # tokens of a prompt that may spell a tag
 
 @dataclass(frozen=True, slots=True)
 class KVReport:
-    """The KV cache in numbers, and the buffers beside it. `allocated_bytes` and `compute_bytes` None: this build cannot
-    be asked; `predicted_bytes` None: this architecture's cache follows rules we do not predict."""
+    """The KV cache in numbers, and the buffers beside it. `allocated_bytes` and `compute_bytes`
+    None: this build cannot be asked; `predicted_bytes` None: this architecture's cache follows
+    rules we do not predict.
+    """
 
     type_k: str
     type_v: str
@@ -57,9 +59,13 @@ class KVReport:
 
 
 class Reply:
-    """Answers being made to one prompt: iterate for their events, stop() from anywhere, then read `answers`."""
+    """Answers being made to one prompt: iterate for their events, stop() from anywhere, then read
+    `answers`.
+    """
 
-    def __init__(self, engine: Engine, context: Context, request: Request, samples: int = 1) -> None:
+    def __init__(
+        self, engine: Engine, context: Context, request: Request, samples: int = 1
+    ) -> None:
         self._engine, self._context = engine, context
         self.ids = engine.sample(request, samples)
         self._answers: dict[int, Answer] = {}
@@ -74,7 +80,9 @@ class Reply:
                 while len(self._answers) < len(self.ids):
                     for event in self._engine.step():
                         if event.finish is not None:
-                            answer = self._answers[event.sequence] = self._engine.answer(event.sequence)
+                            answer = self._answers[event.sequence] = self._engine.answer(
+                                event.sequence
+                            )
                             if answer.error:
                                 raise answer.error
                         yield event
@@ -131,11 +139,14 @@ class Runner:
         self._shape = kv.shape(header.metadata)
         if self._shape and options.reproducible:
             self._shape = kv.whole(self._shape)
-        # Asked once: the cache never changes its size, and llama.cpp's answer leaves a few words behind each time.
+        # Asked once: the cache never changes its size, and llama.cpp's answer leaves a few words
+        # behind each time.
         allocated = context.allocated()
         self._kv_bytes = allocated.context if allocated else None
         self._compute_bytes = allocated.compute if allocated else None
-        self.reading_bytes = apart.nbytes if apart else 0  # of the context in which prompts are read apart
+        self.reading_bytes = (
+            apart.nbytes if apart else 0
+        )  # of the context in which prompts are read apart
         self.pooling: str | None = None  # of embeddings; None: as the file says
         self._embedder: Embedder | None = None
 
@@ -150,17 +161,22 @@ class Runner:
         return bool(self.context.memory)
 
     def embedder(self) -> Embedder:
-        """What makes vectors of texts with this model, for the engine's thread; its context is made at the first text.
+        """What makes vectors of texts with this model, for the engine's thread; its context is made
+        at the first text.
 
         Raises UserError for a model that gives none.
         """
         if self._embedder is None:
-            self._embedder = Embedder(self.model, self.context, self.header, self.options, self.pooling)
+            self._embedder = Embedder(
+                self.model, self.context, self.header, self.options, self.pooling
+            )
         return self._embedder
 
     @property
     def embedding_bytes(self) -> int | None:
-        """Bytes that embeddings take beside the rest: 0 until the first, None where this build cannot be asked."""
+        """Bytes that embeddings take beside the rest: 0 until the first, None where this build
+        cannot be asked.
+        """
         return self._embedder.nbytes if self._embedder else 0
 
     def close(self) -> None:
@@ -180,7 +196,9 @@ class Runner:
         return made is not None and any(drafter.name == Lookup.name for drafter in made.drafters)
 
     def guess(self, ngram: str) -> bool:
-        """Switch prompt lookup, by a word of --ngram-draft; False where the model was loaded without."""
+        """Switch prompt lookup, by a word of --ngram-draft; False where the model was loaded
+        without.
+        """
         made, able = self._speculation, self.can_guess
         if ngram == "on" and not able:
             return False
@@ -204,11 +222,19 @@ class Runner:
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """What a template has written, as ids; one BOS even where template and file both add one."""
-        doubled = self.template is not None and bool(self.template.bos) and text.startswith(self.template.bos)
-        return tuple(self.model.tokenize(text, special=True, add_special=not doubled and self.model.add_bos))
+        doubled = (
+            self.template is not None
+            and bool(self.template.bos)
+            and text.startswith(self.template.bos)
+        )
+        return tuple(
+            self.model.tokenize(text, special=True, add_special=not doubled and self.model.add_bos)
+        )
 
     def show(self, words: Iterable[str]) -> None:
-        """Let control tokens that spell one of these words be text in answers; before anything is answered."""
+        """Let control tokens that spell one of these words be text in answers; before anything is
+        answered.
+        """
         for token in {token for word in words for token in self.model.tokenize(word, special=True)}:
             if self.model.control(token):
                 self.model.show(token)
@@ -226,7 +252,9 @@ class Runner:
         return opened(tail.decode("utf-8", "replace"))
 
     def reply(self, request: Request, samples: int = 1) -> Reply:
-        """Start an answer, or several to one prompt; raises UserError when they do not fit the context."""
+        """Start an answer, or several to one prompt; raises UserError when they do not fit the
+        context.
+        """
         self.check(request, samples)
         return Reply(self.engine, self.context, request, samples)
 
@@ -247,14 +275,17 @@ class Runner:
             self._refuse_beams(request)
         if request.grammar and request.ignore_eos:
             raise UserError(
-                "a grammar says where the answer ends, and --ignore-eos that it goes on", hint="leave one of them out"
+                "a grammar says where the answer ends, and --ignore-eos that it goes on",
+                hint="leave one of them out",
             )
         if samples > 1:
             self._refuse_samples(samples, count, request.max_tokens)
 
     def _refuse_samples(self, samples: int, prompt: int, max_tokens: int | None) -> None:
         """Raise UserError where the cells cannot hold the samples; without a limit: a word of each."""
-        each = 1 if max_tokens is None else max(0, max_tokens - 1)  # an answer's last token takes no cell
+        each = (
+            1 if max_tokens is None else max(0, max_tokens - 1)
+        )  # an answer's last token takes no cell
         cells = (prompt if self.engine.ledger.forks else samples * prompt) + samples * each
         if cells > self.n_ctx:
             length = "" if max_tokens is None else f" of {max_tokens} tokens"
@@ -271,13 +302,16 @@ class Runner:
             raise TooManyBeams(beams, self.context.n_seq_max)
         if self.context.recurrent:
             raise UserError(
-                "beams share their memory, and this model's recurrent state cannot be shared", hint="leave out --beams"
+                "beams share their memory, and this model's recurrent state cannot be shared",
+                hint="leave out --beams",
             )
         if not self.engine.ledger.forks:
             fits = window // kv.CELL_STEP * kv.CELL_STEP
             raise UserError(
                 f"beams share their memory, and within {self.n_ctx} tokens this model's window of {window} moves on",
-                hint=f"start with --ctx-size {fits}, or leave out --beams" if fits else "leave out --beams",
+                hint=f"start with --ctx-size {fits}, or leave out --beams"
+                if fits
+                else "leave out --beams",
             )
         if count + beams > self.n_ctx:
             raise UserError(
@@ -301,7 +335,9 @@ class Runner:
         )
 
     def predict(self, type_k: str, type_v: str, n_ctx: int | None = None) -> kv.KVCache | None:
-        """The cache that this context would need with other types or lengths; None: not known, or refused."""
+        """The cache that this context would need with other types or lengths; None: not known, or
+        refused.
+        """
         if self._shape is None or kv.refusal(self._shape, type_k, type_v):
             return None
         flash = self.options.flash_attn != "off"
@@ -316,16 +352,27 @@ class Runner:
         )
 
 
-def context_options(options: RunOptions, slots: int, drafting: Drafting, gpu_layers: int) -> ContextOptions:
+def context_options(
+    options: RunOptions, slots: int, drafting: Drafting, gpu_layers: int
+) -> ContextOptions:
     """What the context of decided options is made with."""
     assert options.ctx_size and options.threads, options
     outputs = max(drafting.outputs(options, on_gpu(gpu_layers)), options.scored + slots)
     rows = min(options.rows, reader.BESIDE) if options.reading else options.rows
     return ContextOptions(
-        options.ctx_size, options.batch_size, rows, slots, options.threads, options.threads_batch or options.threads,
-        options.cache_type_k, options.cache_type_v, options.flash_attn, n_outputs=outputs, whole=options.reproducible,
+        options.ctx_size,
+        options.batch_size,
+        rows,
+        slots,
+        options.threads,
+        options.threads_batch or options.threads,
+        options.cache_type_k,
+        options.cache_type_v,
+        options.flash_attn,
+        n_outputs=outputs,
+        whole=options.reproducible,
         appends=options.reading > 0,
-    )  # fmt: skip
+    )
 
 
 @contextmanager
@@ -343,9 +390,10 @@ def open_runner(
 ) -> Iterator[Runner]:
     """Check and load a GGUF. `options` must have ctx_size and threads decided (hardware/fit.py).
 
-    `template` replaces the file's chat template, `raw` leaves it out, `drafting` says what guesses tokens. Raises
-    Refusal for a file that is damaged or that llama.cpp does not run, for a model that writes by diffusion, and, where
-    `answers` are wanted, for one that was made for embeddings alone.
+    `template` replaces the file's chat template, `raw` leaves it out, `drafting` says what guesses
+    tokens. Raises Refusal for a file that is damaged or that llama.cpp does not run, for a model
+    that writes by diffusion, and, where `answers` are wanted, for one that was made for embeddings
+    alone.
     """
     begun = time.perf_counter()
     header = container.read(path)
@@ -365,12 +413,28 @@ def open_runner(
                 raise no_cache(model.diffuses)
             drafting = NO_DRAFTING  # measuring what guesses are worth takes a cache
         reads = reader.opened(model, context, wanted, options) if options.reading else nullcontext()
-        with reads as apart, speculation(drafting, header, model, context, options, gpu_layers) as guesses:
+        with (
+            reads as apart,
+            speculation(drafting, header, model, context, options, gpu_layers) as guesses,
+        ):
             source = None if raw else template or header.metadata.get("tokenizer.chat_template")
-            made = Template(str(source), bos=model.word(model.bos), eos=model.word(model.eos)) if source else None
+            made = (
+                Template(str(source), bos=model.word(model.bos), eos=model.word(model.eos))
+                if source
+                else None
+            )
             load_ms = (time.perf_counter() - begun) * 1e3
             runner = Runner(
-                header, model, context, options, made, load_ms, native_sampling, guesses, drafting.ngram, apart
+                header,
+                model,
+                context,
+                options,
+                made,
+                load_ms,
+                native_sampling,
+                guesses,
+                drafting.ngram,
+                apart,
             )
             try:
                 yield runner
@@ -379,7 +443,9 @@ def open_runner(
 
 
 @contextmanager
-def _open(header: container.Header, options: ContextOptions, gpu_layers: int) -> Iterator[tuple[Model, Context]]:
+def _open(
+    header: container.Header, options: ContextOptions, gpu_layers: int
+) -> Iterator[tuple[Model, Context]]:
     opened = open_model(header.path, gpu_layers=gpu_layers, latent=header.latent)
     with opened as model, open_context(model, options) as context:
         yield model, context
@@ -388,7 +454,17 @@ def _open(header: container.Header, options: ContextOptions, gpu_layers: int) ->
 def _tag_tokens(model: Model) -> set[int]:
     """Control tokens that thinking tags are made of."""
     words = [word for tags in TAGS for word in (tags.opens, tags.closes)]
-    made = {token for word in words for token in model.tokenize(word, special=True) if model.control(token)}
+    made = {
+        token
+        for word in words
+        for token in model.tokenize(word, special=True)
+        if model.control(token)
+    }
     if any(model.piece(token, special=True) == b"<|channel|>" for token in made):
-        made |= {token for word in HIDDEN for token in model.tokenize(word, special=True) if model.control(token)}
+        made |= {
+            token
+            for word in HIDDEN
+            for token in model.tokenize(word, special=True)
+            if model.control(token)
+        }
     return made

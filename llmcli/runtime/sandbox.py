@@ -1,8 +1,9 @@
 """Jinja with bounds: where a model's chat template runs, which came with a file from somewhere.
 
-Jinja's own sandbox keeps a template from the interpreter, not from running for ever or filling the memory.
-Here loops and calls look at the clock, whatever makes text or lists pays from a budget beforehand, and only
-the filters and methods that chat templates use are there. It knows nothing of conversations.
+Jinja's own sandbox keeps a template from the interpreter, not from running for ever or filling the
+memory. Here loops and calls look at the clock, whatever makes text or lists pays from a budget
+beforehand, and only the filters and methods that chat templates use are there. It knows nothing of
+conversations.
 """
 
 import json
@@ -15,18 +16,87 @@ from typing import Any
 SECONDS, CHARACTERS = 2.0, 1 << 20
 WORK = 64  # characters made in all for each that may be written: templates build texts bit by bit
 NUMBER = 64  # what a number of a range costs, in characters
-FILTERS = frozenset({
-    "abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "groupby", "indent",
-    "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace",
-    "reverse", "safe", "select", "selectattr", "sort", "string", "title", "tojson", "trim", "truncate", "unique",
-    "upper", "wordcount",
-})  # fmt: skip
-METHODS = frozenset({
-    "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",
-    "isdigit", "islower", "isnumeric", "isspace", "istitle", "isupper", "join", "lower", "lstrip", "partition",
-    "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "split",
-    "splitlines", "startswith", "strip", "swapcase", "title", "upper",
-})  # fmt: skip
+FILTERS = frozenset(
+    {
+        "abs",
+        "capitalize",
+        "count",
+        "d",
+        "default",
+        "dictsort",
+        "e",
+        "escape",
+        "first",
+        "float",
+        "groupby",
+        "indent",
+        "int",
+        "items",
+        "join",
+        "last",
+        "length",
+        "list",
+        "lower",
+        "map",
+        "max",
+        "min",
+        "reject",
+        "rejectattr",
+        "replace",
+        "reverse",
+        "safe",
+        "select",
+        "selectattr",
+        "sort",
+        "string",
+        "title",
+        "tojson",
+        "trim",
+        "truncate",
+        "unique",
+        "upper",
+        "wordcount",
+    }
+)
+METHODS = frozenset(
+    {
+        "capitalize",
+        "casefold",
+        "count",
+        "endswith",
+        "find",
+        "index",
+        "isalnum",
+        "isalpha",
+        "isascii",
+        "isdecimal",
+        "isdigit",
+        "islower",
+        "isnumeric",
+        "isspace",
+        "istitle",
+        "isupper",
+        "join",
+        "lower",
+        "lstrip",
+        "partition",
+        "removeprefix",
+        "removesuffix",
+        "replace",
+        "rfind",
+        "rindex",
+        "rpartition",
+        "rsplit",
+        "rstrip",
+        "split",
+        "splitlines",
+        "startswith",
+        "strip",
+        "swapcase",
+        "title",
+        "upper",
+    }
+)
 PADDED = re.compile(r"[*]|\d{3}")  # in a % format
 
 
@@ -59,7 +129,9 @@ class Budget:
         self.tick()
 
     def weigh(self, *values: Any) -> None:
-        """Pay for the text of `values`, lists within lists and all: their text may be far longer than they."""
+        """Pay for the text of `values`, lists within lists and all: their text may be far longer
+        than they.
+        """
         from jinja2.utils import Namespace
 
         stack = list(values)
@@ -114,7 +186,9 @@ def environment(budget: Budget) -> Any:
             return super().call(context, function, *args, **kwargs)
 
         def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-            if isinstance(obj, (int, float, bytes)) or (isinstance(obj, str) and attr not in METHODS):
+            if isinstance(obj, (int, float, bytes)) or (
+                isinstance(obj, str) and attr not in METHODS
+            ):
                 return False
             return super().is_safe_attribute(obj, attr, value)
 
@@ -150,7 +224,9 @@ def _code_generator() -> Any:
 
 
 def _generation() -> Any:
-    """transformers' `{% generation %}`: it marks answers for training (AssistantTracker). What is in it is written."""
+    """transformers' `{% generation %}`: it marks answers for training (AssistantTracker). What is
+    in it is written.
+    """
     from jinja2 import nodes
     from jinja2.ext import Extension
 
@@ -221,12 +297,19 @@ def _filters(budget: Budget, table: Mapping[str, Any]) -> dict[str, Any]:
         return soft_str(value)
 
     def tojson(
-        value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: Any = None,
         sort_keys: bool = False,
-    ) -> str:  # fmt: skip
-        # Not Jinja's own filter: that one escapes < > & ' for HTML, which models were not trained on.
+    ) -> str:
+        # Not Jinja's own filter: that one escapes < > & ' for HTML, which models were not trained
+        # on.
         encoder = json.JSONEncoder(
-            ensure_ascii=ensure_ascii, indent=min(indent or 0, 8) or None, separators=separators, sort_keys=sort_keys
+            ensure_ascii=ensure_ascii,
+            indent=min(indent or 0, 8) or None,
+            separators=separators,
+            sort_keys=sort_keys,
         )
         parts = []
         for part in encoder.iterencode(value):

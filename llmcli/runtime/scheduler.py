@@ -1,12 +1,14 @@
 """Who runs, who waits, and what the next pass computes.
 
-Tokens of answers come first, then prompts, in pieces: the shortest rest first, but the oldest always gets a part. A
-request is let in where its prompt fits beside what the others hold and are about to say; where that was too little
-after all the least important gives way, the youngest of equals: its cells go to the host's memory or are computed
-anew, and it goes on later. A search of beams, which shows nothing before its end, begins again. So nobody fails for
-others' sake: only what is too long for the whole pool by itself ends as context_full.
+Tokens of answers come first, then prompts, in pieces: the shortest rest first, but the oldest
+always gets a part. A request is let in where its prompt fits beside what the others hold and are
+about to say; where that was too little after all the least important gives way, the youngest of
+equals: its cells go to the host's memory or are computed anew, and it goes on later. A search of
+beams, which shows nothing before its end, begins again. So nobody fails for others' sake: only what
+is too long for the whole pool by itself ends as context_full.
 
-A prompt that begins as one that is just being computed waits for that one, and shares its cells (`Sequence.held`).
+A prompt that begins as one that is just being computed waits for that one, and shares its cells
+(`Sequence.held`).
 """
 
 from collections.abc import Iterator
@@ -41,7 +43,10 @@ class Scheduler:
         self.context, self.ledger, self.schedule = context, ledger, schedule
         self.running: dict[int, Sequence] = {}
         self.waiting = Waiting()
-        self.swap, self.parking = Swap(ledger, schedule.swap_bytes), Parking(ledger, schedule.swap_bytes)
+        self.swap, self.parking = (
+            Swap(ledger, schedule.swap_bytes),
+            Parking(ledger, schedule.swap_bytes),
+        )
         self.aside = Aside(ledger, schedule.swap_bytes)
         self.passes = self.preemptions = 0
         self.row_seconds = 0.0  # of a pass with many, lately
@@ -65,7 +70,9 @@ class Scheduler:
         """A pass took so long."""
         self.passes += 1
         each = seconds / rows
-        if rows >= TILE or (rows > SPAN and each < self.row_seconds):  # else dear rows would make passes ever shorter
+        if rows >= TILE or (
+            rows > SPAN and each < self.row_seconds
+        ):  # else dear rows would make passes ever shorter
             self.row_seconds += (each - self.row_seconds) / 8 if self.row_seconds else each
             self.swap.computed(rows, seconds)
 
@@ -90,7 +97,9 @@ class Scheduler:
         return sequence.prompting or len(sequence.tokens) - sequence.computed > SPAN
 
     def yield_to(self) -> bool:
-        """Cells are short: the least important gives way; False where nobody else runs, and nothing lies idle."""
+        """Cells are short: the least important gives way; False where nobody else runs, and nothing
+        lies idle.
+        """
         if len(self.running) < 2 and not self.ledger.stuck:
             return False
         self._preempt(max(self.running.values(), key=lambda one: (-one.request.priority, one.id)))
@@ -124,7 +133,11 @@ class Scheduler:
     def _let_in(self) -> None:
         tried: set[int] = set()
         while self.waiting and self.may_run() and self.ledger.idle:
-            ranked = [one for one in self.waiting.ranked(self.passes, self.running.values()) if one.id not in tried]
+            ranked = [
+                one
+                for one in self.waiting.ranked(self.passes, self.running.values())
+                if one.id not in tried
+            ]
             first = next((one for one in ranked if not self._held(one)), None)
             if first is None:
                 return
@@ -146,9 +159,11 @@ class Scheduler:
         twins = {
             other: same
             for other in self.running.values()
-            if other.prompting and self.scope(other) == scope
-            and (same := min(common(other.tokens, tokens), other.prompt, len(tokens) - 1)) > other.computed
-        }  # fmt: skip
+            if other.prompting
+            and self.scope(other) == scope
+            and (same := min(common(other.tokens, tokens), other.prompt, len(tokens) - 1))
+            > other.computed
+        }
         other = max(twins, key=twins.__getitem__, default=None)
         if other is None or twins[other] < self.ledger.match(tokens, scope)[0] + TWIN:
             return False
@@ -160,7 +175,9 @@ class Scheduler:
         return "" if self.schedule.shared else sequence.request.client
 
     def place_fork(self, first: Sequence, sequence: Sequence) -> bool:
-        """Let a sample in that begins where another's prompt ends, in cells shared with it; False: it waits."""
+        """Let a sample in that begins where another's prompt ends, in cells shared with it; False:
+        it waits.
+        """
         if not self.ledger.forks or not self.ledger.idle or self.ledger.tight or not self.may_run():
             return False
         slot = self.ledger.claim(self.scope(sequence))
@@ -193,7 +210,9 @@ class Scheduler:
                 self._run(sequence)
                 return True
             ledger.release(slot)
-        known = sequence.tokens[:1] if request.scores else sequence.tokens  # nothing is taken over for so few
+        known = (
+            sequence.tokens[:1] if request.scores else sequence.tokens
+        )  # nothing is taken over for so few
         place = ledger.place(known, request.path, request.move, self.scope(sequence))
         if place is None:
             return False
@@ -205,9 +224,12 @@ class Scheduler:
         return True
 
     def _disturbs(self, sequence: Sequence) -> bool:
-        """Whether it must not run beside the others: branches that a search gives up leave holes, and where nothing is
-        forgotten while anything runs none may be filled."""
-        searches = sequence.strategy.slots > 1 or any(one.strategy.slots > 1 for one in self.running.values())
+        """Whether it must not run beside the others: branches that a search gives up leave holes,
+        and where nothing is forgotten while anything runs none may be filled.
+        """
+        searches = sequence.strategy.slots > 1 or any(
+            one.strategy.slots > 1 for one in self.running.values()
+        )
         return bool(self.running) and not self.ledger.keeps and searches
 
     def _fits(self, sequence: Sequence) -> bool:
@@ -227,15 +249,20 @@ class Scheduler:
         gap = self.schedule.gap
         if gap is None or not decoding:
             return most if gap is None else min(most, self.context.n_ubatch)
-        wished = int(gap / self.row_seconds) if self.row_seconds else self.context.n_ubatch // OLDEST
+        wished = (
+            int(gap / self.row_seconds) if self.row_seconds else self.context.n_ubatch // OLDEST
+        )
         step = TILE if wished >= TILE or self.schedule.aside else SPAN
-        # The nearest: a row of 64 beside others' cells took 4.9 ms, one of 128 without them (aside.py) 3.5, so what was
-        # rounded down at 4 stayed short: four users 19 tokens a second, and 26 (two threads of an EPYC, 2026-11-23).
+        # The nearest: a row of 64 beside others' cells took 4.9 ms, one of 128 without them
+        # (aside.py) 3.5, so what was rounded down at 4 stayed short: four users 19 tokens a second,
+        # and 26 (two threads of an EPYC, 2026-11-23).
         nearest = (wished + step // 2) // step * step
         return min(most, max(nearest, step, decoding + SPAN))
 
     def _order(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Who goes on with few tokens, and who has many to compute; each in the order in which they are served."""
+        """Who goes on with few tokens, and who has many to compute; each in the order in which they
+        are served.
+        """
         short: list[Sequence] = []
         long: list[Sequence] = []
         for one in self.running.values():
@@ -243,11 +270,17 @@ class Scheduler:
         if len(short) > 1:
             short.sort(key=lambda one: (-one.request.priority, one.id))
         if len(long) > 1:
-            long.sort(key=lambda one: (-one.request.priority, len(one.tokens) - one.computed, one.id))
+            long.sort(
+                key=lambda one: (-one.request.priority, len(one.tokens) - one.computed, one.id)
+            )
         return short, long
 
-    def _parted(self, short: list[Sequence], long: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """Which prompts are long enough for a pass of their own, and which are computed beside the answers."""
+    def _parted(
+        self, short: list[Sequence], long: list[Sequence]
+    ) -> tuple[list[Sequence], list[Sequence]]:
+        """Which prompts are long enough for a pass of their own, and which are computed beside the
+        answers.
+        """
         least = self.schedule.apart
         if least is None:
             rows = sum(len(one.tokens) - one.computed for one in long)
@@ -258,7 +291,13 @@ class Scheduler:
     def _long_enough(self, rows: int) -> bool:
         """Whether others are to step aside for so many rows, and can."""
         ledger, least = self.ledger, self.schedule.aside
-        return least is not None and rows >= least and ledger.forks and ledger.keeps and ledger.memory.whole_states
+        return (
+            least is not None
+            and rows >= least
+            and ledger.forks
+            and ledger.keeps
+            and ledger.memory.whole_states
+        )
 
     @contextmanager
     def alone(self, plan: Pass) -> Iterator[None]:
@@ -267,7 +306,11 @@ class Scheduler:
             yield
             return
         slots = set(plan.slots)
-        others = [one for one in self.running.values() if one.slot not in slots and one.strategy.slots == 1]
+        others = [
+            one
+            for one in self.running.values()
+            if one.slot not in slots and one.strategy.slots == 1
+        ]
         try:
             with self.aside.stepping([one.slot for one in others]):
                 yield
@@ -299,7 +342,9 @@ class Scheduler:
         return self._fill_up(made, long, going) if long else None
 
     def _fill_up(self, made: Pass, long: list[Sequence], going: int) -> Sequence | None:
-        """Pieces of prompts in what is left of the pass; so many answers are `going` on beside them."""
+        """Pieces of prompts in what is left of the pass; so many answers are `going` on beside
+        them.
+        """
         rows = self._rows(max(going, len(made.tokens)))
         oldest = min(long, key=lambda one: (-one.request.priority, one.id))
         reserve = (rows - len(made.tokens)) // OLDEST
@@ -313,7 +358,9 @@ class Scheduler:
             if count <= 0:
                 continue
             if not (self.schedule.rows or self.schedule.chunk):
-                count = piece(left, count, len(made.tokens), self.context.n_batch, self.context.n_ubatch)
+                count = piece(
+                    left, count, len(made.tokens), self.context.n_batch, self.context.n_ubatch
+                )
             count = min(count, self._outputs(made, sequence, len(long)))
             if not count:
                 continue
@@ -321,13 +368,16 @@ class Scheduler:
                 count = self.ledger.size - self.ledger.used - len(made.tokens)
             if count > 0:
                 self._add(made, sequence, count, len(self.running) == 1)
-            elif not made.tokens or any(self._below(other, sequence) for other in self.running.values()):
+            elif not made.tokens or any(
+                self._below(other, sequence) for other in self.running.values()
+            ):
                 return sequence
         return None
 
     def _outputs(self, made: Pass, sequence: Sequence, prompts: int) -> int:
-        """The most rows that a prompt may add for what a pass may give of logits: where each row gives some, one is
-        left to each other prompt."""
+        """The most rows that a prompt may add for what a pass may give of logits: where each row
+        gives some, one is left to each other prompt.
+        """
         left = self.context.n_outputs - sum(made.wants)
         if left <= 0:
             return 0
@@ -346,12 +396,16 @@ class Scheduler:
         made.add(sequence, count)
 
     def _cut_draft(self, sequence: Sequence, rows: int, alone: bool) -> None:
-        """As much of a draft as there is room for: nothing leaves for a guess, and who has company has rows enough."""
+        """As much of a draft as there is room for: nothing leaves for a guess, and who has company
+        has rows enough.
+        """
         context, ledger = self.context, self.ledger
         room = min(
-            context.n_ctx - len(sequence.tokens), ledger.size - ledger.used - rows, context.n_batch - rows,
+            context.n_ctx - len(sequence.tokens),
+            ledger.size - ledger.used - rows,
+            context.n_batch - rows,
             context.n_outputs - 1,
-        )  # fmt: skip
+        )
         del sequence.draft[max(0, room) if alone else 0 :]
 
     # Where an answer's own context is full

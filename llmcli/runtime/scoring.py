@@ -1,7 +1,8 @@
 """Chunks of text through a model: the logits of their scored positions, some rows at a time.
 
-Fits quant's Scorer without importing it. Several chunks go through one pass, each in a sequence of its own, as
-llama-perplexity does; only the rows that are scored ask for logits, and never more of them than `block_rows` allows.
+Fits quant's Scorer without importing it. Several chunks go through one pass, each in a sequence of
+its own, as llama-perplexity does; only the rows that are scored ask for logits, and never more of
+them than `block_rows` allows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,9 +22,12 @@ BLOCK = 128 << 20  # bytes of logits that are held at once
 
 
 def at_once(n_ctx: int, n_batch: int, n_vocab: int, count: int) -> int:
-    """Chunks that one pass takes: as many as a batch holds, as llama-perplexity, where their scored halves fit into
-    a block, and no more than there are."""
-    return max(1, min(n_batch // n_ctx, block_rows(n_vocab) // (n_ctx - n_ctx // 2), MAX_SEQUENCES, count))
+    """Chunks that one pass takes: as many as a batch holds, as llama-perplexity, where their scored
+    halves fit into a block, and no more than there are.
+    """
+    return max(
+        1, min(n_batch // n_ctx, block_rows(n_vocab) // (n_ctx - n_ctx // 2), MAX_SEQUENCES, count)
+    )
 
 
 def block_rows(n_vocab: int) -> int:
@@ -34,9 +38,12 @@ def block_rows(n_vocab: int) -> int:
 def context_options(base: ContextOptions, n_vocab: int, chunks: int) -> ContextOptions:
     """`base` (whose n_ctx is a chunk's) for so many chunks at once: a stream of cells for each."""
     return replace(
-        base, n_ctx=base.n_ctx * chunks, n_seq_max=chunks, unified=False,
+        base,
+        n_ctx=base.n_ctx * chunks,
+        n_seq_max=chunks,
+        unified=False,
         n_outputs=min(block_rows(n_vocab), chunks * base.n_ctx),
-    )  # fmt: skip
+    )
 
 
 class ChunkScorer:
@@ -47,8 +54,9 @@ class ChunkScorer:
         self.bos = model.bos if model.add_bos else None
 
     def blocks(self, ids: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
-        """The logits of the second halves of chunks [n, n_ctx], without the last position's: float32
-        [n, positions, n_vocab], a view that is valid until the next is asked for."""
+        """The logits of the second halves of chunks [n, n_ctx], without the last position's:
+        float32 [n, positions, n_vocab], a view that is valid until the next is asked for.
+        """
         count, n_ctx = ids.shape
         tokens = ids.copy()
         if self.bos is not None:
@@ -69,7 +77,8 @@ class ChunkScorer:
             tokens[:, start:end].ravel().tolist(),
             list(range(start, end)) * count,
             [sequence for sequence in range(count) for _ in range(width)],
-            ([wanted] * (width - 1) + [wanted and end < tokens.shape[1]]) * count,  # behind the last nothing is known
+            ([wanted] * (width - 1) + [wanted and end < tokens.shape[1]])
+            * count,  # behind the last nothing is known
         )
         with stopped(self.context):
             return self.context.decode(rows)

@@ -26,8 +26,8 @@ class TooManyBeams(UserError):
 class Search:
     """How a beam search goes. One beam is no search: the sampling settings hold.
 
-    `early_stopping` yes: stop at `beams` finished answers; no: when the best unfinished one cannot become
-    better than the worst of them at its present length; never: nor at any length.
+    `early_stopping` yes: stop at `beams` finished answers; no: when the best unfinished one cannot
+    become better than the worst of them at its present length; never: nor at any length.
     """
 
     beams: int = 1
@@ -35,13 +35,21 @@ class Search:
     early_stopping: str = "no"
 
     def with_values(self, values: Mapping[str, Any]) -> "Search":
-        """These settings with some changed, as people write them; raises UserError for one out of range."""
-        parsed: dict[str, Any] = {name: PARSED[name](str(value).strip()) for name, value in values.items()}
+        """These settings with some changed, as people write them; raises UserError for one out of
+        range.
+        """
+        parsed: dict[str, Any] = {
+            name: PARSED[name](str(value).strip()) for name, value in values.items()
+        }
         return replace(self, **parsed)
 
     def as_dict(self) -> dict[str, float | str]:
         """Every setting and its value."""
-        return {"beams": self.beams, "length_penalty": self.length_penalty, "early_stopping": self.early_stopping}
+        return {
+            "beams": self.beams,
+            "length_penalty": self.length_penalty,
+            "early_stopping": self.early_stopping,
+        }
 
 
 def _beams(text: str) -> int:
@@ -50,7 +58,10 @@ def _beams(text: str) -> int:
     except ValueError:
         number = 0
     if not 1 <= number <= MOST:
-        raise UserError(f"beams is {text!r}", hint=f"--beams takes a whole number from 1 to {MOST}, 1 = no search")
+        raise UserError(
+            f"beams is {text!r}",
+            hint=f"--beams takes a whole number from 1 to {MOST}, 1 = no search",
+        )
     return number
 
 
@@ -69,14 +80,24 @@ def _penalty(text: str) -> float:
 
 def _early(text: str) -> str:
     if text.lower() not in EARLY:
-        raise UserError(f"early_stopping is {text!r}", hint=f"--early-stopping takes one of: {', '.join(EARLY)}")
+        raise UserError(
+            f"early_stopping is {text!r}", hint=f"--early-stopping takes one of: {', '.join(EARLY)}"
+        )
     return text.lower()
 
 
 NO_SEARCH = Search()
 PARSED = {"beams": _beams, "length_penalty": _penalty, "early_stopping": _early}
 HELP = {
-    "beams": ("1", f"from 1 to {MOST}", "answers followed at once; above 1 sampling does not apply"),
-    "length_penalty": ("1", f"from {-STEEPEST:g} to {STEEPEST:g}", "above 0 favours long answers, below 0 short ones"),
+    "beams": (
+        "1",
+        f"from 1 to {MOST}",
+        "answers followed at once; above 1 sampling does not apply",
+    ),
+    "length_penalty": (
+        "1",
+        f"from {-STEEPEST:g} to {STEEPEST:g}",
+        "above 0 favours long answers, below 0 short ones",
+    ),
     "early_stopping": ("no", ", ".join(EARLY), "stop at as many finished answers as beams"),
 }

@@ -1,8 +1,9 @@
-"""A sequence's KV state as a file: the tokens it holds, the bytes that llama.cpp keeps for them, and whose they are.
+"""A sequence's KV state as a file: the tokens it holds, the bytes that llama.cpp keeps for them,
+and whose they are.
 
-MAGIC, the length of the head (4 bytes, little endian), the head (JSON: world, numbers, sha256), the tokens (int32),
-the state as llama_state_seq_get_data writes it. What does not match to the byte never reaches llama.cpp, which trusts
-its states. It knows no names and no folders.
+MAGIC, the length of the head (4 bytes, little endian), the head (JSON: world, numbers, sha256), the
+tokens (int32), the state as llama_state_seq_get_data writes it. What does not match to the byte
+never reaches llama.cpp, which trusts its states. It knows no names and no folders.
 """
 
 import hashlib
@@ -42,36 +43,49 @@ def keep(runner: Runner, tokens: Sequence[int]) -> Kept | None:
 
 
 def resume(runner: Runner, kept: Kept, turn: int = 0) -> None:
-    """Put a state into an idle slot, as that of a `turn` of the conversation. Raises Unusable; none holds it then."""
+    """Put a state into an idle slot, as that of a `turn` of the conversation. Raises Unusable; none
+    holds it then.
+    """
     ledger, count = runner.engine.ledger, len(kept.tokens)
     if count > ledger.size:
         raise Unusable(f"it has {count} tokens, the context holds {ledger.size}")
     if ledger.nearest(kept.tokens)[1] == count:  # it is here still
         return
     if not whole(runner, count):
-        raise Unusable("it lacks what the model's windows no longer see, and --reproducible may go back there")
+        raise Unusable(
+            "it lacks what the model's windows no longer see, and --reproducible may go back there"
+        )
     if not ledger.adopt(kept.tokens, lambda slot: runner.context.put_state(slot, kept.state), turn):
         raise Unusable("llama.cpp does not take it")
 
 
 def whole(runner: Runner, count: int) -> bool:
-    """Whether the state of a slot with so many tokens has all of them. Where windows keep every cell llama.cpp leaves
-    out what is out of sight (state_write_meta of llama-kv-cache.cpp), and going back there would find nothing."""
+    """Whether the state of a slot with so many tokens has all of them. Where windows keep every
+    cell llama.cpp leaves out what is out of sight (state_write_meta of llama-kv-cache.cpp), and
+    going back there would find nothing.
+    """
     return runner.context.whole_states or count <= runner.model.n_swa
 
 
 def parts(kept: Kept, here: World) -> list[Bytes]:
     """The bytes of a file, in order."""
     tokens = np.array(kept.tokens, "<i4").tobytes()
-    head = json.dumps({
-        "version": 1, "world": here.as_dict(), "tokens": len(kept.tokens), "state_bytes": len(kept.state),
-        "sha256": _digest(tokens, kept.state),
-    }).encode()  # fmt: skip
+    head = json.dumps(
+        {
+            "version": 1,
+            "world": here.as_dict(),
+            "tokens": len(kept.tokens),
+            "state_bytes": len(kept.state),
+            "sha256": _digest(tokens, kept.state),
+        }
+    ).encode()
     return [MAGIC, len(head).to_bytes(4, "little"), head, tokens, kept.state]
 
 
 def read(file: BinaryIO, runner: Runner) -> Kept:
-    """The state in a file, if it is whole and of the runner's world. Raises Unusable with the reason."""
+    """The state in a file, if it is whole and of the runner's world. Raises Unusable with the
+    reason.
+    """
     head = _head(file)
     here, theirs = world(runner), head.get("world")
     if here is None:
@@ -85,7 +99,9 @@ def read(file: BinaryIO, runner: Runner) -> Kept:
         raise Unusable("it is damaged: its head gives no sizes")
     rest = os.fstat(file.fileno()).st_size - file.tell()
     if rest != 4 * count + nbytes:
-        raise Unusable(f"it is damaged: {rest} bytes follow its head, {4 * count + nbytes} are told")
+        raise Unusable(
+            f"it is damaged: {rest} bytes follow its head, {4 * count + nbytes} are told"
+        )
     body = memoryview(file.read(rest))
     tokens, state = body[: 4 * count], body[4 * count :]
     if _digest(tokens, state) != head.get("sha256"):

@@ -21,8 +21,8 @@ class Interruptible(Protocol):
 def stopped(context: Interruptible) -> Iterator[None]:
     """Let Ctrl-C end the running pass and be KeyboardInterrupt.
 
-    A pass that is nearly through when it is asked to end does not notice: the next is asked, and where there is none
-    the end of the block raises.
+    A pass that is nearly through when it is asked to end does not notice: the next is asked, and
+    where there is none the end of the block raises.
     """
     came, left = threading.Event(), threading.Event()
 

@@ -23,12 +23,16 @@ class Template:
 
     def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
         self.source, self.bos, self.eos = source, bos, eos
-        self.reasoning: bool | None = None  # whether the model is asked to think; None leaves it to the template
+        self.reasoning: bool | None = (
+            None  # whether the model is asked to think; None leaves it to the template
+        )
         self._compiled: jinja2.Template | None = None
         self._system: bool | None = None
         self._budget = Budget()
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
         """The prompt text for `messages`; raises UserError when the template fails or refuses them.
 
         `variables` are the template's own: tools, enable_thinking, …
@@ -41,7 +45,9 @@ class Template:
             parts: list[str] = []
             length = 0
             for part in self._template().generate(
-                messages=[{"role": one.role, "content": one.content, **one.more} for one in messages],
+                messages=[
+                    {"role": one.role, "content": one.content, **one.more} for one in messages
+                ],
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self.bos,
                 eos_token=self.eos,
@@ -53,28 +59,52 @@ class Template:
                 parts.append(part)
             return "".join(parts)
         except Raised as error:
-            raise UserError(f"the chat template refuses this conversation: {error}", hint=HINT) from None
+            raise UserError(
+                f"the chat template refuses this conversation: {error}", hint=HINT
+            ) from None
         except jinja2.TemplateSyntaxError as error:
-            raise UserError(f"the chat template is broken: line {error.lineno}: {error.message}", hint=HINT) from None
+            raise UserError(
+                f"the chat template is broken: line {error.lineno}: {error.message}", hint=HINT
+            ) from None
         except TooMuch as error:
             raise UserError(f"the chat template asks for too much: {error}", hint=HINT) from None
         except (
-            jinja2.TemplateError, TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError,
-            MemoryError, AssertionError, SyntaxError,
-        ) as error:  # fmt: skip
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            ArithmeticError,
+            LookupError,
+            RuntimeError,
+            MemoryError,
+            AssertionError,
+            SyntaxError,
+        ) as error:
             # Whatever Python raises inside the template is the template's mistake, not ours.
-            raise UserError(f"the chat template fails: {type(error).__name__}: {error}", hint=HINT) from None
+            raise UserError(
+                f"the chat template fails: {type(error).__name__}: {error}", hint=HINT
+            ) from None
 
     def check(self) -> None:
-        """Raise UserError where it cannot even be read; what it does with a conversation render() tells."""
+        """Raise UserError where it cannot even be read; what it does with a conversation render()
+        tells.
+        """
         import jinja2
 
         try:
             self._template()
         except jinja2.TemplateSyntaxError as error:
-            raise UserError(f"the chat template is broken: line {error.lineno}: {error.message}", hint=HINT) from None
-        except (SyntaxError, RecursionError, MemoryError) as error:  # nested too deeply for Python, or for Jinja
-            raise UserError(f"the chat template is broken: {type(error).__name__}: {error}", hint=HINT) from None
+            raise UserError(
+                f"the chat template is broken: line {error.lineno}: {error.message}", hint=HINT
+            ) from None
+        except (
+            SyntaxError,
+            RecursionError,
+            MemoryError,
+        ) as error:  # nested too deeply for Python, or for Jinja
+            raise UserError(
+                f"the chat template is broken: {type(error).__name__}: {error}", hint=HINT
+            ) from None
 
     def asked(self, reasoning: bool | None) -> dict[str, bool]:
         """The variables that ask a model to think or not."""
@@ -92,7 +122,9 @@ class Template:
         from jinja2 import meta
 
         try:
-            return frozenset(meta.find_undeclared_variables(environment(self._budget).parse(self.source)))
+            return frozenset(
+                meta.find_undeclared_variables(environment(self._budget).parse(self.source))
+            )
         except (jinja2.TemplateError, RecursionError):  # render() tells what is wrong with it
             return frozenset()
 

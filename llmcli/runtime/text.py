@@ -1,4 +1,5 @@
-"""From pieces of bytes to text that may be shown: half characters and half stop strings are held back.
+"""From pieces of bytes to text that may be shown: half characters and half stop strings are held
+back.
 
 Knows nothing of models; a model gives it bytes, one token at a time.
 """
@@ -16,8 +17,12 @@ class Decoder:
         self._held = ""
 
     def feed(self, piece: bytes) -> str:
-        """The text that is certain after this piece; empty while a character or a stop string may be unfinished."""
-        if not self._half and piece.isascii():  # as most are: 6 µs behind a forward pass instead of 11
+        """The text that is certain after this piece; empty while a character or a stop string may
+        be unfinished.
+        """
+        if (
+            not self._half and piece.isascii()
+        ):  # as most are: 6 µs behind a forward pass instead of 11
             text = piece.decode()
         else:
             raw = self._half + piece
@@ -37,7 +42,9 @@ class Decoder:
         if self.stopped:
             return ""
         self._held += text
-        cut = min((at for at in (self._held.find(stop) for stop in self.stops) if at >= 0), default=-1)
+        cut = min(
+            (at for at in (self._held.find(stop) for stop in self.stops) if at >= 0), default=-1
+        )
         if cut >= 0:
             self.stopped = True
             shown, self._held = self._held[:cut], ""
@@ -50,4 +57,11 @@ class Decoder:
 
 def overlap(text: str, word: str) -> int:
     """Length of the longest end of `text` that is a beginning of `word`, never all of it."""
-    return next((length for length in range(min(len(text), len(word) - 1), 0, -1) if text.endswith(word[:length])), 0)
+    return next(
+        (
+            length
+            for length in range(min(len(text), len(word) - 1), 0, -1)
+            if text.endswith(word[:length])
+        ),
+        0,
+    )

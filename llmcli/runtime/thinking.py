@@ -1,7 +1,7 @@
 """Where an answer is thinking and where it is talking, told by the tags that templates use.
 
-Thinking stands at the beginning of an answer: a model that writes about `<think>` later on only writes.
-Knows nothing of models and screens; tags may be split over any number of pieces.
+Thinking stands at the beginning of an answer: a model that writes about `<think>` later on only
+writes. Knows nothing of models and screens; tags may be split over any number of pieces.
 """
 
 from dataclasses import dataclass

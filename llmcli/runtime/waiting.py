@@ -1,12 +1,14 @@
 """Who waits, and who of them goes first.
 
-Of one client's requests the largest priority, which rises by one with every AGE passes that a request waits, so that
-none waits for ever; of equals who had begun and was put away, then who came first. Between clients the priority of
-what each would have next, which rises with every AGE passes since the client was last let in; of equals who was put
-away, then who has fewest running, then who came first.
+Of one client's requests the largest priority, which rises by one with every AGE passes that a
+request waits, so that none waits for ever; of equals who had begun and was put away, then who came
+first. Between clients the priority of what each would have next, which rises with every AGE passes
+since the client was last let in; of equals who was put away, then who has fewest running, then who
+came first.
 
-2026-11-22: the age of requests counted between clients, too. Whoever had sent 64 had 64 old ones, and the first of
-somebody else waited for all that were left, 60; now for the 4 that run (answers of 200 tokens, 4 at once).
+2026-11-22: the age of requests counted between clients, too. Whoever had sent 64 had 64 old ones,
+and the first of somebody else waited for all that were left, 60; now for the 4 that run (answers of
+200 tokens, 4 at once).
 """
 
 import heapq
@@ -23,7 +25,9 @@ class Waiting:
 
     def __init__(self) -> None:
         self._all: list[Sequence] = []
-        self._served: dict[str, int] = {}  # clients who wait -> the pass in which one of theirs was last let in
+        self._served: dict[
+            str, int
+        ] = {}  # clients who wait -> the pass in which one of theirs was last let in
 
     def __len__(self) -> int:
         return len(self._all)
@@ -53,7 +57,9 @@ class Waiting:
     def ranked(self, now: int, running: Iterable[Sequence]) -> list[Sequence]:
         """All of them, who goes first standing first."""
         clients: defaultdict[str, deque[Sequence]] = defaultdict(deque)
-        for one in sorted(self._all, key=lambda one: (-_level(one, now - one.since), not one.preempted, one.id)):
+        for one in sorted(
+            self._all, key=lambda one: (-_level(one, now - one.since), not one.preempted, one.id)
+        ):
             clients[one.request.client].append(one)
         if len(clients) == 1:
             return list(clients.popitem()[1])

@@ -1,7 +1,8 @@
-"""Which replica gets a request: prompts that begin alike go to the same one, whose cache has their beginning.
+"""Which replica gets a request: prompts that begin alike go to the same one, whose cache has their
+beginning.
 
-Rendezvous hashing (Thaler and Ravishankar 1998): the replica whose name hashes highest together with the prompt's key.
-When a replica comes or goes, only its own share of the keys moves.
+Rendezvous hashing (Thaler and Ravishankar 1998): the replica whose name hashes highest together
+with the prompt's key. When a replica comes or goes, only its own share of the keys moves.
 """
 
 import hashlib
@@ -14,7 +15,9 @@ FIRST = 1024  # characters of a prompt that count; where there is a system text,
 
 
 def key_of(body: bytes) -> bytes:
-    """The key of a request: the same for prompts that begin alike; empty for a body that says nothing about it."""
+    """The key of a request: the same for prompts that begin alike; empty for a body that says
+    nothing about it.
+    """
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
@@ -22,7 +25,11 @@ def key_of(body: bytes) -> bytes:
     if not isinstance(document, dict):
         return b""
     begin = _beginning(document)
-    return hashlib.blake2b(begin[:FIRST].encode("utf-8", "replace"), digest_size=8).digest() if begin else b""
+    return (
+        hashlib.blake2b(begin[:FIRST].encode("utf-8", "replace"), digest_size=8).digest()
+        if begin
+        else b""
+    )
 
 
 def ranked(key: bytes, names: Iterable[T]) -> list[T]:
@@ -36,7 +43,9 @@ def ranked(key: bytes, names: Iterable[T]) -> list[T]:
 
 def _beginning(document: dict[str, Any]) -> str:
     messages = document.get("messages") or document.get("input")
-    if system := document.get("instructions") or document.get("system"):  # the latter Anthropic's and ollama's
+    if system := document.get("instructions") or document.get(
+        "system"
+    ):  # the latter Anthropic's and ollama's
         return _text(system)
     if isinstance(messages, list) and messages and isinstance(messages[0], dict):
         return _text(messages[0].get("content"))

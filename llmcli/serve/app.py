@@ -1,4 +1,6 @@
-"""The ASGI application: routes/ behind the guard and the keys, and the one place where an error becomes a status."""
+"""The ASGI application: routes/ behind the guard and the keys, and the one place where an error
+becomes a status.
+"""
 
 from collections.abc import Awaitable
 from typing import Any
@@ -31,10 +33,16 @@ def make_app(bridge: Bridge, settings: Settings) -> Starlette:
     """The application over a bridge; the caller closes the bridge."""
     service = Service(bridge, settings, Vectors(bridge), Room(settings.max_body))
     middleware = [
-        Middleware(Guard, settings=settings), Middleware(Bodies, room=service.room),
+        Middleware(Guard, settings=settings),
+        Middleware(Bodies, room=service.room),
         Middleware(readable, settings=settings),
-    ]  # fmt: skip
-    handlers: dict[Any, Any] = {Refusal: refused, HTTPException: not_here, Gone: gone, Exception: broken}
+    ]
+    handlers: dict[Any, Any] = {
+        Refusal: refused,
+        HTTPException: not_here,
+        Gone: gone,
+        Exception: broken,
+    }
     app = Starlette(
         routes=[one for route in registry.routes().values() for one in _paths(route, service)],
         middleware=middleware,
@@ -58,7 +66,9 @@ def _paths(route: Route, service: Service) -> list[BaseRoute]:
 
     async def answer(request: Request) -> Response:
         if not route.open and not allowed(request.headers, service.settings.keys):
-            raise Problem("this server needs a key: Authorization: Bearer KEY", 401, code="invalid_api_key")
+            raise Problem(
+                "this server needs a key: Authorization: Bearer KEY", 401, code="invalid_api_key"
+            )
         found: Awaitable[Response] = handle(service, request)
         return await found
 

@@ -1,12 +1,13 @@
 """Bounds the memory of all request bodies together, over whichever protocol they come.
 
-One body is bounded already, and so is a silent connection. But a thousand connections that each sent seven of eight
-megabytes and then waited a minute held gigabytes, and parsed JSON takes up to thirty times the bytes. So a body larger
-than SMALL must reserve room for all of itself before the rest of it is read, and frees it when its answer begins;
-smaller bodies need no room. While a connection waits for room nothing is read from it: TCP holds its client back.
+One body is bounded already, and so is a silent connection. But a thousand connections that each
+sent seven of eight megabytes and then waited a minute held gigabytes, and parsed JSON takes up to
+thirty times the bytes. So a body larger than SMALL must reserve room for all of itself before the
+rest of it is read, and frees it when its answer begins; smaller bodies need no room. While a
+connection waits for room nothing is read from it: TCP holds its client back.
 
-Messages over WebSockets do the same (wire.py). Of gRPC's, which have no length before they are whole, few are read at
-once, and they take room when they are (procedures.py).
+Messages over WebSockets do the same (wire.py). Of gRPC's, which have no length before they are
+whole, few are read at once, and they take room when they are (procedures.py).
 """
 
 import asyncio
@@ -23,7 +24,9 @@ LATER = 5  # seconds after which to come back
 
 
 class Place:
-    """What one body has reserved. leave(), or the end of a `with`, frees it, once however often it is called."""
+    """What one body has reserved. leave(), or the end of a `with`, frees it, once however often it
+    is called.
+    """
 
     def __init__(self, room: "Room", size: int) -> None:
         self._room, self._size = room, size
@@ -59,7 +62,9 @@ class Room:
         self._changed = asyncio.Event()
 
     async def take(self, size: int) -> Place:
-        """Reserve for a body of `size` bytes, or of the largest size. Raises Problem (503) after PATIENCE seconds."""
+        """Reserve for a body of `size` bytes, or of the largest size. Raises Problem (503) after
+        PATIENCE seconds.
+        """
         if size <= SMALL:
             return Place(self, 0)
         size = min(size, self._most)
@@ -69,7 +74,9 @@ class Room:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise Problem("too many large requests at once; come back later", 503, code="busy") from None
+            raise Problem(
+                "too many large requests at once; come back later", 503, code="busy"
+            ) from None
         self._free -= size
         return Place(self, size)
 
@@ -97,7 +104,9 @@ class Bodies:
             message = await receive()
             part = message.get("body", b"")
             read += len(part)
-            if part and read > SMALL and not reserved:  # a client that leaves a stream brings nothing more
+            if (
+                part and read > SMALL and not reserved
+            ):  # a client that leaves a stream brings nothing more
                 place, reserved = await self._room.take(_told(scope)), True
             return message
 

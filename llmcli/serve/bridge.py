@@ -1,8 +1,10 @@
-"""Between asyncio and the engine: one thread owns the engine; coroutines ask it and read what comes.
+"""Between asyncio and the engine: one thread owns the engine; coroutines ask it and read what
+comes.
 
-Requests go in through a queue. Out go the events of a step, or of a few short ones (gathering.py). The engine
-never waits for a reader: what a slow reader has not read yet is kept with its answer, and an answer has an end.
-Templates, tokens and grammars are made in further threads. It knows nothing of HTTP.
+Requests go in through a queue. Out go the events of a step, or of a few short ones (gathering.py).
+The engine never waits for a reader: what a slow reader has not read yet is kept with its answer,
+and an answer has an end. Templates, tokens and grammars are made in further threads. It knows
+nothing of HTTP.
 """
 
 import asyncio
@@ -35,7 +37,8 @@ class Busy(UserError):
 
     def __init__(self, waiting: int, retry_after: int) -> None:
         super().__init__(
-            f"{waiting} requests are being answered or wait", hint=f"come back in {retry_after} s, or --max-waiting"
+            f"{waiting} requests are being answered or wait",
+            hint=f"come back in {retry_after} s, or --max-waiting",
         )
         self.retry_after = retry_after
 
@@ -52,15 +55,23 @@ class Failed(UserError):
 
 
 def failure(error: UserError) -> UserError:
-    """Why an answer failed, as its client is told: a grammar that leads nowhere is the request's own mistake."""
-    return error if isinstance(error, Unfollowable) else Failed(str(error), hint="ask again, or ask for something else")
+    """Why an answer failed, as its client is told: a grammar that leads nowhere is the request's
+    own mistake.
+    """
+    return (
+        error
+        if isinstance(error, Unfollowable)
+        else Failed(str(error), hint="ask again, or ask for something else")
+    )
 
 
 class Answering(AsyncIterator[Event]):
-    """The answers to some requests, for one coroutine: iterate for their events, then read `answers`.
+    """The answers to some requests, for one coroutine: iterate for their events, then read
+    `answers`.
 
-    An event's `sequence` is the number of its answer: first the `samples` of the first request, then those of the next.
-    Closing it before the end cancels what is not finished."""
+    An event's `sequence` is the number of its answer: first the `samples` of the first request,
+    then those of the next. Closing it before the end cancels what is not finished.
+    """
 
     def __init__(self, bridge: "Bridge", requests: tuple[Request, ...], samples: int) -> None:
         self._bridge, self.requests, self.samples = bridge, requests, samples
@@ -123,27 +134,35 @@ class Answering(AsyncIterator[Event]):
 
 
 class Bridge:
-    """Owns the engine's thread until close(). Its public methods are for coroutines, unless they say otherwise.
+    """Owns the engine's thread until close(). Its public methods are for coroutines, unless they
+    say otherwise.
 
-    `parallel` answers run at once and `waiting` more may wait; a request for n samples counts n. `every`: seconds that
-    tokens may be gathered for (gathering.py).
+    `parallel` answers run at once and `waiting` more may wait; a request for n samples counts n.
+    `every`: seconds that tokens may be gathered for (gathering.py).
     """
 
-    def __init__(self, runner: Runner, parallel: int = 4, waiting: int = 64, every: float = 0.0) -> None:
+    def __init__(
+        self, runner: Runner, parallel: int = 4, waiting: int = 64, every: float = 0.0
+    ) -> None:
         self.runner, self.parallel, self.most_waiting = runner, parallel, waiting
         self.meter = Meter()
         self._gathering = Gathering(every)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._streams: dict[int, tuple[Answering, int]] = {}  # engine's id -> its Answering, the number of its answer
+        self._streams: dict[
+            int, tuple[Answering, int]
+        ] = {}  # engine's id -> its Answering, the number of its answer
         self._lock = threading.Lock()
         self._open = 0  # answers asked for and not over
         self._seconds = 1.0  # that an answer took lately from its first pass on, smoothed
         self._stopping = self._ended = False
         self._error: BaseException | None = None
         self._idle: list[Future[None]] = []
-        self.died: Callable[[], None] = lambda: None  # called on the engine's thread when a bug has ended its work
-        # A thread for templates and their tokens, one for grammars (neither is safe to use twice at once), and one for
-        # texts that are only tokenized. So a schema or a book that takes a second delays nobody's prompt.
+        self.died: Callable[[], None] = lambda: (
+            None
+        )  # called on the engine's thread when a bug has ended its work
+        # A thread for templates and their tokens, one for grammars (neither is safe to use twice at
+        # once), and one for texts that are only tokenized. So a schema or a book that takes a
+        # second delays nobody's prompt.
         self._writers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in KINDS}
         self._making = {kind: threading.Lock() for kind in KINDS}
         self._thread = threading.Thread(target=self._run, name="llmcli-engine", daemon=True)
@@ -180,12 +199,15 @@ class Bridge:
         """What `function` returns, run on the engine's thread between two steps."""
         return await asyncio.wrap_future(self._ask(function))
 
-    async def prepare(self, function: Callable[..., T], *args: object, kind: str = "prompts", short: bool = False) -> T:
-        """What `function` returns, run in the thread of `kind`: "prompts" (templates and their tokens), "grammars", or
-        "texts" (only to be tokenized).
+    async def prepare(
+        self, function: Callable[..., T], *args: object, kind: str = "prompts", short: bool = False
+    ) -> T:
+        """What `function` returns, run in the thread of `kind`: "prompts" (templates and their
+        tokens), "grammars", or "texts" (only to be tokenized).
 
-        `short` work runs right here if that thread is idle. Where other programs kept both cores busy, an answer of one
-        token took 3.7 ms instead of 17.7 at the third quartile, 2.9 instead of 3.1 at the median.
+        `short` work runs right here if that thread is idle. Where other programs kept both cores
+        busy, an answer of one token took 3.7 ms instead of 17.7 at the third quartile, 2.9 instead
+        of 3.1 at the median.
         """
         making = self._making[kind]
         if short and making.acquire(blocking=False):
@@ -330,7 +352,10 @@ class Bridge:
 
     def _patience(self) -> int:
         """Seconds until about all that wait now have begun."""
-        return min(LONGEST_WAIT, max(1, round(self._seconds * (self._open - self.parallel + 1) / self.parallel)))
+        return min(
+            LONGEST_WAIT,
+            max(1, round(self._seconds * (self._open - self.parallel + 1) / self.parallel)),
+        )
 
     def _ask(self, function: Callable[[], T]) -> "Future[T]":
         future: Future[T] = Future()

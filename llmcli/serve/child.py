@@ -1,7 +1,7 @@
 """One model in a process of its own, started again where it is lost (relay.py is what runs there).
 
-Its end is llama.cpp's when a worker of `--rpc` goes, or a signal's. What it was answering is Lost to who asked; what
-waits for it is told why where it does not come back.
+Its end is llama.cpp's when a worker of `--rpc` goes, or a signal's. What it was answering is Lost
+to who asked; what waits for it is told why where it does not come back.
 """
 
 import asyncio
@@ -20,7 +20,8 @@ from llmcli.serve import relay
 from llmcli.serve.front import Lost
 from llmcli.serve.relay import Open, packed, read
 
-STUCK = 120.0  # seconds without a sign of life: a pass over a whole batch may take long, a lost link half a minute
+# seconds without a sign of life: a pass over a whole batch may take long, a lost link half a minute
+STUCK = 120.0
 BACKOFF = (0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before it is started again, by how often in vain
 
 
@@ -49,7 +50,9 @@ class Child:
         """Open the model; raises UserError where that fails, in its words."""
         ours, theirs = socket.socketpair()
         # A fresh interpreter: llama.cpp's threads do not survive a fork.
-        process = multiprocessing.get_context("spawn").Process(target=relay.live, args=(self._open, theirs))
+        process = multiprocessing.get_context("spawn").Process(
+            target=relay.live, args=(self._open, theirs)
+        )
         try:
             with theirs:
                 process.start()
@@ -62,7 +65,11 @@ class Child:
         if frame is None or frame[0] != "ready":
             ours.close()
             process.join()
-            what = frame[1:] if frame else (f"it ended with {process.exitcode}", "what it said stands above")
+            what = (
+                frame[1:]
+                if frame
+                else (f"it ended with {process.exitcode}", "what it said stands above")
+            )
             raise UserError(what[0], hint=what[1])
         self._process, self._link, self.facts = process, ours, frame[1]
 
@@ -98,7 +105,9 @@ class Child:
                 return self._why
         return ""
 
-    async def ask(self, scope: dict[str, Any], body: bytes, key: bytes) -> AsyncGenerator[Message, None]:
+    async def ask(
+        self, scope: dict[str, Any], body: bytes, key: bytes
+    ) -> AsyncGenerator[Message, None]:
         """Upstream's."""
         number, queue = self._begin(scope)
         try:
@@ -146,7 +155,10 @@ class Child:
             try:
                 await asyncio.to_thread(self.start)
                 self._note("the model is back")
-            except (UserError, OSError) as error:  # the latter where the system has no process or file for it just now
+            except (
+                UserError,
+                OSError,
+            ) as error:  # the latter where the system has no process or file for it just now
                 if str(error) != self._why:
                     self._note(f"it does not start: {error}")
                 self._why = str(error)

@@ -9,12 +9,16 @@ from llmcli.serve.schema.base import Document, Form
 
 
 async def chunks(bridge: Bridge, form: Form, client: str) -> AsyncGenerator[Document, None]:
-    """The chunks of a stream, or the whole answer where the form does not stream. Closing it cancels the answer."""
+    """The chunks of a stream, or the whole answer where the form does not stream. Closing it
+    cancels the answer.
+    """
     requests = [replace(one, client=client) for one in form.requests]
     async with aclosing(bridge.answer(*requests, samples=form.each)) as answering:
         async for event in answering:
             if form.stream:
                 for chunk in [*(form.begin() if not form.begun else ()), *form.show(event)]:
                     yield chunk
-        for chunk in form.end(answering.answers) if form.stream else [form.whole(answering.answers)]:
+        for chunk in (
+            form.end(answering.answers) if form.stream else [form.whole(answering.answers)]
+        ):
             yield chunk

@@ -1,11 +1,13 @@
-"""uvicorn's HTTP connection with limits: on an unfinished head, on a body that nobody reads, on an answer that the
-client does not read, and on what a client sends while its previous request is still being answered.
+"""uvicorn's HTTP connection with limits: on an unfinished head, on a body that nobody reads, on an
+answer that the client does not read, and on what a client sends while its previous request is still
+being answered.
 
-uvicorn waits for ever for a first request, and for the rest of a head. httptools, which parses heads where it is
-installed (Ray brings it), takes heads of any size. Neither needs a key. 2026-11-22: one connection that sent headers
-without end made the server a gigabyte larger in ten seconds, and silent connections can take all file descriptors.
-Bytes that are no HTTP, sent behind a request that is being answered, were a traceback with h11, and with httptools a
-second answer in the middle of the first.
+uvicorn waits for ever for a first request, and for the rest of a head. httptools, which parses
+heads where it is installed (Ray brings it), takes heads of any size. Neither needs a key.
+2026-11-22: one connection that sent headers without end made the server a gigabyte larger in ten
+seconds, and silent connections can take all file descriptors. Bytes that are no HTTP, sent behind a
+request that is being answered, were a traceback with h11, and with httptools a second answer in the
+middle of the first.
 """
 
 import asyncio
@@ -13,9 +15,13 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-PATIENCE = 60.0  # seconds for a request's head, from its first byte or from the connection's beginning
+PATIENCE = (
+    60.0  # seconds for a request's head, from its first byte or from the connection's beginning
+)
 LARGEST = 1 << 16  # bytes of a head, as in h11; a little more may come in one read
-REST = 1 << 26  # bytes of a body that still come after its answer: many clients read only once they have sent all
+REST = (
+    1 << 26
+)  # bytes of a body that still come after its answer: many clients read only once they have sent all
 Base: Any = AutoHTTPProtocol
 
 
@@ -34,24 +40,32 @@ class Connection(Base):  # type: ignore[misc]  # which class that is, uvicorn fi
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Parse, then count: bytes belong to a request's body, to a head, or to a body that was answered unread."""
+        """Parse, then count: bytes belong to a request's body, to a head, or to a body that was
+        answered unread.
+        """
         before = self.cycle
         resting = before is None or before.response_complete
         unread = before is not None and before.response_complete and before.more_body
         head = not unread and (resting or not before.more_body)
         super().data_received(data)
-        if self.cycle is not before or self.transport.get_protocol() is not self:  # a request, or a WebSocket now
+        if (
+            self.cycle is not before or self.transport.get_protocol() is not self
+        ):  # a request, or a WebSocket now
             self._head = self._rest = 0
             self._calm()
         elif unread:
             self._rest += len(data)
             self._bounded(self._rest, REST)
-        elif head and self.transport.is_reading():  # else uvicorn keeps it until the request under way is over
+        elif (
+            head and self.transport.is_reading()
+        ):  # else uvicorn keeps it until the request under way is over
             self._head += len(data)
             self._bounded(self._head, LARGEST, wait=resting)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are no HTTP, if it is their turn; else close behind the answer that is under way."""
+        """Answer bytes that are no HTTP, if it is their turn; else close behind the answer that is
+        under way.
+        """
         cycle = self.cycle
         over = cycle is None or cycle.response_complete
         if over and (cycle is None or not cycle.more_body):

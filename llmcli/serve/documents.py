@@ -12,8 +12,9 @@ SEPARATORS = {"text/event-stream": b"\n\n", "application/x-ndjson": b"\n"}
 
 
 class Documents:
-    """Give `send` to the application. `queue` gets each document, then None; after that check() raises the answer's
-    error, if it was one."""
+    """Give `send` to the application. `queue` gets each document, then None; after that check()
+    raises the answer's error, if it was one.
+    """
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[Any] = asyncio.Queue()
@@ -25,7 +26,11 @@ class Documents:
         """A message of the application."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            kinds = [value.decode("latin-1") for name, value in message["headers"] if name.lower() == b"content-type"]
+            kinds = [
+                value.decode("latin-1")
+                for name, value in message["headers"]
+                if name.lower() == b"content-type"
+            ]
             self._between = SEPARATORS.get("".join(kinds).partition(";")[0], b"")
         elif message["type"] == "http.response.body":
             self._held += message.get("body", b"")
@@ -45,13 +50,23 @@ class Documents:
         """Raise Problem for an answer that was an error, or became one."""
         if self._error is None:
             if not self._ended:
-                raise Problem("the model was lost in the middle of this answer; ask again", 503, code="model_lost")
+                raise Problem(
+                    "the model was lost in the middle of this answer; ask again",
+                    503,
+                    code="model_lost",
+                )
             return
         about = dict(self._error)
         message, sort = str(about.pop("message", "")), about.pop("type", None)
         status = self._status if self._status >= 400 else 503
-        raise Problem(message, status, type=sort or "server_error", param=about.pop("param", None),
-                      code=about.pop("code", None), **about)  # fmt: skip
+        raise Problem(
+            message,
+            status,
+            type=sort or "server_error",
+            param=about.pop("param", None),
+            code=about.pop("code", None),
+            **about,
+        )
 
     def _take(self, piece: bytes) -> None:
         if self._between == SEPARATORS["text/event-stream"]:
@@ -59,7 +74,9 @@ class Documents:
         if not piece or piece == b"[DONE]":
             return
         found = json.loads(piece)
-        error = found.get("error") if isinstance(found, dict) else None  # several answers of /completion are a list
+        error = (
+            found.get("error") if isinstance(found, dict) else None
+        )  # several answers of /completion are a list
         # A whole response of OpenAI's newer form has the field, too: null.
         if error and (self._status >= 400 or found.keys() <= {"error", "type"}):
             self._error = error if isinstance(error, dict) else {"message": error}

@@ -1,10 +1,12 @@
-"""The HTTP side of a server whose models are in other processes: it reads a request, hands it on, and survives them.
+"""The HTTP side of a server whose models are in other processes: it reads a request, hands it on,
+and survives them.
 
-A request that was lost before the first byte of its answer is asked again, as often as TRIES, and so is one whose
-stream can go on where it stopped (known.py); such a one waits where all who are left have as much to do as they take,
-for those whose model was lost come to them at once. Any other is broken, which is told as an error event in a stream,
-and by closing the connection otherwise. Nothing is lost without a word. Keys, models and limits are the application's,
-which runs where the model is.
+A request that was lost before the first byte of its answer is asked again, as often as TRIES, and
+so is one whose stream can go on where it stopped (known.py); such a one waits where all who are
+left have as much to do as they take, for those whose model was lost come to them at once. Any other
+is broken, which is told as an error event in a stream, and by closing the connection otherwise.
+Nothing is lost without a word. Keys, models and limits are the application's, which runs where the
+model is.
 """
 
 import asyncio
@@ -34,7 +36,9 @@ from llmcli.serve.stream import Gone, json_response, unless_gone, whole
 TRIES = 3
 PATIENCE = 30.0  # seconds that a request waits for a model that is being started again
 RETRY_AFTER = 5
-PAUSE = 0.5  # seconds before one whose answer was begun is asked again of those who have too much to do
+PAUSE = (
+    0.5  # seconds before one whose answer was begun is asked again of those who have too much to do
+)
 STOPPING = 1012  # a WebSocket's code for a service that restarts
 KEPT = (b"host", b"authorization", b"x-api-key")  # of a socket's headers, what its requests have
 
@@ -109,7 +113,8 @@ class Front:
             if self.stopping:
                 raise Problem("the server is stopping", 503)
             request = Request(scope, receive)
-            # The application tells who brings no key; whatever else such a request brings is not read.
+            # The application tells who brings no key; whatever else such a request brings is not
+            # read.
             known = keys.allowed(request.headers, self.settings.keys)
             raw = await whole(request, self.settings.max_body) if known else b""
             await unless_gone(receive, self._asked(portable(scope), raw, send))
@@ -123,8 +128,14 @@ class Front:
     async def _asked(self, scope: dict[str, Any], raw: bytes, send: Send) -> None:
         """Ask until somebody has answered; raises Problem where nobody does."""
         key, why = key_of(raw), ""
-        patience = 0.0 if scope["path"].endswith("/health") else PATIENCE  # who asks that wants to know now
-        sent, tries, pauses = _Sent(send, registry.form(scope["path"])), TRIES, round(PATIENCE / PAUSE)
+        patience = (
+            0.0 if scope["path"].endswith("/health") else PATIENCE
+        )  # who asks that wants to know now
+        sent, tries, pauses = (
+            _Sent(send, registry.form(scope["path"])),
+            TRIES,
+            round(PATIENCE / PAUSE),
+        )
         while tries and pauses:
             if why := await self.upstream.wait(patience):
                 break
@@ -144,7 +155,11 @@ class Front:
         if sent.begun:
             await sent.broken()
             return
-        what = f"the model is not available: {why}" if why else f"the model was lost {TRIES} times at this request"
+        what = (
+            f"the model is not available: {why}"
+            if why
+            else f"the model was lost {TRIES} times at this request"
+        )
         raise Problem(what, 503, code="model_unavailable")
 
     async def _once(self, scope: dict[str, Any], raw: bytes, key: bytes, sent: "_Sent") -> None:
@@ -158,12 +173,18 @@ class Front:
                 raise
             raise (Full if error.status == 429 else Lost) from None
         if not sent.begun:
-            raise Problem("the request could not be answered: a bug of ours, told where the server runs", 500)
+            raise Problem(
+                "the request could not be answered: a bug of ours, told where the server runs", 500
+            )
 
     async def _talk(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A WebSocket: its requests go on one by one, as over HTTP, so that it outlives whoever answers them."""
+        """A WebSocket: its requests go on one by one, as over HTTP, so that it outlives whoever
+        answers them.
+        """
         if self.stopping:
-            await send({"type": "websocket.close", "code": STOPPING, "reason": "the server is stopping"})
+            await send(
+                {"type": "websocket.close", "code": STOPPING, "reason": "the server is stopping"}
+            )
             return
         socket = WebSocket(scope, receive, send)
         try:
@@ -172,7 +193,9 @@ class Front:
             await socket.close(1008, str(error)[:120])
             return
         if scope["path"] != SOCKET or not keys.allowed(socket.headers, self.settings.keys):
-            await socket.close(1008, "a key is needed" if scope["path"] == SOCKET else "there is nothing here")
+            await socket.close(
+                1008, "a key is needed" if scope["path"] == SOCKET else "there is nothing here"
+            )
             return
         await socket.accept()
         await Talk(socket, partial(self._answers, portable(scope)), self.talks, self.room).run()
@@ -182,9 +205,15 @@ class Front:
     ) -> AsyncGenerator[dict[str, Any], None]:
         headers = [(name, value) for name, value in scope["headers"] if name.lower() in KEPT]
         http = {
-            **scope, "type": "http", "method": "POST", "scheme": "http", "path": path, "raw_path": path.encode(),
-            "query_string": b"", "headers": [*headers, (b"content-type", b"application/json")],
-        }  # fmt: skip
+            **scope,
+            "type": "http",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [*headers, (b"content-type", b"application/json")],
+        }
         read = Documents()
         task = asyncio.ensure_future(self._asked(http, encoded(body), read.send))
         task.add_done_callback(read.over)
@@ -206,7 +235,9 @@ class _Sent:
         self.known: Known | None = fresh()
 
     async def send(self, message: Message) -> None:
-        """Pass on what a model says; raises Lost where one that should go on does not, Full where it cannot yet."""
+        """Pass on what a model says; raises Lost where one that should go on does not, Full where
+        it cannot yet.
+        """
         told = message.get(TOLD)
         message = {name: value for name, value in message.items() if name != TOLD}
         head = message["type"] == "http.response.start"
@@ -220,7 +251,9 @@ class _Sent:
             self.known.hear(told)
         if head:
             kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
-            if self._form and not any(kind.startswith(self._form.media_type.encode()) for kind in kinds):
+            if self._form and not any(
+                kind.startswith(self._form.media_type.encode()) for kind in kinds
+            ):
                 self._form = None  # no stream, which words could be added to
         elif message["type"] == "http.response.body":
             self.over = not message.get("more_body")
@@ -228,8 +261,14 @@ class _Sent:
         await self._send(message)
 
     async def broken(self) -> None:
-        """Tell that no more comes. Where no words can, the server closes the connection early: the length tells."""
+        """Tell that no more comes. Where no words can, the server closes the connection early: the
+        length tells.
+        """
         if self.over or self._form is None:
             return
-        told = Problem("the model was lost in the middle of this answer; ask again", 503, code="model_lost")
-        await self._send({"type": "http.response.body", "body": self._form.failed(told), "more_body": False})
+        told = Problem(
+            "the model was lost in the middle of this answer; ask again", 503, code="model_lost"
+        )
+        await self._send(
+            {"type": "http.response.body", "body": self._form.failed(told), "more_body": False}
+        )

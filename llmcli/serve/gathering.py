@@ -1,9 +1,10 @@
-"""What answers tell, gathered before the event loop is woken: tokens that come sooner than anybody sees go together.
+"""What answers tell, gathered before the event loop is woken: tokens that come sooner than anybody
+sees go together.
 
-To wake the loop, write an event and send it takes 0.44 ms of a processor, and all of it is the model's time where that
-computes on every core: one user of SmolLM2-135M, two cores of an EPYC, had 109.5 tokens a second, with three tokens at
-a time 113.7 (2026-11-23). An answer's first token and its end never wait, nor does anything where the next pass may be
-a long one: the caller says when.
+To wake the loop, write an event and send it takes 0.44 ms of a processor, and all of it is the
+model's time where that computes on every core: one user of SmolLM2-135M, two cores of an EPYC, had
+109.5 tokens a second, with three tokens at a time 113.7 (2026-11-23). An answer's first token and
+its end never wait, nor does anything where the next pass may be a long one: the caller says when.
 """
 
 import asyncio
@@ -34,7 +35,9 @@ class Reader(Protocol):
 
 
 class Gathering:
-    """Belongs to one thread. `every`: seconds that tokens may be gathered for; 0 hands each pass over at once."""
+    """Belongs to one thread. `every`: seconds that tokens may be gathered for; 0 hands each pass
+    over at once.
+    """
 
     def __init__(self, every: float) -> None:
         self.every = every
@@ -49,8 +52,12 @@ class Gathering:
         self._urgent |= answer is not None or reader not in self._told
 
     def due(self, spent: float) -> bool:
-        """Whether what is held must not wait for another pass, which will take about as long as the last: `spent`."""
-        return bool(self._held) and (self._urgent or time.perf_counter() + spent > self._last + self.every)
+        """Whether what is held must not wait for another pass, which will take about as long as the
+        last: `spent`.
+        """
+        return bool(self._held) and (
+            self._urgent or time.perf_counter() + spent > self._last + self.every
+        )
 
     def hand_over(self) -> None:
         """All that is held goes to its readers, with one call for each loop."""

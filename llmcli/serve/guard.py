@@ -1,14 +1,16 @@
 """Refuses requests that a foreign web page may have made.
 
-A server without keys trusts its machine, and with it every page that a browser there has open. A foreign page has two
-ways in. It may send requests to 127.0.0.1: it cannot read the answers, but the work is done. Browsers send an Origin
-with everything but plain reading, so an Origin that is neither ours nor allowed is refused. Or it may let its own name
-resolve to 127.0.0.1 once it is loaded (DNS rebinding), and then it reads the answers, too. Then Host is that name, so a
-foreign name is refused. An address cannot be rebound: as Host it passes.
+A server without keys trusts its machine, and with it every page that a browser there has open. A
+foreign page has two ways in. It may send requests to 127.0.0.1: it cannot read the answers, but the
+work is done. Browsers send an Origin with everything but plain reading, so an Origin that is
+neither ours nor allowed is refused. Or it may let its own name resolve to 127.0.0.1 once it is
+loaded (DNS rebinding), and then it reads the answers, too. Then Host is that name, so a foreign
+name is refused. An address cannot be rebound: as Host it passes.
 
-2026-11-22: llama-server checks neither and answers every page (its CORS default is *). ollama checks both, and its
-issues are full of 403s without a reason. A wrong content type alone is no reason to refuse: `curl -d` claims to send a
-form. Programs send no Origin; a request that has one comes from a page and must be JSON, which no form can send.
+2026-11-22: llama-server checks neither and answers every page (its CORS default is *). ollama
+checks both, and its issues are full of 403s without a reason. A wrong content type alone is no
+reason to refuse: `curl -d` claims to send a form. Programs send no Origin; a request that has one
+comes from a page and must be JSON, which no form can send.
 """
 
 import ipaddress
@@ -23,7 +25,8 @@ from llmcli.serve.problems import Problem, document
 from llmcli.serve.settings import Settings
 from llmcli.serve.stream import json_response
 
-# What no name server of the world gives out; the last two are how a container calls the machine that runs it.
+# What no name server of the world gives out; the last two are how a container calls the machine
+# that runs it.
 OURS = frozenset({"localhost", "host.docker.internal", "host.containers.internal"})
 READING = ("GET", "HEAD", "OPTIONS")
 ANY = "*"
@@ -46,9 +49,13 @@ class Guard:
                 self.check(scope["type"], scope.get("method", "GET"), Headers(scope=scope))
             except Problem as error:
                 if scope["type"] == "websocket":
-                    await send({"type": "websocket.close", "code": 1008, "reason": str(error)[:120]})
+                    await send(
+                        {"type": "websocket.close", "code": 1008, "reason": str(error)[:120]}
+                    )
                 else:
-                    await json_response(document(error, scope["path"]), error.status)(scope, receive, send)
+                    await json_response(document(error, scope["path"]), error.status)(
+                        scope, receive, send
+                    )
                 return
         await self.app(scope, receive, send)
 
@@ -57,12 +64,17 @@ class Guard:
         host, origin = headers.get("host"), headers.get("origin")
         if host is not None and not self._any_host and not self._ours(host):
             name = _name(host)
-            raise Problem(f"this server does not go by the name {name!r}; --allow-host {name} lets it in", 403)
+            raise Problem(
+                f"this server does not go by the name {name!r}; --allow-host {name} lets it in", 403
+            )
         if origin is None or (self._settings.keys and kind == "http"):
             return
         own = _netloc(origin) == (host or "").lower() != ""
         if not own and origin not in self._settings.cors and ANY not in self._settings.cors:
-            raise Problem(f"pages of {origin[:100]!r} may not ask this server; --cors {origin[:100]} lets them", 403)
+            raise Problem(
+                f"pages of {origin[:100]!r} may not ask this server; --cors {origin[:100]} lets them",
+                403,
+            )
         sort = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "http" and method not in READING and not (sort.endswith("json") or sort == ""):
             raise Problem(f"a page must send application/json, not {sort[:60]}", 415)
@@ -73,7 +85,8 @@ class Guard:
 
 
 def origin(text: str) -> str:
-    """An origin typed for --cors, in the form that browsers send; `*` is any page, `null` one without an address.
+    """An origin typed for --cors, in the form that browsers send; `*` is any page, `null` one
+    without an address.
 
     Raises UserError for what is no origin: it would let no page in.
     """
@@ -90,7 +103,9 @@ def host(text: str) -> str:
     """A name typed for --allow-host. Raises UserError for what is none."""
     found = ANY if text == ANY else _name(text)
     if not found or set(found) & set("/ @?#"):
-        raise UserError(f"--allow-host {text!r} is no name", hint="--allow-host llm.example, without http://")
+        raise UserError(
+            f"--allow-host {text!r} is no name", hint="--allow-host llm.example, without http://"
+        )
     return found
 
 

@@ -1,4 +1,6 @@
-"""Who asks: by the key of a request, as OpenAI's clients send it, or by its address where no key is needed."""
+"""Who asks: by the key of a request, as OpenAI's clients send it, or by its address where no key is
+needed.
+"""
 
 import hmac
 from collections.abc import Mapping
@@ -11,7 +13,9 @@ def brought(headers: Mapping[str, str]) -> str:
 
 
 def allowed(headers: Mapping[str, str], keys: tuple[str, ...]) -> bool:
-    """Whether a request carries one of the keys, or none is needed; all are compared, each in constant time."""
+    """Whether a request carries one of the keys, or none is needed; all are compared, each in
+    constant time.
+    """
     given = brought(headers).encode()
     found = [hmac.compare_digest(given, key.encode()) for key in keys]
     return not keys or any(found)

@@ -1,16 +1,18 @@
-"""What is known of the answers that are being streamed, so that another model can go on where one is lost.
+"""What is known of the answers that are being streamed, so that another model can go on where one
+is lost.
 
-The front (front.py) gives each request a name, a time and a seed and hands them on with it. With each piece of a stream
-comes back, beside the bytes, what they tell: of which answer, which token, and whether it has ended. Whoever is asked
-next draws each of those tokens again and takes the known one whatever it drew (`Request.known`), so that the stream of
-chances, penalties and grammars stand where they stood; it tells what comes behind them. So what a client has read stays
-the beginning of its answers, and the rest is drawn as if nothing had happened. Of several answers in one stream each
-goes on by itself: their events may come in another order. One that had ended is not drawn on, though other logits (of
-other rows in the same pass) might have it go on.
+The front (front.py) gives each request a name, a time and a seed and hands them on with it. With
+each piece of a stream comes back, beside the bytes, what they tell: of which answer, which token,
+and whether it has ended. Whoever is asked next draws each of those tokens again and takes the known
+one whatever it drew (`Request.known`), so that the stream of chances, penalties and grammars stand
+where they stood; it tells what comes behind them. So what a client has read stays the beginning of
+its answers, and the rest is drawn as if nothing had happened. Of several answers in one stream each
+goes on by itself: their events may come in another order. One that had ended is not drawn on,
+though other logits (of other rows in the same pass) might have it go on.
 
-2026-11-22: one of two Ray replicas killed under load left 2 of 60 requests with an error event; with this none. Tokens
-are drawn again one by one and not read as a prompt is: what a chain remembers follows from every row of logits. So the
-pause is about as long as the text took.
+2026-11-22: one of two Ray replicas killed under load left 2 of 60 requests with an error event;
+with this none. Tokens are drawn again one by one and not read as a prompt is: what a chain
+remembers follows from every row of logits. So the pause is about as long as the text took.
 """
 
 import time
@@ -32,8 +34,10 @@ Told = tuple[int, int | None, Finish | None]
 
 @dataclass(slots=True)
 class Known:
-    """Answers' name (a UUID's digits), when they were asked for (Unix seconds), a seed where the request has none, and
-    of what was told, by the answer's number: the tokens, none where it has only begun, and the ends."""
+    """Answers' name (a UUID's digits), when they were asked for (Unix seconds), a seed where the
+    request has none, and of what was told, by the answer's number: the tokens, none where it has
+    only begun, and the ends.
+    """
 
     name: str
     created: int
@@ -63,7 +67,9 @@ class Past:
     """Of a stream's events those that were told before. `begun`: whether any was."""
 
     def __init__(self, known: Known | None) -> None:
-        self._left = {number: len(tokens) for number, tokens in known.tokens.items()} if known else {}
+        self._left = (
+            {number: len(tokens) for number, tokens in known.tokens.items()} if known else {}
+        )
         self._ends = known.ends if known else {}
         self.begun = bool(self._left)
 
@@ -78,7 +84,9 @@ class Past:
 
 def told(events: Iterable[Event]) -> tuple[Told, ...]:
     """What these events tell."""
-    return tuple((event.sequence, event.token.id if event.token else None, event.finish) for event in events)
+    return tuple(
+        (event.sequence, event.token.id if event.token else None, event.finish) for event in events
+    )
 
 
 def fresh() -> Known:

@@ -1,10 +1,12 @@
-"""What a server counts (answers as they end, refusals, clients that left), and its text for Prometheus.
+"""What a server counts (answers as they end, refusals, clients that left), and its text for
+Prometheus.
 
-Times are defined as in `bench load`: a token's is its gap to the one before, the first token's counts from the call.
-It knows nothing of HTTP.
+Times are defined as in `bench load`: a token's is its gap to the one before, the first token's
+counts from the call. It knows nothing of HTTP.
 
-2026-11-22: written by hand, without prometheus-client. Most figures are the engine's own and are read when somebody
-asks; that library would keep each of them twice, in one registry for the whole process, to save forty lines.
+2026-11-22: written by hand, without prometheus-client. Most figures are the engine's own and are
+read when somebody asks; that library would keep each of them twice, in one registry for the whole
+process, to save forty lines.
 """
 
 import threading
@@ -98,9 +100,11 @@ class Meter:
         """An answer has ended."""
         gaps = [token.ms / 1e3 for token in answer.tokens[1:]]
         told: dict[str, list[float]] = {
-            "request_prompt_tokens": [answer.prompt_tokens], "request_generation_tokens": [len(answer.tokens)],
-            "request_prefill_time_seconds": [answer.prompt_ms / 1e3], "inter_token_latency_seconds": gaps,
-        }  # fmt: skip
+            "request_prompt_tokens": [answer.prompt_tokens],
+            "request_generation_tokens": [len(answer.tokens)],
+            "request_prefill_time_seconds": [answer.prompt_ms / 1e3],
+            "inter_token_latency_seconds": gaps,
+        }
         if answer.tokens:
             told["request_queue_time_seconds"] = [answer.queue_ms / 1e3]
             told["time_to_first_token_seconds"] = [answer.ttft_ms / 1e3]
@@ -145,7 +149,11 @@ class Meter:
             ("prompt_tokens", "Prompt tokens computed.", load.prompt_tokens),
             ("prompt_tokens_cached", "Prompt tokens that the cache held.", self._cached),
             ("generation_tokens", "Tokens drawn.", load.tokens),
-            ("num_preemptions", "Answers that gave way in a full cache, to go on later.", load.preemptions),
+            (
+                "num_preemptions",
+                "Answers that gave way in a full cache, to go on later.",
+                load.preemptions,
+            ),
             ("requests_cancelled", "Answers given up because their client went.", self._gone),
             ("embedding_tokens", "Tokens of texts that became vectors.", self._embedded),
             ("spec_decode_num_draft_tokens", "Tokens guessed.", self._drafted),
@@ -165,11 +173,23 @@ class Meter:
         for name, about, value in (
             ("num_requests_running", "Answers being made.", load.running),
             ("num_requests_waiting", "Answers that wait.", load.waiting),
-            ("num_requests_preempted", "Of those that wait, begun and stopped for room.", load.preempted),
+            (
+                "num_requests_preempted",
+                "Of those that wait, begun and stopped for room.",
+                load.preempted,
+            ),
             ("kv_cells", "Cells of the cache.", load.size),
             ("kv_cells_used", "Cells that hold a token.", load.cells),
-            ("kv_cells_saved", "Further cells that would be used if nothing were shared.", standing.saved_cells),
-            ("kv_cache_usage_perc", "Share of cells that hold a token, 0 to 1.", load.cells / load.size),
+            (
+                "kv_cells_saved",
+                "Further cells that would be used if nothing were shared.",
+                standing.saved_cells,
+            ),
+            (
+                "kv_cache_usage_perc",
+                "Share of cells that hold a token, 0 to 1.",
+                load.cells / load.size,
+            ),
             ("kv_cache_bytes", "Bytes of the cache.", kv.allocated_bytes or kv.predicted_bytes),
             ("last_token_age_seconds", "Since the last token of any answer.", self.last_token_age),
         ):

@@ -1,11 +1,13 @@
-"""The same answers over gRPC (proto/llmcli.proto): the bridge, limits, keys and words of the HTTP application.
+"""The same answers over gRPC (proto/llmcli.proto): the bridge, limits, keys and words of the HTTP
+application.
 
-2026-11-22: the compiled file is kept as a descriptor set, and its classes are made when the server starts. Generated
-Python would be 300 lines that no one wrote, bound to the version of protobuf that made them; compiling at build would
-need grpcio-tools (3 MB) to install a wheel. A test compares the two files.
+2026-11-22: the compiled file is kept as a descriptor set, and its classes are made when the server
+starts. Generated Python would be 300 lines that no one wrote, bound to the version of protobuf that
+made them; compiling at build would need grpcio-tools (3 MB) to install a wheel. A test compares the
+two files.
 
-A request is one message, but each call is taken as a stream of them: only so is it for us to say when it is read. Until
-then gRPC's flow control leaves all but SMALL bytes of it with the client.
+A request is one message, but each call is taken as a stream of them: only so is it for us to say
+when it is read. Until then gRPC's flow control leaves all but SMALL bytes of it with the client.
 """
 
 import asyncio
@@ -37,10 +39,17 @@ READING = 16  # of them whose requests are read, or wait for room: each may have
 PATIENCE = 60.0  # seconds for one to be whole
 PLAIN = ("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
 CODES = {
-    400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
-    408: "DEADLINE_EXCEEDED", 413: "RESOURCE_EXHAUSTED", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL",
-    501: "UNIMPLEMENTED", 503: "UNAVAILABLE",
-}  # fmt: skip
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    413: "RESOURCE_EXHAUSTED",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    501: "UNIMPLEMENTED",
+    503: "UNAVAILABLE",
+}
 
 
 def check() -> None:
@@ -49,7 +58,9 @@ def check() -> None:
         try:
             importlib.import_module(name)
         except ImportError:
-            raise UserError("gRPC needs grpcio and protobuf", hint="pip install 'llmcli[grpc]'") from None
+            raise UserError(
+                "gRPC needs grpcio and protobuf", hint="pip install 'llmcli[grpc]'"
+            ) from None
 
 
 @functools.cache
@@ -59,14 +70,17 @@ def messages() -> Mapping[str, Any]:
 
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
-    for file in descriptor_pb2.FileDescriptorSet.FromString((FILES / "llmcli.binpb").read_bytes()).file:
+    for file in descriptor_pb2.FileDescriptorSet.FromString(
+        (FILES / "llmcli.binpb").read_bytes()
+    ).file:
         pool.Add(file)
     found = pool.FindFileByName("llmcli.proto").message_types_by_name
     return {name: message_factory.GetMessageClass(kind) for name, kind in found.items()}
 
 
 async def start(service: Service) -> Any:
-    """A server that listens on the settings' host and `grpc_port`, on this loop, and the port that it has.
+    """A server that listens on the settings' host and `grpc_port`, on this loop, and the port that
+    it has.
 
     Raises UserError where it cannot.
     """
@@ -75,11 +89,16 @@ async def start(service: Service) -> Any:
     settings = service.settings
     server = grpc.aio.server(
         options=(
-            ("grpc.max_receive_message_length", settings.max_body), ("grpc.so_reuseport", 0),
-            ("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", bodies.SMALL),
-        ), maximum_concurrent_rpcs=AT_ONCE,
-    )  # fmt: skip
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, Procedures(service).handlers()),))
+            ("grpc.max_receive_message_length", settings.max_body),
+            ("grpc.so_reuseport", 0),
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.http2.lookahead_bytes", bodies.SMALL),
+        ),
+        maximum_concurrent_rpcs=AT_ONCE,
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(NAME, Procedures(service).handlers()),)
+    )
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     where = f"{host}:{settings.grpc_port}"
     try:
@@ -89,7 +108,9 @@ async def start(service: Service) -> Any:
         else:
             port = server.add_insecure_port(where)
     except RuntimeError as error:
-        raise UserError(f"gRPC cannot listen on {where}: {error}", hint="take another --grpc-port") from None
+        raise UserError(
+            f"gRPC cannot listen on {where}: {error}", hint="take another --grpc-port"
+        ) from None
     await server.start()
     return server, port
 
@@ -102,26 +123,37 @@ class Procedures:
         self._reading = asyncio.Semaphore(READING)
 
     def handlers(self) -> dict[str, Any]:
-        """The methods as gRPC wants them. They read the bytes of a request themselves: what gRPC cannot read it calls
-        a mistake of the server, with a traceback."""
+        """The methods as gRPC wants them. They read the bytes of a request themselves: what gRPC
+        cannot read it calls a mistake of the server, with a traceback.
+        """
         import grpc
 
         def single(name: str, function: Callable[..., Awaitable[Any]]) -> Any:
             return grpc.stream_unary_rpc_method_handler(
-                functools.partial(self._single, name, function), None,
+                functools.partial(self._single, name, function),
+                None,
                 self._kinds[f"{name}Response"].SerializeToString,
-            )  # fmt: skip
+            )
 
         return {
             "Generate": grpc.stream_stream_rpc_method_handler(
-                self._stream, None, self._kinds["GenerateResponse"].SerializeToString,
+                self._stream,
+                None,
+                self._kinds["GenerateResponse"].SerializeToString,
             ),
-            **{name: single(name, function) for name, function in (
-                ("Tokenize", self._tokenize), ("Embed", self._embed), ("Health", self._health),
-            )},
-        }  # fmt: skip
+            **{
+                name: single(name, function)
+                for name, function in (
+                    ("Tokenize", self._tokenize),
+                    ("Embed", self._embed),
+                    ("Health", self._health),
+                )
+            },
+        }
 
-    async def _single(self, name: str, function: Callable[..., Awaitable[Any]], _: object, context: Any) -> Any:
+    async def _single(
+        self, name: str, function: Callable[..., Awaitable[Any]], _: object, context: Any
+    ) -> Any:
         try:
             if name == "Health":  # it has no fields, and needs no key: nothing of it is read
                 return await function()
@@ -153,12 +185,16 @@ class Procedures:
             async with asyncio.timeout(bodies.PATIENCE):
                 await self._reading.acquire()
         except TimeoutError:
-            raise Problem("too many requests are being read at once; come back later", 503, code="busy") from None
+            raise Problem(
+                "too many requests are being read at once; come back later", 503, code="busy"
+            ) from None
         try:
             async with asyncio.timeout(PATIENCE):
                 raw: Any = await context.read()
             if raw is grpc.aio.EOF:
-                raise Problem("a call has one request; this one had none, or a larger one than is taken")
+                raise Problem(
+                    "a call has one request; this one had none, or a larger one than is taken"
+                )
             return raw, await self._service.room.take(len(raw))
         except TimeoutError:
             raise Problem(f"the request was not there within {PATIENCE:.0f} s", 408) from None
@@ -176,11 +212,15 @@ class Procedures:
     def _let_in(self, context: Any) -> None:
         given = dict(context.invocation_metadata() or ())
         if not keys.allowed(given, self._service.settings.keys):
-            raise Problem("this server needs a key: authorization: Bearer KEY", 401, code="invalid_api_key")
+            raise Problem(
+                "this server needs a key: authorization: Bearer KEY", 401, code="invalid_api_key"
+            )
 
     def _client(self, context: Any) -> str:
         address = context.peer().partition(":")[2].rpartition(":")[0]  # of ipv4:127.0.0.1:50000
-        return keys.client(dict(context.invocation_metadata() or ()), address, self._service.settings.keys)
+        return keys.client(
+            dict(context.invocation_metadata() or ()), address, self._service.settings.keys
+        )
 
     async def _generate(self, request: Any, client: str) -> AsyncGenerator[Any, None]:
         service = self._service
@@ -197,20 +237,30 @@ class Procedures:
         pieces = []
         for choice in chunk["choices"]:
             delta = dict(choice.get("delta") or {"content": choice.get("text")})
-            text, reasoning = delta.pop("content", None) or "", delta.pop("reasoning_content", None) or ""
+            text, reasoning = (
+                delta.pop("content", None) or "",
+                delta.pop("reasoning_content", None) or "",
+            )
             delta.pop("role", None)
             rest = {**delta, **({"logprobs": choice["logprobs"]} if choice.get("logprobs") else {})}
             finish = choice.get("finish_reason") or ""
             if text or reasoning or finish or rest:
                 more = json.dumps(rest, ensure_ascii=False) if rest else ""
-                pieces.append(made(
-                    index=choice["index"], text=_whole(text), reasoning=_whole(reasoning), finish_reason=finish,
-                    more_json=_whole(more),
-                ))  # fmt: skip
+                pieces.append(
+                    made(
+                        index=choice["index"],
+                        text=_whole(text),
+                        reasoning=_whole(reasoning),
+                        finish_reason=finish,
+                        more_json=_whole(more),
+                    )
+                )
         if usage := chunk.get("usage"):
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
             counts = self._kinds["Usage"](
-                prompt_tokens=usage["prompt_tokens"], cached_tokens=cached, completion_tokens=usage["completion_tokens"]
+                prompt_tokens=usage["prompt_tokens"],
+                cached_tokens=cached,
+                completion_tokens=usage["completion_tokens"],
             )
             pieces.append(made(usage=counts))
         return pieces
@@ -229,7 +279,9 @@ class Procedures:
         return self._kinds["TokenizeResponse"](tokens=ids)
 
     async def _embed(self, request: Any) -> Any:
-        body: dict[str, Any] = {"input": list(request.texts) or [list(one.tokens) for one in request.ids]}
+        body: dict[str, Any] = {
+            "input": list(request.texts) or [list(one.tokens) for one in request.ids]
+        }
         if request.model:
             body["model"] = request.model
         if request.HasField("dimensions"):
@@ -253,7 +305,9 @@ def _body(request: Any) -> tuple[str, dict[str, Any]]:
     from google.protobuf import json_format
 
     try:
-        body = _integers(json_format.MessageToDict(request.more)) if request.HasField("more") else {}
+        body = (
+            _integers(json_format.MessageToDict(request.more)) if request.HasField("more") else {}
+        )
     except (json_format.Error, ValueError) as error:  # numbers that JSON has no words for
         raise Problem(f"more is no JSON: {error}", param="more") from None
     for name in PLAIN:
@@ -293,4 +347,6 @@ async def _refuse(context: Any, error: Refusal) -> None:
     metadata: list[tuple[str, Any]] = [("error-bin", encoded(document(told)))]
     if isinstance(error, Busy):
         metadata.append(("retry-after", str(error.retry_after)))
-    await context.abort(grpc.StatusCode[CODES.get(told.status, "INVALID_ARGUMENT")], str(told), tuple(metadata))
+    await context.abort(
+        grpc.StatusCode[CODES.get(told.status, "INVALID_ARGUMENT")], str(told), tuple(metadata)
+    )

@@ -1,8 +1,9 @@
-"""The application in one process, its HTTP connections in another: ASGI messages as frames over a socket.
+"""The application in one process, its HTTP connections in another: ASGI messages as frames over a
+socket.
 
-llama.cpp ends its process where a worker of `--rpc` is lost. With the model in a process of its own that is one more
-answer that failed: child.py holds this end's other side, and starts another.
-A frame is a length and a marshalled tuple; both ends are the same program.
+llama.cpp ends its process where a worker of `--rpc` is lost. With the model in a process of its own
+that is one more answer that failed: child.py holds this end's other side, and starts another. A
+frame is a length and a marshalled tuple; both ends are the same program.
 """
 
 import asyncio
@@ -30,9 +31,18 @@ Open = Callable[[], AbstractContextManager[tuple[Bridge, Settings]]]
 HEAD = struct.Struct("<I")
 BEAT = 1.0  # seconds between two signs of life of the engine's thread
 SCOPE = (
-    "type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers", "client",
+    "type",
+    "http_version",
+    "method",
+    "scheme",
+    "path",
+    "raw_path",
+    "query_string",
+    "root_path",
+    "headers",
+    "client",
     "server",
-)  # fmt: skip
+)
 
 
 def packed(frame: Frame) -> bytes:
@@ -71,7 +81,9 @@ def portable(scope: Any) -> dict[str, Any]:
 
 
 def live(open_model: Open, link: socket.socket) -> None:
-    """A whole process: open the model, tell so, answer what comes over `link` until its other end is gone."""
+    """A whole process: open the model, tell so, answer what comes over `link` until its other end
+    is gone.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal's Ctrl-C is the front's to act on
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -89,7 +101,9 @@ async def _serve(app: ASGIApp, bridge: Bridge, link: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=link)
     calls: dict[int, tuple[asyncio.Task[None], asyncio.Queue[Any]]] = {}
     beating = asyncio.create_task(_beat(bridge, writer))
-    beating.add_done_callback(lambda _: writer.close())  # an engine that has died: the other end starts another
+    beating.add_done_callback(
+        lambda _: writer.close()
+    )  # an engine that has died: the other end starts another
     try:
         while frame := await read(reader):
             kind, number, content = frame
@@ -111,10 +125,15 @@ def _forget(calls: dict[int, Any], number: int, task: object) -> None:
     calls.pop(number, None)
 
 
-async def _call(app: ASGIApp, number: int, scope: Any, queue: "asyncio.Queue[Any]", writer: Any) -> None:
+async def _call(
+    app: ASGIApp, number: int, scope: Any, queue: "asyncio.Queue[Any]", writer: Any
+) -> None:
     async def send(message: Any) -> None:
         if "headers" in message:
-            message = {**message, "headers": [(bytes(name), bytes(value)) for name, value in message["headers"]]}
+            message = {
+                **message,
+                "headers": [(bytes(name), bytes(value)) for name, value in message["headers"]],
+            }
         writer.write(packed(("out", number, message)))
         await writer.drain()
 

@@ -1,8 +1,9 @@
 """Several models that answer together, through Ray Serve: on one machine, or on a cluster.
 
-Each replica is the application over a model of its own (relay.py has the same over a socket). Ray Serve starts them,
-looks after them and starts others; its proxy is not used, our front is what clients see. Which one answers is
-PrefixRouter's: the one whose cache has the beginning of the prompt, as long as it has room.
+Each replica is the application over a model of its own (relay.py has the same over a socket). Ray
+Serve starts them, looks after them and starts others; its proxy is not used, our front is what
+clients see. Which one answers is PrefixRouter's: the one whose cache has the beginning of the
+prompt, as long as it has room.
 """
 
 import asyncio
@@ -41,7 +42,9 @@ OBJECTS = 80 << 20  # bytes of Ray's object store where we start Ray: requests a
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """How many, where (a Ray address; None: here), answers at once of each, and requests that may wait beside them."""
+    """How many, where (a Ray address; None: here), answers at once of each, and requests that may
+    wait beside them.
+    """
 
     replicas: int
     address: str | None
@@ -51,13 +54,16 @@ class Crew:
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is an extra
-    """The replica of the prompt's beginning first; where it is full, of the others the one with the least to do.
+    """The replica of the prompt's beginning first; where it is full, of the others the one with the
+    least to do.
 
     Full is `max_ongoing_requests`; the queue lengths are Ray's to know.
     """
 
     async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         """Ranks of replicas, as Ray asks for them."""
         key = pending_request.kwargs.get("key") if pending_request else None
@@ -81,7 +87,9 @@ class Replica:
         """What the front has to know."""
         return self._facts
 
-    async def ask(self, scope: dict[str, Any], body: bytes, key: bytes = b"") -> AsyncGenerator[Message, None]:
+    async def ask(
+        self, scope: dict[str, Any], body: bytes, key: bytes = b""
+    ) -> AsyncGenerator[Message, None]:
         """The application's messages for one request; `key` is the router's."""
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         gone = asyncio.Event()
@@ -112,7 +120,9 @@ class Replica:
         return serve.get_replica_context().replica_id.unique_id, messages
 
     async def check_health(self) -> None:
-        """Raises where the engine's thread no longer gets from step to step; Ray starts another replica then."""
+        """Raises where the engine's thread no longer gets from step to step; Ray starts another
+        replica then.
+        """
         await asyncio.wait_for(self._bridge.call(lambda: None), STUCK)
 
     def __del__(self) -> None:
@@ -133,7 +143,9 @@ class Replicas:
         found: dict[str, Any] = self._handle.facts.remote().result(timeout_s=STUCK)
         return found
 
-    async def ask(self, scope: dict[str, Any], body: bytes, key: bytes) -> AsyncGenerator[Message, None]:
+    async def ask(
+        self, scope: dict[str, Any], body: bytes, key: bytes
+    ) -> AsyncGenerator[Message, None]:
         """Upstream's; what is told of all together is asked of all."""
         if scope["path"] in SUMMED and scope["method"] == "GET":
             for message in await self._of_all(scope, body):
@@ -168,11 +180,19 @@ class Replicas:
         for messages in answers.values():
             if messages[0]["status"] != 200:
                 return messages
-        bodies = {name: b"".join(one.get("body", b"") for one in messages) for name, messages in answers.items()}
+        bodies = {
+            name: b"".join(one.get("body", b"") for one in messages)
+            for name, messages in answers.items()
+        }
         raw, start = together(scope["path"], bodies), next(iter(answers.values()))[0]
-        headers = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
+        headers = [
+            (name, value) for name, value in start["headers"] if name.lower() != b"content-length"
+        ]
         headers.append((b"content-length", str(len(raw)).encode()))
-        return [{**start, "headers": headers}, {"type": "http.response.body", "body": raw, "more_body": False}]
+        return [
+            {**start, "headers": headers},
+            {"type": "http.response.body", "body": raw, "more_body": False},
+        ]
 
     async def wait(self, seconds: float) -> str:
         """Upstream's: Ray waits for a replica itself."""
@@ -188,14 +208,23 @@ class Replicas:
 def running(open_model: Open, crew: Crew) -> Iterator[Replicas]:
     """Replicas until the block ends; raises UserError where Ray or a model does not start."""
     with cluster(crew.address, max(1.0, crew.replicas * crew.cpus)):
-        serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR", "enable_access_log": False})
+        serve.start(
+            proxy_location="Disabled",
+            logging_config={"log_level": "ERROR", "enable_access_log": False},
+        )
         made = serve.deployment(
-            Replica, name=NAME, num_replicas=crew.replicas, max_ongoing_requests=BUSY * crew.parallel,
-            max_queued_requests=crew.waiting, ray_actor_options={"num_cpus": crew.cpus},
+            Replica,
+            name=NAME,
+            num_replicas=crew.replicas,
+            max_ongoing_requests=BUSY * crew.parallel,
+            max_queued_requests=crew.waiting,
+            ray_actor_options={"num_cpus": crew.cpus},
             request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
-            health_check_period_s=LOOK, health_check_timeout_s=STUCK + LOOK, max_constructor_retry_count=STARTS,
+            health_check_period_s=LOOK,
+            health_check_timeout_s=STUCK + LOOK,
+            max_constructor_retry_count=STARTS,
             graceful_shutdown_timeout_s=LOOK,
-        )  # fmt: skip
+        )
         try:
             try:
                 handle = serve.run(made.bind(open_model), name=NAME, route_prefix=None)
@@ -213,7 +242,9 @@ def running(open_model: Open, crew: Crew) -> Iterator[Replicas]:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What a Ray cluster has: machines that are there, their CPUs, bytes of memory for tasks, and Ray's version."""
+    """What a Ray cluster has: machines that are there, their CPUs, bytes of memory for tasks, and
+    Ray's version.
+    """
 
     machines: int
     cpus: float
@@ -225,18 +256,29 @@ def look(address: str) -> Cluster:
     """Ask a cluster; raises UserError where there is none."""
     with cluster(address, 0) as machines:
         found = ray.cluster_resources()
-        return Cluster(machines, found.get("CPU", 0.0), int(found.get("memory", 0)), ray.__version__)
+        return Cluster(
+            machines, found.get("CPU", 0.0), int(found.get("memory", 0)), ray.__version__
+        )
 
 
 @contextmanager
 def cluster(address: str | None, cpus: float) -> Iterator[int]:
-    """Ray: a cluster's, or our own on this machine with so many CPUs to give away; how many machines that are."""
+    """Ray: a cluster's, or our own on this machine with so many CPUs to give away; how many
+    machines that are.
+    """
     if address and ":" in address and gone([address]):  # Ray itself asks for minutes
-        raise UserError(f"no Ray at {address}: nobody listens there", hint="ray status on a machine of the cluster")
+        raise UserError(
+            f"no Ray at {address}: nobody listens there",
+            hint="ray status on a machine of the cluster",
+        )
     for name in ("ray", "ray.serve", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"ray\.")  # advice to whoever writes for Ray
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+    quiet: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "include_dashboard": False,
+    }
     try:
         if address:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
@@ -244,7 +286,9 @@ def cluster(address: str | None, cpus: float) -> Iterator[int]:
             ray.init(num_cpus=-(-cpus // 1), object_store_memory=OBJECTS, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         where = address or "this machine"
-        raise UserError(f"Ray does not start at {where}: {error}", hint="ray status tells about a cluster") from None
+        raise UserError(
+            f"Ray does not start at {where}: {error}", hint="ray status tells about a cluster"
+        ) from None
     try:
         yield sum(node["Alive"] for node in ray.nodes())
     finally:

@@ -1,6 +1,7 @@
 """The HTTP server around the application: its socket, TLS, signals, and how it ends.
 
-The first SIGTERM or Ctrl-C lets what is being answered end, within the drain time; a second one ends it at once.
+The first SIGTERM or Ctrl-C lets what is being answered end, within the drain time; a second one
+ends it at once.
 """
 
 import asyncio
@@ -38,16 +39,37 @@ KEEP_ALIVE = 75  # seconds that an idle connection stays open, longer than most 
 class Server(uvicorn.Server):
     """uvicorn, with our way to stop; `stopped` is the name of the signal that did."""
 
-    def __init__(self, bridge: Bridge | Front, settings: Settings, ready: Callable[[], None]) -> None:
-        tls = {"ssl_keyfile": settings.ssl_key, "ssl_certfile": settings.ssl_cert} if settings.ssl_cert else {}
+    def __init__(
+        self, bridge: Bridge | Front, settings: Settings, ready: Callable[[], None]
+    ) -> None:
+        tls = (
+            {"ssl_keyfile": settings.ssl_key, "ssl_certfile": settings.ssl_cert}
+            if settings.ssl_cert
+            else {}
+        )
         app: Any = make_app(bridge, settings) if isinstance(bridge, Bridge) else bridge
-        wire: Any = partial(Wire, app.state.service.room if isinstance(bridge, Bridge) else bridge.room)
-        super().__init__(uvicorn.Config(
-            app, loop="asyncio", http=Connection, ws=wire, ws_per_message_deflate=False, lifespan="off",
-            ws_max_size=settings.max_body, log_config=None, log_level="error", access_log=False, proxy_headers=False,
-            server_header=False, timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=int(settings.drain) + 5, **tls,  # type: ignore[arg-type]
-        ))  # fmt: skip
+        wire: Any = partial(
+            Wire, app.state.service.room if isinstance(bridge, Bridge) else bridge.room
+        )
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="asyncio",
+                http=Connection,
+                ws=wire,
+                ws_per_message_deflate=False,
+                lifespan="off",
+                ws_max_size=settings.max_body,
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE,
+                timeout_graceful_shutdown=int(settings.drain) + 5,
+                **tls,  # type: ignore[arg-type]
+            )
+        )
         self.bridge, self.settings, self.ready, self.stopped = bridge, settings, ready, ""
         self.grpc_port = settings.grpc_port
         self._service = app.state.service if isinstance(bridge, Bridge) else None
@@ -62,7 +84,9 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {one: signal.signal(one, self.handle_exit) for one in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            one: signal.signal(one, self.handle_exit) for one in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             yield
         finally:
@@ -78,7 +102,9 @@ class Server(uvicorn.Server):
         self.stopped = self.stopped or signal.Signals(sig).name
 
     def end(self) -> None:
-        """Take no more and leave: the engine has died. Whoever started the server sees it, and may start another."""
+        """Take no more and leave: the engine has died. Whoever started the server sees it, and may
+        start another.
+        """
         self.should_exit = True
 
     async def startup(self, sockets: Any = None) -> None:
@@ -111,10 +137,13 @@ class Server(uvicorn.Server):
             await asyncio.wait(set(self._talks), timeout=0.1)
 
 
-def run(bridge: Bridge | Front, settings: Settings, socket: sockets.socket, ready: Callable[[], None]) -> str:
+def run(
+    bridge: Bridge | Front, settings: Settings, socket: sockets.socket, ready: Callable[[], None]
+) -> str:
     """Serve until a signal comes; its name. Raises what the engine's thread died of."""
     server = Server(bridge, settings, ready)
-    # The engine's thread takes up its work behind each pass, and must not wait 5 ms for one that renders a template.
+    # The engine's thread takes up its work behind each pass, and must not wait 5 ms for one that
+    # renders a template.
     sys.setswitchinterval(SWITCH)
     _open_more()
     server.run([socket])
@@ -131,11 +160,13 @@ def _open_more() -> None:
 
 @contextmanager
 def bound(host: str, port: int) -> Iterator[sockets.socket]:
-    """A socket that listens: whoever comes while the model is loaded waits. Raises UserError where it is taken."""
+    """A socket that listens: whoever comes while the model is loaded waits. Raises UserError where
+    it is taken.
+    """
     family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
-    # TCP by name: asyncio lets small pieces go at once (TCP_NODELAY) only where the socket says that it is TCP, which
-    # socket.create_server's does not. Every answer and chunk waited for the client's delayed acknowledgement: /health
-    # took 42 ms, now 0.25 (two cores, 2026-11).
+    # TCP by name: asyncio lets small pieces go at once (TCP_NODELAY) only where the socket says
+    # that it is TCP, which socket.create_server's does not. Every answer and chunk waited for the
+    # client's delayed acknowledgement: /health took 42 ms, now 0.25 (two cores, 2026-11).
     with sockets.socket(family, sockets.SOCK_STREAM, sockets.IPPROTO_TCP) as made:
         try:
             made.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
@@ -143,7 +174,9 @@ def bound(host: str, port: int) -> Iterator[sockets.socket]:
             made.listen(BACKLOG)
         except OSError as error:
             what = f"cannot listen on {host}:{port}: {error.strerror or error}"
-            raise UserError(what, hint="take another --port (0: a free one), or another --host") from None
+            raise UserError(
+                what, hint="take another --port (0: a free one), or another --host"
+            ) from None
         yield made
 
 
@@ -152,15 +185,21 @@ def check_tls(key: Path | None, cert: Path | None) -> None:
     if key is None and cert is None:
         return
     if key is None or cert is None:
-        raise UsageError("TLS takes a key and a certificate", hint="give both --ssl-key-file and --ssl-cert-file")
+        raise UsageError(
+            "TLS takes a key and a certificate", hint="give both --ssl-key-file and --ssl-cert-file"
+        )
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, partial(_locked, key))
     except OSError as error:  # SSLError is one
-        raise UserError(f"{cert} and {key} make no TLS: {error.strerror or error}", hint="both are PEM files") from None
+        raise UserError(
+            f"{cert} and {key} make no TLS: {error.strerror or error}", hint="both are PEM files"
+        ) from None
 
 
 def _locked(key: Path) -> str:
-    """OpenSSL wants a password: it would ask the terminal for it now, and again when the server begins."""
+    """OpenSSL wants a password: it would ask the terminal for it now, and again when the server
+    begins.
+    """
     hint = f"make one that is not: openssl pkey -in {key} -out open.pem (chmod 600)"
     raise UserError(f"{key} is locked with a password", hint=hint)
 

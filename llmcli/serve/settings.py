@@ -8,10 +8,12 @@ from llmcli.runtime.sampling import Sampling, defaults
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`names`: what a request may call the model; the first is its own name. `sampling`, `system`, `stops` and
-    `max_tokens` apply where a request says nothing. `most_tokens` limits every answer, `most_context` prompt and answer
-    together (None: by the cache). Without `keys` nobody needs one. `cors`: origins whose pages may ask; `allow_hosts`:
-    further names of the server. `max_body` is in bytes, `drain` in seconds."""
+    """`names`: what a request may call the model; the first is its own name. `sampling`, `system`,
+    `stops` and `max_tokens` apply where a request says nothing. `most_tokens` limits every answer,
+    `most_context` prompt and answer together (None: by the cache). Without `keys` nobody needs one.
+    `cors`: origins whose pages may ask; `allow_hosts`: further names of the server. `max_body` is
+    in bytes, `drain` in seconds.
+    """
 
     names: tuple[str, ...]
     created: int = 0

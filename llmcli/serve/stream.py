@@ -37,12 +37,16 @@ class Gone(Exception):
 
 
 async def body(request: Request, most: int) -> dict[str, Any]:
-    """The JSON object in a request's body; raises Problem where there is none, or the body is too large."""
+    """The JSON object in a request's body; raises Problem where there is none, or the body is too
+    large.
+    """
     return parsed(await whole(request, most))
 
 
 async def whole(request: Request, most: int) -> bytes:
-    """A request's body. Raises Problem where it is too large or too slow, Gone where the client leaves."""
+    """A request's body. Raises Problem where it is too large or too slow, Gone where the client
+    leaves.
+    """
     if (coding := request.headers.get("content-encoding", "identity")) != "identity":
         raise Problem(f"the body is coded as {coding[:60]!r}; send it as it is", 415)
     raw, count = bytearray(), 0
@@ -58,8 +62,12 @@ async def whole(request: Request, most: int) -> bytes:
         raise Problem(f"the body was not there within {PATIENCE} s", 408) from None
     except ClientDisconnect:
         raise Gone from None
-    if count > most:  # most of it was read all the same: many clients listen only once they have sent everything
-        raise Problem(f"the body is larger than {most:,} bytes, which is what this server takes", 413)
+    if (
+        count > most
+    ):  # most of it was read all the same: many clients listen only once they have sent everything
+        raise Problem(
+            f"the body is larger than {most:,} bytes, which is what this server takes", 413
+        )
     return bytes(raw)
 
 
@@ -81,8 +89,12 @@ def parsed(raw: bytes) -> dict[str, Any]:
 async def asked(
     bridge: Bridge, path: str, document: Mapping[str, Any], settings: Settings, short: bool = False
 ) -> Form:
-    """The form of a path for a request's document, ready to be answered; it is made beside the engine's thread."""
-    form: Form = await bridge.prepare(registry.forms()[path], document, bridge.runner, settings, short=short)
+    """The form of a path for a request's document, ready to be answered; it is made beside the
+    engine's thread.
+    """
+    form: Form = await bridge.prepare(
+        registry.forms()[path], document, bridge.runner, settings, short=short
+    )
     if form.constraint:
         await bridge.prepare(form.ready, kind="grammars")
     return form
@@ -144,9 +156,11 @@ class Piece:
 
 
 class Events(Response):
-    """Server-Sent Events. The head goes out with the first event: an error before it still has its own status.
+    """Server-Sent Events. The head goes out with the first event: an error before it still has its
+    own status.
 
-    Where something may be `known` of the answers it is passed over, and each piece says what it tells (known.py).
+    Where something may be `known` of the answers it is passed over, and each piece says what it
+    tells (known.py).
     """
 
     def __init__(self, answering: Answering, form: Form, known: Known | None = None) -> None:
@@ -179,13 +193,19 @@ class Events(Response):
         if not self._begun:
             self._begun = True
             head = {TOLD: ()} if self.known else {}
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers, **head})
+            await send(
+                {"type": "http.response.start", "status": 200, "headers": self.raw_headers, **head}
+            )
         told = {TOLD: piece.told} if self.known else {}
         async with asyncio.timeout(PATIENCE):
-            await send({"type": "http.response.body", "body": piece.raw, "more_body": piece.more, **told})
+            await send(
+                {"type": "http.response.body", "body": piece.raw, "more_body": piece.more, **told}
+            )
 
     async def _ping(self, send: Send) -> None:
-        """Send a comment after each PING seconds of silence: proxies close connections that say nothing for long."""
+        """Send a comment after each PING seconds of silence: proxies close connections that say
+        nothing for long.
+        """
         loop = asyncio.get_running_loop()
         self._spoke = loop.time()
         with suppress(TimeoutError):  # _send finds the same
@@ -195,7 +215,9 @@ class Events(Response):
                     await self._put(send, Piece(self.form.ping))
 
     async def _written(self) -> AsyncIterator[Piece]:
-        """The events as bytes. Events that came together go out as one piece, the last one with the stream's end."""
+        """The events as bytes. Events that came together go out as one piece, the last one with the
+        stream's end.
+        """
         form, held, events, past = self.form, bytearray(), list[Event](), Past(self.known)
         try:
             async for event in self.answering:

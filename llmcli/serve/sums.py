@@ -1,7 +1,8 @@
-"""What several models tell of themselves, as one: sums under the names that one has, and what each has beside them.
+"""What several models tell of themselves, as one: sums under the names that one has, and what each
+has beside them.
 
-A sample of one replica stands under `llmcli_replica_…{replica="…"}`, and not under the sum's own name, so that whoever
-adds up a name's samples counts nothing twice.
+A sample of one replica stands under `llmcli_replica_…{replica="…"}`, and not under the sum's own
+name, so that whoever adds up a name's samples counts nothing twice.
 """
 
 import json
@@ -14,11 +15,27 @@ FIRST = ("llmcli_model_info",)
 SHARES = {"llmcli_kv_cache_usage_perc": ("llmcli_kv_cells_used", "llmcli_kv_cells")}
 # Told of each replica, too: who has work, and how full it is.
 EACH = (
-    "llmcli_num_requests_running", "llmcli_num_requests_waiting", "llmcli_kv_cache_usage_perc",
-    "llmcli_generation_tokens_total", "llmcli_prompt_tokens_total", "llmcli_prompt_tokens_cached_total",
-)  # fmt: skip
-ADDED = ("cells", "used_cells", "free_cells", "saved_cells", "running", "waiting", "preempted", "embedding_bytes",
-         "reading_bytes", "predicted_bytes", "allocated_bytes", "compute_bytes")  # fmt: skip
+    "llmcli_num_requests_running",
+    "llmcli_num_requests_waiting",
+    "llmcli_kv_cache_usage_perc",
+    "llmcli_generation_tokens_total",
+    "llmcli_prompt_tokens_total",
+    "llmcli_prompt_tokens_cached_total",
+)
+ADDED = (
+    "cells",
+    "used_cells",
+    "free_cells",
+    "saved_cells",
+    "running",
+    "waiting",
+    "preempted",
+    "embedding_bytes",
+    "reading_bytes",
+    "predicted_bytes",
+    "allocated_bytes",
+    "compute_bytes",
+)
 
 
 def metrics(texts: Mapping[str, str]) -> str:
@@ -45,7 +62,10 @@ def metrics(texts: Mapping[str, str]) -> str:
     for name in EACH:
         each = name.replace("llmcli_", "llmcli_replica_", 1)
         lines.append(f"# TYPE {each} {'counter' if name.endswith('_total') else 'gauge'}")
-        lines += [f'{each}{{replica="{replica}"}} {value:.17g}' for replica, value in found.get(name, {}).items()]
+        lines += [
+            f'{each}{{replica="{replica}"}} {value:.17g}'
+            for replica, value in found.get(name, {}).items()
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -77,5 +97,8 @@ def _together(sample: str, values: list[float]) -> float:
 def _metric(sample: str, heads: Mapping[str, Any]) -> str:
     """The metric that a sample belongs to: a histogram's are three names."""
     name = sample.partition("{")[0]
-    bare = next((name.removesuffix(end) for end in ("_bucket", "_sum", "_count") if name.endswith(end)), name)
+    bare = next(
+        (name.removesuffix(end) for end in ("_bucket", "_sum", "_count") if name.endswith(end)),
+        name,
+    )
     return name if name in heads else bare

@@ -1,4 +1,5 @@
-"""Embeddings beside answers: the texts of one request at a time, one pass of them between two steps of the engine.
+"""Embeddings beside answers: the texts of one request at a time, one pass of them between two steps
+of the engine.
 
 It knows nothing of HTTP.
 """
@@ -56,7 +57,9 @@ class Vectors:
         return await self._call(self._bridge.runner.embedder, 501)
 
     async def embed(self, texts: Sequence[Sequence[int]]) -> list[Vector]:
-        """Texts as ids to vectors of length 1; cancelled, it ends after a pass. Raises Busy, Stopping, UserError."""
+        """Texts as ids to vectors of length 1; cancelled, it ends after a pass. Raises Busy,
+        Stopping, UserError.
+        """
         bridge = self._bridge
         if bridge.stopping:
             raise Stopping

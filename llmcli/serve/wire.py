@@ -1,10 +1,12 @@
-"""uvicorn's WebSocket connection, which takes room for a large message before the rest of it is read (bodies.py).
+"""uvicorn's WebSocket connection, which takes room for a large message before the rest of it is
+read (bodies.py).
 
-A message is whole before an application sees it: without this each of a thousand connections could hold one of the
-largest size. So, as over HTTP, a message of which more than SMALL bytes lie here without its end takes room for the
-largest there may be, and nothing is read until there is; once it is whole, what it does not need is given back. What
-one read brings (256 KB at most) is not foreseen. Compressed messages are not taken (server.py): a kilobyte of the wire
-may be a megabyte, and room is counted by the wire.
+A message is whole before an application sees it: without this each of a thousand connections could
+hold one of the largest size. So, as over HTTP, a message of which more than SMALL bytes lie here
+without its end takes room for the largest there may be, and nothing is read until there is; once it
+is whole, what it does not need is given back. What one read brings (256 KB at most) is not
+foreseen. Compressed messages are not taken (server.py): a kilobyte of the wire may be a megabyte,
+and room is counted by the wire.
 """
 
 import asyncio
@@ -52,7 +54,9 @@ class Wire(WebSocketsSansIOProtocol):
             return
         finally:
             self._asking = None
-        self._late = self.loop.call_later(PATIENCE, self._end, LATE, f"a message was not whole within {PATIENCE:.0f} s")
+        self._late = self.loop.call_later(
+            PATIENCE, self._end, LATE, f"a message was not whole within {PATIENCE:.0f} s"
+        )
         if not self.read_paused:
             self.transport.resume_reading()
 

@@ -3,4 +3,6 @@
 from quant.archs.base import Arch
 from quant.registry import collect
 
-ARCHS: dict[str, Arch] = {hf: arch for arch in collect(__name__, "ARCHS", key="hf").values() for hf in arch.hf}
+ARCHS: dict[str, Arch] = {
+    hf: arch for arch in collect(__name__, "ARCHS", key="hf").values() for hf in arch.hf
+}

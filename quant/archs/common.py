@@ -1,6 +1,8 @@
-"""What most families share: head counts, rotary settings, the ordinary keys and the shapes of a gated block.
+"""What most families share: head counts, rotary settings, the ordinary keys and the shapes of a
+gated block.
 
-Follows TextModel.set_gguf_parameters of llama.cpp (conversion/base.py). A family takes what fits and adds its own.
+Follows TextModel.set_gguf_parameters of llama.cpp (conversion/base.py). A family takes what fits
+and adds its own.
 """
 
 import math
@@ -37,10 +39,13 @@ def heads(config: Config) -> tuple[int, int, int]:
 def rope(config: Config, kind: str = "full_attention") -> Config:
     """The rotary settings in one place, whatever the spelling: rope_type, rope_theta, factor, …
 
-    `kind` picks one of the parts that newer configs may give per type of layer. As in
-    transformers, the length that was trained first is the model's own unless it is said, at the root before all.
+    `kind` picks one of the parts that newer configs may give per type of layer. As in transformers,
+    the length that was trained first is the model's own unless it is said, at the root before all.
     """
-    settings: dict[str, Any] = {"rope_theta": 10000.0, ORIGINAL: config.values.get("max_position_embeddings")}
+    settings: dict[str, Any] = {
+        "rope_theta": 10000.0,
+        ORIGINAL: config.values.get("max_position_embeddings"),
+    }
     for key in ("rope_theta", "partial_rotary_factor"):
         if (value := config.values.get(key)) is not None:
             settings[key] = value
@@ -61,7 +66,9 @@ def rotary(config: Config) -> int:
     head_dim, factor = heads(config)[2], rope(config).real("partial_rotary_factor", 1.0)
     count = int(head_dim * factor)
     if factor > 1 or count < 2 or count % 2:
-        raise Refusal(f"{config.where}: {factor} of {head_dim} values cannot be rotary", hint="fetch it again")
+        raise Refusal(
+            f"{config.where}: {factor} of {head_dim} values cannot be rotary", hint="fetch it again"
+        )
     return count
 
 
@@ -71,13 +78,22 @@ def sliding(config: Config, period: int) -> list[bool]:
     if types is None:
         return [bool((layer + 1) % period) for layer in range(layers(config))]
     known = ("sliding_attention", "full_attention")
-    if not isinstance(types, list) or len(types) != layers(config) or any(kind not in known for kind in types):
-        raise Refusal(f"{config.where}: layer_types should be {layers(config)} of {known}", hint="fetch it again")
+    if (
+        not isinstance(types, list)
+        or len(types) != layers(config)
+        or any(kind not in known for kind in types)
+    ):
+        raise Refusal(
+            f"{config.where}: layer_types should be {layers(config)} of {known}",
+            hint="fetch it again",
+        )
     return [kind == "sliding_attention" for kind in types]
 
 
 def window(config: Config, layers: list[bool], period: int) -> list[Key]:
-    """Keys of a sliding window on some layers; `period` is that which llama.cpp takes for the family."""
+    """Keys of a sliding window on some layers; `period` is that which llama.cpp takes for the
+    family.
+    """
     found = [Key("attention.sliding_window", "uint32", config.number("sliding_window"))]
     if layers != [bool((layer + 1) % period) for layer in range(len(layers))]:
         found.append(Key("attention.sliding_window_pattern", "array:bool", layers))
@@ -88,7 +104,10 @@ def refuse(config: Config, problems: Sequence[tuple[object, str]]) -> None:
     """Raise one Refusal with the text of every problem whose condition holds."""
     told = [text for wrong, text in problems if wrong]
     if told:
-        raise Refusal(f"{config.where} cannot be converted: {'; '.join(told)}", hint="use a GGUF of this model")
+        raise Refusal(
+            f"{config.where} cannot be converted: {'; '.join(told)}",
+            hint="use a GGUF of this model",
+        )
 
 
 def problems(
@@ -100,27 +119,39 @@ def problems(
     partial: bool = False,
     rough: bool = False,
 ) -> list[tuple[object, str]]:
-    """What no family with rotary heads and a gated feed-forward can have; `acts` are the activations it computes,
-    `act` is the setting that names one; `partial` says that a part of a head may be rotary, `rough` that a yarn's
-    ramp may be rounded (see `rounded`)."""
+    """What no family with rotary heads and a gated feed-forward can have; `acts` are the
+    activations it computes, `act` is the setting that names one; `partial` says that a part of a
+    head may be rotary, `rough` that a yarn's ramp may be rounded (see `rounded`).
+    """
     count, kv_heads, head_dim = heads(config)
     settings, named = rope(config), config.values.get(act, acts[0])
-    kind, whole = settings.values["rope_type"], settings.values.get("partial_rotary_factor") in (None, 1)
+    kind, whole = (
+        settings.values["rope_type"],
+        settings.values.get("partial_rotary_factor") in (None, 1),
+    )
     return [
-        (layers(config) > MAX_LAYERS, f"it has {layers(config)} layers, llama.cpp allows {MAX_LAYERS}"),
+        (
+            layers(config) > MAX_LAYERS,
+            f"it has {layers(config)} layers, llama.cpp allows {MAX_LAYERS}",
+        ),
         (count % kv_heads, f"{count} heads cannot share {kv_heads} key-value heads"),
         (head_dim % 2, f"its heads have {head_dim} values: rotary halves need an even number"),
         (kind not in ropes, f"its rope type is {kind!r}; {', '.join(ropes)} are converted"),
         (not partial and not whole, "only a part of each head is rotary"),
         ("mrope_section" in settings.values, "its rotary positions have sections (mrope)"),
-        (kind == "yarn" and _bends_otherwise(settings, rough), "its yarn has another beta_fast, beta_slow or truncate"),
+        (
+            kind == "yarn" and _bends_otherwise(settings, rough),
+            "its yarn has another beta_fast, beta_slow or truncate",
+        ),
         (config.values.get("is_causal") is False, "it attends to later positions, too"),
         (named not in acts, f"its activation is {named}"),
-    ]  # fmt: skip
+    ]
 
 
 def keys(config: Config) -> list[Key]:
-    """The keys that every family with rotary heads and a gated feed-forward has, in upstream's order."""
+    """The keys that every family with rotary heads and a gated feed-forward has, in upstream's
+    order.
+    """
     (count, kv_heads, head_dim), settings = heads(config), rope(config)
     found = [
         Key("block_count", "uint32", layers(config)),
@@ -134,7 +165,10 @@ def keys(config: Config) -> list[Key]:
         Key("vocab_size", "uint32", config.number("vocab_size")),
     ]
     if config.values.get("head_dim") is not None:
-        found += [Key("attention.key_length", "uint32", head_dim), Key("attention.value_length", "uint32", head_dim)]
+        found += [
+            Key("attention.key_length", "uint32", head_dim),
+            Key("attention.value_length", "uint32", head_dim),
+        ]
     return [*found, *scaling(settings)]
 
 
@@ -142,15 +176,19 @@ def scaling(settings: Config) -> list[Key]:
     """Keys of stretched rotary positions, linear and yarn; nothing for the other types."""
     if settings.values["rope_type"] == "linear":
         factor = settings.real("factor")
-        return [Key("rope.scaling.type", "string", "linear"), Key("rope.scaling.factor", "float32", factor)]
+        return [
+            Key("rope.scaling.type", "string", "linear"),
+            Key("rope.scaling.factor", "float32", factor),
+        ]
     if settings.values["rope_type"] == "yarn":
         return _yarn(settings)
     return []
 
 
 def _yarn(settings: Config) -> list[Key]:
-    """llama.cpp multiplies sines and cosines by 1 + ln(factor) / 10 itself (rope_yarn in ggml-cpu): what is left
-    of the checkpoint's own factor stands in attn_factor."""
+    """llama.cpp multiplies sines and cosines by 1 + ln(factor) / 10 itself (rope_yarn in ggml-cpu):
+    what is left of the checkpoint's own factor stands in attn_factor.
+    """
     return [
         Key("rope.scaling.type", "string", "yarn"),
         Key("rope.scaling.factor", "float32", settings.real("factor")),
@@ -169,23 +207,31 @@ def loudness(settings: Config) -> float:
     if "attention_factor" in settings.values:
         return settings.real("attention_factor")
     if settings.values.get("mscale") and settings.values.get("mscale_all_dim"):
-        return stretch(settings, settings.real("mscale")) / stretch(settings, settings.real("mscale_all_dim"))
+        return stretch(settings, settings.real("mscale")) / stretch(
+            settings, settings.real("mscale_all_dim")
+        )
     return stretch(settings)
 
 
 def _bends_otherwise(settings: Config, rough: bool) -> bool:
-    """Whether a yarn's ramp is not the one that llama.cpp computes where no family reads its bounds from the file."""
+    """Whether a yarn's ramp is not the one that llama.cpp computes where no family reads its bounds
+    from the file.
+    """
     values = settings.values
     whole = rough or values.get("truncate", True)
     return (values.get("beta_fast") or 32, values.get("beta_slow") or 1, whole) != (32, 1, True)
 
 
 def rounded(config: Config) -> list[str]:
-    """A note where a yarn's ramp should not begin and end at whole dimensions: llama.cpp's always does."""
+    """A note where a yarn's ramp should not begin and end at whole dimensions: llama.cpp's always
+    does.
+    """
     settings = rope(config).values
     if settings["rope_type"] != "yarn" or settings.get("truncate", True):
         return []
-    return ["llama.cpp rounds the ends of this model's yarn ramp, and transformers does not: answers differ a little"]
+    return [
+        "llama.cpp rounds the ends of this model's yarn ramp, and transformers does not: answers differ a little"
+    ]
 
 
 def windowed(config: Config, slides: Callable[[int, int], bool]) -> bool:
@@ -199,7 +245,11 @@ def windowed(config: Config, slides: Callable[[int, int], bool]) -> bool:
         return False
     if isinstance(types := config.values.get("layer_types"), list):
         return "sliding_attention" in types
-    bound = 0 if config.values.get("max_window_layers") == 0 else config.number("max_window_layers", default=28)
+    bound = (
+        0
+        if config.values.get("max_window_layers") == 0
+        else config.number("max_window_layers", default=28)
+    )
     return any(slides(layer, bound) for layer in range(min(layers(config), MAX_LAYERS)))
 
 
@@ -230,9 +280,12 @@ def attention(config: Config) -> Shapes:
     hidden, (count, kv_heads, head_dim) = config.number("hidden_size"), heads(config)
     wide, narrow = count * head_dim, kv_heads * head_dim
     return {
-        "attn_norm.weight": (hidden,), "attn_q.weight": (wide, hidden), "attn_k.weight": (narrow, hidden),
-        "attn_v.weight": (narrow, hidden), "attn_output.weight": (hidden, wide),
-    }  # fmt: skip
+        "attn_norm.weight": (hidden,),
+        "attn_q.weight": (wide, hidden),
+        "attn_k.weight": (narrow, hidden),
+        "attn_v.weight": (narrow, hidden),
+        "attn_output.weight": (hidden, wide),
+    }
 
 
 def biases(config: Config) -> Shapes:
@@ -252,15 +305,23 @@ def gated(config: Config) -> Shapes:
     """One block's gated feed-forward and the norm before it, by role."""
     hidden, ff = config.number("hidden_size"), config.number("intermediate_size")
     return {
-        "ffn_norm.weight": (hidden,), "ffn_gate.weight": (ff, hidden), "ffn_up.weight": (ff, hidden),
+        "ffn_norm.weight": (hidden,),
+        "ffn_gate.weight": (ff, hidden),
+        "ffn_up.weight": (ff, hidden),
         "ffn_down.weight": (hidden, ff),
-    }  # fmt: skip
+    }
 
 
 def fused(config: Config) -> Shapes:
-    """One block's gated feed-forward with gate and up in one matrix, and the norm before it, by role."""
+    """One block's gated feed-forward with gate and up in one matrix, and the norm before it, by
+    role.
+    """
     hidden, ff = config.number("hidden_size"), config.number("intermediate_size")
-    return {"ffn_norm.weight": (hidden,), "ffn_up.weight": (2 * ff, hidden), "ffn_down.weight": (hidden, ff)}
+    return {
+        "ffn_norm.weight": (hidden,),
+        "ffn_up.weight": (2 * ff, hidden),
+        "ffn_down.weight": (hidden, ff),
+    }
 
 
 def post_norms(config: Config) -> Shapes:
@@ -272,7 +333,9 @@ def post_norms(config: Config) -> Shapes:
 def blocks(config: Config, *parts: Shapes) -> Shapes:
     """The shapes of one block's roles, for every block."""
     roles = {role: shape for part in parts for role, shape in part.items()}
-    return {f"blk.{i}.{role}": shape for i in range(layers(config)) for role, shape in roles.items()}
+    return {
+        f"blk.{i}.{role}": shape for i in range(layers(config)) for role, shape in roles.items()
+    }
 
 
 def rope_factors(config: Config) -> "dict[str, F32]":
@@ -290,7 +353,9 @@ def rope_factors(config: Config) -> "dict[str, F32]":
     )
     original = settings.real(ORIGINAL)
     if low >= high:
-        raise Refusal(f"{config.where}: low_freq_factor must be below high_freq_factor", hint="fetch it again")
+        raise Refusal(
+            f"{config.where}: low_freq_factor must be below high_freq_factor", hint="fetch it again"
+        )
     factors = []
     for pair in range(head_dim // 2):
         wavelength = 2 * math.pi * settings.real("rope_theta") ** (2 * pair / head_dim)
@@ -304,9 +369,13 @@ def rope_factors(config: Config) -> "dict[str, F32]":
     return {"rope_freqs.weight": np.array(factors, np.float32)}
 
 
-# Families that llama.cpp turns in interleaved pairs while their checkpoints are split in halves (notes of
-# llama_model_rope_type, src/llama-model.cpp); the same for the biases.
+# Families that llama.cpp turns in interleaved pairs while their checkpoints are split in halves
+# (notes of llama_model_rope_type, src/llama-model.cpp); the same for the biases.
 INTERLEAVED: dict[str, Op] = {
-    "attn_q": lambda config, tensor: views.pick(tensor, rope_rows(heads(config)[0], heads(config)[2])),
-    "attn_k": lambda config, tensor: views.pick(tensor, rope_rows(heads(config)[1], heads(config)[2])),
+    "attn_q": lambda config, tensor: views.pick(
+        tensor, rope_rows(heads(config)[0], heads(config)[2])
+    ),
+    "attn_k": lambda config, tensor: views.pick(
+        tensor, rope_rows(heads(config)[1], heads(config)[2])
+    ),
 }

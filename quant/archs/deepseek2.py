@@ -1,7 +1,9 @@
-"""DeepSeek V2 and V3: compressed keys and values (MLA), a few dense layers, then routed and shared experts.
+"""DeepSeek V2 and V3: compressed keys and values (MLA), a few dense layers, then routed and shared
+experts.
 
-Follows conversion/deepseek.py and src/models/deepseek2.cpp of llama.cpp: keys stay compressed in its cache, so
-kv_b is split into a part that queries pass (attn_k_b, exchanged rows and columns) and one that makes values.
+Follows conversion/deepseek.py and src/models/deepseek2.cpp of llama.cpp: keys stay compressed in
+its cache, so kv_b is split into a part that queries pass (attn_k_b, exchanged rows and columns) and
+one that makes values.
 """
 
 import re
@@ -50,40 +52,61 @@ def mla(config: Config) -> Mla:
 
 def dense(config: Config) -> int:
     """Layers without experts, all before those with."""
-    first = config.number("first_k_dense_replace") if config.values.get("first_k_dense_replace") else 0
+    first = (
+        config.number("first_k_dense_replace") if config.values.get("first_k_dense_replace") else 0
+    )
     return min(first, common.layers(config))
 
 
 def groups(config: Config) -> tuple[int, int]:
-    """Groups of experts, and those that a token may choose from; one group where there is nothing to choose."""
+    """Groups of experts, and those that a token may choose from; one group where there is nothing
+    to choose.
+    """
     count, used = config.number("n_group", default=1), config.number("topk_group", default=1)
-    return (1, 1) if config.values.get("topk_method") == "greedy" or used >= count else (count, used)
+    return (
+        (1, 1) if config.values.get("topk_method") == "greedy" or used >= count else (count, used)
+    )
 
 
 def ahead(config: Config) -> int:
     """Layers behind the last that guess further tokens."""
-    return config.number("num_nextn_predict_layers") if config.values.get("num_nextn_predict_layers") else 0
+    return (
+        config.number("num_nextn_predict_layers")
+        if config.values.get("num_nextn_predict_layers")
+        else 0
+    )
 
 
 def check_v2(config: Config) -> list[str]:
-    """Refuse what llama.cpp would not compute alike for DeepSeek V2; returns what the user should know."""
+    """Refuse what llama.cpp would not compute alike for DeepSeek V2; returns what the user should
+    know.
+    """
     method = config.values.get("topk_method")
-    common.refuse(config, [
-        *_problems(config, "softmax"),
-        (method not in ("greedy", "group_limited_greedy"), f"its topk_method is {method}"),
-        (groups(config) != (1, 1), "it chooses groups of experts by their best one, llama.cpp by their best two"),
-        (config.flag("norm_topk_prob"), "norm_topk_prob is true"),
-        (config.flag("mlp_bias"), "its feed-forward has biases (mlp_bias)"),
-    ])  # fmt: skip
+    common.refuse(
+        config,
+        [
+            *_problems(config, "softmax"),
+            (method not in ("greedy", "group_limited_greedy"), f"its topk_method is {method}"),
+            (
+                groups(config) != (1, 1),
+                "it chooses groups of experts by their best one, llama.cpp by their best two",
+            ),
+            (config.flag("norm_topk_prob"), "norm_topk_prob is true"),
+            (config.flag("mlp_bias"), "its feed-forward has biases (mlp_bias)"),
+        ],
+    )
     return _notes(config)
 
 
 def check_v3(config: Config) -> list[str]:
-    """Refuse what llama.cpp would not compute alike for DeepSeek V3; returns what the user should know."""
+    """Refuse what llama.cpp would not compute alike for DeepSeek V3; returns what the user should
+    know.
+    """
     method = config.values.get("topk_method", "noaux_tc")
     common.refuse(
-        config, [*_problems(config, "sigmoid"), (method != "noaux_tc", f"its topk_method is {method}")]
-    )  # fmt: skip
+        config,
+        [*_problems(config, "sigmoid"), (method != "noaux_tc", f"its topk_method is {method}")],
+    )
     return _notes(config)
 
 
@@ -99,23 +122,39 @@ def _problems(config: Config, scoring: str) -> list[tuple[object, str]]:
         *common.problems(_rotary(config), ropes=("default", "yarn")),
         *experts.problems(config),
         (flat, "its yarn does not stretch (factor)"),
-        (config.number("num_key_value_heads", default=sizes.heads) != sizes.heads, "its heads share keys and values"),
+        (
+            config.number("num_key_value_heads", default=sizes.heads) != sizes.heads,
+            "its heads share keys and values",
+        ),
         (config.flag("attention_bias"), "its attention has biases (attention_bias)"),
         (lite and sizes.query, f"llama.cpp expects no q_lora_rank in a model of {layers} layers"),
-        (said.get("moe_layer_freq") not in (None, 1), f"its moe_layer_freq is {said.get('moe_layer_freq')}"),
-        (said.get("scoring_func", scoring) != scoring, f"its scoring_func is {said.get('scoring_func')}"),
+        (
+            said.get("moe_layer_freq") not in (None, 1),
+            f"its moe_layer_freq is {said.get('moe_layer_freq')}",
+        ),
+        (
+            said.get("scoring_func", scoring) != scoring,
+            f"its scoring_func is {said.get('scoring_func')}",
+        ),
         (count < 2, "it has one expert only"),
         (count % split or split >= count, f"{count} experts cannot be split into {split} groups"),
-        (experts.used(config) > count // split * chosen, f"it uses more experts than {chosen} groups have"),
-    ]  # fmt: skip
+        (
+            experts.used(config) > count // split * chosen,
+            f"it uses more experts than {chosen} groups have",
+        ),
+    ]
 
 
 def _notes(config: Config) -> list[str]:
     eps, found = config.real("rms_norm_eps", EPS), []
     if ahead(config):
-        found.append(f"layers from {common.layers(config)} on, which guess further tokens (MTP), are not converted")
+        found.append(
+            f"layers from {common.layers(config)} on, which guess further tokens (MTP), are not converted"
+        )
     if eps != EPS:
-        found.append(f"the norms of compressed queries and keys have eps {EPS:g} in transformers, {eps:g} in llama.cpp")
+        found.append(
+            f"the norms of compressed queries and keys have eps {EPS:g} in transformers, {eps:g} in llama.cpp"
+        )
     return found
 
 
@@ -151,16 +190,20 @@ def keys(config: Config, gating: int) -> list[Key]:
 def _stretched(config: Config, keys: list[Key]) -> list[Key]:
     """The keys with yarn's two lengths as llama.cpp's deepseek2 understands them.
 
-    With m(w) = 1 + w ln(factor) / 10 it takes rotated parts times `attn_factor` and all scores times
-    (`attn_factor` m(w)) squared, w being ten times yarn_log_multiplier. w = 0 stands for "not said": then
-    `attn_factor` is multiplied by m(1) (llama_context; graph of deepseek2.cpp). transformers takes rotated parts
-    times `length`, and scores times `whole` squared.
+    With m(w) = 1 + w ln(factor) / 10 it takes rotated parts times `attn_factor` and all scores
+    times (`attn_factor` m(w)) squared, w being ten times yarn_log_multiplier. w = 0 stands for "not
+    said": then `attn_factor` is multiplied by m(1) (llama_context; graph of deepseek2.cpp).
+    transformers takes rotated parts times `length`, and scores times `whole` squared.
     """
     settings = common.rope(config)
     if settings.values["rope_type"] != "yarn":
         return keys
     length = common.loudness(settings)
-    whole = common.stretch(settings, settings.real("mscale_all_dim")) if settings.values.get("mscale_all_dim") else 1.0
+    whole = (
+        common.stretch(settings, settings.real("mscale_all_dim"))
+        if settings.values.get("mscale_all_dim")
+        else 1.0
+    )
     weight = (whole / length - 1) / (common.stretch(settings) - 1)
     if abs(weight) < 1e-6:
         return keys
@@ -171,14 +214,18 @@ def _stretched(config: Config, keys: list[Key]) -> list[Key]:
 
 
 def expected(config: Config, biased: bool) -> Shapes:
-    """The tensors that must be there, with their shapes, rows first; `biased` choices of experts in V3."""
+    """The tensors that must be there, with their shapes, rows first; `biased` choices of experts in
+    V3.
+    """
     hidden, shared = config.number("hidden_size"), config.number("n_shared_experts")
     width, first = config.number("moe_intermediate_size"), dense(config)
     mixed: Shapes = {
-        "ffn_norm.weight": (hidden,), **experts.shapes(config, width),
-        "ffn_gate_shexp.weight": (shared * width, hidden), "ffn_up_shexp.weight": (shared * width, hidden),
+        "ffn_norm.weight": (hidden,),
+        **experts.shapes(config, width),
+        "ffn_gate_shexp.weight": (shared * width, hidden),
+        "ffn_up_shexp.weight": (shared * width, hidden),
         "ffn_down_shexp.weight": (hidden, shared * width),
-    }  # fmt: skip
+    }
     if biased:
         mixed["exp_probs_b.bias"] = (experts.count(config),)
     plain = common.gated(config)
@@ -197,20 +244,24 @@ def _attention(config: Config) -> Shapes:
     queries: Shapes = {"attn_q.weight": (wide, hidden)}
     if sizes.query:
         queries = {
-            "attn_q_a.weight": (sizes.query, hidden), "attn_q_a_norm.weight": (sizes.query,),
+            "attn_q_a.weight": (sizes.query, hidden),
+            "attn_q_a_norm.weight": (sizes.query,),
             "attn_q_b.weight": (wide, sizes.query),
-        }  # fmt: skip
+        }
     return queries | {
-        "attn_norm.weight": (hidden,), "attn_kv_a_norm.weight": (sizes.compressed,),
+        "attn_norm.weight": (hidden,),
+        "attn_kv_a_norm.weight": (sizes.compressed,),
         "attn_kv_a_mqa.weight": (sizes.compressed + sizes.turned, hidden),
         "attn_k_b.weight": (sizes.heads, sizes.compressed, sizes.plain),
         "attn_v_b.weight": (sizes.heads, sizes.value, sizes.compressed),
         "attn_output.weight": (hidden, sizes.heads * sizes.value),
-    }  # fmt: skip
+    }
 
 
 def prepare(config: Config, tensors: Tensors) -> Tensors:
-    """Experts stacked, kv_b in two, the router's bias under the name of one; layers that guess ahead left out."""
+    """Experts stacked, kv_b in two, the router's bias under the name of one; layers that guess
+    ahead left out.
+    """
     found: Tensors = {}
     behind = range(common.layers(config), common.layers(config) + ahead(config))
     for name, tensor in experts.gather(config, tensors).items():
@@ -225,7 +276,9 @@ def prepare(config: Config, tensors: Tensors) -> Tensors:
 
 
 def _split(config: Config, name: str, tensor: LazyTensor) -> Tensors:
-    """kv_b [heads * (plain + value), compressed] as its two parts; of another shape it is unknown, and that is told."""
+    """kv_b [heads * (plain + value), compressed] as its two parts; of another shape it is unknown,
+    and that is told.
+    """
     sizes = mla(config)
     height = sizes.plain + sizes.value
     if tensor.shape != (sizes.heads * height, sizes.compressed):
@@ -233,18 +286,24 @@ def _split(config: Config, name: str, tensor: LazyTensor) -> Tensors:
         return {told: replace(tensor, name=told)}
     matrices = views.reshaped(tensor, sizes.heads, height, sizes.compressed)
     return {
-        name.replace("kv_b_proj", "k_b_proj"): views.transposed(views.part(matrices, 0, sizes.plain)),
+        name.replace("kv_b_proj", "k_b_proj"): views.transposed(
+            views.part(matrices, 0, sizes.plain)
+        ),
         name.replace("kv_b_proj", "v_b_proj"): views.part(matrices, sizes.plain, height),
     }
 
 
 def _turned(config: Config, tensor: LazyTensor, heads: int, plain: int) -> LazyTensor:
-    """Rotary rows behind the `plain` ones of each head in pairs, as llama.cpp turns them; most are already."""
+    """Rotary rows behind the `plain` ones of each head in pairs, as llama.cpp turns them; most are
+    already.
+    """
     turned = mla(config).turned
     if config.flag("rope_interleave", default=True):
         return tensor
     order = [*range(plain), *(plain + row for row in rope_rows(1, turned))]
-    return views.pick(tensor, [head * (plain + turned) + row for head in range(heads) for row in order])
+    return views.pick(
+        tensor, [head * (plain + turned) + row for head in range(heads) for row in order]
+    )
 
 
 def _queries(config: Config, tensor: LazyTensor) -> LazyTensor:
@@ -274,10 +333,13 @@ V3 = replace(
     expected=lambda config: expected(config, biased=True),
     check=check_v3,
     defaults={
-        "routed_scaling_factor": 2.5, "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "n_group": 8,
+        "topk_group": 4,
         "norm_topk_prob": True,
     },
     ops=OPS,
-)  # fmt: skip
+)
 
 ARCHS = (V2, V3)

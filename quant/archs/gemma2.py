@@ -1,7 +1,8 @@
-"""Gemma 2: norms around attention and feed-forward, both capped softly, a sliding window on every other layer.
+"""Gemma 2: norms around attention and feed-forward, both capped softly, a sliding window on every
+other layer.
 
-Follows conversion/gemma.py and src/models/gemma2.cpp of llama.cpp, which always caps, ties the head to the
-embedding, and derives the scale of the queries itself.
+Follows conversion/gemma.py and src/models/gemma2.cpp of llama.cpp, which always caps, ties the head
+to the embedding, and derives the scale of the queries itself.
 """
 
 from quant import views
@@ -9,16 +10,24 @@ from quant.archs import common
 from quant.archs.base import Arch, Config, Key, Op, Shapes
 
 DEFAULTS = {  # of transformers' Gemma2Config
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192,
-    "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
-    "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
-}  # fmt: skip
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+}
 PERIOD = 2  # of the layers, the last of so many attends to everything
 LARGE = 46  # layers of the 27B model, whose queries are scaled otherwise
 
 
 def scalar(config: Config, large: int) -> int:
-    """What llama.cpp divides the squared scale of queries by; it knows its largest model by the layers."""
+    """What llama.cpp divides the squared scale of queries by; it knows its largest model by the
+    layers.
+    """
     heads, _, head_dim = common.heads(config)
     return config.number("hidden_size") // heads if common.layers(config) == large else head_dim
 
@@ -28,12 +37,18 @@ def problems(config: Config, large: int) -> list[tuple[object, str]]:
     asked, computed = config.values["query_pre_attn_scalar"], scalar(config, large)
     return [
         *common.problems(
-            config, ropes=("default", "linear"), acts=("gelu_pytorch_tanh",), act="hidden_activation"
+            config,
+            ropes=("default", "linear"),
+            acts=("gelu_pytorch_tanh",),
+            act="hidden_activation",
         ),
-        (asked != computed, f"its query_pre_attn_scalar is {asked}, llama.cpp computes with {computed}"),
+        (
+            asked != computed,
+            f"its query_pre_attn_scalar is {asked}, llama.cpp computes with {computed}",
+        ),
         (config.flag("attention_bias"), "its attention has biases"),
         (config.flag("use_bidirectional_attention"), "it attends to later tokens"),
-    ]  # fmt: skip
+    ]
 
 
 def check(config: Config) -> list[str]:
@@ -43,7 +58,10 @@ def check(config: Config) -> list[str]:
         for key in ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
     ]
     tied = config.flag("tie_word_embeddings")
-    common.refuse(config, [*problems(config, LARGE), *missing, (not tied, "its head is not tied to the embedding")])
+    common.refuse(
+        config,
+        [*problems(config, LARGE), *missing, (not tied, "its head is not tied to the embedding")],
+    )
     return []
 
 
@@ -63,7 +81,15 @@ def expected(config: Config) -> Shapes:
     return common.ends(config) | common.blocks(config, *parts)
 
 
-NORMS = ("attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "output_norm")
+NORMS = (
+    "attn_norm",
+    "attn_q_norm",
+    "attn_k_norm",
+    "post_attention_norm",
+    "ffn_norm",
+    "post_ffw_norm",
+    "output_norm",
+)
 SHIFTED: dict[str, Op] = dict.fromkeys(NORMS, lambda config, tensor: views.plus_one(tensor))
 
 GEMMA2 = Arch(

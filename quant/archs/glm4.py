@@ -1,16 +1,21 @@
-"""GLM 4 (0414): interleaved rotary pairs in a part of each head, norms around both parts, gate and up in one matrix.
+"""GLM 4 (0414): interleaved rotary pairs in a part of each head, norms around both parts, gate and
+up in one matrix.
 
-Follows conversion/glm.py and src/models/glm4.cpp of llama.cpp. The checkpoint's pairs are interleaved already,
-so queries and keys keep their rows.
+Follows conversion/glm.py and src/models/glm4.cpp of llama.cpp. The checkpoint's pairs are
+interleaved already, so queries and keys keep their rows.
 """
 
 from quant.archs import common
 from quant.archs.base import Arch, Config, Key, Shapes
 
 DEFAULTS = {  # of transformers' Glm4Config
-    "num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5, "attention_bias": True,
-    "max_position_embeddings": 131072, "rms_norm_eps": 1.5625e-7,
-}  # fmt: skip
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1.5625e-7,
+}
 
 
 def check(config: Config) -> list[str]:
@@ -38,7 +43,13 @@ def expected(config: Config) -> Shapes:
 
 
 GLM4 = Arch(
-    name="glm4", kind="GLM4", hf=("Glm4ForCausalLM",), keys=keys, expected=expected, check=check, defaults=DEFAULTS
+    name="glm4",
+    kind="GLM4",
+    hf=("Glm4ForCausalLM",),
+    keys=keys,
+    expected=expected,
+    check=check,
+    defaults=DEFAULTS,
 )
 
 ARCHS = (GLM4,)

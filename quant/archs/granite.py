@@ -1,7 +1,7 @@
 """Granite (dense): llama with multipliers of embedding, attention, residual and logits.
 
-Follows GraniteModel of llama.cpp (conversion/granite.py, src/models/granite.cpp). A head_dim in the config counts
-here as it does in transformers, where upstream leaves it out.
+Follows GraniteModel of llama.cpp (conversion/granite.py, src/models/granite.cpp). A head_dim in the
+config counts here as it does in transformers, where upstream leaves it out.
 """
 
 from dataclasses import replace
@@ -17,7 +17,9 @@ def check(config: Config) -> list[str]:
 
 
 def keys(config: Config) -> list[Key]:
-    """Llama's keys and the multipliers; llama.cpp takes an attention scale that is not said for 1 / sqrt(head_dim)."""
+    """Llama's keys and the multipliers; llama.cpp takes an attention scale that is not said for 1 /
+    sqrt(head_dim).
+    """
     return [
         *llama.keys(config),
         Key("attention.scale", "float32", config.real("attention_multiplier", 1.0)),
@@ -28,7 +30,13 @@ def keys(config: Config) -> list[Key]:
 
 
 GRANITE = replace(
-    llama.LLAMA, name="granite", kind="GRANITE", hf=("GraniteForCausalLM",), keys=keys, check=check, defaults={}
+    llama.LLAMA,
+    name="granite",
+    kind="GRANITE",
+    hf=("GraniteForCausalLM",),
+    keys=keys,
+    check=check,
+    defaults={},
 )
 
 ARCHS = (GRANITE,)

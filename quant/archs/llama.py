@@ -1,7 +1,7 @@
 """Llama and Mistral: grouped-query attention, rotary halves, SiLU-gated feed-forward, RMS norms.
 
-Follows conversion/llama.py of llama.cpp; reads both spellings of rotary settings, rope_theta with rope_scaling
-and rope_parameters.
+Follows conversion/llama.py of llama.cpp; reads both spellings of rotary settings, rope_theta with
+rope_scaling and rope_parameters.
 """
 
 from dataclasses import replace
@@ -21,7 +21,9 @@ def window(config: Config) -> list[str]:
     """What to say about a window that llama.cpp's llama does not have."""
     window = config.values.get("sliding_window")
     if isinstance(window, int) and window < config.number("max_position_embeddings"):
-        return [f"this model attends to {window} positions; llama.cpp's llama to all: beyond them answers may differ"]
+        return [
+            f"this model attends to {window} positions; llama.cpp's llama to all: beyond them answers may differ"
+        ]
     return []
 
 
@@ -32,15 +34,20 @@ def keys(config: Config) -> list[Key]:
 
 def expected(config: Config) -> Shapes:
     """The tensors that must be there, with their shapes, rows first."""
-    return common.ends(config) | common.blocks(config, common.attention(config), common.gated(config))
+    return common.ends(config) | common.blocks(
+        config, common.attention(config), common.gated(config)
+    )
 
 
 def optional(config: Config) -> Shapes:
     """Biases: some finetunes have them, and llama.cpp takes them where they are."""
     hidden, ff = config.number("hidden_size"), config.number("intermediate_size")
     others: Shapes = {
-        "attn_output.bias": (hidden,), "ffn_gate.bias": (ff,), "ffn_up.bias": (ff,), "ffn_down.bias": (hidden,),
-    }  # fmt: skip
+        "attn_output.bias": (hidden,),
+        "ffn_gate.bias": (ff,),
+        "ffn_up.bias": (ff,),
+        "ffn_down.bias": (hidden,),
+    }
     return common.blocks(config, common.biases(config), others)
 
 
@@ -56,6 +63,8 @@ LLAMA = Arch(
     extra=common.rope_factors,
 )
 
-MISTRAL = replace(LLAMA, hf=("MistralForCausalLM",), defaults={"sliding_window": 4096, "num_key_value_heads": 8})
+MISTRAL = replace(
+    LLAMA, hf=("MistralForCausalLM",), defaults={"sliding_window": 4096, "num_key_value_heads": 8}
+)
 
 ARCHS = (LLAMA, MISTRAL)

@@ -11,7 +11,9 @@ from quant.archs.base import Config, Key, Shapes
 
 def check(config: Config) -> list[str]:
     """Refuse what llama.cpp's llama would not compute alike; returns what the user should know."""
-    common.refuse(config, [*common.problems(config, ropes=common.FACTORED), *experts.problems(config)])
+    common.refuse(
+        config, [*common.problems(config, ropes=common.FACTORED), *experts.problems(config)]
+    )
     return llama.window(config)
 
 
@@ -39,9 +41,12 @@ MIXTRAL = replace(
     check=check,
     prepare=experts.gather,
     defaults={
-        "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_key_value_heads": 8, "num_local_experts": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
-)  # fmt: skip
+)
 
 ARCHS = (MIXTRAL,)

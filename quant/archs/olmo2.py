@@ -1,4 +1,5 @@
-"""OLMo 2: norms after attention and feed-forward, none before, and norms of the whole query and key.
+"""OLMo 2: norms after attention and feed-forward, none before, and norms of the whole query and
+key.
 
 Follows Olmo2Model of llama.cpp (conversion/olmo.py, src/models/olmo2.cpp).
 """
@@ -9,11 +10,15 @@ from quant.archs.base import Arch, Config, Shapes
 
 def check(config: Config) -> list[str]:
     """Refuse what llama.cpp's olmo2 would not compute alike."""
-    common.refuse(config, [
-        *common.problems(config),
-        common.square(config), common.biased(config, "attention_bias"),
-        (config.values.get("clip_qkv"), "its attention is clipped (clip_qkv)"),
-    ])  # fmt: skip
+    common.refuse(
+        config,
+        [
+            *common.problems(config),
+            common.square(config),
+            common.biased(config, "attention_bias"),
+            (config.values.get("clip_qkv"), "its attention is clipped (clip_qkv)"),
+        ],
+    )
     return []
 
 
@@ -21,9 +26,11 @@ def expected(config: Config) -> Shapes:
     """The tensors that must be there, with their shapes, rows first."""
     hidden, (count, kv_heads, head_dim) = config.number("hidden_size"), common.heads(config)
     norms: Shapes = {
-        "attn_q_norm.weight": (count * head_dim,), "attn_k_norm.weight": (kv_heads * head_dim,),
-        "post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,),
-    }  # fmt: skip
+        "attn_q_norm.weight": (count * head_dim,),
+        "attn_k_norm.weight": (kv_heads * head_dim,),
+        "post_attention_norm.weight": (hidden,),
+        "post_ffw_norm.weight": (hidden,),
+    }
     block = common.attention(config) | common.gated(config) | norms
     before = ("attn_norm.weight", "ffn_norm.weight")
     return common.ends(config) | common.blocks(

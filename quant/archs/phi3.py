@@ -1,7 +1,8 @@
-"""Phi 3, 3.5 and 4: query, key and value in one matrix, gate and up in another; long contexts by rotary factors.
+"""Phi 3, 3.5 and 4: query, key and value in one matrix, gate and up in another; long contexts by
+rotary factors.
 
-Follows conversion/phi.py and src/models/phi3.cpp of llama.cpp, which attends to everything whatever the
-window, and takes the long factors where its context is larger than the original length.
+Follows conversion/phi.py and src/models/phi3.cpp of llama.cpp, which attends to everything whatever
+the window, and takes the long factors where its context is larger than the original length.
 """
 
 import math
@@ -14,7 +15,11 @@ from quant.errors import Refusal
 if TYPE_CHECKING:
     from quant.native import F32
 
-DEFAULTS = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+DEFAULTS = {
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+}
 LONG = ("longrope", "su")
 
 
@@ -33,7 +38,10 @@ def check(config: Config) -> list[str]:
         config,
         [
             *common.problems(config, ropes=("default", *LONG), partial=True),
-            (count * head_dim != hidden, f"{count} heads of {head_dim} values are not its {hidden} values"),
+            (
+                count * head_dim != hidden,
+                f"{count} heads of {head_dim} values are not its {hidden} values",
+            ),
             (config.flag("attention_bias"), "its attention has biases"),
         ],
     )
@@ -51,12 +59,18 @@ def check(config: Config) -> list[str]:
 
 
 def keys(config: Config) -> list[Key]:
-    """The ordinary keys, how much of a head is rotary, and a window of 0 where there is none: it marks Phi 4."""
+    """The ordinary keys, how much of a head is rotary, and a window of 0 where there is none: it
+    marks Phi 4.
+    """
     window = config.values.get("sliding_window")
     return [
         *common.keys(config),
         Key("rope.dimension_count", "uint32", common.rotary(config)),
-        Key("attention.sliding_window", "uint32", 0 if window is None else config.number("sliding_window")),
+        Key(
+            "attention.sliding_window",
+            "uint32",
+            0 if window is None else config.number("sliding_window"),
+        ),
         *scaling(config),
     ]
 
@@ -68,7 +82,11 @@ def scaling(config: Config) -> list[Key]:
     if settings := stretched(config):
         ratio = config.number("max_position_embeddings") / original
         ratio = settings.real("factor", ratio)
-        usual = math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 and original > 1 else 1.0
+        usual = (
+            math.sqrt(1 + math.log(ratio) / math.log(original))
+            if ratio > 1 and original > 1
+            else 1.0
+        )
         found += [
             Key("rope.scaling.type", "string", "longrope"),
             Key("rope.scaling.attn_factor", "float32", settings.real("attention_factor", usual)),
@@ -86,8 +104,13 @@ def extra(config: Config) -> "dict[str, F32]":
     for kind in ("long", "short"):
         factors, count = settings.values.get(f"{kind}_factor"), common.rotary(config) // 2
         sound = isinstance(factors, list) and len(factors) == count
-        if not sound or not all(type(value) in (int, float) and 0 < value < 1e30 for value in factors or ()):
-            raise Refusal(f"{config.where}: {kind}_factor should be {count} positive numbers", hint="fetch it again")
+        if not sound or not all(
+            type(value) in (int, float) and 0 < value < 1e30 for value in factors or ()
+        ):
+            raise Refusal(
+                f"{config.where}: {kind}_factor should be {count} positive numbers",
+                hint="fetch it again",
+            )
         found[f"rope_factors_{kind}.weight"] = np.array(factors, np.float32)
     return found
 
@@ -97,9 +120,10 @@ def expected(config: Config) -> Shapes:
     hidden, (count, kv_heads, head_dim) = config.number("hidden_size"), common.heads(config)
     wide, narrow = count * head_dim, kv_heads * head_dim
     attention: Shapes = {
-        "attn_norm.weight": (hidden,), "attn_qkv.weight": (wide + 2 * narrow, hidden),
+        "attn_norm.weight": (hidden,),
+        "attn_qkv.weight": (wide + 2 * narrow, hidden),
         "attn_output.weight": (hidden, wide),
-    }  # fmt: skip
+    }
     return common.ends(config) | common.blocks(config, attention, common.fused(config))
 
 

@@ -15,7 +15,9 @@ def check(config: Config) -> list[str]:
 
 def window(config: Config) -> tuple[object, str]:
     """Qwen2's and Qwen3's last layers may attend to a window."""
-    return common.windowed(config, lambda layer, first: layer >= first), "some of its layers attend to a window only"
+    return common.windowed(
+        config, lambda layer, first: layer >= first
+    ), "some of its layers attend to a window only"
 
 
 def expected(config: Config) -> Shapes:

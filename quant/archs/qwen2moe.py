@@ -6,17 +6,32 @@ Follows Qwen2MoeModel of llama.cpp (conversion/qwen.py, src/models/qwen2moe.cpp)
 from quant.archs import common, experts
 from quant.archs.base import Arch, Config, Key, Shapes
 
-DEFAULTS = {"sliding_window": 4096, "decoder_sparse_step": 1, "num_experts_per_tok": 4, "qkv_bias": True}
+DEFAULTS = {
+    "sliding_window": 4096,
+    "decoder_sparse_step": 1,
+    "num_experts_per_tok": 4,
+    "qkv_bias": True,
+}
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's qwen2moe would not compute alike: it never normalises the experts' weights."""
-    common.refuse(config, [
-        *common.problems(config), *experts.problems(config), *dense(config), common.square(config),
-        (config.flag("norm_topk_prob"), "norm_topk_prob is true"),
-        (common.windowed(config, lambda layer, most: layer % 2 == 0 and layer < most),
-         "some of its layers attend to a window only"),
-    ])  # fmt: skip
+    """Refuse what llama.cpp's qwen2moe would not compute alike: it never normalises the experts'
+    weights.
+    """
+    common.refuse(
+        config,
+        [
+            *common.problems(config),
+            *experts.problems(config),
+            *dense(config),
+            common.square(config),
+            (config.flag("norm_topk_prob"), "norm_topk_prob is true"),
+            (
+                common.windowed(config, lambda layer, most: layer % 2 == 0 and layer < most),
+                "some of its layers attend to a window only",
+            ),
+        ],
+    )
     return []
 
 
@@ -24,7 +39,10 @@ def dense(config: Config) -> list[tuple[object, str]]:
     """Blocks without experts, which llama.cpp has not."""
     return [
         (config.values.get("mlp_only_layers"), "mlp_only_layers are without experts"),
-        (config.number("decoder_sparse_step", default=1) != 1, "decoder_sparse_step leaves blocks without experts"),
+        (
+            config.number("decoder_sparse_step", default=1) != 1,
+            "decoder_sparse_step leaves blocks without experts",
+        ),
     ]
 
 
@@ -34,7 +52,11 @@ def keys(config: Config) -> list[Key]:
         *common.keys(config),
         *experts.keys(config),
         Key("expert_feed_forward_length", "uint32", config.number("moe_intermediate_size")),
-        Key("expert_shared_feed_forward_length", "uint32", config.number("shared_expert_intermediate_size")),
+        Key(
+            "expert_shared_feed_forward_length",
+            "uint32",
+            config.number("shared_expert_intermediate_size"),
+        ),
     ]
 
 
@@ -42,13 +64,17 @@ def expected(config: Config) -> Shapes:
     """The tensors that must be there, with their shapes, rows first."""
     hidden, ff = config.number("hidden_size"), config.number("shared_expert_intermediate_size")
     shared: Shapes = {
-        "ffn_norm.weight": (hidden,), "ffn_gate_inp_shexp.weight": (1, hidden),
-        "ffn_gate_shexp.weight": (ff, hidden), "ffn_up_shexp.weight": (ff, hidden),
+        "ffn_norm.weight": (hidden,),
+        "ffn_gate_inp_shexp.weight": (1, hidden),
+        "ffn_gate_shexp.weight": (ff, hidden),
+        "ffn_up_shexp.weight": (ff, hidden),
         "ffn_down_shexp.weight": (hidden, ff),
-    }  # fmt: skip
+    }
     biases = common.biases(config) if config.flag("qkv_bias", True) else {}
     routed = experts.shapes(config, config.number("moe_intermediate_size"))
-    return common.ends(config) | common.blocks(config, common.attention(config), biases, routed, shared)
+    return common.ends(config) | common.blocks(
+        config, common.attention(config), biases, routed, shared
+    )
 
 
 QWEN2MOE = Arch(

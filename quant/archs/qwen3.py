@@ -1,7 +1,7 @@
 """Qwen3: Qwen2 without its biases, with a norm of every query and key head, and heads of any width.
 
-Follows Qwen3Model of llama.cpp (conversion/qwen.py, src/models/qwen3.cpp). A reranker with a head of its own has
-another class, and is refused by it.
+Follows Qwen3Model of llama.cpp (conversion/qwen.py, src/models/qwen3.cpp). A reranker with a head
+of its own has another class, and is refused by it.
 """
 
 from dataclasses import replace
@@ -12,8 +12,12 @@ from quant.archs.qwen2 import QWEN2, window
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's qwen3 would not compute alike: it has no bias of the attention's output."""
-    common.refuse(config, [*common.problems(config), window(config), common.biased(config, "attention_bias")])
+    """Refuse what llama.cpp's qwen3 would not compute alike: it has no bias of the attention's
+    output.
+    """
+    common.refuse(
+        config, [*common.problems(config), window(config), common.biased(config, "attention_bias")]
+    )
     return []
 
 

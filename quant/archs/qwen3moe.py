@@ -9,20 +9,31 @@ from quant.archs.qwen2moe import dense
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's qwen3moe would not compute alike: it always normalises the experts' weights."""
-    common.refuse(config, [
-        *common.problems(config), *experts.problems(config), *dense(config),
-        common.biased(config, "attention_bias"),
-        (not config.flag("norm_topk_prob"), "norm_topk_prob is false"),
-        (common.windowed(config, lambda *_: True), "its layers attend to a window only"),
-    ])  # fmt: skip
+    """Refuse what llama.cpp's qwen3moe would not compute alike: it always normalises the experts'
+    weights.
+    """
+    common.refuse(
+        config,
+        [
+            *common.problems(config),
+            *experts.problems(config),
+            *dense(config),
+            common.biased(config, "attention_bias"),
+            (not config.flag("norm_topk_prob"), "norm_topk_prob is false"),
+            (common.windowed(config, lambda *_: True), "its layers attend to a window only"),
+        ],
+    )
     return []
 
 
 def keys(config: Config) -> list[Key]:
     """The ordinary keys and the experts'."""
     width = config.number("moe_intermediate_size")
-    return [*common.keys(config), *experts.keys(config), Key("expert_feed_forward_length", "uint32", width)]
+    return [
+        *common.keys(config),
+        *experts.keys(config),
+        Key("expert_feed_forward_length", "uint32", width),
+    ]
 
 
 def expected(config: Config) -> Shapes:

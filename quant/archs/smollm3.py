@@ -1,4 +1,5 @@
-"""SmolLM3: llama whose every fourth layer does without rotary positions; llama.cpp has that number fixed.
+"""SmolLM3: llama whose every fourth layer does without rotary positions; llama.cpp has that number
+fixed.
 
 Follows SmolLM3Model of llama.cpp (conversion/llama.py, src/models/smollm3.cpp).
 """
@@ -14,12 +15,21 @@ STEP = 4  # llama.cpp, n_no_rope_layer_step
 def check(config: Config) -> list[str]:
     """Refuse what llama.cpp's smollm3 would not compute alike."""
     fixed = [(layer + 1) % STEP != 0 for layer in range(min(common.layers(config), MAX_LAYERS))]
-    common.refuse(config, [
-        *common.problems(config),
-        common.biased(config, "attention_bias", "mlp_bias"),
-        (_rotary(config, len(fixed)) != fixed, f"no_rope_layers is not every layer but each {STEP}th"),
-        (common.windowed(config, lambda layer, _: not fixed[layer]), "some of its layers attend to a window only"),
-    ])  # fmt: skip
+    common.refuse(
+        config,
+        [
+            *common.problems(config),
+            common.biased(config, "attention_bias", "mlp_bias"),
+            (
+                _rotary(config, len(fixed)) != fixed,
+                f"no_rope_layers is not every layer but each {STEP}th",
+            ),
+            (
+                common.windowed(config, lambda layer, _: not fixed[layer]),
+                "some of its layers attend to a window only",
+            ),
+        ],
+    )
     return []
 
 

@@ -1,7 +1,8 @@
 """Exact rescalings and permutations of a model in GGUF names: another file, the same answers.
 
-`wiring` knows the graphs, `fold` what a fold does to tensors and to what enters them, `rewrite` applies folds to a
-source while its rows are read. Done in GGUF space, where a norm's weight is a plain factor for every family.
+`wiring` knows the graphs, `fold` what a fold does to tensors and to what enters them, `rewrite`
+applies folds to a source while its rows are read. Done in GGUF space, where a norm's weight is a
+plain factor for every family.
 """
 
 from quant.folds.fold import Edit, Fold, Part, Site, digest, edits

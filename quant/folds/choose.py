@@ -1,30 +1,35 @@
-"""Which folds a plan's own types and method would rather have: candidates per site, kept where the measured loss falls.
+"""Which folds a plan's own types and method would rather have: candidates per site, kept where the
+measured loss falls.
 
-  awq     s_j = E[x_j^2]^(a/2), for small a: columns that matter get more of a block's range
-  smooth  s_j = rms(x_j)^a / max|w_j|^(1-a), SmoothQuant's, for activations that are rounded in blocks, too
-  deal    channels ranked by E[x^2] mean(w^2) and dealt out over the sub-blocks like cards: hidden channels, values
+  awq     s_j = E[x_j^2]^(a/2), for small a: columns that matter get more of a block's range smooth
+  s_j = rms(x_j)^a / max|w_j|^(1-a), SmoothQuant's, for activations that are rounded in blocks, too
+  deal    channels ranked by E[x^2] mean(w^2) and dealt out over the sub-blocks like cards: hidden
+  channels, values
           within a head, and the residual's, whose one order must do for all layers
 
-A site takes the candidate with the least mean of its readers' losses, each in proportion to what it is without
-(loss.py). Everything is decided by the plan, the evidence and the rows sampled; nothing is drawn.
+A site takes the candidate with the least mean of its readers' losses, each in proportion to what it
+is without (loss.py). Everything is decided by the plan, the evidence and the rows sampled; nothing
+is drawn.
 
-2026-11-22, mean KL divergence from the F32 or F16 teacher, held-out wiki text, ggml's search with an imatrix unless
-told; standard errors are those of the means, the texts are the same within a line:
+2026-11-22, mean KL divergence from the F32 or F16 teacher, held-out wiki text, ggml's search with
+an imatrix unless told; standard errors are those of the means, the texts are the same within a
+line:
 
   SmolLM2-135M (Q4_1 with its lattice broken; 8 x 512)    none              folds
     Q4_K_M    .03902 +- .00098    awq,deal .03198 +- .00152  (-18 %)
   a Llama of hidden 512 trained here (perplexity 90; 24 x 256)
     Q2_K      .005657 +- .000224  deal .005543, awq .005273, awq,deal .005169 +- .000176  (-8.6 %)
-    Q3_K_M    .001245 +- .000029  awq,deal .001176 +- .000027  (-5.5 %)
-    Q4_K_M    .000459 +- .000009  awq .000436, awq,deal .000421 +- .000008  (-8.3 %), with smooth .000428
-    Q4_K_M by gptq  .000192 +- .000005  awq,deal .000181 +- .000004  (-5.7 %); chosen by search's loss .000189
-    Q6_K      .000172 +- .000003  awq,deal .000154 +- .000002  (-10.5 %), with smooth .000156
+    Q3_K_M    .001245 +- .000029  awq,deal .001176 +- .000027  (-5.5 %) Q4_K_M    .000459 +- .000009
+    awq .000436, awq,deal .000421 +- .000008  (-8.3 %), with smooth .000428 Q4_K_M by gptq  .000192
+    +- .000005  awq,deal .000181 +- .000004  (-5.7 %); chosen by search's loss .000189 Q6_K
+    .000172 +- .000003  awq,deal .000154 +- .000002  (-10.5 %), with smooth .000156
 
-So `auto` is awq,deal: smooth is taken at Q6_K (six of sixteen sites) and gains nothing that awq does not, for awq's
-loss counts the activations' rounding, too. A method that needs second moments is asked itself up to loss.SOLVED
-columns: choosing by search's loss keeps a quarter of the gain in a quarter of the time. With exponents up to .7
-SmolLM2's sites prefer .3 (52 of 121) to .4 (19); the loss falls by another half percent, the divergence to
-.03036 +- .00095, which these eight chunks do not tell from .03198: the grid ends at .3.
+So `auto` is awq,deal: smooth is taken at Q6_K (six of sixteen sites) and gains nothing that awq
+does not, for awq's loss counts the activations' rounding, too. A method that needs second moments
+is asked itself up to loss.SOLVED columns: choosing by search's loss keeps a quarter of the gain in
+a quarter of the time. With exponents up to .7 SmolLM2's sites prefer .3 (52 of 121) to .4 (19); the
+loss falls by another half percent, the divergence to .03036 +- .00095, which these eight chunks do
+not tell from .03198: the grid ends at .3.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,8 +68,10 @@ def parse(text: str) -> tuple[str, ...]:
     if words == ["auto"]:
         return AUTO
     if not words or (wrong := [word for word in words if word not in KINDS]):
-        raise Refusal(f"{text!r} names no folds" if not words else f"there is no fold {wrong[0]!r}",
-                      hint=f"--fold takes {', '.join(KINDS)} (several with commas), auto or none")  # fmt: skip
+        raise Refusal(
+            f"{text!r} names no folds" if not words else f"there is no fold {wrong[0]!r}",
+            hint=f"--fold takes {', '.join(KINDS)} (several with commas), auto or none",
+        )
     return tuple(word for word in KINDS if word in words)
 
 
@@ -83,8 +90,10 @@ def choose(
 ) -> tuple[Found, ...]:
     """The folds of each site, in the order of sites(); `watch` is told each site that is done."""
     if not any(step.evidence.sums for step in plan.steps):
-        raise Refusal("folds are chosen by what enters the weights, and nothing was measured",
-                      hint="add --imatrix FILE or --moments FILE, as llmcli calibrate makes them")  # fmt: skip
+        raise Refusal(
+            "folds are chosen by what enters the weights, and nothing was measured",
+            hint="add --imatrix FILE or --moments FILE, as llmcli calibrate makes them",
+        )
     search = _Search(plan, kinds)
     with ThreadPoolExecutor(threads, thread_name_prefix="fold") as pool:
         residual = search.residual(pool)
@@ -107,7 +116,9 @@ class _Search:
     def __init__(self, plan: Plan, kinds: Sequence[str]) -> None:
         self.kinds = kinds
         self.steps = {step.weight.name: _weighed(step, plan.moments) for step in plan.steps}
-        self.sites = tuple(site for site in sites(plan.source) if not any(map(self._copied, _names(site))))
+        self.sites = tuple(
+            site for site in sites(plan.source) if not any(map(self._copied, _names(site)))
+        )
         self.under: Mapping[str, Edit] = {}
 
     def best(self, site: Site) -> Found:
@@ -133,7 +144,9 @@ class _Search:
         site = next((site for site in self.sites if site.kind == "residual"), None)
         if site is None or "deal" not in self.kinds:
             return None
-        names = [part.name for part in site.parts if part.axis == "columns" and self._read(part.name)]
+        names = [
+            part.name for part in site.parts if part.axis == "columns" and self._read(part.name)
+        ]
         scores = [*pool.map(lambda name: _score(Reader(self.steps[name])), names)]
         order = _deal(np.sum(scores, 0), site.group) if names else None
         if order is None:
@@ -144,7 +157,9 @@ class _Search:
         def ratio(name: str) -> float:
             reader = Reader(self.steps[name])
             before = reader.loss(Edit())
-            return reader.loss(Edit(column_order=under[name].column_order)) / before if before else 1.0
+            return (
+                reader.loss(Edit(column_order=under[name].column_order)) / before if before else 1.0
+            )
 
         ratios = list(pool.map(ratio, names))
         if (mean := sum(ratios) / len(ratios)) >= 1:
@@ -177,10 +192,15 @@ class _Search:
         name = reader.step.weight.name
         own = edits([fold]).get(name, Edit()) if fold else Edit()
         under = self.under.get(name, Edit()).column_order
-        return Edit(columns=own.columns, column_order=under if own.column_order is None else own.column_order)
+        return Edit(
+            columns=own.columns,
+            column_order=under if own.column_order is None else own.column_order,
+        )
 
     def _readers(self, site: Site) -> list[Reader]:
-        names = dict.fromkeys(part.name for part in site.parts if part.axis == "columns" and self._read(part.name))
+        names = dict.fromkeys(
+            part.name for part in site.parts if part.axis == "columns" and self._read(part.name)
+        )
         return [Reader(self.steps[name]) for name in names]
 
     def _read(self, name: str) -> bool:
@@ -195,7 +215,9 @@ class _Search:
 
 
 def _weighed(step: Step, moments: Moments | None) -> Step:
-    """A step whose loss is weighed by second moments where there are any, whether its method needs them or not."""
+    """A step whose loss is weighed by second moments where there are any, whether its method needs
+    them or not.
+    """
     second, known = moments.of(step.weight.name) if moments else None, step.evidence
     if second is None or (second.columns, second.matrices) != (known.columns, known.matrices):
         return step
@@ -222,7 +244,9 @@ def _gathered(site: Site, readers: Sequence[Reader], vectors: "Sequence[F32 | F6
 
 
 def _factors(wanted: "F64") -> "F32":
-    """Factors around 1, within RANGE; a channel that nothing enters gets the least, and says nothing of the others."""
+    """Factors around 1, within RANGE; a channel that nothing enters gets the least, and says
+    nothing of the others.
+    """
     import numpy as np
 
     live = wanted[wanted > 0]
@@ -245,13 +269,17 @@ def _dealt(site: Site, readers: Sequence[Reader]) -> "Ints | None":
     import numpy as np
 
     scores = _gathered(site, readers, [reader.squares * reader.weights for reader in readers])
-    runs = [_deal(scores[at : at + site.group], site.group) for at in range(0, site.width, site.group)]
+    runs = [
+        _deal(scores[at : at + site.group], site.group) for at in range(0, site.width, site.group)
+    ]
     orders = [order + at * site.group for at, order in enumerate(runs) if order is not None]
     return np.concatenate(orders) if orders else None
 
 
 def _deal(scores: "F64", size: int) -> "Ints | None":
-    """An order of `size` channels that gives every sub-block its share of high scores; None where there is but one."""
+    """An order of `size` channels that gives every sub-block its share of high scores; None where
+    there is but one.
+    """
     import numpy as np
 
     blocks = size // CARDS

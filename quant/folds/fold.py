@@ -1,7 +1,9 @@
-"""What a fold is: channels between tensors of which a factor, or the order, is free; and what it does to each tensor.
+"""What a fold is: channels between tensors of which a factor, or the order, is free; and what it
+does to each tensor.
 
-The factor s_j of a channel multiplies what reads it and divides what writes it; a permutation moves both alike. It
-knows names and numbers: which channels there are is wiring's, reading and writing is rewrite's.
+The factor s_j of a channel multiplies what reads it and divides what writes it; a permutation moves
+both alike. It knows names and numbers: which channels there are is wiring's, reading and writing is
+rewrite's.
 """
 
 import hashlib
@@ -21,9 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor's share in a site: the channel of each of its rows [rows], or of its columns [matrices or 1, columns].
+    """A tensor's share in a site: the channel of each of its rows [rows], or of its columns
+    [matrices or 1, columns].
 
-    Channel -1 is none of this site's. `power` is what becomes of a factor: 1 multiplies, -1 divides, 0 leaves be.
+    Channel -1 is none of this site's. `power` is what becomes of a factor: 1 multiplies, -1
+    divides, 0 leaves be.
     """
 
     name: str
@@ -36,8 +40,9 @@ class Part:
 class Site:
     """`width` channels between tensors, whose factors (`scales`) or order are free.
 
-    Channels may change places within runs of `group`; 0 where none may. In every part the channels of a run stand
-    side by side in their order, so that what moves a channel moves a row or column as far.
+    Channels may change places within runs of `group`; 0 where none may. In every part the channels
+    of a run stand side by side in their order, so that what moves a channel moves a row or column
+    as far.
     """
 
     name: str  # "blk.3.attn_norm"
@@ -50,7 +55,8 @@ class Site:
 
 @dataclass(frozen=True)
 class Fold:
-    """Factors [width] of a site's channels, and their new order [width]: channel i becomes what order[i] was.
+    """Factors [width] of a site's channels, and their new order [width]: channel i becomes what
+    order[i] was.
 
     Factors count in the old order. None leaves factors, or the order, as they are.
     """
@@ -74,9 +80,11 @@ class Fold:
 
 @dataclass
 class Edit:
-    """All that folds do to one tensor: factors of rows [rows] and of columns [matrices or 1, columns], then new orders.
+    """All that folds do to one tensor: factors of rows [rows] and of columns [matrices or 1,
+    columns], then new orders.
 
-    Factors count in the old order. What enters the tensor is divided by the columns' factors and ordered alike.
+    Factors count in the old order. What enters the tensor is divided by the columns' factors and
+    ordered alike.
     """
 
     rows: "F32 | None" = None
@@ -87,7 +95,10 @@ class Edit:
     @property
     def any(self) -> bool:
         """Whether the tensor changes at all."""
-        return any(part is not None for part in (self.rows, self.columns, self.row_order, self.column_order))
+        return any(
+            part is not None
+            for part in (self.rows, self.columns, self.row_order, self.column_order)
+        )
 
     def squares(self, means: "F32", matrix: int = 0) -> "F32":
         """Mean squares [columns] of what enters a matrix, after the folds."""
@@ -97,7 +108,9 @@ class Edit:
         return new if self.column_order is None else new[_of(self.column_order, matrix)]
 
     def second(self, moments: "F32", matrix: int = 0) -> "F32":
-        """Second moments [columns, columns] of what enters a matrix, after the folds: S^-1 H S^-1, ordered alike."""
+        """Second moments [columns, columns] of what enters a matrix, after the folds: S^-1 H S^-1,
+        ordered alike.
+        """
         new = moments
         if self.columns is not None:
             factors = _of(self.columns, matrix)
@@ -140,19 +153,28 @@ def _order(edit: Edit, part: Part, order: "Ints") -> None:
     name = {"rows": "row_order", "columns": "column_order"}[part.axis]
     moved = np.where(part.channels >= 0, order[part.channels] - part.channels, 0)
     places = np.broadcast_to(np.arange(part.channels.shape[-1]), part.channels.shape)
-    if (old := getattr(edit, name)) is not None:  # gate and up in one tensor: halves that do not touch
-        assert old.shape == moved.shape and not ((old != places) & (moved != 0)).any(), (part.name, name)
+    if (
+        old := getattr(edit, name)
+    ) is not None:  # gate and up in one tensor: halves that do not touch
+        assert old.shape == moved.shape and not ((old != places) & (moved != 0)).any(), (
+            part.name,
+            name,
+        )
         places = old
     setattr(edit, name, places + moved)
 
 
 def digest(folds: Sequence[Fold], before: str = "") -> str:
-    """Tells folds apart, whatever order they are in, and those that were made `before`; "" where there are none."""
+    """Tells folds apart, whatever order they are in, and those that were made `before`; "" where
+    there are none.
+    """
     if not folds:
         return before
     total = hashlib.sha256(before.encode())
     for fold in sorted(folds, key=lambda fold: fold.site.name):
-        total.update(f"{fold.site.name} {fold.scale is not None} {fold.order is not None}\0".encode())
+        total.update(
+            f"{fold.site.name} {fold.scale is not None} {fold.order is not None}\0".encode()
+        )
         if fold.scale is not None:
             total.update(fold.scale.astype("<f4").tobytes())
         if fold.order is not None:

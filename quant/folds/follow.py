@@ -1,4 +1,5 @@
-"""What was measured of a tensor's input, as it is after folds: the same numbers, divided and ordered as the input is.
+"""What was measured of a tensor's input, as it is after folds: the same numbers, divided and
+ordered as the input is.
 
 Follows exactly: nothing has to be measured again. It knows evidence and edits, no plans.
 """
@@ -25,7 +26,9 @@ class FoldedSums(Entry):
         import numpy as np
 
         means = Entry.vectors(self, first, last, columns)
-        return np.stack([self.edit.squares(row, first + at) for at, row in enumerate(means)]).astype(np.float32)
+        return np.stack(
+            [self.edit.squares(row, first + at) for at, row in enumerate(means)]
+        ).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -63,4 +66,6 @@ def followed(evidence: Evidence, edit: Edit | None) -> Evidence:
     sums, second = evidence.sums, evidence.second
     if sums is not None:
         sums = FoldedSums(sums.file, sums.offset, sums.count, sums.divisors, edit=edit)
-    return replace(evidence, sums=sums, second=None if second is None else FoldedSecond(second, edit))
+    return replace(
+        evidence, sums=sums, second=None if second is None else FoldedSecond(second, edit)
+    )

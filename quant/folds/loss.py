@@ -1,10 +1,12 @@
-"""What a fold costs or gains: the error that rounding leaves in the output of each tensor that reads its channels.
+"""What a fold costs or gains: the error that rounding leaves in the output of each tensor that
+reads its channels.
 
-The loss of a reader is tr(dW H dW^T) over a sample of its rows, dW being what its own method and type change in the
-folded weights, seen through the fold; with mean squares alone H is diagonal. To it comes what llama.cpp's rounding of
-the inputs adds (rounding.py). Whoever writes the channels is not asked: a factor there scales a norm that stays F32,
-or whole rows, and block formats follow a row's factor (rows times 1/8 to 8, ggml with an imatrix: the relative error
-changes by 0.02 % at most, by 0.4 % in Q6_K). It knows one plan's steps, no candidates.
+The loss of a reader is tr(dW H dW^T) over a sample of its rows, dW being what its own method and
+type change in the folded weights, seen through the fold; with mean squares alone H is diagonal. To
+it comes what llama.cpp's rounding of the inputs adds (rounding.py). Whoever writes the channels is
+not asked: a factor there scales a norm that stays F32, or whole rows, and block formats follow a
+row's factor (rows times 1/8 to 8, ggml with an imatrix: the relative error changes by 0.02 % at
+most, by 0.4 % in Q6_K). It knows one plan's steps, no candidates.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 
 ROWS, MATRICES = 64, 4  # sampled of a tensor: rows in all, and experts they are from
 SECONDS = 4096  # columns up to which second moments are used: 64 MiB of them
-SOLVED = 1024  # columns up to which a method that needs them is asked itself: it factorises them for each candidate
+# columns up to which a method that needs them is asked itself: it factorises them for each
+# candidate
+SOLVED = 1024
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class Sample:
         import numpy as np
 
         if self.second is None:
-            return float((np.square(changes, dtype=np.float64) @ self.squares.astype(np.float64)).sum())
+            return float(
+                (np.square(changes, dtype=np.float64) @ self.squares.astype(np.float64)).sum()
+            )
         return float(np.einsum("ij,ij->", changes @ self.second, changes, dtype=np.float64))
 
 

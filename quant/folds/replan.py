@@ -1,4 +1,6 @@
-"""A plan under folds: the same types, sizes and method; its weights folded, and its evidence with them."""
+"""A plan under folds: the same types, sizes and method; its weights folded, and its evidence with
+them.
+"""
 
 import json
 from collections.abc import Sequence

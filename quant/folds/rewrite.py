@@ -1,7 +1,8 @@
-"""A source whose tensors are folded while their rows are read: names, shapes, order and metadata stay.
+"""A source whose tensors are folded while their rows are read: names, shapes, order and metadata
+stay.
 
-A tensor that a fold changes is read as F32, whatever it is stored as; memory stays that of the rows asked for. It
-knows sources and edits, not what they are for.
+A tensor that a fold changes is read as F32, whatever it is stored as; memory stays that of the rows
+asked for. It knows sources and edits, not what they are for.
 """
 
 import json
@@ -28,7 +29,8 @@ NEAR = 4  # rows that are read in vain rather than by another read
 
 
 def apply(source: Source, folds: Sequence[Fold], how: str = "") -> Source:
-    """The same model with other weights: `fold` tells which, the fingerprint stays that of `source`.
+    """The same model with other weights: `fold` tells which, the fingerprint stays that of
+    `source`.
 
     The file made of it says under FOLD_KEY that it is folded, and `how`.
     """
@@ -38,27 +40,40 @@ def apply(source: Source, folds: Sequence[Fold], how: str = "") -> Source:
     told = json.dumps({"digest": digest(folds, source.fold), "how": how}, sort_keys=True)
     entries = [(key, value) for key, value in source.entries if key != FOLD_KEY]
     weights = tuple(
-        replace(weight, type="F32", stored=weight.stored or weight.type, read=partial(_read, weight, edit))
-        if (edit := changes.get(weight.name)) else weight
+        replace(
+            weight,
+            type="F32",
+            stored=weight.stored or weight.type,
+            read=partial(_read, weight, edit),
+        )
+        if (edit := changes.get(weight.name))
+        else weight
         for weight in source.weights
-    )  # fmt: skip
+    )
     return replace(
-        source, weights=weights, entries=(*entries, (FOLD_KEY, entry("string", told))), notes=(*source.notes, OTHERS),
-        blobs=(), origin=source.origin or source,
-        fold=digest(folds, source.fold), folded=how,
-    )  # fmt: skip
+        source,
+        weights=weights,
+        entries=(*entries, (FOLD_KEY, entry("string", told))),
+        notes=(*source.notes, OTHERS),
+        blobs=(),
+        origin=source.origin or source,
+        fold=digest(folds, source.fold),
+        folded=how,
+    )
 
 
 def shaken(source: Source, seed: int, spread: float = SPREAD) -> tuple[Fold, ...]:
-    """Random factors in [1 / spread, spread] for every free channel, and random orders wherever one is free.
+    """Random factors in [1 / spread, spread] for every free channel, and random orders wherever one
+    is free.
 
-    No block of a tensor then lies on the grid of a block it was once quantized in: its columns come from several
-    blocks, those of a tied embedding too, and have factors of their own.
+    No block of a tensor then lies on the grid of a block it was once quantized in: its columns come
+    from several blocks, those of a tied embedding too, and have factors of their own.
 
-    2026-11-22: factors in [0.5, 2] alone were to do this. They make columns differ as no training does. SmolLM2-135M's
-    attn_q, once Q4_1, then has a relative error of 9.0 % in Q4_1 where the same weights dithered by half a step have
-    8.06 %; orders and factors within a tenth give 8.10 %, orders alone 8.04 %, its own lattice 0. And folds gain by
-    undoing such factors: awq leaves 48 % of the weighted error of q, k, v, gate and up at Q4_K_M, 73 % without them.
+    2026-11-22: factors in [0.5, 2] alone were to do this. They make columns differ as no training
+    does. SmolLM2-135M's attn_q, once Q4_1, then has a relative error of 9.0 % in Q4_1 where the
+    same weights dithered by half a step have 8.06 %; orders and factors within a tenth give 8.10 %,
+    orders alone 8.04 %, its own lattice 0. And folds gain by undoing such factors: awq leaves 48 %
+    of the weighted error of q, k, v, gate and up at Q4_K_M, 73 % without them.
     """
     import numpy as np
 
@@ -66,7 +81,9 @@ def shaken(source: Source, seed: int, spread: float = SPREAD) -> tuple[Fold, ...
     for site in sites(source):
         logs = random.uniform(-1, 1, site.width) * np.log(spread)
         runs = range(0, site.width, site.group) if site.group else ()
-        order = np.concatenate([at + random.permutation(site.group) for at in runs]) if runs else None
+        order = (
+            np.concatenate([at + random.permutation(site.group) for at in runs]) if runs else None
+        )
         found.append(Fold(site, np.exp(logs).astype(np.float32) if site.scales else None, order))
     return tuple(found)
 

@@ -1,18 +1,24 @@
-"""Which channels of a model are free, by architecture: read off llama.cpp's graphs (src/models/*.cpp), never guessed.
+"""Which channels of a model are free, by architecture: read off llama.cpp's graphs
+(src/models/*.cpp), never guessed.
 
-  norm      a norm's weight (and bias) / s, the columns of all that reads it * s: attention's, the feed-forward's with
+  norm      a norm's weight (and bias) / s, the columns of all that reads it * s: attention's, the
+  feed-forward's with
             router and shared experts, and inside MLA those of the compressed queries and keys
-  hidden    rows of up / s, columns of down * s, per expert; gate, up and down may be permuted. Not rescaled where
+  hidden    rows of up / s, columns of down * s, per expert; gate, up and down may be permuted. Not
+  rescaled where
             the activation is not linear in up (gpt-oss clamps it)
-  value     rows of v / s, columns of attn_output * s, one factor for all query heads of a key-value head; permuted
+  value     rows of v / s, columns of attn_output * s, one factor for all query heads of a key-value
+  head; permuted
             within a head
   head      the last norm / s, the head's columns * s; none where the head is tied to the embedding
-  residual  one permutation of everything the residual stream is read by and written to, tied embeddings included
+  residual  one permutation of everything the residual stream is read by and written to, tied
+  embeddings included
 
-A tied embedding has no free factors: RMSNorm does not commute with factors of channels, and the residual carries
-embeddings on unchanged; only an order (and one factor of the whole model, and signs) is free there. Queries against
-keys have free factors too, but these scale whole rows, which every block format follows anyway: left out. What is
-not in the table is refused by name; a block with a tensor that the table does not know stays as it is.
+A tied embedding has no free factors: RMSNorm does not commute with factors of channels, and the
+residual carries embeddings on unchanged; only an order (and one factor of the whole model, and
+signs) is free there. Queries against keys have free factors too, but these scale whole rows, which
+every block format follows anyway: left out. What is not in the table is refused by name; a block
+with a tensor that the table does not know stays as it is.
 """
 
 import re
@@ -30,11 +36,24 @@ if TYPE_CHECKING:
 
 QKV = ("attn_q", "attn_k", "attn_v", "attn_qkv")
 FORWARD = (
-    "ffn_gate", "ffn_up", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_gate_inp_shexp", "ffn_gate_shexp",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_gate_inp",
+    "ffn_gate_exps",
+    "ffn_up_exps",
+    "ffn_gate_inp_shexp",
+    "ffn_gate_shexp",
     "ffn_up_shexp",
-)  # fmt: skip
-HIDDEN = tuple((f"ffn_gate{end}", f"ffn_up{end}", f"ffn_down{end}") for end in ("", "_exps", "_shexp"))
-BESIDE = ("attn_q_norm", "attn_k_norm", "attn_sinks", "exp_probs_b")  # in a block, without channels of their own
+)
+HIDDEN = tuple(
+    (f"ffn_gate{end}", f"ffn_up{end}", f"ffn_down{end}") for end in ("", "_exps", "_shexp")
+)
+BESIDE = (
+    "attn_q_norm",
+    "attn_k_norm",
+    "attn_sinks",
+    "exp_probs_b",
+)  # in a block, without channels of their own
 AROUND = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 NORMS = ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")  # as wide as the residual
 WRITERS = ("attn_output", *(down for _, _, down in HIDDEN))
@@ -44,9 +63,11 @@ PLAIN = re.compile(r"([a-z0-9_]+)\.(weight|bias)")
 
 @dataclass(frozen=True)
 class Wiring:
-    """One graph's table: norm -> what reads it (`mirrored`: by rows), where values are made, what up does.
+    """One graph's table: norm -> what reads it (`mirrored`: by rows), where values are made, what
+    up does.
 
-    `fused` says that up holds gate and up, gate first; `linear` that the hidden channels are linear in up.
+    `fused` says that up holds gate and up, gate first; `linear` that the hidden channels are linear
+    in up.
     """
 
     norms: Mapping[str, tuple[str, ...]]
@@ -68,31 +89,55 @@ FUSED = replace(GATED, fused=True)
 OPEN_AI = replace(GATED, norms={"attn_norm": QKV, "post_attention_norm": FORWARD}, linear=False)
 LATENT = Wiring(
     {
-        "attn_norm": ("attn_q", "attn_q_a", "attn_kv_a_mqa"), "ffn_norm": FORWARD,
-        "attn_q_a_norm": ("attn_q_b",), "attn_kv_a_norm": ("attn_kv_b", "attn_v_b", "attn_k_b"),
+        "attn_norm": ("attn_q", "attn_q_a", "attn_kv_a_mqa"),
+        "ffn_norm": FORWARD,
+        "attn_q_a_norm": ("attn_q_b",),
+        "attn_kv_a_norm": ("attn_kv_b", "attn_v_b", "attn_k_b"),
     },
     value=("attn_v_b",),
     mirrored=frozenset({"attn_k_b"}),
     readers=("attn_q", "attn_q_a", "attn_kv_a_mqa", *FORWARD),
     inner=("attn_q_a_norm", "attn_q_b", "attn_kv_a_norm", "attn_kv_b", "attn_k_b", "attn_v_b"),
-)  # fmt: skip
+)
 WIRINGS: dict[str, Wiring] = {
     **dict.fromkeys(
-        ("llama", "mistral3", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "gemma", "gemma2", "gemma3", "granite",
-         "granitemoe", "smollm3"), GATED),
-    "phi3": FUSED, "glm4": FUSED, "olmo2": replace(GATED, norms={}), "gpt-oss": OPEN_AI, "deepseek2": LATENT,
-}  # fmt: skip
+        (
+            "llama",
+            "mistral3",
+            "qwen2",
+            "qwen3",
+            "qwen2moe",
+            "qwen3moe",
+            "gemma",
+            "gemma2",
+            "gemma3",
+            "granite",
+            "granitemoe",
+            "smollm3",
+        ),
+        GATED,
+    ),
+    "phi3": FUSED,
+    "glm4": FUSED,
+    "olmo2": replace(GATED, norms={}),
+    "gpt-oss": OPEN_AI,
+    "deepseek2": LATENT,
+}
 
 
 def sites(source: Source) -> tuple[Site, ...]:
-    """All sites of a model, block by block; refuses an architecture that the table does not know, by name.
+    """All sites of a model, block by block; refuses an architecture that the table does not know,
+    by name.
 
-    Tensors in a type that models are trained in (MXFP4) stay as they are, and so does what hangs on them.
+    Tensors in a type that models are trained in (MXFP4) stay as they are, and so does what hangs on
+    them.
     """
     architecture = source.facts.architecture
     if (wiring := WIRINGS.get(architecture)) is None:
-        raise Refusal(f"it is not known which channels of a {architecture} are free",
-                      hint=f"what can be folded are {', '.join(sorted(WIRINGS))}; leave --fold out")  # fmt: skip
+        raise Refusal(
+            f"it is not known which channels of a {architecture} are free",
+            hint=f"what can be folded are {', '.join(sorted(WIRINGS))}; leave --fold out",
+        )
     model = _Model(source, wiring)
     found = [site for block in model.blocks.values() for site in model.inside(block)]
     return tuple(site for site in [*found, *model.outside()] if model.free(site))
@@ -119,7 +164,11 @@ class _Model:
             if match := BLOCK.fullmatch(name):
                 blocks.setdefault(f"blk.{match[1]}", {})[f"{match[2]}.{match[3]}"] = weight
             stem = f"blk.{name.split('.')[1]}" if name.startswith("blk.") else name
-            known = match[2] in wiring.known if match else bool((m := PLAIN.fullmatch(name)) and m[1] in around)
+            known = (
+                match[2] in wiring.known
+                if match
+                else bool((m := PLAIN.fullmatch(name)) and m[1] in around)
+            )
             if not known:
                 self.strange.add(stem)
         self.all = [_Block(name, tensors) for name, tensors in blocks.items()]
@@ -150,14 +199,21 @@ class _Model:
         if head is not None:
             parts = [_columns(weight, width, -1) for weight in norms]
             yield Site("head", "head", width, 0, True, (*parts, _columns(head, width, 1)))
-        ends = [_columns(weight, width, 0) for name, weight in self.weights.items()
-                if name.split(".")[0] in ("token_embd", "output_norm") or name == "output.weight"]  # fmt: skip
+        ends = [
+            _columns(weight, width, 0)
+            for name, weight in self.weights.items()
+            if name.split(".")[0] in ("token_embd", "output_norm") or name == "output.weight"
+        ]
         inner = [part for block in self.all for part in self._residual(block, width)]
         yield Site("residual", "residual", width, width, False, (*ends, *inner))
 
     def _norm(self, block: _Block, norm: str, readers: tuple[str, ...]) -> Site:
         width = block.tensors[f"{norm}.weight"].columns
-        parts = [_columns(block.tensors[name], width, -1) for name in _both(norm) if name in block.tensors]
+        parts = [
+            _columns(block.tensors[name], width, -1)
+            for name in _both(norm)
+            if name in block.tensors
+        ]
         for role in readers:
             if (weight := block.tensors.get(f"{role}.weight")) is not None:
                 mirrored = role in self.wiring.mirrored
@@ -175,11 +231,19 @@ class _Model:
                 parts.append(self._made(block.tensors[name], width, -power, name))
                 if self.wiring.fused:
                     parts.append(self._made(block.tensors[name], width, 0, name, first=True))
-        parts += [self._made(block.tensors[name], width, 0, name) for name in _both(gate) if name in block.tensors]
-        return Site(f"{block.name}.{down}", "hidden", width, group, self.wiring.linear, tuple(parts))
+        parts += [
+            self._made(block.tensors[name], width, 0, name)
+            for name in _both(gate)
+            if name in block.tensors
+        ]
+        return Site(
+            f"{block.name}.{down}", "hidden", width, group, self.wiring.linear, tuple(parts)
+        )
 
     def _made(self, weight: Weight, width: int, power: int, name: str, first: bool = False) -> Part:
-        """Rows of a weight, or columns of a bias, that make hidden channels; where gate and up are one, up's half."""
+        """Rows of a weight, or columns of a bias, that make hidden channels; where gate and up are
+        one, up's half.
+        """
         axis = _columns if name.endswith("bias") else _rows
         if not self.wiring.fused:
             return axis(weight, width, power)
@@ -193,7 +257,11 @@ class _Model:
         makers = [role for role in self.wiring.value if f"{role}.weight" in block.tensors]
         if reader is None or len(makers) != 1 or not self.heads or reader.columns % self.heads:
             return
-        maker, wide, head = block.tensors[f"{makers[0]}.weight"], reader.columns, reader.columns // self.heads
+        maker, wide, head = (
+            block.tensors[f"{makers[0]}.weight"],
+            reader.columns,
+            reader.columns // self.heads,
+        )
         width = self._narrow(block, maker, wide) if makers[0] == "attn_qkv" else maker.rows
         if width % head or not width or wide % width:
             return
@@ -203,7 +271,11 @@ class _Model:
         for role in self.wiring.value:
             for name in _both(role):
                 if (weight := block.tensors.get(name)) is not None:
-                    axis, size = (_columns, weight.columns) if name.endswith("bias") else (_rows, weight.rows)
+                    axis, size = (
+                        (_columns, weight.columns)
+                        if name.endswith("bias")
+                        else (_rows, weight.rows)
+                    )
                     parts.append(axis(weight, width, -1, skip=size - width, total=size))
         yield Site(f"{block.name}.attn_output", "value", width, head, True, tuple(parts))
 
@@ -225,23 +297,38 @@ def _both(role: str) -> tuple[str, str]:
 
 
 def _channels(size: int, width: int, skip: int, total: int, weight: Weight, what: str) -> "Ints":
-    """Channels [size]: 0 up to the width, as often as they fit, behind `skip` others of every `total`."""
+    """Channels [size]: 0 up to the width, as often as they fit, behind `skip` others of every
+    `total`.
+    """
     import numpy as np
 
     if size % total or (skip + width > total != width):
-        raise Refusal(f"{weight.name} has {size} {what}, which do not fit {width} channels",
-                      hint="the file is damaged: fetch it again")  # fmt: skip
+        raise Refusal(
+            f"{weight.name} has {size} {what}, which do not fit {width} channels",
+            hint="the file is damaged: fetch it again",
+        )
     one = np.full(total, -1, np.int64)
     one[skip : skip + width] = np.arange(min(width, total - skip))
     return np.tile(one, size // total)
 
 
 def _rows(weight: Weight, width: int, power: int, skip: int = 0, total: int = 0) -> Part:
-    return Part(weight.name, "rows", power, _channels(weight.rows, width, skip, total or width, weight, "rows"))
+    return Part(
+        weight.name,
+        "rows",
+        power,
+        _channels(weight.rows, width, skip, total or width, weight, "rows"),
+    )
 
 
 def _columns(weight: Weight, width: int, power: int, skip: int = 0, total: int = 0) -> Part:
-    """Columns of a weight: the same channels in all its matrices, or each matrix's own where they are more."""
-    size = weight.columns if width <= weight.columns else weight.columns * max(1, width // weight.columns)
+    """Columns of a weight: the same channels in all its matrices, or each matrix's own where they
+    are more.
+    """
+    size = (
+        weight.columns
+        if width <= weight.columns
+        else weight.columns * max(1, width // weight.columns)
+    )
     found = _channels(size, width, skip, total or width, weight, "columns")
     return Part(weight.name, "columns", power, found.reshape(-1, weight.columns))

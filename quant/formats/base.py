@@ -1,11 +1,13 @@
-"""What a block format is: the fields of its blocks, what numbers they stand for, and which codes numbers get.
+"""What a block format is: the fields of its blocks, what numbers they stand for, and which codes
+numbers get.
 
-`pack(unpack(blocks))` is the same bytes; `value` gives what every reader of the file will see, to the last bit.
-`fit` is ggml's own choice of scales and codes; `code` finds the nearest codes where the scales are given, as a method
-needs that corrects its errors from column to column. All of it is arithmetic on arrays of blocks: no rows, no tensors.
+`pack(unpack(blocks))` is the same bytes; `value` gives what every reader of the file will see, to
+the last bit. `fit` is ggml's own choice of scales and codes; `code` finds the nearest codes where
+the scales are given, as a method needs that corrects its errors from column to column. All of it is
+arithmetic on arrays of blocks: no rows, no tensors.
 
-`value` and `code` take numpy arrays and torch tensors: they use what both spell alike, and the three functions at the
-end of this file for what they do not.
+`value` and `code` take numpy arrays and torch tensors: they use what both spell alike, and the
+three functions at the end of this file for what they do not.
 """
 
 from abc import ABC, abstractmethod
@@ -30,10 +32,11 @@ if TYPE_CHECKING:
 class Fields:
     """The fields of many blocks.
 
-    `codes` [blocks, values] as stored, from 0 up (Q8_0: signed); [blocks, vectors] where a code stands for several
-    values. `d` [blocks] is the scale of a block (NVFP4: [blocks, groups]), `m` [blocks] the scale of its minimums or
-    the minimum itself; `scales` and `mins` [blocks, groups] are the whole numbers that d and m are multiplied with,
-    group by group. None where the format has no such field.
+    `codes` [blocks, values] as stored, from 0 up (Q8_0: signed); [blocks, vectors] where a code
+    stands for several values. `d` [blocks] is the scale of a block (NVFP4: [blocks, groups]), `m`
+    [blocks] the scale of its minimums or the minimum itself; `scales` and `mins` [blocks, groups]
+    are the whole numbers that d and m are multiplied with, group by group. None where the format
+    has no such field.
     """
 
     codes: "Ints"
@@ -50,7 +53,9 @@ class Fields:
         return int(self.d.shape[1]) if len(self.d.shape) > 1 else 1
 
     def group(self, number: int) -> "Fields":
-        """One group of each block, with which code() and value() work on its columns, or on a single one of them."""
+        """One group of each block, with which code() and value() work on its columns, or on a
+        single one of them.
+        """
         codes = self.codes.reshape(len(self.codes), self.groups, -1)[:, number]
         own = slice(number, number + 1)
         return replace(
@@ -80,7 +85,9 @@ class Format(ABC):
         """What codes count, in steps of the scale: a number, or several, for each."""
 
     def steps(self, fields: Fields) -> "tuple[F32, F32 | None]":
-        """The size of a step and what is added to all of them, [blocks, groups, 1], rounded as ggml rounds them."""
+        """The size of a step and what is added to all of them, [blocks, groups, 1], rounded as ggml
+        rounds them.
+        """
         step = wide(fields.d).reshape(len(fields.codes), -1)
         if fields.scales is not None:
             step = step * wide(fields.scales)
@@ -100,17 +107,23 @@ class Format(ABC):
         return numbers.reshape(len(step), -1)
 
     def fit(self, values: "F32", importance: "F32 | None" = None) -> Fields:
-        """Scales and codes for values [blocks, values], each column weighed by `importance` [values].
+        """Scales and codes for values [blocks, values], each column weighed by `importance`
+        [values].
 
-        What ggml's encoder makes of them, taken apart: its searches try a scale nineteen times and more and add floats
-        in a fixed order, so a second one would be slower, and equal only by luck. The scales are those that the file
-        will hold, not what they were before they were rounded. Refuses what encode() refuses.
+        What ggml's encoder makes of them, taken apart: its searches try a scale nineteen times and
+        more and add floats in a fixed order, so a second one would be slower, and equal only by
+        luck. The scales are those that the file will hold, not what they were before they were
+        rounded. Refuses what encode() refuses.
         """
         return self.unpack(self.encode(values, importance=importance))
 
     def encode(self, values: "F32", *, importance: "F32 | None" = None) -> "U8":
-        """ggml's own choice for values [blocks, values], each column weighed by `importance` [values]."""
-        weights = None if importance is None else native.Importance(importance[None], max(1, len(values)))
+        """ggml's own choice for values [blocks, values], each column weighed by `importance`
+        [values].
+        """
+        weights = (
+            None if importance is None else native.Importance(importance[None], max(1, len(values)))
+        )
         return native.encode(values, self.name, label=self.name, importance=weights)
 
     def decode(self, blocks: "U8") -> "F32":
@@ -126,11 +139,13 @@ class Scalar(Format):
         """The code whose level is nearest to each number; numbers may be infinite, but not NaN."""
 
     def code(self, values: "F32", fields: Fields) -> "Ints":
-        """The codes of values [blocks, values] that are nearest on the scales of `fields`; its codes are not read.
+        """The codes of values [blocks, values] that are nearest on the scales of `fields`; its
+        codes are not read.
 
-        Where a step is zero all codes mean the same, and it is the code of zero. In the k-quants and in MXFP4 these
-        are the codes that ggml writes, for there it rounds with the scales as they are stored. In the others it rounds
-        with the scale before it became an F16: these are as near or nearer.
+        Where a step is zero all codes mean the same, and it is the code of zero. In the k-quants
+        and in MXFP4 these are the codes that ggml writes, for there it rounds with the scales as
+        they are stored. In the others it rounds with the scale before it became an F16: these are
+        as near or nearer.
         """
         import numpy as np
 
@@ -198,6 +213,10 @@ def looked_up(table: "Sequence[float] | F32", codes: Any) -> "F32":
     """table[codes] as F32: a number, or a row of the table, for each code."""
     import numpy as np
 
-    known = codes.float().new_tensor(table) if hasattr(codes, "new_tensor") else np.asarray(table, np.float32)
+    known = (
+        codes.float().new_tensor(table)
+        if hasattr(codes, "new_tensor")
+        else np.asarray(table, np.float32)
+    )
     found: F32 = known[codes.long() if hasattr(codes, "long") else codes]
     return found

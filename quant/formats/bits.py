@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def planes(stored: "U8", bits: int) -> "Ints":
-    """Fields of `bits` bits [..., bytes] -> [..., 8 / bits, bytes]: the lowest bits of all bytes come first."""
+    """Fields of `bits` bits [..., bytes] -> [..., 8 / bits, bytes]: the lowest bits of all bytes
+    come first.
+    """
     import numpy as np
 
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
@@ -28,7 +30,9 @@ def merged(codes: "Ints", bits: int) -> "U8":
 
 
 def in_turn(stored: "U8", bits: int) -> "Ints":
-    """Fields of `bits` bits [blocks, bytes] -> [blocks, fields]: those of the first byte come first."""
+    """Fields of `bits` bits [blocks, bytes] -> [blocks, fields]: those of the first byte come
+    first.
+    """
     return planes(stored[..., None], bits).reshape(len(stored), -1)
 
 
@@ -48,7 +52,9 @@ def stored_twos(codes: "Ints") -> "U8":
 
 
 def words(stored: "U8", size: int) -> "Ints":
-    """Little-endian words of `size` bytes [blocks, bytes] -> [blocks, words]; of four bytes the top bit is a sign."""
+    """Little-endian words of `size` bytes [blocks, bytes] -> [blocks, words]; of four bytes the top
+    bit is a sign.
+    """
     import numpy as np
 
     return np.ascontiguousarray(stored).view(f"<u{size}").astype(np.uint32).view(np.int32)
@@ -58,14 +64,22 @@ def stored_words(values: "Ints", size: int) -> "U8":
     """The reverse of words()."""
     import numpy as np
 
-    return np.ascontiguousarray(values).view(np.uint32).astype(f"<u{size}").view(np.uint8).reshape(len(values), -1)
+    return (
+        np.ascontiguousarray(values)
+        .view(np.uint32)
+        .astype(f"<u{size}")
+        .view(np.uint8)
+        .reshape(len(values), -1)
+    )
 
 
 def split(values: "Ints", bits: int, count: int) -> "Ints":
     """The `count` lowest fields of `bits` bits in words [...] -> [..., count]."""
     import numpy as np
 
-    return (values[..., None] >> np.arange(0, bits * count, bits, dtype=np.int32)) & np.int32((1 << bits) - 1)
+    return (values[..., None] >> np.arange(0, bits * count, bits, dtype=np.int32)) & np.int32(
+        (1 << bits) - 1
+    )
 
 
 def stored_split(codes: "Ints", bits: int) -> "Ints":

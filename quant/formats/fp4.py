@@ -1,7 +1,8 @@
-"""The formats whose codes are four-bit floats (E2M1), which some models are trained in: MXFP4 and NVFP4.
+"""The formats whose codes are four-bit floats (E2M1), which some models are trained in: MXFP4 and
+NVFP4.
 
-Layouts of ggml/src/ggml-common.h, scales as in ggml/src/ggml-impl.h. It knows bytes of blocks, nothing of how scales
-are found.
+Layouts of ggml/src/ggml-common.h, scales as in ggml/src/ggml-impl.h. It knows bytes of blocks,
+nothing of how scales are found.
 """
 
 from typing import TYPE_CHECKING
@@ -25,7 +26,9 @@ class E2M1(Scalar):
         return looked_up(LEVELS, codes)
 
     def nearest(self, numbers: "F32") -> "Ints":
-        """A number halfway between two goes to the smaller, as in ggml's best_index_mxfp4; zero is code 0."""
+        """A number halfway between two goes to the smaller, as in ggml's best_index_mxfp4; zero is
+        code 0.
+        """
         size = sum((abs(numbers) > edge) * 1 for edge in halfway(SIZES))
         return whole(size + 8 * ((numbers < 0) & (size > 0)))
 
@@ -51,7 +54,9 @@ class MXFP4(E2M1):
 
 
 class NVFP4(E2M1):
-    """Four scales, floats without sign of four bits of exponent and three of mantissa, and four times eight bytes."""
+    """Four scales, floats without sign of four bits of exponent and three of mantissa, and four
+    times eight bytes.
+    """
 
     name = "NVFP4"
 
@@ -59,7 +64,10 @@ class NVFP4(E2M1):
         """Take blocks [blocks, 36] apart; d [blocks, 4] is 0 to 224 (240 is none, and reads as 0)."""
         import numpy as np
 
-        exponents, parts = (blocks[:, :4] >> 3 & 15).astype(np.int32), (blocks[:, :4] & 7).astype(np.float32)
+        exponents, parts = (
+            (blocks[:, :4] >> 3 & 15).astype(np.int32),
+            (blocks[:, :4] & 7).astype(np.float32),
+        )
         d = np.ldexp(np.where(exponents > 0, parts + 8, parts), np.maximum(exponents, 1) - 11)
         d[blocks[:, :4] == 127] = 0
         return Fields(planes(blocks[:, 4:].reshape(-1, 4, 8), 4).reshape(-1, 64), d)

@@ -1,17 +1,43 @@
 """The four-bit formats whose codes are places in a table: IQ4_NL and IQ4_XS.
 
-Layouts and table of ggml/src/ggml-common.h. It knows bytes of blocks, nothing of how scales are found.
+Layouts and table of ggml/src/ggml-common.h. It knows bytes of blocks, nothing of how scales are
+found.
 """
 
 from typing import TYPE_CHECKING
 
 from quant.formats.base import Fields, Table
-from quant.formats.bits import halves, in_turn, joined, merged, planes, stored_halves, stored_in_turn
+from quant.formats.bits import (
+    halves,
+    in_turn,
+    joined,
+    merged,
+    planes,
+    stored_halves,
+    stored_in_turn,
+)
 
 if TYPE_CHECKING:
     from quant.native import U8
 
-LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # closer around zero
+LEVELS = (
+    -127,
+    -104,
+    -83,
+    -65,
+    -49,
+    -35,
+    -22,
+    -10,
+    1,
+    13,
+    25,
+    38,
+    53,
+    69,
+    89,
+    113,
+)  # closer around zero
 
 
 class IQ4NL(Table):
@@ -44,7 +70,9 @@ class IQ4XS(Table):
         assert fields.scales is not None
         scales = fields.scales + 32
         tops, low = stored_in_turn(scales >> 4, 2), stored_in_turn(scales & 15, 4)
-        return joined(stored_halves(fields.d), tops, low, merged(fields.codes.reshape(-1, 8, 2, 16), 4))
+        return joined(
+            stored_halves(fields.d), tops, low, merged(fields.codes.reshape(-1, 8, 2, 16), 4)
+        )
 
 
 FORMATS = (IQ4NL(), IQ4XS())

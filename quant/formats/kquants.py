@@ -1,7 +1,8 @@
-"""The k-quants, superblocks of 256 with scales for groups of 16 or 32: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K.
+"""The k-quants, superblocks of 256 with scales for groups of 16 or 32: Q2_K, Q3_K, Q4_K, Q5_K,
+Q6_K.
 
-Layouts of ggml/src/ggml-common.h and the dequantize_row functions of ggml/src/ggml-quants.c. It knows bytes of
-blocks, nothing of how scales are found.
+Layouts of ggml/src/ggml-common.h and the dequantize_row functions of ggml/src/ggml-quants.c. It
+knows bytes of blocks, nothing of how scales are found.
 """
 
 from typing import TYPE_CHECKING
@@ -20,7 +21,9 @@ def _tops(stored: "U8") -> "Ints":
 
 
 class Q2K(Linear):
-    """Sixteen bytes of scales (low nibble) and minimums (high), two-bit codes, d, the scale of the minimums."""
+    """Sixteen bytes of scales (low nibble) and minimums (high), two-bit codes, d, the scale of the
+    minimums.
+    """
 
     name, high = "Q2_K", 3
 
@@ -36,7 +39,9 @@ class Q2K(Linear):
 
         assert fields.scales is not None and fields.mins is not None
         pairs = merged(np.stack([fields.scales, fields.mins], 1), 4)
-        return joined(pairs, stored_twos(fields.codes), stored_halves(fields.d), stored_halves(fields.m))
+        return joined(
+            pairs, stored_twos(fields.codes), stored_halves(fields.d), stored_halves(fields.m)
+        )
 
 
 class Q3K(Linear):
@@ -55,13 +60,21 @@ class Q3K(Linear):
         """Put blocks together."""
         assert fields.scales is not None
         scales = fields.scales + 32
-        tops, low_bits = merged((fields.codes >> 2).reshape(-1, 8, 32), 1), stored_twos(fields.codes & 3)
-        low, top = merged((scales & 15).reshape(-1, 2, 8), 4), merged((scales >> 4).reshape(-1, 4, 4), 2)
+        tops, low_bits = (
+            merged((fields.codes >> 2).reshape(-1, 8, 32), 1),
+            stored_twos(fields.codes & 3),
+        )
+        low, top = (
+            merged((scales & 15).reshape(-1, 2, 8), 4),
+            merged((scales >> 4).reshape(-1, 4, 4), 2),
+        )
         return joined(tops, low_bits, low, top, stored_halves(fields.d))
 
 
 class Q45K(Linear):
-    """d, the scale of the minimums, eight scales and minimums of six bits; in Q5_K the fifth bits; nibbles."""
+    """d, the scale of the minimums, eight scales and minimums of six bits; in Q5_K the fifth bits;
+    nibbles.
+    """
 
     def __init__(self, name: str, *, fifth: bool) -> None:
         self.name, self.fifth, self.high = name, fifth, 31 if fifth else 15
@@ -73,7 +86,8 @@ class Q45K(Linear):
         codes = planes(blocks[:, -128:].reshape(-1, 4, 32), 4).reshape(-1, 256)
         if self.fifth:
             codes = codes | _tops(blocks[:, 16:48]) << 4
-        # Four scales, four minimums, then the nibbles of four more; the tops of these are in the first eight bytes.
+        # Four scales, four minimums, then the nibbles of four more; the tops of these are in the
+        # first eight bytes.
         first, least, more = (blocks[:, at : at + 4].astype(np.int16) for at in (4, 8, 12))
         scales = np.concatenate([first & 63, (more & 15) | (first >> 6) << 4], 1)
         mins = np.concatenate([least & 63, (more >> 4) | (least >> 6) << 4], 1)
@@ -84,9 +98,19 @@ class Q45K(Linear):
         import numpy as np
 
         assert fields.scales is not None and fields.mins is not None
-        (first, more), (least, rest) = (np.split(part, 2, 1) for part in (fields.scales, fields.mins))
-        packed = [first | (more >> 4) << 6, least | (rest >> 4) << 6, (more & 15) | (rest & 15) << 4]
-        parts = [stored_halves(fields.d), stored_halves(fields.m), *(part.astype(np.uint8) for part in packed)]
+        (first, more), (least, rest) = (
+            np.split(part, 2, 1) for part in (fields.scales, fields.mins)
+        )
+        packed = [
+            first | (more >> 4) << 6,
+            least | (rest >> 4) << 6,
+            (more & 15) | (rest & 15) << 4,
+        ]
+        parts = [
+            stored_halves(fields.d),
+            stored_halves(fields.m),
+            *(part.astype(np.uint8) for part in packed),
+        ]
         if self.fifth:
             parts.append(merged((fields.codes >> 4).reshape(-1, 8, 32), 1))
         return joined(*parts, merged((fields.codes & 15).reshape(-1, 4, 2, 32), 4))
@@ -110,8 +134,13 @@ class Q6K(Linear):
         import numpy as np
 
         assert fields.scales is not None
-        low, tops = merged((fields.codes & 15).reshape(-1, 2, 2, 64), 4), stored_twos(fields.codes >> 4)
-        return joined(low, tops, fields.scales.astype(np.int8).view(np.uint8), stored_halves(fields.d))
+        low, tops = (
+            merged((fields.codes & 15).reshape(-1, 2, 2, 64), 4),
+            stored_twos(fields.codes >> 4),
+        )
+        return joined(
+            low, tops, fields.scales.astype(np.int8).view(np.uint8), stored_halves(fields.d)
+        )
 
 
 FORMATS = (Q2K(), Q3K(), Q45K("Q4_K", fifth=False), Q45K("Q5_K", fifth=True), Q6K())

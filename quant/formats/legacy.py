@@ -1,14 +1,22 @@
 """The formats with blocks of 32 and one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 
-Layouts of ggml/src/ggml-common.h; scales without importance as in the quantize_row_…_ref functions of
-ggml/src/ggml-quants.c: one look at the largest values, no search.
+Layouts of ggml/src/ggml-common.h; scales without importance as in the quantize_row_…_ref functions
+of ggml/src/ggml-quants.c: one look at the largest values, no search.
 """
 
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from quant.formats.base import Fields, Linear
-from quant.formats.bits import halves, in_turn, joined, merged, planes, stored_halves, stored_in_turn
+from quant.formats.bits import (
+    halves,
+    in_turn,
+    joined,
+    merged,
+    planes,
+    stored_halves,
+    stored_in_turn,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,8 +31,8 @@ class Largest(Linear):
     def fit(self, values: "F32", importance: "F32 | None" = None) -> Fields:
         """ggml's choice, as everywhere; without importance it is made here.
 
-        Codes are rounded with the scale as it was found, before it becomes an F16. What has no F16 is left to ggml to
-        refuse, and a search by importance is left to it, too.
+        Codes are rounded with the scale as it was found, before it becomes an F16. What has no F16
+        is left to ggml to refuse, and a search by importance is left to it, too.
         """
         import numpy as np
 
@@ -36,7 +44,9 @@ class Largest(Linear):
             numbers = values if m is None else values - m[:, None]
             numbers = numbers * np.divide(1, d, out=np.zeros_like(d), where=d != 0)[:, None]
             stored, least = d.astype(np.float16), None if m is None else m.astype(np.float16)
-        if not all(np.isfinite(part).all() for part in (stored, least, numbers) if part is not None):
+        if not all(
+            np.isfinite(part).all() for part in (stored, least, numbers) if part is not None
+        ):
             return super().fit(values)
         return Fields(self.rounded(numbers).astype(np.int16), stored, least)
 
@@ -55,7 +65,9 @@ class Nibbles(Largest):
     def __init__(self, name: str, *, least: bool, fifth: bool) -> None:
         self.name, self.least, self.fifth = name, least, fifth
         self.high = 31 if fifth else 15
-        self.zero = 0 if least else (self.high + 1) // 2  # without a minimum the middle code stands for zero
+        self.zero = (
+            0 if least else (self.high + 1) // 2
+        )  # without a minimum the middle code stands for zero
 
     def unpack(self, blocks: "U8") -> Fields:
         """Take blocks [blocks, 18 to 24] apart; the minimum of the _1 types is `m` itself."""
@@ -74,13 +86,20 @@ class Nibbles(Largest):
         return joined(*parts, merged((fields.codes & 15).reshape(-1, 2, 16), 4))
 
     def range(self, values: "F32") -> "tuple[F32, F32 | None]":
-        """The _1 types span smallest to largest; in the others code 0 is for what is farthest from zero."""
+        """The _1 types span smallest to largest; in the others code 0 is for what is farthest from
+        zero.
+        """
         import numpy as np
 
         if self.least:
-            lowest, most = _first(values, values.argmin(axis=1)), _first(values, values.argmax(axis=1))
+            lowest, most = (
+                _first(values, values.argmin(axis=1)),
+                _first(values, values.argmax(axis=1)),
+            )
             return (most - lowest) / np.float32(self.high), lowest
-        farthest = _first(values, np.abs(values).argmax(axis=1)) + np.float32(0)  # ggml begins with 0, never with -0
+        farthest = _first(values, np.abs(values).argmax(axis=1)) + np.float32(
+            0
+        )  # ggml begins with 0, never with -0
         return farthest / np.float32(-self.zero), None
 
     def rounded(self, numbers: "F32") -> "F32":
@@ -92,7 +111,9 @@ class Nibbles(Largest):
 
 
 def _first(values: "F32", places: "NDArray[np.intp]") -> "F32":
-    """One value of each block: the first of several equal ones, so that 0 and -0 are told apart as ggml does."""
+    """One value of each block: the first of several equal ones, so that 0 and -0 are told apart as
+    ggml does.
+    """
     import numpy as np
 
     chosen: F32 = np.take_along_axis(values, places[:, None], 1)[:, 0]

@@ -1,13 +1,21 @@
 """The formats of one and two bits with a single scale: Q1_0, Q2_0, TQ1_0, TQ2_0.
 
-Layouts of ggml/src/ggml-common.h, and the quantize_row_tq1_0_ref function of ggml/src/ggml-quants.c. It knows bytes
-of blocks, nothing of how scales are found.
+Layouts of ggml/src/ggml-common.h, and the quantize_row_tq1_0_ref function of
+ggml/src/ggml-quants.c. It knows bytes of blocks, nothing of how scales are found.
 """
 
 from typing import TYPE_CHECKING
 
 from quant.formats.base import Fields, Linear, Table
-from quant.formats.bits import halves, in_turn, joined, stored_halves, stored_in_turn, stored_twos, twos
+from quant.formats.bits import (
+    halves,
+    in_turn,
+    joined,
+    stored_halves,
+    stored_in_turn,
+    stored_twos,
+    twos,
+)
 
 if TYPE_CHECKING:
     from quant.formats.base import Ints
@@ -45,7 +53,8 @@ class Q20(Linear):
 class TQ10(Linear):
     """Five values of -d, 0 or d to a byte, four in each of the last four, then d.
 
-    A byte is the fraction 0.abcde in base three, in 256ths and rounded up; other bytes read as one of these do.
+    A byte is the fraction 0.abcde in base three, in 256ths and rounded up; other bytes read as one
+    of these do.
     """
 
     name, high, zero = "TQ1_0", 2, 1
@@ -54,7 +63,11 @@ class TQ10(Linear):
         """Take blocks [blocks, 54] apart."""
         import numpy as np
 
-        parts = _digits(blocks[:, :32], 5), _digits(blocks[:, 32:48], 5), _digits(blocks[:, 48:52], 4)
+        parts = (
+            _digits(blocks[:, :32], 5),
+            _digits(blocks[:, 32:48], 5),
+            _digits(blocks[:, 48:52], 4),
+        )
         return Fields(np.concatenate(parts, axis=1), halves(blocks[:, 52:]))
 
     def pack(self, fields: Fields) -> "U8":
@@ -79,10 +92,14 @@ class TQ20(Linear):
 
 
 def _digits(stored: "U8", count: int) -> "Ints":
-    """The first `count` digits of each byte [blocks, bytes]: first digits of all bytes, then second ones."""
+    """The first `count` digits of each byte [blocks, bytes]: first digits of all bytes, then second
+    ones.
+    """
     import numpy as np
 
-    rest = (stored[:, None, :].astype(np.int16) * 3 ** np.arange(count, dtype=np.int16)[:, None]) & 255
+    rest = (
+        stored[:, None, :].astype(np.int16) * 3 ** np.arange(count, dtype=np.int16)[:, None]
+    ) & 255
     return (rest * 3 >> 8).reshape(len(stored), -1)
 
 

@@ -1,9 +1,10 @@
-"""The formats whose codes stand for vectors of four or eight values out of a grid: IQ1, IQ2 and IQ3.
+"""The formats whose codes stand for vectors of four or eight values out of a grid: IQ1, IQ2 and
+IQ3.
 
-Layouts of ggml/src/ggml-common.h and the dequantize_row functions of ggml/src/ggml-quants.c; the grids are the gguf
-package's. A code is a place in the grid, and in the bits above it what turns or shifts the vector. There is no
-`code` here: the values of a vector have to be chosen together, and fit() lets ggml do that. Its encoder needs up to
-most of a minute for its tables, the first time.
+Layouts of ggml/src/ggml-common.h and the dequantize_row functions of ggml/src/ggml-quants.c; the
+grids are the gguf package's. A code is a place in the grid, and in the bits above it what turns or
+shifts the vector. There is no `code` here: the values of a vector have to be chosen together, and
+fit() lets ggml do that. Its encoder needs up to most of a minute for its tables, the first time.
 """
 
 from functools import cache
@@ -47,9 +48,11 @@ def signs(count: int) -> "F32":
 
 
 class Turned(Format):
-    """Each value has a sign of its own: bit j above the `places` bits of a code is set where value j is negative.
+    """Each value has a sign of its own: bit j above the `places` bits of a code is set where value
+    j is negative.
 
-    Scales are odd, as ggml adds a half to what is stored; `unit` is what it multiplies with besides, halved.
+    Scales are odd, as ggml adds a half to what is stored; `unit` is what it multiplies with
+    besides, halved.
     """
 
     places: int
@@ -58,7 +61,9 @@ class Turned(Format):
     def levels(self, codes: "Ints") -> "F32":
         """The values of each vector, in steps of the scale."""
         vectors = looked_up(grid(self.name), codes & (1 << self.places) - 1)
-        turned: F32 = vectors * looked_up(signs(vectors.shape[-1]), codes >> self.places) * self.unit
+        turned: F32 = (
+            vectors * looked_up(signs(vectors.shape[-1]), codes >> self.places) * self.unit
+        )
         return turned
 
 
@@ -82,7 +87,9 @@ def _stored_odd(fields: Fields) -> "Ints":
 
 
 class IQ2XXS(Turned):
-    """d, then for every 32 values four places of eight bits, four times seven signs and a scale of four bits."""
+    """d, then for every 32 values four places of eight bits, four times seven signs and a scale of
+    four bits.
+    """
 
     name, places, unit = "IQ2_XXS", 8, 1 / 8
 
@@ -90,7 +97,9 @@ class IQ2XXS(Turned):
         """Take blocks [blocks, 66] apart."""
         pairs = words(blocks[:, 2:], 4).reshape(-1, 8, 2)
         codes = split(pairs[..., 0], 8, 4) | _even(split(pairs[..., 1], 7, 4)) << 8
-        return Fields(codes.reshape(-1, 32), halves(blocks[:, :2]), scales=_odd(pairs[..., 1] >> 28 & 15))
+        return Fields(
+            codes.reshape(-1, 32), halves(blocks[:, :2]), scales=_odd(pairs[..., 1] >> 28 & 15)
+        )
 
     def pack(self, fields: Fields) -> "U8":
         """Put blocks together."""
@@ -103,7 +112,9 @@ class IQ2XXS(Turned):
 
 
 class IQ2XS(Turned):
-    """d, words of nine bits for a place and seven signs, and scales of four bits for every 16 values."""
+    """d, words of nine bits for a place and seven signs, and scales of four bits for every 16
+    values.
+    """
 
     name, places, unit = "IQ2_XS", 9, 1 / 8
 
@@ -120,7 +131,9 @@ class IQ2XS(Turned):
 
 
 class IQ2S(Turned):
-    """d, the low bytes of 32 places, eight signs for each, the two bits above, and scales as in IQ2_XS."""
+    """d, the low bytes of 32 places, eight signs for each, the two bits above, and scales as in
+    IQ2_XS.
+    """
 
     name, places, unit = "IQ2_S", 10, 1 / 8
 
@@ -132,12 +145,20 @@ class IQ2S(Turned):
 
     def pack(self, fields: Fields) -> "U8":
         """Put blocks together."""
-        low, top, turns = fields.codes & 255, stored_in_turn(fields.codes >> 8 & 3, 2), fields.codes >> 10
-        return joined(stored_halves(fields.d), low, turns, top, stored_in_turn(_stored_odd(fields), 4))
+        low, top, turns = (
+            fields.codes & 255,
+            stored_in_turn(fields.codes >> 8 & 3, 2),
+            fields.codes >> 10,
+        )
+        return joined(
+            stored_halves(fields.d), low, turns, top, stored_in_turn(_stored_odd(fields), 4)
+        )
 
 
 class IQ3XXS(Turned):
-    """d, 64 places of eight bits, and for every 32 values four times seven signs and a scale of four bits."""
+    """d, 64 places of eight bits, and for every 32 values four times seven signs and a scale of
+    four bits.
+    """
 
     name, places, unit = "IQ3_XXS", 8, 1 / 4
 
@@ -156,13 +177,19 @@ class IQ3XXS(Turned):
 
 
 class IQ3S(Turned):
-    """d, the low bytes of 64 places, the bits above, eight signs for two of them, four bits of scale for 32 values."""
+    """d, the low bytes of 64 places, the bits above, eight signs for two of them, four bits of
+    scale for 32 values.
+    """
 
     name, places, unit = "IQ3_S", 9, 1
 
     def unpack(self, blocks: "U8") -> Fields:
         """Take blocks [blocks, 110] apart."""
-        codes = words(blocks[:, 2:66], 1) | in_turn(blocks[:, 66:74], 1) << 8 | in_turn(blocks[:, 74:106], 4) << 9
+        codes = (
+            words(blocks[:, 2:66], 1)
+            | in_turn(blocks[:, 66:74], 1) << 8
+            | in_turn(blocks[:, 74:106], 4) << 9
+        )
         return Fields(codes, halves(blocks[:, :2]), scales=_odd(in_turn(blocks[:, 106:], 4)))
 
     def pack(self, fields: Fields) -> "U8":
@@ -173,16 +200,23 @@ class IQ3S(Turned):
 
 
 class Shifted(Format):
-    """Vectors of -1, 0 and 1; the bit above a place's eleven says that an eighth is taken away, else it is added."""
+    """Vectors of -1, 0 and 1; the bit above a place's eleven says that an eighth is taken away,
+    else it is added.
+    """
 
     def levels(self, codes: "Ints") -> "F32":
         """The values of each vector, in steps of the scale."""
-        shifted: F32 = looked_up(grid(self.name), codes & 2047) + looked_up((1 / 8, -1 / 8), codes >> 11)[..., None]
+        shifted: F32 = (
+            looked_up(grid(self.name), codes & 2047)
+            + looked_up((1 / 8, -1 / 8), codes >> 11)[..., None]
+        )
         return shifted
 
 
 class IQ1S(Shifted):
-    """d, the low bytes of 32 places, and for four of them three bits above each, a scale of three bits, the shift."""
+    """d, the low bytes of 32 places, and for four of them three bits above each, a scale of three
+    bits, the shift.
+    """
 
     name = "IQ1_S"
 
@@ -190,7 +224,11 @@ class IQ1S(Shifted):
         """Take blocks [blocks, 50] apart."""
         above = words(blocks[:, 34:], 2)  # [blocks, 8]
         top = (split(above, 3, 4) | (above >> 15 << 3)[..., None]).reshape(-1, 32)
-        return Fields(words(blocks[:, 2:34], 1) | top << 8, halves(blocks[:, :2]), scales=_odd(above >> 12 & 7))
+        return Fields(
+            words(blocks[:, 2:34], 1) | top << 8,
+            halves(blocks[:, :2]),
+            scales=_odd(above >> 12 & 7),
+        )
 
     def pack(self, fields: Fields) -> "U8":
         """Put blocks together; the four codes of a group share their shift."""
@@ -202,7 +240,9 @@ class IQ1S(Shifted):
 
 
 class IQ1M(Shifted):
-    """The low bytes of 32 places, a nibble above each with its shift, four words of four scales and a nibble of d."""
+    """The low bytes of 32 places, a nibble above each with its shift, four words of four scales and
+    a nibble of d.
+    """
 
     name = "IQ1_M"
 
@@ -217,7 +257,9 @@ class IQ1M(Shifted):
         """Put blocks together."""
         scales = stored_split(_stored_odd(fields).reshape(-1, 4, 4), 3)
         pairs = scales | split(words(stored_halves(fields.d), 2)[:, 0], 4, 4) << 12
-        return joined(fields.codes & 255, stored_in_turn(fields.codes >> 8, 4), stored_words(pairs, 2))
+        return joined(
+            fields.codes & 255, stored_in_turn(fields.codes >> 8, 4), stored_words(pairs, 2)
+        )
 
 
 FORMATS = (IQ2XXS(), IQ2XS(), IQ2S(), IQ3XXS(), IQ3S(), IQ1S(), IQ1M())

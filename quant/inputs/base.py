@@ -1,6 +1,8 @@
-"""What a quantized checkpoint format is to the converter: its name in config.json, and how its tensors widen.
+"""What a quantized checkpoint format is to the converter: its name in config.json, and how its
+tensors widen.
 
-Tools that the formats share: reading whole small tensors, and rows computed on demand. It reads no files itself.
+Tools that the formats share: reading whole small tensors, and rows computed on demand. It reads no
+files itself.
 """
 
 from collections.abc import Callable
@@ -21,10 +23,23 @@ if TYPE_CHECKING:
 
 # safetensors' names -> numpy's; bfloat16 and the eight-bit floats have no dtype of their own there.
 NUMPY = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
-    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "u1",
-    "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1",
-}  # fmt: skip
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+    "BOOL": "u1",
+    "F8_E4M3": "u1",
+    "F8_E5M2": "u1",
+    "F8_E8M0": "u1",
+}
 SOURCE = "use the model that this one was made from"
 
 
@@ -32,10 +47,10 @@ SOURCE = "use the model that this one was made from"
 class Input:
     """A format: `name` is config.json's quant_method, `title` what people call it.
 
-    `restore(settings, tensors)` gives the checkpoint with its quantized tensors in a form that a family can
-    place: float tensors, computed when their rows are read. `settings` is the config's quantization part.
-    It leaves every tensor that it does not know where it is: the converter lists them as unknown.
-    `native` formats stay as they are, and no error is added to theirs.
+    `restore(settings, tensors)` gives the checkpoint with its quantized tensors in a form that a
+    family can place: float tensors, computed when their rows are read. `settings` is the config's
+    quantization part. It leaves every tensor that it does not know where it is: the converter lists
+    them as unknown. `native` formats stay as they are, and no error is added to theirs.
     """
 
     name: str
@@ -45,7 +60,9 @@ class Input:
 
 
 class Recent:
-    """The tensor that was last read whole: a transposed matrix is asked for slab by slab, and read once for all."""
+    """The tensor that was last read whole: a transposed matrix is asked for slab by slab, and read
+    once for all.
+    """
 
     def __init__(self) -> None:
         self._lock, self._name = Lock(), ""
@@ -72,12 +89,16 @@ def unpacked(words: "NDArray[Any]", bits: int) -> "U8":
 
 
 def streamed(words: "NDArray[Any]", bits: int) -> "U8":
-    """Codes of `bits` (up to 8) out of rows of int32 words that hold them without a gap, the lowest bits first."""
+    """Codes of `bits` (up to 8) out of rows of int32 words that hold them without a gap, the lowest
+    bits first.
+    """
     import numpy as np
 
     flags = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
     count = flags.shape[1] // bits
-    codes: U8 = np.packbits(flags[:, : count * bits].reshape(len(words), count, bits), axis=2, bitorder="little")
+    codes: U8 = np.packbits(
+        flags[:, : count * bits].reshape(len(words), count, bits), axis=2, bitorder="little"
+    )
     return codes[..., 0]
 
 
@@ -103,7 +124,9 @@ def numbers(data: "U8", dtype: str) -> "NDArray[Any]":
 
 @cache
 def eight_bits(dtype: str) -> "F32":
-    """The 256 values of an eight-bit float: F8_E4M3 (no infinities), F8_E5M2, or the bare exponent F8_E8M0."""
+    """The 256 values of an eight-bit float: F8_E4M3 (no infinities), F8_E5M2, or the bare exponent
+    F8_E8M0.
+    """
     import numpy as np
 
     codes = np.arange(256, dtype=np.uint16)
@@ -113,22 +136,35 @@ def eight_bits(dtype: str) -> "F32":
         powers = np.exp2(codes.astype(np.float64) - 127)
         powers[255] = np.nan
         return powers.astype(np.float32)
-    sign, exponent, fraction = codes >> 7, (codes >> 3 & 15).astype(np.int32), (codes & 7).astype(np.float64)
-    size = np.where(exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * np.exp2(exponent - 7.0))
+    sign, exponent, fraction = (
+        codes >> 7,
+        (codes >> 3 & 15).astype(np.int32),
+        (codes & 7).astype(np.float64),
+    )
+    size = np.where(
+        exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * np.exp2(exponent - 7.0)
+    )
     values = np.where(sign, -size, size).astype(np.float32)
     values[[127, 255]] = np.nan
     return values
 
 
-def computed(name: str, like: LazyTensor, shape: tuple[int, ...], rows: "Callable[[int, int], F32]") -> LazyTensor:
-    """A float tensor whose rows `rows(first, last)` computes; what is not finite is refused by name."""
+def computed(
+    name: str, like: LazyTensor, shape: tuple[int, ...], rows: "Callable[[int, int], F32]"
+) -> LazyTensor:
+    """A float tensor whose rows `rows(first, last)` computes; what is not finite is refused by
+    name.
+    """
     import numpy as np
 
     def read(first: int, last: int) -> "U8":
         with np.errstate(all="ignore"):  # what overflows is told below, by the tensor's name
             values = np.ascontiguousarray(rows(first, last), np.float32)
         if not np.isfinite(values).all():
-            raise Damaged(f"tensor {name} holds NaN or infinite values", hint="the source is damaged: fetch it again")
+            raise Damaged(
+                f"tensor {name} holds NaN or infinite values",
+                hint="the source is damaged: fetch it again",
+            )
         return values.view(np.uint8)
 
     return LazyTensor(name, shape, "F32", like.file, read)

@@ -1,9 +1,10 @@
-"""compressed-tensors checkpoints: packed integers, plain eight-bit integers and FP8, as the library stores them.
+"""compressed-tensors checkpoints: packed integers, plain eight-bit integers and FP8, as the library
+stores them.
 
-Follows dequant_model of llama.cpp (conversion/base.py), and the library's own packing where that goes further
-(actorder, zeros that are not packed, several groups of settings; codes of 3, 5, 6 or 7 bits, which once stood in one
-word each and now follow one another without a gap). What a tensor is follows from how it is stored; the settings
-must not contradict it.
+Follows dequant_model of llama.cpp (conversion/base.py), and the library's own packing where that
+goes further (actorder, zeros that are not packed, several groups of settings; codes of 3, 5, 6 or 7
+bits, which once stood in one word each and now follow one another without a gap). What a tensor is
+follows from how it is stored; the settings must not contradict it.
 """
 
 from dataclasses import dataclass
@@ -67,7 +68,11 @@ class Packed:
 
     def _codes(self, words: "NDArray[np.uint32]") -> "U8":
         """All codes of rows of words [rows, words], those of bits that were left over among them."""
-        return streamed(words, self.bits) if self.dense else unpacked(words, self.bits).reshape(len(words), -1)
+        return (
+            streamed(words, self.bits)
+            if self.dense
+            else unpacked(words, self.bits).reshape(len(words), -1)
+        )
 
     def _of_rows(self, values: "NDArray[Any]", first: int, last: int) -> "NDArray[Any]":
         """Values of these rows [rows, groups]; a single number is every row's."""
@@ -100,18 +105,24 @@ def _weights(settings: Config) -> list[dict[str, Any]]:
     mixed = values.get("format") == "mixed-precision" and groups
     forms = [group.get("format") for group in groups] if mixed else [values.get("format")]
     if strange := sorted({str(form) for form in forms if form not in FORMATS}):
-        raise refuse(settings, f"the compressed-tensors format {', '.join(strange)} is not undone here")
+        raise refuse(
+            settings, f"the compressed-tensors format {', '.join(strange)} is not undone here"
+        )
     sparsity = values.get("sparsity_config")
     if isinstance(sparsity, dict) and sparsity.get("format", "dense") != "dense":
         raise refuse(settings, f"the sparse format {sparsity['format']} is not undone here")
     if values.get("transform_config"):
-        raise refuse(settings, "its weights are rotated (transform_config), which is not undone here")
+        raise refuse(
+            settings, "its weights are rotated (transform_config), which is not undone here"
+        )
     return [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
 
 
 def _numbers(weights: list[dict[str, Any]], key: str) -> list[int]:
     """The different positive numbers under a key of the settings."""
-    return sorted({setting[key] for setting in weights if type(setting.get(key)) is int and setting[key] > 0})
+    return sorted(
+        {setting[key] for setting in weights if type(setting.get(key)) is int and setting[key] > 0}
+    )
 
 
 def _block(weights: list[dict[str, Any]]) -> list[int] | None:
@@ -119,7 +130,10 @@ def _block(weights: list[dict[str, Any]]) -> list[int] | None:
     found: list[list[int] | None] = []
     for setting in weights:
         size = setting.get("group_size")
-        found.append(setting.get("block_structure") or ([1, size] if type(size) is int and size > 0 else None))
+        found.append(
+            setting.get("block_structure")
+            or ([1, size] if type(size) is int and size > 0 else None)
+        )
     return found[0] if found and all(block == found[0] for block in found) else None
 
 
@@ -130,18 +144,30 @@ def _packed(settings: Config, found: Tensors, own: str, weights: list[dict[str, 
         raise refuse(settings, f"{own}_packed has no {' and no '.join(missing)}", hint=AGAIN)
     words, scale, shape = (found.pop(own + part) for part in ("_packed", "_scale", "_shape"))
     zero, g_idx = found.pop(f"{own}_zero_point", None), found.pop(f"{own}_g_idx", None)
-    if words.dtype != "I32" or len(words.shape) != 2 or shape.dtype not in ("I32", "I64") or shape.shape != (2,):
-        raise refuse(settings, f"{words.name} is {words.dtype} {list(words.shape)}, not words of codes", hint=AGAIN)
+    if (
+        words.dtype != "I32"
+        or len(words.shape) != 2
+        or shape.dtype not in ("I32", "I64")
+        or shape.shape != (2,)
+    ):
+        raise refuse(
+            settings,
+            f"{words.name} is {words.dtype} {list(words.shape)}, not words of codes",
+            hint=AGAIN,
+        )
     rows, columns = (int(size) for size in whole(shape))
     bits = _numbers(weights, "num_bits")
-    layouts = [(n, dense) for n in bits if n <= 8 for dense in ((False,) if 32 % n == 0 else (False, True))]
+    layouts = [
+        (n, dense) for n in bits if n <= 8 for dense in ((False,) if 32 % n == 0 else (False, True))
+    ]
     fitting = [layout for layout in layouts if words.shape == (rows, _words(columns, *layout))]
     if len(fitting) != 1 or columns < 1:
         told = ", ".join(map(str, bits)) or "no number of"
         raise refuse(
-            settings, f"{words.name} is {list(words.shape)}, which is not {rows} x {columns} codes of {told} bits",
+            settings,
+            f"{words.name} is {list(words.shape)}, which is not {rows} x {columns} codes of {told} bits",
             hint=AGAIN,
-        )  # fmt: skip
+        )
     groups = _groups(settings, scale, g_idx, (rows, columns), weights)
     _same_shape(settings, scale, zero, rows=_words(rows, *fitting[0]))
     return Packed(words, scale, zero, groups, (rows, columns), *fitting[0])
@@ -153,7 +179,11 @@ def _words(codes: int, bits: int, dense: bool) -> int:
 
 
 def _groups(
-    settings: Config, scale: LazyTensor, g_idx: LazyTensor | None, shape: tuple[int, int], weights: list[dict[str, Any]]
+    settings: Config,
+    scale: LazyTensor,
+    g_idx: LazyTensor | None,
+    shape: tuple[int, int],
+    weights: list[dict[str, Any]],
 ) -> "NDArray[np.int64]":
     """The group of each column, by g_idx or one after another; the scale must have as many groups."""
     import numpy as np
@@ -161,11 +191,21 @@ def _groups(
     rows, columns = shape
     groups = scale.shape[1] if len(scale.shape) == 2 else 1
     if scale.dtype not in FLOATS or scale.shape not in ((1,), (rows, groups)):
-        raise refuse(settings, f"{scale.name} is {scale.dtype} {list(scale.shape)} for {rows} rows", hint=AGAIN)
+        raise refuse(
+            settings,
+            f"{scale.name} is {scale.dtype} {list(scale.shape)} for {rows} rows",
+            hint=AGAIN,
+        )
     if g_idx is not None:
-        index = whole(g_idx) if g_idx.dtype in ("I32", "I64") and g_idx.shape == (columns,) else None
+        index = (
+            whole(g_idx) if g_idx.dtype in ("I32", "I64") and g_idx.shape == (columns,) else None
+        )
         if index is None or index.max() >= groups:
-            raise refuse(settings, f"{g_idx.name} does not name a group for each of {columns} columns", hint=AGAIN)
+            raise refuse(
+                settings,
+                f"{g_idx.name} does not name a group for each of {columns} columns",
+                hint=AGAIN,
+            )
         if index.min() >= 0:  # -1 stands for columns in their own order
             return index.astype(np.int64)
     if groups == 1:
@@ -173,19 +213,29 @@ def _groups(
     fitting = [n for n in _numbers(weights, "group_size") if -(-columns // n) == groups]
     if len(fitting) != 1:
         raise refuse(
-            settings, f"{scale.name} has {groups} groups for {columns} columns, which group_size does not give",
+            settings,
+            f"{scale.name} has {groups} groups for {columns} columns, which group_size does not give",
             hint=AGAIN,
-        )  # fmt: skip
+        )
     return np.arange(columns) // fitting[0]
 
 
-def _same_shape(settings: Config, scale: LazyTensor, zero: LazyTensor | None, rows: int | None = None) -> None:
+def _same_shape(
+    settings: Config, scale: LazyTensor, zero: LazyTensor | None, rows: int | None = None
+) -> None:
     """Refuse zeros of another shape than the scale's; packed ones have `rows` rows of words."""
     if zero is None or (zero.dtype == "I8" and zero.shape == scale.shape):
         return
-    if rows is None or zero.dtype != "I32" or len(zero.shape) != 2 or zero.shape != (rows, *scale.shape[1:]):
+    if (
+        rows is None
+        or zero.dtype != "I32"
+        or len(zero.shape) != 2
+        or zero.shape != (rows, *scale.shape[1:])
+    ):
         raise refuse(
-            settings, f"{zero.name} is {zero.dtype} {list(zero.shape)}, which does not fit {scale.name}", hint=AGAIN
+            settings,
+            f"{zero.name} is {zero.dtype} {list(zero.shape)}, which does not fit {scale.name}",
+            hint=AGAIN,
         )
 
 

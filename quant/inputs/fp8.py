@@ -1,7 +1,7 @@
 """FP8 checkpoints: weights as eight-bit floats, with one scale a block, a row or a tensor.
 
-Follows dequant_model of llama.cpp (conversion/base.py): a value is its eight bits times its scale, whatever the
-scale is called. Scales of activations are left out: nothing here computes in FP8.
+Follows dequant_model of llama.cpp (conversion/base.py): a value is its eight bits times its scale,
+whatever the scale is called. Scales of activations are left out: nothing here computes in FP8.
 """
 
 from typing import TYPE_CHECKING
@@ -17,13 +17,23 @@ CODES = ("F8_E4M3", "F8_E5M2")
 # Ending of a scale -> ending of the tensor it belongs to.
 SCALES = {"_scale_inv": "", "_scale": "", ".qscale_weight": ".weight"}
 ACTIVATIONS = (
-    ".input_scale", ".input_scale_ub", ".activation_scale", "_activation_scale", ".qscale_act", ".output_scale",
-    ".q_scale", ".k_scale", ".v_scale", ".prob_scale",
-)  # fmt: skip
+    ".input_scale",
+    ".input_scale_ub",
+    ".activation_scale",
+    "_activation_scale",
+    ".qscale_act",
+    ".output_scale",
+    ".q_scale",
+    ".k_scale",
+    ".v_scale",
+    ".prob_scale",
+)
 
 
 def restore(settings: Config, tensors: Tensors) -> Tensors:
-    """Every eight-bit tensor times its scale; one without a scale stays, and is told as it is stored."""
+    """Every eight-bit tensor times its scale; one without a scale stays, and is told as it is
+    stored.
+    """
     if settings.values.get("quant_algo") not in (None, "FP8"):
         raise refuse(settings, f"{settings.values['quant_algo']} is not undone here, FP8 is")
     block = settings.values.get("weight_block_size")
@@ -41,9 +51,14 @@ def restore(settings: Config, tensors: Tensors) -> Tensors:
 
 
 def scaled(
-    settings: Config, tensor: LazyTensor, scale: LazyTensor, block: object = None, zero: LazyTensor | None = None
+    settings: Config,
+    tensor: LazyTensor,
+    scale: LazyTensor,
+    block: object = None,
+    zero: LazyTensor | None = None,
 ) -> LazyTensor:
-    """`tensor` times `scale`: one number, one a row [.., rows, 1] or one a block of `block` [rows, columns].
+    """`tensor` times `scale`: one number, one a row [.., rows, 1] or one a block of `block` [rows,
+    columns].
 
     `zero`, of the scale's shape, is taken off before.
     """
@@ -70,7 +85,9 @@ def scaled(
     return computed(tensor.name, tensor, tensor.shape, read)
 
 
-def _block(settings: Config, tensor: LazyTensor, scale: LazyTensor, block: object) -> tuple[int, int]:
+def _block(
+    settings: Config, tensor: LazyTensor, scale: LazyTensor, block: object
+) -> tuple[int, int]:
     """How many rows and columns share a scale; the scale's shape must say the same as the settings."""
     if len(tensor.shape) < 2:
         raise refuse(settings, f"{tensor.name} is {list(tensor.shape)}: only matrices have scales")
@@ -79,7 +96,11 @@ def _block(settings: Config, tensor: LazyTensor, scale: LazyTensor, block: objec
         raise refuse(settings, f"{scale.name} is stored as {scale.dtype}, not as floats")
     options = {(1,): (rows, columns), before: (rows, columns), (*before, 1, 1): (rows, columns)}
     options |= {(*before, rows): (1, columns), (*before, rows, 1): (1, columns)}
-    if isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block):
+    if (
+        isinstance(block, list)
+        and len(block) == 2
+        and all(type(size) is int and size > 0 for size in block)
+    ):
         height, width = min(block[0], rows), min(block[1], columns)
         options[(*before, -(-rows // height), -(-columns // width))] = (height, width)
     if scale.shape not in options:

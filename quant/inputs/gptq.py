@@ -1,9 +1,11 @@
-"""GPTQ checkpoints: codes of 2, 4 or 8 bits in int32 words, transposed, with a scale and a zero a group of inputs.
+"""GPTQ checkpoints: codes of 2, 4 or 8 bits in int32 words, transposed, with a scale and a zero a
+group of inputs.
 
-Follows dequant_gptq of llama.cpp (conversion/base.py). qweight is [inputs / codes a word, outputs], scales
-[groups, outputs], qzeros [groups, outputs / codes a word]; g_idx names the group of each input. The older form of
-the checkpoint (gptq) stores zeros less one, the newer (gptq_v2) as they are. GPTQModel takes the one from whole
-words (convert_gptq_v2_to_v1_format), so that a zero of 0 borrows from the next: its words are added to.
+Follows dequant_gptq of llama.cpp (conversion/base.py). qweight is [inputs / codes a word, outputs],
+scales [groups, outputs], qzeros [groups, outputs / codes a word]; g_idx names the group of each
+input. The older form of the checkpoint (gptq) stores zeros less one, the newer (gptq_v2) as they
+are. GPTQModel takes the one from whole words (convert_gptq_v2_to_v1_format), so that a zero of 0
+borrows from the next: its words are added to.
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,11 @@ if TYPE_CHECKING:
 
 BITS = (2, 4, 8)
 ZERO_OFFSET = {"gptq": 1, "gptq_v2": 0}  # by checkpoint_format
-STRANGE = ("is_marlin_format", "rotation", "adapter")  # settings under which the codes mean something else
+STRANGE = (
+    "is_marlin_format",
+    "rotation",
+    "adapter",
+)  # settings under which the codes mean something else
 BAND = 1 << 20  # codes widened at a time
 AGAIN = "fetch the whole model again"
 
@@ -30,7 +36,8 @@ AGAIN = "fetch the whole model again"
 class Matrix:
     """One quantized matrix's tensors, and what all of them share.
 
-    `groups` is the group of each input; `offset` is added to the zeros, `carried` to the words that they are in.
+    `groups` is the group of each input; `offset` is added to the zeros, `carried` to the words that
+    they are in.
     """
 
     qweight: LazyTensor
@@ -53,7 +60,9 @@ class Matrix:
         out = np.empty((last - first, len(self.groups)), np.float32)
         step = max(1, BAND // (count * (last - first)))
         for start in range(0, len(words), step):
-            codes = unpacked(words[start : start + step], self.bits)  # [words, outputs, codes a word]
+            codes = unpacked(
+                words[start : start + step], self.bits
+            )  # [words, outputs, codes a word]
             codes = codes.swapaxes(1, 2).reshape(-1, last - first)
             inputs = slice(start * count, start * count + len(codes))
             group = self.groups[inputs]
@@ -79,7 +88,9 @@ def restore(settings: Config, tensors: Tensors) -> Tensors:
     if strange := [key for key in STRANGE if settings.values.get(key)]:
         raise refuse(settings, f"GPTQ with {' and '.join(strange)} is not undone here")
     found, recent, less = dict(tensors), Recent(), ZERO_OFFSET[form]
-    offset, carried = (0, less * sum(1 << at for at in range(0, 32, bits))) if _by_words(settings) else (less, 0)
+    offset, carried = (
+        (0, less * sum(1 << at for at in range(0, 32, bits))) if _by_words(settings) else (less, 0)
+    )
     for name in tensors:
         if name.endswith(".qweight"):
             base = name.removesuffix("qweight")
@@ -122,29 +133,42 @@ def _matrix(
     )
     if not fits:
         told = ", ".join(f"{t.name} {t.dtype} {list(t.shape)}" for t in (qweight, qzeros, scales))
-        raise refuse(settings, f"these are no codes of {bits} bits with their zeros and scales: {told}", hint=AGAIN)
-    index = _groups(settings, found.pop(base + "g_idx", None), base, qweight.shape[0] * count, groups)
+        raise refuse(
+            settings,
+            f"these are no codes of {bits} bits with their zeros and scales: {told}",
+            hint=AGAIN,
+        )
+    index = _groups(
+        settings, found.pop(base + "g_idx", None), base, qweight.shape[0] * count, groups
+    )
     return (qweight, qzeros, scales), index
 
 
-def _groups(settings: Config, g_idx: LazyTensor | None, base: str, inputs: int, groups: int) -> "NDArray[np.int64]":
+def _groups(
+    settings: Config, g_idx: LazyTensor | None, base: str, inputs: int, groups: int
+) -> "NDArray[np.int64]":
     """The group of each input: as g_idx says, else one after another by group_size."""
     import numpy as np
 
     if g_idx is None:
         size = settings.values.get("group_size")
         if type(size) is not int or not (size == -1 or size > 0):
-            raise refuse(settings, f"group_size is {size!r}, and {base}qweight has no g_idx", hint=AGAIN)
+            raise refuse(
+                settings, f"group_size is {size!r}, and {base}qweight has no g_idx", hint=AGAIN
+            )
         index = np.arange(inputs) // (inputs if size == -1 else min(size, inputs))
     elif g_idx.dtype not in ("I32", "I64") or g_idx.shape != (inputs,):
         raise refuse(
-            settings, f"{g_idx.name} is {g_idx.dtype} {list(g_idx.shape)}, not a group for each of {inputs} inputs",
+            settings,
+            f"{g_idx.name} is {g_idx.dtype} {list(g_idx.shape)}, not a group for each of {inputs} inputs",
             hint=AGAIN,
-        )  # fmt: skip
+        )
     else:
         index = whole(g_idx).astype(np.int64)
     if index.min() < 0 or index.max() >= groups:
-        raise refuse(settings, f"{base}qweight names groups that its {groups} scales do not have", hint=AGAIN)
+        raise refuse(
+            settings, f"{base}qweight names groups that its {groups} scales do not have", hint=AGAIN
+        )
     return index
 
 

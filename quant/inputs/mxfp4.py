@@ -1,7 +1,9 @@
-"""MXFP4 weights of a checkpoint, codes and scales in two tensors, as ggml's blocks of the same values.
+"""MXFP4 weights of a checkpoint, codes and scales in two tensors, as ggml's blocks of the same
+values.
 
-The format is that of gpt-oss: 32 values share a power of two, two codes a byte, neighbours together. ggml wants
-the scale in front and values i and i + 16 together. No value changes. It knows no family.
+The format is that of gpt-oss: 32 values share a power of two, two codes a byte, neighbours
+together. ggml wants the scale in front and values i and i + 16 together. No value changes. It knows
+no family.
 """
 
 from typing import TYPE_CHECKING
@@ -22,8 +24,8 @@ BLOCKS, SCALES = "_blocks", "_scales"
 def restore(settings: Config, tensors: Tensors) -> Tensors:
     """The tensors with every NAME_blocks and NAME_scales replaced by one MXFP4 tensor NAME.
 
-    Pairs that are none (one is missing, shapes or dtypes do not fit, NAME is there) are left for the error that lists
-    strangers.
+    Pairs that are none (one is missing, shapes or dtypes do not fit, NAME is there) are left for
+    the error that lists strangers.
     """
     found = dict(tensors)
     for name, codes in tensors.items():
@@ -36,17 +38,26 @@ def restore(settings: Config, tensors: Tensors) -> Tensors:
 
 
 def _fit(codes: LazyTensor, scales: LazyTensor) -> bool:
-    return codes.dtype == scales.dtype == "U8" and codes.shape == (*scales.shape, CODES) and len(scales.shape) > 1
+    return (
+        codes.dtype == scales.dtype == "U8"
+        and codes.shape == (*scales.shape, CODES)
+        and len(scales.shape) > 1
+    )
 
 
 def blocks(name: str, codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
-    """One MXFP4 tensor [..., rows, 32 b] of `codes` [..., rows, b, 16] and `scales` [..., rows, b], both U8."""
+    """One MXFP4 tensor [..., rows, 32 b] of `codes` [..., rows, b, 16] and `scales` [..., rows, b],
+    both U8.
+    """
     count = scales.shape[-1]
 
     def read(first: int, last: int) -> "U8":
         shared = scales.read(first, last)
         if (shared > LARGEST).any():
-            raise Refusal(f"tensor {scales.name} holds NaN or infinite values", hint="it is damaged: fetch it again")
+            raise Refusal(
+                f"tensor {scales.name} holds NaN or infinite values",
+                hint="it is damaged: fetch it again",
+            )
         return packed(codes.read(first * count, last * count), shared)
 
     return LazyTensor(name, (*scales.shape[:-1], count * VALUES), "MXFP4", codes.file, read)
@@ -55,13 +66,16 @@ def blocks(name: str, codes: LazyTensor, scales: LazyTensor) -> LazyTensor:
 def packed(codes: "U8", scales: "U8") -> "U8":
     """ggml's rows [rows, 17 b] of codes [rows * b, 16] and scales [rows, b].
 
-    Byte i of the codes holds value 2i in its low half and 2i + 1 in its high half; in ggml's block byte i of 16
-    holds value i and value i + 16, behind the scale (`block_mxfp4`, ggml-common.h). Eight bytes go at a time.
+    Byte i of the codes holds value 2i in its low half and 2i + 1 in its high half; in ggml's block
+    byte i of 16 holds value i and value i + 16, behind the scale (`block_mxfp4`, ggml-common.h).
+    Eight bytes go at a time.
     """
     import numpy as np
 
     low, high, half = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(4)
-    first, second = np.ascontiguousarray(codes).view("<u8").T  # values 0 … 15 and 16 … 31 of every block
+    first, second = (
+        np.ascontiguousarray(codes).view("<u8").T
+    )  # values 0 … 15 and 16 … 31 of every block
     out = np.empty((len(codes), 1 + CODES), np.uint8)
     out[:, 0] = scales.reshape(-1)
     out[:, 1::2] = ((first & low) | (second & low) << half).view(np.uint8).reshape(-1, CODES // 2)

@@ -1,7 +1,7 @@
 """What a method is: from the rows of one tensor, and what is known of its inputs, to packed blocks.
 
-A method returns blocks, never floats that would be encoded again: another search would choose another grid. It
-knows one tensor at a time, no files and no plans.
+A method returns blocks, never floats that would be encoded again: another search would choose
+another grid. It knows one tensor at a time, no files and no plans.
 """
 
 from abc import ABC, abstractmethod
@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from quant.formats.base import Format
     from quant.native import F32, U8
 
-# Rows [rows, columns] and the number of the first of them in the tensor -> their blocks [rows, row_bytes].
+# Rows [rows, columns] and the number of the first of them in the tensor -> their blocks [rows,
+# row_bytes].
 Solver = Callable[["F32", int], "U8"]
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What came out while a tensor was solved: of its `rows` those in `others` have the codes of the method named by
-    `instead`, whose error was lower; `damping` is what its moments took where that was more than usual, else 0."""
+    """What came out while a tensor was solved: of its `rows` those in `others` have the codes of
+    the method named by `instead`, whose error was lower; `damping` is what its moments took where
+    that was more than usual, else 0.
+    """
 
     rows: int
     others: int
@@ -45,10 +48,12 @@ class Second(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of one tensor's input: `matrices` of `rows` rows each lie one after another (experts).
+    """What is known of one tensor's input: `matrices` of `rows` rows each lie one after another
+    (experts).
 
-    `sums` are an imatrix's mean squares of the columns, `second` their second moments; None where nobody measured.
-    Of a weight that puts out queries, keys and values the last rows, `values` of them, are for the latter.
+    `sums` are an imatrix's mean squares of the columns, `second` their second moments; None where
+    nobody measured. Of a weight that puts out queries, keys and values the last rows, `values` of
+    them, are for the latter.
     """
 
     name: str
@@ -73,8 +78,9 @@ class Evidence:
 class Method(ABC):
     """A way to choose codes. A leaf gives `name`, `help` and `solver`.
 
-    `needs` says what a tensor must have been measured for: "sums" are an imatrix, welcome to most and needed by
-    none; "moments" are second moments, without which a tensor goes to the method named by `instead`.
+    `needs` says what a tensor must have been measured for: "sums" are an imatrix, welcome to most
+    and needed by none; "moments" are second moments, without which a tensor goes to the method
+    named by `instead`.
     """
 
     name: str
@@ -91,7 +97,9 @@ class Method(ABC):
         return 0
 
     def means(self) -> str:
-        """What it computes with, where that shows in the bytes: a draft made by other means is not gone on with."""
+        """What it computes with, where that shows in the bytes: a draft made by other means is not
+        gone on with.
+        """
         return ""
 
     def remark(self, solver: Solver) -> Remark | None:
@@ -100,7 +108,8 @@ class Method(ABC):
 
     @abstractmethod
     def solver(self, format: "Format", evidence: Evidence) -> Solver:
-        """What encodes the rows of one tensor; made once a tensor, then called by several threads at a time.
+        """What encodes the rows of one tensor; made once a tensor, then called by several threads
+        at a time.
 
         The same rows give the same blocks however they are cut and whoever calls.
         """

@@ -1,21 +1,26 @@
-"""Errors fed from column to column on a format's own grid, and then taken back where the later columns allow it.
+"""Errors fed from column to column on a format's own grid, and then taken back where the later
+columns allow it.
 
-`solve` works on a panel of rows [columns, rows]; rows are independent, so a panel may hold any of them. Three steps,
-block by block:
+`solve` works on a panel of rows [columns, rows]; rows are independent, so a panel may hold any of
+them. Three steps, block by block:
 
-1. The block's target is its weights plus what the factor feeds into them from the errors of the blocks before it. Its
+1. The block's target is its weights plus what the factor feeds into them from the errors of the
+blocks before it. Its
    scales are searched on that target, each column weighed by its D, and stay as they are while
 2. its columns are rounded one after another, each error fed into the columns behind it.
-3. Then all blocks are gone through again: every code moves to where the whole error is least with the others as they
-   are (coordinate descent; QuantEase, Behdin et al. 2309.01885), then each group's whole-numbered scale and minimum,
-   then the block's F16 numbers in closed form. Nothing is accepted that makes the error of the row larger.
+3. Then all blocks are gone through again: every code moves to where the whole error is least with
+the others as they
+   are (coordinate descent; QuantEase, Behdin et al. 2309.01885), then each group's whole-numbered
+   scale and minimum, then the block's F16 numbers in closed form. Nothing is accepted that makes
+   the error of the row larger.
 
 It knows panels, grids and factors; rows, files and threads are gptq.py's.
 
-2026-11-22, error on correlated synthetic inputs (1024 columns) against ggml's search with the same imatrix, Q2_K and
-Q4_K: 0.68 and 0.67 after the feeding alone, 0.64 and 0.65 after one sweep of step 3, 0.63 and 0.64 after two, 0.62 and
-0.63 after four at six tenths of the speed: two. Searching scales by D or by the diagonal of H is the same (Q2_K 0.682
-both). Fitting a block's scales again and feeding it anew before going on made both worse by 0.01: left out.
+2026-11-22, error on correlated synthetic inputs (1024 columns) against ggml's search with the same
+imatrix, Q2_K and Q4_K: 0.68 and 0.67 after the feeding alone, 0.64 and 0.65 after one sweep of step
+3, 0.63 and 0.64 after two, 0.62 and 0.63 after four at six tenths of the speed: two. Searching
+scales by D or by the diagonal of H is the same (Q2_K 0.682 both). Fitting a block's scales again
+and feeding it anew before going on made both worse by 0.01: left out.
 """
 
 from dataclasses import replace
@@ -31,14 +36,18 @@ if TYPE_CHECKING:
 RUN = 32  # columns after which the errors are fed into the rest of a block
 
 
-def solve(kind: Kind, panel: Array, factor: "Factor", sweeps: int, ops: Ops) -> tuple[list[Grid], Array]:
+def solve(
+    kind: Kind, panel: Array, factor: "Factor", sweeps: int, ops: Ops
+) -> tuple[list[Grid], Array]:
     """Grids, one a block, and the levels [columns, rows] of a panel [columns, rows]."""
     errors, found, grids = ops.zeros(*panel.shape), ops.empty_like(panel), []
     for first in range(0, len(panel), kind.size):
         block = slice(first, first + kind.size)
         target = panel[block] + factor.feed[block, :first] @ errors[:first]
         grid = scaled(kind, target, factor.weights[block], ops)
-        _feed(grid, panel[block], target, factor.feed[block, block], found[block], errors[block], ops)
+        _feed(
+            grid, panel[block], target, factor.feed[block, block], found[block], errors[block], ops
+        )
         grids.append(grid)
     for _ in range(sweeps):
         for number, first in enumerate(range(0, len(panel), kind.size)):
@@ -52,7 +61,9 @@ def solve(kind: Kind, panel: Array, factor: "Factor", sweeps: int, ops: Ops) -> 
 
 
 def lost(errors: Array, factor: "Factor", size: int) -> Array:
-    """The error [rows] in the layer's output of errors [columns, rows] in its weights, `size` columns at a time."""
+    """The error [rows] in the layer's output of errors [columns, rows] in its weights, `size`
+    columns at a time.
+    """
     found = 0 * errors[0]
     for first in range(0, len(errors), size):
         block, end = slice(first, first + size), first + size
@@ -61,8 +72,12 @@ def lost(errors: Array, factor: "Factor", size: int) -> Array:
     return found
 
 
-def _feed(grid: Grid, weights: Array, target: Array, feed: Array, found: Array, errors: Array, ops: Ops) -> None:
-    """Round the columns of a block in turn into `found`; `errors` are those of its `weights`; consumes `target`."""
+def _feed(
+    grid: Grid, weights: Array, target: Array, feed: Array, found: Array, errors: Array, ops: Ops
+) -> None:
+    """Round the columns of a block in turn into `found`; `errors` are those of its `weights`;
+    consumes `target`.
+    """
     size, span, (low, high) = len(target), grid.kind.span, grid.kind.bounds(ops)
     step, least = grid.steps()
     over, value = inverted(step), ops.empty_like(target[0])
@@ -86,7 +101,9 @@ def _feed(grid: Grid, weights: Array, target: Array, feed: Array, found: Array, 
 
 
 def _descend(grid: Grid, found: Array, pull: Array, own: Array, ops: Ops) -> None:
-    """Move each code of a block to its best place; `pull` [size, rows] is H times the errors, and follows."""
+    """Move each code of a block to its best place; `pull` [size, rows] is H times the errors, and
+    follows.
+    """
     size, span, (low, high) = len(found), grid.kind.span, grid.kind.bounds(ops)
     step, _ = grid.steps()
     over, steep = inverted(step), ops.numpy(1 / own.diagonal()).tolist()
@@ -96,7 +113,9 @@ def _descend(grid: Grid, found: Array, pull: Array, own: Array, ops: Ops) -> Non
         for column in range(start, end):
             group, move = column // span, moves[column - start]
             if column > start:
-                ops.subtract(pull[column], own[column, start:column] @ moves[: column - start], out=new)
+                ops.subtract(
+                    pull[column], own[column, start:column] @ moves[: column - start], out=new
+                )
                 ops.multiply(new, over[group], out=new)
             else:
                 ops.multiply(pull[column], over[group], out=new)
@@ -117,7 +136,9 @@ def _refitted(grid: Grid, found: Array, pull: Array, own: Array, ops: Ops) -> Gr
         grid = _groups(grid, found, pull, own, ops)
     by = found
     if grid.scales is not None:
-        by = (found.reshape(kind.groups, kind.span, rows) * grid.scales[:, None]).reshape(found.shape)
+        by = (found.reshape(kind.groups, kind.span, rows) * grid.scales[:, None]).reshape(
+            found.shape
+        )
     aa, ra = ops.dot(by, own @ by), ops.dot(by, pull)
     if grid.m is None:
         new = ops.half(grid.d + ra / aa)
@@ -133,7 +154,10 @@ def _refitted(grid: Grid, found: Array, pull: Array, own: Array, ops: Ops) -> Gr
     det = aa * bb - ab * ab
     sound = det > 1e-6 * aa * bb
     one, two = (ra * bb - rb * ab) / det, (rb * aa - ra * ab) / det
-    d, m = ops.where(sound, ops.half(grid.d + one), grid.d), ops.where(sound, ops.half(grid.m + two), grid.m)
+    d, m = (
+        ops.where(sound, ops.half(grid.d + one), grid.d),
+        ops.where(sound, ops.half(grid.m + two), grid.m),
+    )
     x, y = d - grid.d, m - grid.m
     better = x * x * aa + 2 * x * y * ab + y * y * bb - 2 * (x * ra + y * rb) < 0
     return replace(grid, d=ops.where(better, d, grid.d), m=ops.where(better, m, grid.m))

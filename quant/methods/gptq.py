@@ -1,26 +1,30 @@
-"""`--method gptq`: errors fed forward column by column on each format's own grid, by the second moments of its input.
+"""`--method gptq`: errors fed forward column by column on each format's own grid, by the second
+moments of its input.
 
-Rows are independent: a tensor's factor is made once, and panels of its rows are solved wherever there is a thread. A
-panel has always the same width, zeros where the rows end, so that the same arithmetic meets a row whatever it is cut
-from.
+Rows are independent: a tensor's factor is made once, and panels of its rows are solved wherever
+there is a thread. A panel has always the same width, zeros where the rows end, so that the same
+arithmetic meets a row whatever it is cut from.
 
-2026-11-22, attention's values want the moments of what attention mixes (quant/mixing.py has the numbers). Those of the
-rows that enter count every token alike, attention does not: the first token, which most heads look at, is one of 512 in
-them. Where a file has no better ones the values are left to search, and so are those rows of attn_qkv that put out
-values, and all of attn_kv_b, where they stand among others: an input would have to be gathered twice for one weight.
-What enters MLA's attn_v_b is mixed already.
-Queries and keys of attn_qkv solved, too, took a random Phi-3 of two blocks at Q4_K_M from a divergence of .197 to .131.
-Q8_0 is left to search, too: its error is 1/16 of Q4's.
+2026-11-22, attention's values want the moments of what attention mixes (quant/mixing.py has the
+numbers). Those of the rows that enter count every token alike, attention does not: the first token,
+which most heads look at, is one of 512 in them. Where a file has no better ones the values are left
+to search, and so are those rows of attn_qkv that put out values, and all of attn_kv_b, where they
+stand among others: an input would have to be gathered twice for one weight. What enters MLA's
+attn_v_b is mixed already. Queries and keys of attn_qkv solved, too, took a random Phi-3 of two
+blocks at Q4_K_M from a divergence of .197 to .131. Q8_0 is left to search, too: its error is 1/16
+of Q4's.
 
-2026-11-22, no layer waits for those before it unless `--sequential` asks for that (quant/prefix.py), which reads the
-text once a block. Llama of hidden 512 and 4 layers, 50 chunks of 512 tokens of calibration, one text, KL divergence on
-24 chunks of 256 of Wikipedia and of plays: at Q4_K_M .000198 and .000234, by the unchanged model's moments .000198 and
-.000249 (-0.1 % [-2.9, +3.0] and -5.9 % [-12.8, +0.6], chunks drawn in pairs); at Q2_K .001363 and .001977 for .001394
-and .002068 (-2.2 % [-3.8, -0.6] and -4.4 % [-7.5, -1.2]).
+2026-11-22, no layer waits for those before it unless `--sequential` asks for that
+(quant/prefix.py), which reads the text once a block. Llama of hidden 512 and 4 layers, 50 chunks of
+512 tokens of calibration, one text, KL divergence on 24 chunks of 256 of Wikipedia and of plays: at
+Q4_K_M .000198 and .000234, by the unchanged model's moments .000198 and .000249 (-0.1 % [-2.9,
++3.0] and -5.9 % [-12.8, +0.6], chunks drawn in pairs); at Q2_K .001363 and .001977 for .001394 and
+.002068 (-2.2 % [-3.8, -0.6] and -4.4 % [-7.5, -1.2]).
 
-2026-11-22, on a CPU it is numpy's, the scales by our C where it is built: 13.6 M weights of that Llama to Q4_K_M took
-4.3 CPU seconds, by torch 7.3 (1.4 for its import alone, and a slower search of its own for the scales); the error under
-their moments is 0.2 % larger in the geometric mean of the tensors.
+2026-11-22, on a CPU it is numpy's, the scales by our C where it is built: 13.6 M weights of that
+Llama to Q4_K_M took 4.3 CPU seconds, by torch 7.3 (1.4 for its import alone, and a slower search of
+its own for the scales); the error under their moments is 0.2 % larger in the geometric mean of the
+tensors.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -42,7 +46,9 @@ if TYPE_CHECKING:
 SEARCH = Search()
 SWEEPS = 2  # of coordinate descent
 PANEL = 1024  # rows of a panel at most,
-ON_DEVICE = 1 << 25  # but a GPU has so many values: it waits for Python at each column, however wide they are
+ON_DEVICE = (
+    1 << 25
+)  # but a GPU has so many values: it waits for Python at each column, however wide they are
 LANES = 64  # its width is a multiple of it
 BAND = 256  # columns of a factor that errors are multiplied by at a time: half of it is zeros
 FINE = ("Q8_0",)  # eight bits leave too little error to be worth the time
@@ -57,9 +63,13 @@ class Gptq(Method):
 
     def handles(self, format: "Format", evidence: Evidence) -> bool:
         """Evenly spaced formats, where the moments speak of the tensor and tell what counts in it."""
-        if evidence.second is None or (any(part in evidence.name for part in VALUES) and not evidence.second.mixed):
+        if evidence.second is None or (
+            any(part in evidence.name for part in VALUES) and not evidence.second.mixed
+        ):
             return False
-        if ".attn_qkv." in evidence.name and not evidence.values:  # which rows are values is not known
+        if (
+            ".attn_qkv." in evidence.name and not evidence.values
+        ):  # which rows are values is not known
             return False
         return isinstance(format, Linear) and format.name in GRIDS and format.name not in FINE
 
@@ -94,8 +104,8 @@ def _lanes(rows: int) -> int:
 class _Tensor:
     """One tensor under way: the factor of each of its matrices, made when its first row comes.
 
-    Called with rows it is a Solver. Each row keeps the codes with the less error under its damped moments: what was fed
-    forward or, where that is not below it, search's.
+    Called with rows it is a Solver. Each row keeps the codes with the less error under its damped
+    moments: what was fed forward or, where that is not below it, search's.
     """
 
     def __init__(self, format: "Format", evidence: Evidence) -> None:
@@ -149,12 +159,16 @@ class _Tensor:
         return accelerate.halved(narrow, self.evidence.name)(rows, first)
 
     def _better(self, rows: "F32", first: int, matrix: int, step: int) -> "U8":
-        """The blocks of a panel of at most `step` rows of one matrix, each row's the better of the two."""
+        """The blocks of a panel of at most `step` rows of one matrix, each row's the better of the
+        two.
+        """
         factor = self._factor(matrix)
         theirs = self.search(rows, first)
         with self.ops.quiet():
             mine = self._panel(rows, factor, step)
-            worse = ~(self._lost(mine, rows, factor, step) < self._lost(theirs, rows, factor, step))  # NaN, too
+            worse = ~(
+                self._lost(mine, rows, factor, step) < self._lost(theirs, rows, factor, step)
+            )  # NaN, too
         mine[worse] = theirs[worse]
         with self.making:
             self.solved, self.others = self.solved + len(rows), self.others + int(worse.sum())
@@ -189,7 +203,9 @@ class _Tensor:
                     with self.ops.alone():
                         self.factors[matrix] = factor(self.evidence.second.mean(matrix), self.ops)
                 except accelerate.Full:
-                    raise accelerate.no_room(f"the second moments of {self.evidence.name}") from None
+                    raise accelerate.no_room(
+                        f"the second moments of {self.evidence.name}"
+                    ) from None
                 self.damping = max(self.damping, self.factors[matrix].damping)
             return self.factors[matrix]
 
@@ -202,15 +218,22 @@ class _Tensor:
             parts = [getattr(grid, name) for grid in grids]
             if parts[0] is None:
                 return np.zeros(0, kind)
-            stacked = np.stack([self.ops.numpy(part)[..., :count] for part in parts])  # [blocks, .., rows]
+            stacked = np.stack(
+                [self.ops.numpy(part)[..., :count] for part in parts]
+            )  # [blocks, .., rows]
             found: Any = np.ascontiguousarray(np.moveaxis(stacked, -1, 0), kind)
             return found.reshape(count * len(grids), *found.shape[2:])
 
-        codes = np.ascontiguousarray(self.ops.numpy(levels)[:, :count].T, np.int16).reshape(count * len(grids), -1)
+        codes = np.ascontiguousarray(self.ops.numpy(levels)[:, :count].T, np.int16).reshape(
+            count * len(grids), -1
+        )
         return native.Found(
-            codes, numbers("d", np.float32), numbers("m", np.float32), numbers("scales", np.int16),
+            codes,
+            numbers("d", np.float32),
+            numbers("m", np.float32),
+            numbers("scales", np.int16),
             numbers("mins", np.int16),
-        )  # fmt: skip
+        )
 
 
 METHODS = (Gptq(),)

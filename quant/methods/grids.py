@@ -1,14 +1,17 @@
-"""What the search does for each format: its groups, where it starts, how far it looks, and what a value weighs.
+"""What the search does for each format: its groups, where it starts, how far it looks, and what a
+value weighs.
 
 It knows numbers that were tried out, no arithmetic of searching.
 
-2026-11-22, importance alone or ggml's product with the value (`spread`), decided by the divergence from a trained
-model: a Llama of hidden 512 (perplexity 73 on held-out text), every matrix of its blocks in one type, 5080 positions,
-importance from 51,200 tokens of other text. Mean KL divergence of ggml's search / importance alone / with the spread:
-Q2_K .00532 / .00667 / .00490, Q3_K .00153 / .00167 / .00152, Q4_K .000351 / .000330 / .000314, Q4_0 .000433 / .000453 /
-.000432 (standard errors 1.5 to 3 %). Importance alone has the lower weighted error everywhere and lost. Above that they
-cannot be told apart, the rounding of the activations outweighs them: Q5_K .000115 / .000115 / .000116, Q6_K .000063 /
-.000064 / .000063, Q8_0 .000016 / .000015 / .000015; Q6_K and Q8_0 stay without, as in ggml, the others with it.
+2026-11-22, importance alone or ggml's product with the value (`spread`), decided by the divergence
+from a trained model: a Llama of hidden 512 (perplexity 73 on held-out text), every matrix of its
+blocks in one type, 5080 positions, importance from 51,200 tokens of other text. Mean KL divergence
+of ggml's search / importance alone / with the spread: Q2_K .00532 / .00667 / .00490, Q3_K .00153 /
+.00167 / .00152, Q4_K .000351 / .000330 / .000314, Q4_0 .000433 / .000453 / .000432 (standard errors
+1.5 to 3 %). Importance alone has the lower weighted error everywhere and lost. Above that they
+cannot be told apart, the rounding of the activations outweighs them: Q5_K .000115 / .000115 /
+.000116, Q6_K .000063 / .000064 / .000063, Q8_0 .000016 / .000015 / .000015; Q6_K and Q8_0 stay
+without, as in ggml, the others with it.
 """
 
 from dataclasses import dataclass
@@ -22,7 +25,9 @@ SLIGHT = 1e-6  # of a block's largest weight: what seems not to matter counts so
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is tried: `starts`, each improved `rounds` times (scales.py), then looks `around` (superblocks.py)."""
+    """How much is tried: `starts`, each improved `rounds` times (scales.py), then looks `around`
+    (superblocks.py).
+    """
 
     starts: tuple[float, ...]
     rounds: int = 2
@@ -31,11 +36,12 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A format's `values` of a block in `groups`; `whole` is the range of its whole-number scales, None without.
+    """A format's `values` of a block in `groups`; `whole` is the range of its whole-number scales,
+    None without.
 
-    `most` is what a minimum may be at most, None where there is none. `brief` is what numpy does, `long` what our C and
-    a GPU do. With `spread` a value x weighs importance times sqrt(spread + x² / mean of x² in its block), nearly as
-    in ggml, else by importance alone.
+    `most` is what a minimum may be at most, None where there is none. `brief` is what numpy does,
+    `long` what our C and a GPU do. With `spread` a value x weighs importance times sqrt(spread + x²
+    / mean of x² in its block), nearly as in ggml, else by importance alone.
     """
 
     values: int
@@ -60,7 +66,9 @@ class Grid:
         return np.maximum(shares, SLIGHT).astype(np.float32)
 
     def columns(self, importance: "Importance | None", rows: int, columns: int) -> "F32":
-        """The same beside one another: [values of a group, groups of a block, rows, blocks of a row]."""
+        """The same beside one another: [values of a group, groups of a block, rows, blocks of a
+        row].
+        """
         import numpy as np
 
         count, size = columns // self.values, self.values // self.groups
@@ -76,7 +84,9 @@ def _even(low: float, high: float, count: int) -> tuple[float, ...]:
 
 
 def _both(low: float, high: float, count: int, turned: int) -> tuple[float, ...]:
-    """Starts with the farthest value on the longer side of zero, and `turned` of them with it on the shorter."""
+    """Starts with the farthest value on the longer side of zero, and `turned` of them with it on
+    the shorter.
+    """
     return (*_even(low, high, count), *(-start for start in _even(low, high, turned)))
 
 

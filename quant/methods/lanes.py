@@ -1,8 +1,9 @@
 """Many groups of values side by side, and what a choice of codes adds up to in each of them.
 
-A group is what shares a scale: [values, groups of a block, blocks], so that every operation runs over thousands of
-groups at once. For levels L (codes counted from that of zero) and weights w the sums of wL, wL² and wLx tell the best
-scale and minimum, and the error of any others, without looking at the values again. It knows numbers, no formats.
+A group is what shares a scale: [values, groups of a block, blocks], so that every operation runs
+over thousands of groups at once. For levels L (codes counted from that of zero) and weights w the
+sums of wL, wL² and wLx tell the best scale and minimum, and the error of any others, without
+looking at the values again. It knows numbers, no formats.
 """
 
 from typing import NamedTuple
@@ -23,17 +24,22 @@ class Sums(NamedTuple):
     def where(self, ops: Ops, which: Array, others: "Sums") -> "Sums":
         """These where `which`, else the others."""
         pairs = zip(self, others, strict=True)
-        return Sums(*(None if mine is None else ops.where(which, mine, other) for mine, other in pairs))
+        return Sums(
+            *(None if mine is None else ops.where(which, mine, other) for mine, other in pairs)
+        )
 
 
 class Lanes:
-    """Values x and weights w, [values, groups, blocks], for levels from `low` to `high`: x is near scale L + least.
+    """Values x and weights w, [values, groups, blocks], for levels from `low` to `high`: x is near
+    scale L + least.
 
-    `least` None means that groups have no minimum; else it is the largest that a minimum may be. sums() and levels()
-    write into a scratch: one thread for one Lanes.
+    `least` None means that groups have no minimum; else it is the largest that a minimum may be.
+    sums() and levels() write into a scratch: one thread for one Lanes.
     """
 
-    def __init__(self, ops: Ops, x: Array, w: Array, low: int, high: int, most: float | None) -> None:
+    def __init__(
+        self, ops: Ops, x: Array, w: Array, low: int, high: int, most: float | None
+    ) -> None:
         self.ops, self.x, self.w, self.low, self.high, self.most = ops, x, w, low, high, most
         self.nearest, self.wx = ops.empty_like(x), w * x
         self.weight, self.along = ops.total(w), ops.total(self.wx)
@@ -65,7 +71,8 @@ class Lanes:
         scale = (self.weight * sums.along - self.along * sums.plain) * inverse
         least = (sums.square * self.along - sums.plain * sums.along) * inverse
         usable = (apart > SINGULAR * both) & (least <= self.most)
-        # Levels that are all the same leave the choice: with level 0 there is a minimum only, else a scale only.
+        # Levels that are all the same leave the choice: with level 0 there is a minimum only, else
+        # a scale only.
         level = (sums.square == 0) * ops.clip(self.along / self.weight, -LARGE, self.most)
         return ops.where(usable, scale, alone), ops.where(usable, least, level)
 

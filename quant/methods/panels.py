@@ -1,8 +1,9 @@
-"""The grids of the evenly spaced formats, column-major: one row of the weight in each column of an array.
+"""The grids of the evenly spaced formats, column-major: one row of the weight in each column of an
+array.
 
-A panel is [columns, rows]: what belongs to one column of the weight lies together, so that a step from column to column
-works on long vectors. Here stand what a block can hold and its scales, by the search of `--method search`; bytes are
-quant/formats'.
+A panel is [columns, rows]: what belongs to one column of the weight lies together, so that a step
+from column to column works on long vectors. Here stand what a block can hold and its scales, by the
+search of `--method search`; bytes are quant/formats'.
 """
 
 from dataclasses import dataclass, replace
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a block of a format holds: `size` values in `groups`, levels `low` to `high` around the code of zero;
-    `scales` and `mins` are the whole numbers that a group may have, None where the format has none."""
+    """What a block of a format holds: `size` values in `groups`, levels `low` to `high` around the
+    code of zero; `scales` and `mins` are the whole numbers that a group may have, None where the
+    format has none.
+    """
 
     form: Form
     low: int
@@ -31,7 +34,11 @@ class Kind:
     @staticmethod
     def of(format: "Linear") -> "Kind":
         """That of a format. Columns weigh what they are said to: a value's size adds nothing."""
-        return Kind(replace(GRIDS[format.name], spread=0.0), format.low - format.zero, format.high - format.zero)
+        return Kind(
+            replace(GRIDS[format.name], spread=0.0),
+            format.low - format.zero,
+            format.high - format.zero,
+        )
 
     @property
     def size(self) -> int:
@@ -59,7 +66,11 @@ class Kind:
         """The lowest and the highest level, for ops.bound."""
         import numpy as np
 
-        return (np.float32(self.low), np.float32(self.high)) if isinstance(ops, Numpy) else (self.low, self.high)
+        return (
+            (np.float32(self.low), np.float32(self.high))
+            if isinstance(ops, Numpy)
+            else (self.low, self.high)
+        )
 
     @cached_property
     def asked(self) -> native.Searching:
@@ -69,7 +80,9 @@ class Kind:
 
 @dataclass(frozen=True)
 class Grid:
-    """One block of each row: `d` and `m` [rows] are F16 numbers, `scales` and `mins` [groups, rows] whole ones."""
+    """One block of each row: `d` and `m` [rows] are F16 numbers, `scales` and `mins` [groups, rows]
+    whole ones.
+    """
 
     kind: Kind
     d: Any
@@ -94,14 +107,18 @@ class Grid:
 
 
 def scaled(kind: Kind, values: Array, weights: Array, ops: Ops) -> Grid:
-    """Scales and minimums for the values [size, rows] of a block, columns weighed by `weights` [size]."""
+    """Scales and minimums for the values [size, rows] of a block, columns weighed by `weights`
+    [size].
+    """
     even = weights / weights.max()
     even = ops.where(even > SLIGHT, even, SLIGHT + 0 * even)
     if isinstance(ops, Numpy) and native.searches():
         return _in_c(kind, values, even)
     rows = values.shape[1]
     x = values.reshape(kind.groups, kind.span, rows).swapaxes(0, 1)
-    w = even.reshape(kind.groups, kind.span).swapaxes(0, 1)[:, :, None] + ops.zeros(kind.span, kind.groups, rows)
+    w = even.reshape(kind.groups, kind.span).swapaxes(0, 1)[:, :, None] + ops.zeros(
+        kind.span, kind.groups, rows
+    )
     effort = kind.form.brief if isinstance(ops, Numpy) else kind.form.long
     _, steps = stepped(x + ops.zeros(*x.shape), w, kind.form, (kind.low, kind.high), ops, effort)
     return Grid(kind, *steps)

@@ -1,8 +1,9 @@
-"""A scale, and a minimum where there is one, for each group by itself: several starts, each improved a few times.
+"""A scale, and a minimum where there is one, for each group by itself: several starts, each
+improved a few times.
 
-A start spreads the levels over the values of a group; then codes and scale follow each other: the nearest levels for
-a scale, the best scale for these levels. Follows make_qkx3_quants and make_qx_quants of ggml/src/ggml-quants.c, which
-take three dozen starts and do not improve any.
+A start spreads the levels over the values of a group; then codes and scale follow each other: the
+nearest levels for a scale, the best scale for these levels. Follows make_qkx3_quants and
+make_qx_quants of ggml/src/ggml-quants.c, which take three dozen starts and do not improve any.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from quant.methods.lanes import LARGE, Lanes, Sums
 def fitted(lanes: Lanes, starts: Sequence[float], rounds: int) -> tuple[Array, Array | None, Sums]:
     """The best scale and minimum found for each group, and what the levels found with it add up to.
 
-    A start is how many times the range of all levels is spread over the values of a group: beyond 1 the outermost
-    are cut off. Where there is no minimum a start below 0 turns the levels round.
+    A start is how many times the range of all levels is spread over the values of a group: beyond 1
+    the outermost are cut off. Where there is no minimum a start below 0 turns the levels round.
     """
     ops = lanes.ops
     span, least = _spread(lanes)
@@ -31,9 +32,11 @@ def fitted(lanes: Lanes, starts: Sequence[float], rounds: int) -> tuple[Array, A
             continue
         better = error < best[0]
         best = (
-            ops.where(better, error, best[0]), ops.where(better, scale, best[1]),
-            None if low is None else ops.where(better, low, best[2]), sums.where(ops, better, best[3]),
-        )  # fmt: skip
+            ops.where(better, error, best[0]),
+            ops.where(better, scale, best[1]),
+            None if low is None else ops.where(better, low, best[2]),
+            sums.where(ops, better, best[3]),
+        )
     return best[1], best[2], best[3]
 
 

@@ -1,8 +1,10 @@
-"""`--method search`: scales, minimums and codes chosen together, by what the imatrix says of each column.
+"""`--method search`: scales, minimums and codes chosen together, by what the imatrix says of each
+column.
 
-All groups of a chunk are searched at once (lanes.py), each by itself first (scales.py), then with its superblock
-(superblocks.py): on a GPU where torch has one, else by our C where the build has it (quant/searches.c), else by numpy,
-which is the truth. The same rows give the same bytes however they are cut; those of another machine may differ.
+All groups of a chunk are searched at once (lanes.py), each by itself first (scales.py), then with
+its superblock (superblocks.py): on a GPU where torch has one, else by our C where the build has it
+(quant/searches.c), else by numpy, which is the truth. The same rows give the same bytes however
+they are cut; those of another machine may differ.
 """
 
 from typing import TYPE_CHECKING
@@ -42,7 +44,9 @@ class Search(Method):
         return accelerate.device() or ("C" if native.searches() else "numpy")
 
     def solver(self, format: "Format", evidence: Evidence) -> Solver:
-        """The search for the format; rows that it cannot hold are refused as ggml's encoder refuses them."""
+        """The search for the format; rows that it cannot hold are refused as ggml's encoder refuses
+        them.
+        """
         assert isinstance(format, Linear)
         grid, weigh = GRIDS[format.name], evidence.weigher()
         search = _in_c if accelerate.device() is None and native.searches() else _in_arrays
@@ -57,7 +61,9 @@ class Search(Method):
         return solve if accelerate.device() is None else accelerate.halved(solve, evidence.name)
 
 
-def _in_arrays(rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid) -> "U8":
+def _in_arrays(
+    rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid
+) -> "U8":
     """On a GPU, or in numpy with less effort."""
     effort = grid.long if accelerate.device() else grid.brief
     ops = accelerate.operations(accelerate.device())
@@ -70,7 +76,9 @@ def _in_c(rows: "F32", importance: native.Importance | None, format: Linear, gri
     """In C, with the importance of each matrix in its turn."""
     import numpy as np
 
-    asked = asking(grid, format.low - format.zero, format.high - format.zero, grid.spread_with(importance))
+    asked = asking(
+        grid, format.low - format.zero, format.high - format.zero, grid.spread_with(importance)
+    )
     even = np.ones(rows.shape[1], np.float32)
     spans = importance.spans(0, len(rows)) if importance else ((0, len(rows), even),)
     made = [
@@ -84,9 +92,16 @@ def asking(grid: Grid, low: int, high: int, spread: float) -> native.Searching:
     """How our C searches a grid with levels from `low` to `high`."""
     effort = grid.long
     return native.Searching(
-        grid.values // grid.groups, grid.groups, (low, high), grid.most, grid.whole, spread, effort.starts,
-        effort.rounds, effort.around,
-    )  # fmt: skip
+        grid.values // grid.groups,
+        grid.groups,
+        (low, high),
+        grid.most,
+        grid.whole,
+        spread,
+        effort.starts,
+        effort.rounds,
+        effort.around,
+    )
 
 
 def packed(found: native.Found, format: Linear, grid: Grid) -> "U8":
@@ -95,19 +110,29 @@ def packed(found: native.Found, format: Linear, grid: Grid) -> "U8":
 
     if (made := native.packed(found, format.name)) is not None:
         return made
-    with np.errstate(over="ignore", invalid="ignore"):  # what gets infinite is refused by check_made
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # what gets infinite is refused by check_made
         d, m = found.d.astype(np.float16), found.m.astype(np.float16)
     whole = grid.whole is not None
     return format.pack(
         Fields(
-            found.levels + np.int16(format.zero), d, m if grid.most is not None else None,
-            found.scales if whole else None, found.mins if whole and grid.most is not None else None,
+            found.levels + np.int16(format.zero),
+            d,
+            m if grid.most is not None else None,
+            found.scales if whole else None,
+            found.mins if whole and grid.most is not None else None,
         )
-    )  # fmt: skip
+    )
 
 
 def searched(
-    rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid, ops: "Ops", effort: Effort
+    rows: "F32",
+    importance: native.Importance | None,
+    format: Linear,
+    grid: Grid,
+    ops: "Ops",
+    effort: Effort,
 ) -> Fields:
     """The fields of the blocks of rows [rows, columns], each column weighed by `importance`."""
     import numpy as np
@@ -115,10 +140,14 @@ def searched(
     count = rows.size // grid.values
     x = _filled(rows.reshape(-1, grid.groups, grid.values // grid.groups).transpose(2, 1, 0), ops)
     w = _filled(grid.columns(importance, *rows.shape).reshape(*x.shape[:2], -1), ops)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # what gets infinite is refused by check_made
+    with np.errstate(
+        over="ignore", under="ignore", invalid="ignore"
+    ):  # what gets infinite is refused by check_made
         if spread := grid.spread_with(importance):
             _spread(x, w, spread, ops)
-        lanes, steps = stepped(x, w, grid, (format.low - format.zero, format.high - format.zero), ops, effort)
+        lanes, steps = stepped(
+            x, w, grid, (format.low - format.zero, format.high - format.zero), ops, effort
+        )
         if grid.whole is None:
             levels = lanes.levels(steps.d[None], None if steps.m is None else steps.m[None])
         else:
@@ -129,12 +158,15 @@ def searched(
 def stepped(
     x: "Array", w: "Array", grid: Grid, levels: tuple[int, int], ops: "Ops", effort: Effort
 ) -> tuple[Lanes, Steps]:
-    """Scales and minimums for values [values of a group, groups of a block, blocks] with weights of the same shape, for
-    levels from the lowest to the highest."""
+    """Scales and minimums for values [values of a group, groups of a block, blocks] with weights of
+    the same shape, for levels from the lowest to the highest.
+    """
     lanes = Lanes(ops, x, w, *levels, grid.most)
     scale, least, sums = fitted(lanes, effort.starts, effort.rounds)
     if grid.whole is None:
-        return lanes, Steps(ops.half(scale)[0], None if least is None else ops.half(least)[0], None, None)
+        return lanes, Steps(
+            ops.half(scale)[0], None if least is None else ops.half(least)[0], None, None
+        )
     search = Superblocks(lanes, *grid.whole)
     steps = search.rounded(scale, least, sums)
     for around in effort.around:
@@ -143,7 +175,9 @@ def stepped(
 
 
 def _filled(values: "F32", ops: "Ops") -> "Array":
-    """[values of a group, groups of a block, blocks], one behind the other, with blocks of ones to a round number."""
+    """[values of a group, groups of a block, blocks], one behind the other, with blocks of ones to
+    a round number.
+    """
     import numpy as np
 
     count = values.shape[2]
@@ -179,9 +213,12 @@ def _fields(levels: "Array", steps: Steps, format: Linear, count: int, ops: "Ops
         return ops.numpy(values)[:, :count].T.astype(np.int16)
 
     return Fields(
-        codes.reshape(count, -1), halves(steps.d), None if steps.m is None else halves(steps.m),
-        None if steps.scales is None else whole(steps.scales), None if steps.mins is None else whole(steps.mins),
-    )  # fmt: skip
+        codes.reshape(count, -1),
+        halves(steps.d),
+        None if steps.m is None else halves(steps.m),
+        None if steps.scales is None else whole(steps.scales),
+        None if steps.mins is None else whole(steps.mins),
+    )
 
 
 METHODS = (Search(),)

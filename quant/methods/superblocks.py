@@ -1,8 +1,9 @@
 """The whole numbers that a superblock's scales and minimums become, chosen together with the codes.
 
-ggml rounds the scales and is done. Here scales, minimums and codes are looked over again with the scale of the scales
-as the file will hold it: neighbouring whole numbers are tried, the best for given codes taken, and d and dmin fitted
-anew to all values of a superblock. No step is taken that the error does not reward.
+ggml rounds the scales and is done. Here scales, minimums and codes are looked over again with the
+scale of the scales as the file will hold it: neighbouring whole numbers are tried, the best for
+given codes taken, and d and dmin fitted anew to all values of a superblock. No step is taken that
+the error does not reward.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from quant.methods.lanes import Lanes, Sums, inverted
 
 
 class Steps(NamedTuple):
-    """Of superblocks: `d` and `m` [blocks] as an F16 holds them, `scales` and `mins` [groups, blocks] whole numbers.
+    """Of superblocks: `d` and `m` [blocks] as an F16 holds them, `scales` and `mins` [groups,
+    blocks] whole numbers.
 
     m and mins are None where groups have no minimum.
     """
@@ -41,10 +43,14 @@ class Superblocks:
         self.lanes, self.ops, self.low, self.high = lanes, lanes.ops, low, high
 
     def rounded(self, scale: Array, least: Array | None, sums: Sums) -> Steps:
-        """Scales and minimums [groups, blocks] as whole numbers, the largest of a superblock as the largest."""
+        """Scales and minimums [groups, blocks] as whole numbers, the largest of a superblock as the
+        largest.
+        """
         ops = self.ops
         top, bottom = ops.most(scale), ops.least(scale)
-        d = ops.half(ops.where(top > -bottom, top, bottom) / self.low if self.low else top / self.high)
+        d = ops.half(
+            ops.where(top > -bottom, top, bottom) / self.low if self.low else top / self.high
+        )
         scales = self._whole(scale * inverted(d))
         if least is None:
             return self._refitted(Steps(d, None, scales, None), sums)
@@ -52,7 +58,9 @@ class Superblocks:
         return self._refitted(Steps(d, m, scales, self._whole(-least * inverted(m))), sums)
 
     def improved(self, steps: Steps, around: Sequence[int]) -> Steps:
-        """One look over all: codes anew, the scales `around` with codes of their own, the best for these codes, d."""
+        """One look over all: codes anew, the scales `around` with codes of their own, the best for
+        these codes, d.
+        """
         lanes, ops = self.lanes, self.ops
         sums = lanes.sums(steps.scale, steps.least)
         begun, error = steps, lanes.error(steps.scale, steps.least, sums)
@@ -68,8 +76,12 @@ class Superblocks:
             steps, error, sums = self._better(steps, error, sums, scales, sums)
         return self._refitted(steps, sums)
 
-    def _better(self, steps: Steps, error: Array, sums: Sums, scales: Array, own: Sums) -> tuple[Steps, Array, Sums]:
-        """With `scales` in those groups where they lower the error for their sums `own`, each with its best minimum."""
+    def _better(
+        self, steps: Steps, error: Array, sums: Sums, scales: Array, own: Sums
+    ) -> tuple[Steps, Array, Sums]:
+        """With `scales` in those groups where they lower the error for their sums `own`, each with
+        its best minimum.
+        """
         ops, scale, mins = self.ops, steps.d * scales, None
         if steps.m is not None:
             wanted = (scale * own.plain - self.lanes.along) / self.lanes.weight
@@ -81,10 +93,16 @@ class Superblocks:
             scales=ops.where(which, scales, steps.scales),
             mins=None if mins is None else ops.where(which, mins, steps.mins),
         )
-        return steps, ops.where(which, least, error), sums if own is sums else own.where(ops, which, sums)
+        return (
+            steps,
+            ops.where(which, least, error),
+            sums if own is sums else own.where(ops, which, sums),
+        )
 
     def _refitted(self, steps: Steps, sums: Sums) -> Steps:
-        """d and m anew, in the superblocks where that lowers the error: least squares over all of their values."""
+        """d and m anew, in the superblocks where that lowers the error: least squares over all of
+        their values.
+        """
         ops, lanes = self.ops, self.lanes
         square = ops.total(steps.scales * steps.scales * sums.square)
         along = ops.total(steps.scales * sums.along)

@@ -1,4 +1,6 @@
-"""Runs calls and tells of each: {"call", "passed", "why"}; `refuses` ones must be refused with a 4xx that says why."""
+"""Runs calls and tells of each: {"call", "passed", "why"}; `refuses` ones must be refused with a
+4xx that says why.
+"""
 
 import asyncio
 import inspect
@@ -42,6 +44,10 @@ def _run(runner: asyncio.Runner, args: tuple[Any, ...]) -> None:
             passed = refused and told
             last = traceback.extract_tb(error.__traceback__)[-1]
             why = (
-                str(error)[:300] if told else f"{type(error).__name__}: {str(error)[:300]} ({last.name}:{last.lineno})"
+                str(error)[:300]
+                if told
+                else f"{type(error).__name__}: {str(error)[:300]} ({last.name}:{last.lineno})"
             )
-        print(json.dumps({"call": name, "passed": passed, "why": why, "refused": refused}), flush=True)
+        print(
+            json.dumps({"call": name, "passed": passed, "why": why, "refused": refused}), flush=True
+        )

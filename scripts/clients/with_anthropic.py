@@ -6,8 +6,12 @@ from typing import Any
 import anthropic
 from calls import call, refuses, run
 
-SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"],
-          "additionalProperties": False}  # fmt: skip
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 TOOLS: Any = [{"name": "weather", "description": "Of a city", "input_schema": SCHEMA}]
 HELLO: Any = [{"role": "user", "content": "Weather in Paris?"}]
 ARGS: Any = {"model": "local", "max_tokens": 60, "messages": HELLO}
@@ -47,7 +51,11 @@ def tools(a: anthropic.Anthropic) -> None:
     with a.messages.stream(**ARGS, tools=TOOLS, tool_choice=choice) as told:
         assert told.get_final_message().content[-1].name == "weather"
     result: Any = {"type": "tool_result", "tool_use_id": block.id, "content": "sunny"}
-    more = [*HELLO, {"role": "assistant", "content": found.content}, {"role": "user", "content": [result]}]
+    more = [
+        *HELLO,
+        {"role": "assistant", "content": found.content},
+        {"role": "user", "content": [result]},
+    ]
     assert a.messages.create(**{**ARGS, "messages": more}, tools=TOOLS).usage.input_tokens > 0
 
 
@@ -61,7 +69,9 @@ def count(a: anthropic.Anthropic) -> None:
 def image(a: anthropic.Anthropic) -> None:
     """images in a message"""
     source = {"type": "base64", "media_type": "image/png", "data": "AA"}
-    a.messages.create(**{**ARGS, "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]})
+    a.messages.create(
+        **{**ARGS, "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
+    )
 
 
 @refuses

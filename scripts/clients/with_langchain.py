@@ -42,7 +42,9 @@ def invoke(m: ChatOpenAI) -> None:
 @call
 def objects(m: ChatOpenAI) -> None:
     """invoke with message objects and with text"""
-    assert m.invoke([SystemMessage("Be brief"), HumanMessage("Hi"), AIMessage("Hello"), HumanMessage("Bye")]).content
+    assert m.invoke(
+        [SystemMessage("Be brief"), HumanMessage("Hi"), AIMessage("Hello"), HumanMessage("Bye")]
+    ).content
     assert m.invoke("Hello").content
 
 
@@ -67,7 +69,9 @@ async def asynchronous(m: ChatOpenAI) -> None:
 @call
 async def events(m: ChatOpenAI) -> None:
     """astream_events"""
-    assert "on_chat_model_stream" in {event["event"] async for event in m.astream_events("Hello", version="v2")}
+    assert "on_chat_model_stream" in {
+        event["event"] async for event in m.astream_events("Hello", version="v2")
+    }
 
 
 @call
@@ -80,7 +84,11 @@ def batch(m: ChatOpenAI) -> None:
 @call
 def chain(m: ChatOpenAI) -> None:
     """a chain of prompt, model, parser; invoked and streamed"""
-    made = ChatPromptTemplate.from_messages([("system", "To {language}"), ("human", "{text}")]) | m | StrOutputParser()
+    made = (
+        ChatPromptTemplate.from_messages([("system", "To {language}"), ("human", "{text}")])
+        | m
+        | StrOutputParser()
+    )
     assert made.invoke({"language": "German", "text": "I love programming."})
     assert list(made.stream({"language": "German", "text": "Hi"}))
 
@@ -91,9 +99,15 @@ def tools(m: ChatOpenAI) -> None:
     bound = m.bind_tools([get_weather], tool_choice="get_weather", parallel_tool_calls=False)
     found = bound.invoke("Weather in Rome?", max_tokens=200)
     assert found.tool_calls[0]["name"] == "get_weather"
-    back = ToolMessage(get_weather.invoke(found.tool_calls[0]["args"]), tool_call_id=found.tool_calls[0]["id"])
+    back = ToolMessage(
+        get_weather.invoke(found.tool_calls[0]["args"]), tool_call_id=found.tool_calls[0]["id"]
+    )
     assert m.bind_tools([get_weather]).invoke([HumanMessage("Weather?"), found, back]) is not None
-    assert m.bind_tools([Answer], strict=True, tool_choice="any").invoke("Is it?", max_tokens=200).tool_calls
+    assert (
+        m.bind_tools([Answer], strict=True, tool_choice="any")
+        .invoke("Is it?", max_tokens=200)
+        .tool_calls
+    )
 
 
 @call
@@ -116,7 +130,12 @@ def structured(m: ChatOpenAI) -> None:
     found = m.with_structured_output(Answer, include_raw=True).invoke("Is it good?", max_tokens=200)
     assert isinstance(found["parsed"], Answer)
     assert found["raw"].content
-    schema = {"title": "Joke", "type": "object", "properties": {"funny": {"type": "boolean"}}, "required": ["funny"]}
+    schema = {
+        "title": "Joke",
+        "type": "object",
+        "properties": {"funny": {"type": "boolean"}},
+        "required": ["funny"],
+    }
     assert set(m.with_structured_output(schema).invoke("A joke?", max_tokens=200)) >= {"funny"}
 
 
@@ -124,8 +143,14 @@ def structured(m: ChatOpenAI) -> None:
 def json_mode(m: ChatOpenAI) -> None:
     """response_format json_object by bind"""
     try:
-        text = m.bind(response_format={"type": "json_object"}).invoke("Answer in JSON", max_tokens=400).content
-    except LengthFinishReasonError as error:  # their parser's word for a document that a small model finds no end of
+        text = (
+            m.bind(response_format={"type": "json_object"})
+            .invoke("Answer in JSON", max_tokens=400)
+            .content
+        )
+    except (
+        LengthFinishReasonError
+    ) as error:  # their parser's word for a document that a small model finds no end of
         text = error.completion.choices[0].message.content
     assert text.startswith("{")
 
@@ -141,7 +166,14 @@ def logprobs(m: ChatOpenAI) -> None:
 def generate(m: ChatOpenAI) -> None:
     """generate with n, stop, seed, temperature"""
     several = ChatOpenAI(
-        model="local", base_url=URL, api_key="x", n=2, seed=1, temperature=0.5, max_tokens=8, max_retries=0
+        model="local",
+        base_url=URL,
+        api_key="x",
+        n=2,
+        seed=1,
+        temperature=0.5,
+        max_tokens=8,
+        max_retries=0,
     )
     found = several.generate([[HumanMessage("Hi")]], stop=["zzz"])
     assert len(found.generations[0]) == 2
@@ -151,13 +183,22 @@ def generate(m: ChatOpenAI) -> None:
 @call
 def responses(m: ChatOpenAI) -> None:
     """ChatOpenAI(use_responses_api=True): invoke, stream, tools, structured output"""
-    r = ChatOpenAI(model="local", base_url=URL, api_key="x", use_responses_api=True, max_tokens=64, max_retries=0)
+    r = ChatOpenAI(
+        model="local",
+        base_url=URL,
+        api_key="x",
+        use_responses_api=True,
+        max_tokens=64,
+        max_retries=0,
+    )
     assert r.invoke("Hello").text
     full: Any = None
     for part in r.stream("Hello"):
         full = part if full is None else full + part
     assert full.text
-    called = r.bind_tools([get_weather], tool_choice="get_weather", parallel_tool_calls=False).invoke("Rome?")
+    called = r.bind_tools(
+        [get_weather], tool_choice="get_weather", parallel_tool_calls=False
+    ).invoke("Rome?")
     assert called.tool_calls[0]["name"] == "get_weather"
     assert isinstance(r.with_structured_output(Answer).invoke("Is it good?"), Answer)
 
@@ -173,8 +214,12 @@ def completion(m: ChatOpenAI) -> None:
 
 @call
 def embeddings(m: ChatOpenAI) -> None:
-    """OpenAIEmbeddings: embed_query, embed_documents (texts, and ids of tokens are refused by no one)"""
-    e = OpenAIEmbeddings(model="local", base_url=URL, api_key="x", check_embedding_ctx_length=False, max_retries=0)
+    """OpenAIEmbeddings: embed_query, embed_documents (texts, and ids of tokens are refused by no
+    one)
+    """
+    e = OpenAIEmbeddings(
+        model="local", base_url=URL, api_key="x", check_embedding_ctx_length=False, max_retries=0
+    )
     one, two = e.embed_documents(["one", "two"])
     assert len(one) == len(two) == len(e.embed_query("one"))
 
@@ -182,7 +227,9 @@ def embeddings(m: ChatOpenAI) -> None:
 @call
 async def embeddings_async(m: ChatOpenAI) -> None:
     """OpenAIEmbeddings: aembed_query"""
-    e = OpenAIEmbeddings(model="local", base_url=URL, api_key="x", check_embedding_ctx_length=False, max_retries=0)
+    e = OpenAIEmbeddings(
+        model="local", base_url=URL, api_key="x", check_embedding_ctx_length=False, max_retries=0
+    )
     assert await e.aembed_query("one")
 
 

@@ -1,4 +1,6 @@
-"""simonw's llm with an OpenAI endpoint (extra-openai-models.yaml): its documented commands and Python calls."""
+"""simonw's llm with an OpenAI endpoint (extra-openai-models.yaml): its documented commands and
+Python calls.
+"""
 
 import json
 import os
@@ -31,7 +33,11 @@ MOST = ("-o", "max_tokens", "24")
 def cli(*words: str, given: str | None = None) -> str:
     """One command line of llm."""
     done = subprocess.run(
-        [sys.executable, "-m", "llm", *words], input=given, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "llm", *words],
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-300:]
     return done.stdout
@@ -52,8 +58,23 @@ def plain() -> None:
 @call
 def options() -> None:
     """llm -o temperature, top_p, seed, stop, presence_penalty, logit_bias, json_object"""
-    more = ["-o", "temperature", "0.5", "-o", "top_p", "0.9", "-o", "seed", "3", "-o", "presence_penalty", "0.1"]
-    assert cli("-m", "local", "Hello", *MOST, *more, "-o", "logit_bias", '{"5": -10}', "-o", "stop", "zzz").strip()
+    more = [
+        "-o",
+        "temperature",
+        "0.5",
+        "-o",
+        "top_p",
+        "0.9",
+        "-o",
+        "seed",
+        "3",
+        "-o",
+        "presence_penalty",
+        "0.1",
+    ]
+    assert cli(
+        "-m", "local", "Hello", *MOST, *more, "-o", "logit_bias", '{"5": -10}', "-o", "stop", "zzz"
+    ).strip()
     assert cli("-m", "local", "JSON", *MOST, "-o", "json_object", "1").strip().startswith("{")
 
 
@@ -76,8 +97,12 @@ def chat() -> None:
 @call
 def schema() -> None:
     """llm schemas dsl, llm --schema"""
-    closed = json.loads(cli("schemas", "dsl", "age int, good bool")) | {"additionalProperties": False}  # else no end
-    found = json.loads(cli("-m", "local", "--schema", json.dumps(closed), "A dog", "-o", "max_tokens", "400"))
+    closed = json.loads(cli("schemas", "dsl", "age int, good bool")) | {
+        "additionalProperties": False
+    }  # else no end
+    found = json.loads(
+        cli("-m", "local", "--schema", json.dumps(closed), "A dog", "-o", "max_tokens", "400")
+    )
     assert set(found) == {"age", "good"}
 
 
@@ -121,7 +146,9 @@ def python_schema() -> None:
     """prompt(schema=pydantic model)"""
     from pydantic import BaseModel
 
-    class Dog(BaseModel, extra="forbid"):  # a model that may go on with properties of its own may find no end
+    class Dog(
+        BaseModel, extra="forbid"
+    ):  # a model that may go on with properties of its own may find no end
         age: int
         good: bool
 
@@ -138,7 +165,9 @@ def python_tools() -> None:
         return text.upper()
 
     assert (
-        llm.get_model("local").chain("Make it loud: hello", tools=[upper], options={"max_tokens": 24}).text()
+        llm.get_model("local")
+        .chain("Make it loud: hello", tools=[upper], options={"max_tokens": 24})
+        .text()
         is not None
     )
 

@@ -31,7 +31,9 @@ def chat(c: ollama.Client) -> None:
 async def chat_async(c: ollama.Client) -> None:
     """AsyncClient: chat, streamed"""
     made = ollama.AsyncClient(host=sys.argv[1].removesuffix("/v1"))
-    parts = [part async for part in await made.chat("local", messages=HELLO, options=FEW, stream=True)]
+    parts = [
+        part async for part in await made.chat("local", messages=HELLO, options=FEW, stream=True)
+    ]
     assert parts[-1].done_reason in ("stop", "length")
 
 
@@ -46,17 +48,26 @@ def generate(c: ollama.Client) -> None:
 @call
 def form(c: ollama.Client) -> None:
     """format: json, and a schema"""
-    schema = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     assert c.chat("local", messages=HELLO, format=schema).message.content == '{"a": "x"}'
-    assert (c.chat("local", messages=HELLO, format="json", options=FEW).message.content or "").startswith("{")
+    assert (
+        c.chat("local", messages=HELLO, format="json", options=FEW).message.content or ""
+    ).startswith("{")
 
 
 @call
 def tools(c: ollama.Client) -> None:
     """tools: a Python function, and a result"""
     c.chat("local", messages=HELLO, tools=[get_weather], options=FEW)
-    called: Any = {"role": "assistant", "tool_calls": [
-        {"function": {"name": "get_weather", "arguments": {"city": "Paris"}}}]}  # fmt: skip
+    called: Any = {
+        "role": "assistant",
+        "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": "Paris"}}}],
+    }
     more = [*HELLO, called, {"role": "tool", "tool_name": "get_weather", "content": "sunny"}]
     assert c.chat("local", messages=more, tools=[get_weather], options=FEW).eval_count
 
@@ -64,7 +75,9 @@ def tools(c: ollama.Client) -> None:
 @call
 def models(c: ollama.Client) -> None:
     """list, ps, show"""
-    assert [one.model for one in c.list().models] == [one.model for one in c.ps().models] == ["local"]
+    assert (
+        [one.model for one in c.list().models] == [one.model for one in c.ps().models] == ["local"]
+    )
     assert "completion" in c.show("local").capabilities
 
 

@@ -1,4 +1,6 @@
-"""openai-python's own README and guides: chat, streams, async, tools, parsing, responses, embeddings, errors."""
+"""openai-python's own README and guides: chat, streams, async, tools, parsing, responses,
+embeddings, errors.
+"""
 
 import asyncio
 import json
@@ -13,12 +15,31 @@ from pydantic import BaseModel
 URL = sys.argv[1]
 M = "local"
 HI: Any = [{"role": "user", "content": "Say this is a test"}]
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"],
-          "additionalProperties": False}  # fmt: skip
-TOOLS: Any = [{"type": "function", "function": {"name": "get_weather", "description": "Of a city", "strict": True,
-                                                "parameters": SCHEMA}}]  # fmt: skip
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Of a city",
+            "strict": True,
+            "parameters": SCHEMA,
+        },
+    }
+]
 FLAT: Any = [
-    {"type": "function", "name": "get_weather", "description": "Of a city", "strict": True, "parameters": SCHEMA}
+    {
+        "type": "function",
+        "name": "get_weather",
+        "description": "Of a city",
+        "strict": True,
+        "parameters": SCHEMA,
+    }
 ]
 
 
@@ -49,7 +70,11 @@ def chat_system(c: OpenAI) -> None:
     """chat with developer and system messages, text parts"""
     parts: Any = [{"type": "text", "text": "Say"}, {"type": "text", "text": " hello"}]
     said: Any = [{"role": "developer", "content": "Be brief"}, {"role": "user", "content": parts}]
-    assert c.chat.completions.create(model=M, messages=said, max_completion_tokens=8).choices[0].finish_reason
+    assert (
+        c.chat.completions.create(model=M, messages=said, max_completion_tokens=8)
+        .choices[0]
+        .finish_reason
+    )
 
 
 @call
@@ -77,7 +102,9 @@ def chat_usage(c: OpenAI) -> None:
 @call
 def chat_stream_helper(c: OpenAI) -> None:
     """chat.completions.stream (events)"""
-    with c.chat.completions.stream(model=M, messages=HI, max_tokens=400, stop=["t", "\n"]) as stream:
+    with c.chat.completions.stream(
+        model=M, messages=HI, max_tokens=400, stop=["t", "\n"]
+    ) as stream:
         kinds = {event.type for event in stream}
         assert {"chunk", "content.delta", "content.done"} <= kinds
         assert stream.get_final_completion().choices[0].message.content
@@ -87,7 +114,9 @@ def chat_stream_helper(c: OpenAI) -> None:
 async def chat_async(c: OpenAI) -> None:
     """AsyncOpenAI chat, several at once"""
     async with AsyncOpenAI(base_url=URL, api_key="x") as a:
-        found = await asyncio.gather(*(a.chat.completions.create(model=M, messages=HI, max_tokens=8) for _ in range(3)))
+        found = await asyncio.gather(
+            *(a.chat.completions.create(model=M, messages=HI, max_tokens=8) for _ in range(3))
+        )
         assert all(one.choices[0].message.content for one in found)
 
 
@@ -102,9 +131,23 @@ async def chat_async_stream(c: OpenAI) -> None:
 @call
 def sampling(c: OpenAI) -> None:
     """temperature, top_p, penalties, seed, stop, logit_bias, user, metadata, store"""
-    args: Any = {"model": M, "messages": HI, "temperature": 0.7, "top_p": 0.9, "presence_penalty": 0.1, "seed": 7,
-                 "frequency_penalty": 0.1, "stop": ["\n\n"], "logit_bias": {"5": -100}, "user": "me", "max_tokens": 12,
-                 "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "prompt_cache_key": "k"}  # fmt: skip
+    args: Any = {
+        "model": M,
+        "messages": HI,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "presence_penalty": 0.1,
+        "seed": 7,
+        "frequency_penalty": 0.1,
+        "stop": ["\n\n"],
+        "logit_bias": {"5": -100},
+        "user": "me",
+        "max_tokens": 12,
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "prompt_cache_key": "k",
+    }
     one, other = (c.chat.completions.create(**args).choices[0].message.content for _ in range(2))
     assert one == other
 
@@ -112,7 +155,10 @@ def sampling(c: OpenAI) -> None:
 @call
 def several(c: OpenAI) -> None:
     """n"""
-    assert [one.index for one in c.chat.completions.create(model=M, messages=HI, n=3, max_tokens=6).choices] == [
+    assert [
+        one.index
+        for one in c.chat.completions.create(model=M, messages=HI, n=3, max_tokens=6).choices
+    ] == [
         0,
         1,
         2,
@@ -122,8 +168,12 @@ def several(c: OpenAI) -> None:
 @call
 def logprobs(c: OpenAI) -> None:
     """logprobs and top_logprobs"""
-    found = c.chat.completions.create(model=M, messages=HI, logprobs=True, top_logprobs=3, max_tokens=4)
-    assert all(len(one.top_logprobs) == 3 and one.logprob <= 0 for one in found.choices[0].logprobs.content)
+    found = c.chat.completions.create(
+        model=M, messages=HI, logprobs=True, top_logprobs=3, max_tokens=4
+    )
+    assert all(
+        len(one.top_logprobs) == 3 and one.logprob <= 0 for one in found.choices[0].logprobs.content
+    )
 
 
 @call
@@ -137,19 +187,31 @@ def stop(c: OpenAI) -> None:
 def tools_auto(c: OpenAI) -> None:
     """tools, tool_choice auto and none"""
     for choice in ("auto", "none"):
-        found = c.chat.completions.create(model=M, messages=HI, tools=TOOLS, tool_choice=choice, max_tokens=20)
+        found = c.chat.completions.create(
+            model=M, messages=HI, tools=TOOLS, tool_choice=choice, max_tokens=20
+        )
         assert found.choices[0].finish_reason in ("stop", "length", "tool_calls")
 
 
 @call
 def tools_required(c: OpenAI) -> None:
     """tools, tool_choice required, result sent back"""
-    found = c.chat.completions.create(model=M, messages=HI, tools=TOOLS, tool_choice="required", max_tokens=200,
-                                      parallel_tool_calls=False)  # fmt: skip
+    found = c.chat.completions.create(
+        model=M,
+        messages=HI,
+        tools=TOOLS,
+        tool_choice="required",
+        max_tokens=200,
+        parallel_tool_calls=False,
+    )
     assert found.choices[0].finish_reason == "tool_calls"
     tool = found.choices[0].message.tool_calls[0]
     assert set(json.loads(tool.function.arguments)) == {"city"}
-    back: Any = [*HI, found.choices[0].message, {"role": "tool", "tool_call_id": tool.id, "content": "sunny"}]
+    back: Any = [
+        *HI,
+        found.choices[0].message,
+        {"role": "tool", "tool_call_id": tool.id, "content": "sunny"},
+    ]
     assert c.chat.completions.create(model=M, messages=back, tools=TOOLS, max_tokens=12).choices
 
 
@@ -170,8 +232,14 @@ def tools_named_stream(c: OpenAI) -> None:
 def tools_parse(c: OpenAI) -> None:
     """chat.completions.parse with openai.pydantic_function_tool"""
     tool: Any = openai.pydantic_function_tool(Step)
-    found = c.chat.completions.parse(model=M, messages=HI, tools=[tool], tool_choice="required", max_tokens=300,
-                                     parallel_tool_calls=False)  # fmt: skip
+    found = c.chat.completions.parse(
+        model=M,
+        messages=HI,
+        tools=[tool],
+        tool_choice="required",
+        max_tokens=300,
+        parallel_tool_calls=False,
+    )
     assert isinstance(found.choices[0].message.tool_calls[0].function.parsed_arguments, Step)
 
 
@@ -186,7 +254,9 @@ def parse(c: OpenAI) -> None:
 @call
 def parse_stream(c: OpenAI) -> None:
     """chat.completions.stream(response_format=Model)"""
-    with c.chat.completions.stream(model=M, messages=HI, response_format=Step, max_tokens=200) as stream:
+    with c.chat.completions.stream(
+        model=M, messages=HI, response_format=Step, max_tokens=200
+    ) as stream:
         for _ in stream:
             pass
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Step)
@@ -195,16 +265,25 @@ def parse_stream(c: OpenAI) -> None:
 @call
 def json_object(c: OpenAI) -> None:
     """response_format json_object"""
-    found = c.chat.completions.create(model=M, messages=HI, response_format={"type": "json_object"}, max_tokens=60)
+    found = c.chat.completions.create(
+        model=M, messages=HI, response_format={"type": "json_object"}, max_tokens=60
+    )
     assert found.choices[0].message.content.startswith("{")
 
 
 @call
 def json_schema(c: OpenAI) -> None:
     """response_format json_schema, strict, nested with $defs"""
-    schema: Any = {"name": "it", "strict": True, "schema": openai.lib._pydantic.to_strict_json_schema(Solution)}
+    schema: Any = {
+        "name": "it",
+        "strict": True,
+        "schema": openai.lib._pydantic.to_strict_json_schema(Solution),
+    }
     found = c.chat.completions.create(
-        model=M, messages=HI, max_tokens=12, response_format={"type": "json_schema", "json_schema": schema}
+        model=M,
+        messages=HI,
+        max_tokens=12,
+        response_format={"type": "json_schema", "json_schema": schema},
     )
     assert found.choices[0].message.content.startswith('{"steps": [')
 
@@ -214,15 +293,31 @@ def completion(c: OpenAI) -> None:
     """completions.create, streamed, logprobs, echo, best_of, several prompts"""
     assert c.completions.create(model=M, prompt="Once", max_tokens=8).choices[0].text
     assert list(c.completions.create(model=M, prompt="Once", max_tokens=8, stream=True))
-    assert len(c.completions.create(model=M, prompt="Once", max_tokens=4, logprobs=2).choices[0].logprobs.tokens) == 4
-    assert c.completions.create(model=M, prompt="Once", max_tokens=4, echo=True).choices[0].text.startswith("Once")
-    assert len(c.completions.create(model=M, prompt=["a", "b"], max_tokens=4, n=2, best_of=3).choices) == 4
+    assert (
+        len(
+            c.completions.create(model=M, prompt="Once", max_tokens=4, logprobs=2)
+            .choices[0]
+            .logprobs.tokens
+        )
+        == 4
+    )
+    assert (
+        c.completions.create(model=M, prompt="Once", max_tokens=4, echo=True)
+        .choices[0]
+        .text.startswith("Once")
+    )
+    assert (
+        len(c.completions.create(model=M, prompt=["a", "b"], max_tokens=4, n=2, best_of=3).choices)
+        == 4
+    )
 
 
 @call
 def response(c: OpenAI) -> None:
     """responses.create(instructions, input)"""
-    found = c.responses.create(model=M, instructions="You talk like a pirate.", input="Hello", max_output_tokens=16)
+    found = c.responses.create(
+        model=M, instructions="You talk like a pirate.", input="Hello", max_output_tokens=16
+    )
     assert found.output_text
     assert found.usage.output_tokens <= 16
 
@@ -230,8 +325,14 @@ def response(c: OpenAI) -> None:
 @call
 def response_items(c: OpenAI) -> None:
     """responses.create with a conversation of items"""
-    first = c.responses.create(model=M, input=[{"role": "user", "content": "knock knock."}], max_output_tokens=16)
-    said: Any = [{"role": "user", "content": "knock knock."}, *first.output, {"role": "user", "content": "who?"}]
+    first = c.responses.create(
+        model=M, input=[{"role": "user", "content": "knock knock."}], max_output_tokens=16
+    )
+    said: Any = [
+        {"role": "user", "content": "knock knock."},
+        *first.output,
+        {"role": "user", "content": "who?"},
+    ]
     assert c.responses.create(model=M, input=said, max_output_tokens=16).output_text
 
 
@@ -246,7 +347,9 @@ def response_stream(c: OpenAI) -> None:
 @call
 def response_stream_helper(c: OpenAI) -> None:
     """responses.stream with a final response"""
-    with c.responses.stream(model=M, input="Hello", text_format=Step, max_output_tokens=300) as stream:
+    with c.responses.stream(
+        model=M, input="Hello", text_format=Step, max_output_tokens=300
+    ) as stream:
         for _ in stream:
             pass
         assert isinstance(stream.get_final_response().output_parsed, Step)
@@ -264,19 +367,31 @@ async def response_async(c: OpenAI) -> None:
 def response_parse(c: OpenAI) -> None:
     """responses.parse(text_format=Model)"""
     assert isinstance(
-        c.responses.parse(model=M, input="Hello", text_format=Step, max_output_tokens=200).output_parsed, Step
+        c.responses.parse(
+            model=M, input="Hello", text_format=Step, max_output_tokens=200
+        ).output_parsed,
+        Step,
     )
 
 
 @call
 def response_tools(c: OpenAI) -> None:
     """responses with function tools, result sent back"""
-    found = c.responses.create(model=M, input="Weather in Rome?", tools=FLAT, tool_choice="required",
-                               parallel_tool_calls=False, max_output_tokens=200)  # fmt: skip
+    found = c.responses.create(
+        model=M,
+        input="Weather in Rome?",
+        tools=FLAT,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_output_tokens=200,
+    )
     tool: Any = found.output[0]
     assert (tool.type, tool.name) == ("function_call", "get_weather")
-    back: Any = [{"role": "user", "content": "Weather?"}, *found.output,
-                 {"type": "function_call_output", "call_id": tool.call_id, "output": "sunny"}]  # fmt: skip
+    back: Any = [
+        {"role": "user", "content": "Weather?"},
+        *found.output,
+        {"type": "function_call_output", "call_id": tool.call_id, "output": "sunny"},
+    ]
     assert c.responses.create(model=M, input=back, tools=FLAT, max_output_tokens=12).output
 
 
@@ -287,7 +402,13 @@ def embeddings(c: OpenAI) -> None:
     assert len(found.data) == 2
     assert abs(sum(value * value for value in found.data[0].embedding) - 1) < 1e-3
     plain = c.embeddings.create(model=M, input="one", encoding_format="float")
-    assert max(abs(a - b) for a, b in zip(plain.data[0].embedding, found.data[0].embedding, strict=True)) < 1e-3
+    assert (
+        max(
+            abs(a - b)
+            for a, b in zip(plain.data[0].embedding, found.data[0].embedding, strict=True)
+        )
+        < 1e-3
+    )
 
 
 @call
@@ -303,7 +424,9 @@ def raw(c: OpenAI) -> None:
     found = c.chat.completions.with_raw_response.create(model=M, messages=HI, max_tokens=4)
     assert found.headers["content-type"].startswith("application/json")
     assert found.parse().choices
-    with c.chat.completions.with_streaming_response.create(model=M, messages=HI, max_tokens=4) as streamed:
+    with c.chat.completions.with_streaming_response.create(
+        model=M, messages=HI, max_tokens=4
+    ) as streamed:
         assert list(streamed.iter_lines())
 
 
@@ -311,7 +434,12 @@ def raw(c: OpenAI) -> None:
 def options(c: OpenAI) -> None:
     """with_options(timeout, max_retries), extra_headers, extra_query, extra_body"""
     found = c.with_options(timeout=60, max_retries=1).chat.completions.create(
-        model=M, messages=HI, max_tokens=4, extra_headers={"x-a": "b"}, extra_query={"c": "d"}, extra_body={"top_k": 5}
+        model=M,
+        messages=HI,
+        max_tokens=4,
+        extra_headers={"x-a": "b"},
+        extra_query={"c": "d"},
+        extra_body={"top_k": 5},
     )
     assert found.choices
 
@@ -341,7 +469,12 @@ def given_up(c: OpenAI) -> None:
 @refuses
 def image(c: OpenAI) -> None:
     """images in a message"""
-    said: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]}]
+    said: Any = [
+        {
+            "role": "user",
+            "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}],
+        }
+    ]
     c.chat.completions.create(model=M, messages=said)
 
 
@@ -349,7 +482,10 @@ def image(c: OpenAI) -> None:
 def audio(c: OpenAI) -> None:
     """audio answers"""
     c.chat.completions.create(
-        model=M, messages=HI, modalities=["text", "audio"], audio={"voice": "alloy", "format": "wav"}
+        model=M,
+        messages=HI,
+        modalities=["text", "audio"],
+        audio={"voice": "alloy", "format": "wav"},
     )
 
 

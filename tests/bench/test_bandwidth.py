@@ -13,7 +13,9 @@ def test_every_thread_reads_its_part_in_every_round(monkeypatch):
     monkeypatch.setattr(bandwidth, "_read", lambda piece: read.append(piece.nbytes))
     found = bandwidth.measure(3 << 20, threads=3, rounds=4, seconds=0.0)
     assert (found.nbytes, found.threads, len(found.rates)) == (3 << 20, 3, 4)
-    assert read == [1 << 20] * 3 * (1 + 1 + 4)  # once to touch it, once to see how long it takes, and the rounds
+    assert read == [1 << 20] * 3 * (
+        1 + 1 + 4
+    )  # once to touch it, once to see how long it takes, and the rounds
     assert all(rate > 0 for rate in found.rates)
     assert found.best == max(found.rates)
 
@@ -31,7 +33,11 @@ def test_sizes_go_beyond_the_last_cache_and_stay_within_the_memory():
 
 
 def test_the_roof_is_the_fastest_reading_beyond_the_cache_or_unknown():
-    cached, slow, fast = (Reading(64, 2, (9.0,)), Reading(640, 1, (3.0,)), Reading(640, 2, (2.0, 4.0)))
+    cached, slow, fast = (
+        Reading(64, 2, (9.0,)),
+        Reading(640, 1, (3.0,)),
+        Reading(640, 2, (2.0, 4.0)),
+    )
     machine = Machine("", 100, (cached, slow, fast))
     assert machine.roof == 4.0
     assert replace(machine, cache=None).roof is None
@@ -43,7 +49,12 @@ def test_caches_shared_by_cores_count_once(tmp_path, monkeypatch):
         for level, kind, size in ((1, "Data", 32), (1, "Instruction", 64), (3, "Unified", 1024)):
             folder = tmp_path / str(cpu) / f"index{level}{kind}"
             folder.mkdir(parents=True)
-            told = {"type": kind, "level": str(level), "shared_cpu_list": shared, "size": f"{size}K"}
+            told = {
+                "type": kind,
+                "level": str(level),
+                "shared_cpu_list": shared,
+                "size": f"{size}K",
+            }
             for name, text in told.items():
                 (folder / name).write_text(text + "\n")
     monkeypatch.setattr(host, "_caches", lambda cpu: sorted((tmp_path / str(cpu)).glob("index*")))

@@ -39,7 +39,16 @@ def history(tmp_path, listener):
 
 def run(model: str = "tiny", rate: float = 50.0, pad: int = 0) -> Run:
     document = {"samples_ts": [rate, rate], "samples_ns": [10**9, 10**9], "pad": "x" * pad}
-    return Run("2026-11-22T04:00:00Z", "a machine", "a build", model, None, "c0ffee" * 10, "pp512", document)
+    return Run(
+        "2026-11-22T04:00:00Z",
+        "a machine",
+        "a build",
+        model,
+        None,
+        "c0ffee" * 10,
+        "pp512",
+        document,
+    )
 
 
 def test_runs_come_back_as_they_were_kept_with_numbers(history):
@@ -49,8 +58,10 @@ def test_runs_come_back_as_they_were_kept_with_numbers(history):
     assert history.append([run("a")]) == [3]
     kept = history.runs()
     assert [(one.id, one.model, one.samples_ts) for one in kept] == [
-        (1, "a", (50.0, 50.0)), (2, "b", (2.5, 2.5)), (3, "a", (50.0, 50.0)),
-    ]  # fmt: skip
+        (1, "a", (50.0, 50.0)),
+        (2, "b", (2.5, 2.5)),
+        (3, "a", (50.0, 50.0)),
+    ]
     assert history.find(2) == kept[1]
     for number in (0, 4, 10**30):
         with pytest.raises(UserError, match=f"no run {number}"):
@@ -59,7 +70,9 @@ def test_runs_come_back_as_they_were_kept_with_numbers(history):
 
 def test_a_name_that_is_no_utf_8_is_kept_readable(history):
     odd = run("/models/\udcff.gguf")
-    assert history.append([replace(odd, document={**odd.document, "model_filename": odd.model})]) == [1]
+    assert history.append(
+        [replace(odd, document={**odd.document, "model_filename": odd.model})]
+    ) == [1]
     (kept,) = history.runs()
     assert (kept.model, kept.document["model_filename"]) == ("/models/\\udcff.gguf", odd.model)
 
@@ -98,7 +111,10 @@ for number in range(25):
 """
     writers = [
         subprocess.Popen(
-            [sys.executable, "-c", program, str(history.path), name], cwd=ROOT, text=True, stdin=subprocess.PIPE
+            [sys.executable, "-c", program, str(history.path), name],
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
         )
         for name in ("one", "two")
     ]
@@ -109,7 +125,9 @@ for number in range(25):
     kept = history.runs()
     assert [one.id for one in kept] == list(range(1, 51))
     for name in ("one", "two"):
-        assert [one.samples_ts[0] for one in kept if one.model == name] == [float(n + 1) for n in range(25)]
+        assert [one.samples_ts[0] for one in kept if one.model == name] == [
+            float(n + 1) for n in range(25)
+        ]
 
 
 def test_a_garbled_file_is_set_aside_and_what_can_be_read_goes_on(history, listener):
@@ -171,10 +189,20 @@ def test_a_file_that_is_no_database_is_not_lost_either(history, content):
 def test_rows_that_are_no_runs_are_passed_over(history):
     history.append([run("good")])
     with sqlite3.connect(history.path) as db:
-        for document in ("[]", "{", "null", '{"samples_ts": [], "samples_ns": []}', '{"samples_ts": "12"}',
-                         '{"samples_ts": [-1.0], "samples_ns": [1]}', "[" * 100_000,
-                         '{"samples_ts": [1.0], "samples_ns": [1], "more": 1e999}'):  # fmt: skip
-            db.execute("INSERT INTO runs VALUES (NULL, 't', 'm', 'b', 'bad', NULL, 'c', 'pp1', ?)", (document,))
+        for document in (
+            "[]",
+            "{",
+            "null",
+            '{"samples_ts": [], "samples_ns": []}',
+            '{"samples_ts": "12"}',
+            '{"samples_ts": [-1.0], "samples_ns": [1]}',
+            "[" * 100_000,
+            '{"samples_ts": [1.0], "samples_ns": [1], "more": 1e999}',
+        ):
+            db.execute(
+                "INSERT INTO runs VALUES (NULL, 't', 'm', 'b', 'bad', NULL, 'c', 'pp1', ?)",
+                (document,),
+            )
     db.close()
     assert [one.model for one in history.runs()] == ["good"]
 

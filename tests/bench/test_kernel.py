@@ -12,7 +12,8 @@ from llmcli.bench.run import How, run
 from llmcli.errors import UserError
 from llmcli.ui import UI
 
-# The fields of llama-bench's JSON that scripts read (tools/llama-bench/README.md, compare-llama-bench.py).
+# The fields of llama-bench's JSON that scripts read (tools/llama-bench/README.md,
+# compare-llama-bench.py).
 FIELDS = (  # noqa: SIM905
     "build_commit cpu_info model_filename model_type model_size model_n_params n_batch n_ubatch n_threads type_k "
     "type_v n_gpu_layers flash_attn n_prompt n_gen n_depth avg_ns stddev_ns avg_ts stddev_ts samples_ns samples_ts"
@@ -37,12 +38,18 @@ def test_json_has_llama_bench_s_fields_and_its_numbers_agree(results):
         assert set(FIELDS) <= set(row)
         assert len(row["samples_ns"]) == len(row["samples_ts"]) == 3
         count = row["n_prompt"] + row["n_gen"]
-        assert row["samples_ts"] == pytest.approx([count * 1e9 / ns for ns in row["samples_ns"]], rel=1e-3)
-        assert row["avg_ns"] == round(sum(row["samples_ns"]) / 3)  # whole nanoseconds, as llama-bench's
+        assert row["samples_ts"] == pytest.approx(
+            [count * 1e9 / ns for ns in row["samples_ns"]], rel=1e-3
+        )
+        assert row["avg_ns"] == round(
+            sum(row["samples_ns"]) / 3
+        )  # whole nanoseconds, as llama-bench's
         assert row["sampling"] is False
         assert (row["itl_ms"] is None) == (row["reading"] is None) == (row["n_gen"] == 0)
         if read := row["reading"]:
-            assert read["words_per_minute"] == pytest.approx(row["avg_ts"] * 60 / read["tokens_per_word"], rel=1e-3)
+            assert read["words_per_minute"] == pytest.approx(
+                row["avg_ts"] * 60 / read["tokens_per_word"], rel=1e-3
+            )
     assert [json.loads(line) for line in text(results, "jsonl").splitlines()] == rows
 
 
@@ -56,7 +63,17 @@ def test_csv_quotes_every_value_and_reads_back(results):
 def test_the_table_has_llama_bench_s_columns_and_test_names(results):
     head, _, *rows = text(results, "md").splitlines()
     columns = [cell.strip() for cell in head.strip("|").split("|")]
-    assert columns == ["model", "size", "params", "backend", "threads", "n_batch", "n_ubatch", "test", "t/s"]
+    assert columns == [
+        "model",
+        "size",
+        "params",
+        "backend",
+        "threads",
+        "n_batch",
+        "n_ubatch",
+        "test",
+        "t/s",
+    ]
     names = [row.strip("|").split("|")[-2].strip() for row in rows if row.startswith("|")]
     assert names == ["pp40", "tg6", "pp40 @ d8", "tg6 @ d8"]
     assert all("±" in row for row in rows if row.startswith("|"))

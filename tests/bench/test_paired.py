@@ -1,4 +1,6 @@
-"""The statistics of a comparison, on noise that is worse than a machine's and the same at every run."""
+"""The statistics of a comparison, on noise that is worse than a machine's and the same at every
+run.
+"""
 
 import math
 import random
@@ -17,8 +19,9 @@ RUNS = 150
 class Machine:
     """A clock, and sides that are measured on a host shared with others.
 
-    Speed wanders (an AR(1) in its logarithm, and a square wave of a neighbour who takes a third), single measurements
-    have tails of a Student t with 3 degrees of freedom, and one in forty takes twice as long.
+    Speed wanders (an AR(1) in its logarithm, and a square wave of a neighbour who takes a third),
+    single measurements have tails of a Student t with 3 degrees of freedom, and one in forty takes
+    twice as long.
     """
 
     def __init__(self, seed: int, noise: float = 0.04) -> None:
@@ -29,7 +32,11 @@ class Machine:
     def side(self, speed: float = 1.0) -> Callable[[], float]:
         def measure() -> float:
             self.drift = 0.98 * self.drift + 0.03 * self.random.standard_normal()
-            slow = self.drift + self.noise * self.random.standard_t(3) + 0.3 * (math.sin(self.now * 2) > 0.3)
+            slow = (
+                self.drift
+                + self.noise * self.random.standard_t(3)
+                + 0.3 * (math.sin(self.now * 2) > 0.3)
+            )
             seconds = 0.01 * math.exp(slow) * (2 if self.random.random() < 1 / 40 else 1) / speed
             self.now += seconds
             return 1 / seconds
@@ -46,7 +53,9 @@ def runs(speed: float, noise: float = 0.04) -> Iterator[Comparison]:
 
 
 def test_a_thing_is_not_found_to_differ_from_itself():
-    """99 % is meant over all looks: one or two of 150 may err, and five do so once in 50 such tests."""
+    """99 % is meant over all looks: one or two of 150 may err, and five do so once in 50 such
+    tests.
+    """
     assert sum(found.differs for found in runs(1.0)) <= 4
 
 
@@ -75,7 +84,9 @@ def test_looking_is_paid_for():
 
 
 def test_a_slow_side_is_measured_often_enough_to_tell():
-    """Where one measurement takes longer than the whole time, the fewest pairs that can tell are measured."""
+    """Where one measurement takes longer than the whole time, the fewest pairs that can tell are
+    measured.
+    """
     now = [0.0]
 
     def side(speed: float) -> Callable[[], float]:
@@ -96,17 +107,21 @@ def test_each_side_is_first_about_as_often_and_a_pair_has_both():
     order: list[str] = []
     clock = iter(range(10**6))
     compare(
-        lambda: order.append("a") or 1.0, lambda: order.append("b") or 1.0, Design(seconds=400, precision=0),
-        clock=lambda: next(clock), coin=random.Random(5),
-    )  # fmt: skip
+        lambda: order.append("a") or 1.0,
+        lambda: order.append("b") or 1.0,
+        Design(seconds=400, precision=0),
+        clock=lambda: next(clock),
+        coin=random.Random(5),
+    )
     pairs = ["".join(order[at : at + 2]) for at in range(0, len(order), 2)]
     assert set(pairs) == {"ab", "ba"}
     assert 0.4 < pairs.count("ab") / len(pairs) < 0.6
 
 
 def test_the_interval_of_published_data():
-    """Depression scores (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, table 3.1): the estimate
-    and the 96.1 % interval of their examples 3.3 and 3.4."""
+    """Depression scores (Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, table
+    3.1): the estimate and the 96.1 % interval of their examples 3.3 and 3.4.
+    """
     before = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30]
     after = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29]
     middle, low, high = shift(np.subtract(after, before), 20 / 512)
@@ -140,8 +155,14 @@ def test_too_few_say_so():
 
 def test_the_words_of_a_verdict():
     pairs = (1.0,) * 20
-    assert Comparison(1.07, 1.05, 1.09, 0.99, pairs, pairs).words() == "B is 1.070x as fast as A (1.050-1.090)"
-    assert Comparison(0.5, 0.45, 0.55, 0.99, pairs, pairs).words("x", "y") == "y is 0.50x as fast as x (0.45-0.55)"
+    assert (
+        Comparison(1.07, 1.05, 1.09, 0.99, pairs, pairs).words()
+        == "B is 1.070x as fast as A (1.050-1.090)"
+    )
+    assert (
+        Comparison(0.5, 0.45, 0.55, 0.99, pairs, pairs).words("x", "y")
+        == "y is 0.50x as fast as x (0.45-0.55)"
+    )
     assert Comparison(1.01, 0.97, 1.05, 0.99, pairs, pairs).words() == (
         "no difference this noise supports: ratio 1.01 (0.97-1.05); differences below 4.0 % cannot be seen"
     )

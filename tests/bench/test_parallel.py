@@ -39,13 +39,28 @@ def recorded():
 def test_prompts_stand_behind_one_another_and_each_has_its_last_row():
     context, passes = recorded()
     passes.prompt(0, 5)
-    places = [(s, p) for rows in context.rows for s, p in zip(rows.sequences, rows.positions, strict=True)]
+    places = [
+        (s, p) for rows in context.rows for s, p in zip(rows.sequences, rows.positions, strict=True)
+    ]
     assert places == [(s, p) for s in range(3) for p in range(5)]
     assert [len(rows) for rows in context.rows] == [8, 7]
-    wanted = [place for rows in context.rows for place, want in
-              zip(zip(rows.sequences, rows.positions, strict=True), rows.wants, strict=True) if want]  # fmt: skip
-    assert wanted == [(0, 4), (1, 2), (1, 4), (2, 4)]  # the end of each prompt, and of each batch as llama-bench has it
-    firsts = [rows.tokens[i] for rows in context.rows for i, p in enumerate(rows.positions) if p == 0]
+    wanted = [
+        place
+        for rows in context.rows
+        for place, want in zip(
+            zip(rows.sequences, rows.positions, strict=True), rows.wants, strict=True
+        )
+        if want
+    ]
+    assert wanted == [
+        (0, 4),
+        (1, 2),
+        (1, 4),
+        (2, 4),
+    ]  # the end of each prompt, and of each batch as llama-bench has it
+    firsts = [
+        rows.tokens[i] for rows in context.rows for i, p in enumerate(rows.positions) if p == 0
+    ]
     assert firsts == [7, 7, 7]
 
 
@@ -58,12 +73,24 @@ def test_a_step_has_a_token_of_every_sequence():
 
 
 def test_tokens_of_all_sequences_count(stories_gguf):
-    grid = Grid([24], [4], [(8, 2)], [0, 16], [32], [16], ["f16"], ["f16"], [1], [-1], ["auto"], [1, 3])
+    grid = Grid(
+        [24], [4], [(8, 2)], [0, 16], [32], [16], ["f16"], ["f16"], [1], [-1], ["auto"], [1, 3]
+    )
     results = run(stories_gguf, list(grid.tests()), How(2), UI())
     assert [one.title for one in results] == [
-        "pp24", "tg4", "pp8+tg2", "pp24 x3", "tg4 x3", "pp8+tg2 x3",
-        "pp24 @ d16", "tg4 @ d16", "pp8+tg2 @ d16", "pp24 @ d16 x3", "tg4 @ d16 x3", "pp8+tg2 @ d16 x3",
-    ]  # fmt: skip
+        "pp24",
+        "tg4",
+        "pp8+tg2",
+        "pp24 x3",
+        "tg4 x3",
+        "pp8+tg2 x3",
+        "pp24 @ d16",
+        "tg4 @ d16",
+        "pp8+tg2 @ d16",
+        "pp24 @ d16 x3",
+        "tg4 @ d16 x3",
+        "pp8+tg2 @ d16 x3",
+    ]
     for one in results:
         count = (one.test.n_prompt + one.test.n_gen) * one.test.n_parallel
         assert one.samples_ts == pytest.approx([count * 1e9 / ns for ns in one.samples_ns])
@@ -72,7 +99,10 @@ def test_tokens_of_all_sequences_count(stories_gguf):
 
 
 def test_a_window_and_a_recurrent_state_take_several_sequences_and_depths(tmp_path):
-    for made in (tiny.gemma3(tmp_path / "g.gguf", hidden=64, layers=6), tiny.mamba(tmp_path / "m.gguf")):
+    for made in (
+        tiny.gemma3(tmp_path / "g.gguf", hidden=64, layers=6),
+        tiny.mamba(tmp_path / "m.gguf"),
+    ):
         grid = Grid([20], [3], [], [0, 40], [64], [32], ["f16"], ["f16"], [1], [-1], ["auto"], [2])
         assert len(run(made, list(grid.tests()), How(2), UI())) == 4
 
@@ -82,7 +112,9 @@ def case():
     return Case(8, 0, 40, 32, 32, "f16", "f16", 1, -1, "auto", 2)
 
 
-def test_a_depth_is_computed_once_for_all_repetitions_sequences_and_tests(stories_gguf, case, monkeypatch):
+def test_a_depth_is_computed_once_for_all_repetitions_sequences_and_tests(
+    stories_gguf, case, monkeypatch
+):
     computed: list[tuple[int, int]] = []
     compute = Depths._compute
 

@@ -78,7 +78,9 @@ def test_every_phase_gets_what_was_spent_in_it(runner: Runner, clock: Clock) -> 
     assert [len(one.tokens) for one in found.answers] == [5, 5]
 
 
-def test_what_no_clock_has_seen_is_python_s(runner: Runner, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_clock_has_seen_is_python_s(
+    runner: Runner, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planned = runner.engine.step
 
     def slow() -> Any:
@@ -92,7 +94,9 @@ def test_what_no_clock_has_seen_is_python_s(runner: Runner, clock: Clock, monkey
     assert found.answer("decode") == (50, 50, 50)
 
 
-def test_the_whole_is_its_parts_and_nothing_of_one_answer_helps_the_next(runner: Runner, clock: Clock) -> None:
+def test_the_whole_is_its_parts_and_nothing_of_one_answer_helps_the_next(
+    runner: Runner, clock: Clock
+) -> None:
     found = measure(runner, clock, answers=3)
     assert [one.phases["prefill"] for one in found.answers] == [100, 100, 100]
     assert found.prompt_tokens == len(runner.encode_text(PROMPT))

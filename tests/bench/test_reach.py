@@ -33,13 +33,17 @@ def test_a_step_reads_the_weights_once_and_the_kv_of_every_sequence(header):
     weights = sum(cost.weights.values())
     assert reach.reached(header, result(CASE, 50), 50.0 * (weights + cost.kv)) == pytest.approx(1)
     together = replace(CASE, n_parallel=8)
-    assert reach.reached(header, result(together, 50), 100.0 * (weights + 8 * cost.kv)) == pytest.approx(0.5)
+    assert reach.reached(
+        header, result(together, 50), 100.0 * (weights + 8 * cost.kv)
+    ) == pytest.approx(0.5)
 
 
 def test_what_is_not_known_is_none(header, tmp_path):
     assert reach.reached(header, result(CASE, 50), None) is None
     assert reach.reached(header, result(replace(CASE, n_prompt=8), 50), 1e9) is None
-    experts = container.read(tiny.llama(tmp_path / "e.gguf", hidden=64, ff=128, layers=2, experts=8))
+    experts = container.read(
+        tiny.llama(tmp_path / "e.gguf", hidden=64, ff=128, layers=2, experts=8)
+    )
     assert reach.reached(experts, result(CASE, 50), 1e9)
     assert reach.reached(experts, result(replace(CASE, n_parallel=2), 50), 1e9) is None
     recurrent = container.read(tiny.mamba(tmp_path / "r.gguf"))
@@ -61,7 +65,9 @@ def measured(monkeypatch):
     return asked, rates
 
 
-def test_memory_is_read_once_for_a_machine_and_again_when_asked_or_elsewhere(tmp_path, measured, monkeypatch):
+def test_memory_is_read_once_for_a_machine_and_again_when_asked_or_elsewhere(
+    tmp_path, measured, monkeypatch
+):
     history, (asked, rates) = History(tmp_path / "h.sqlite", UI()), measured
     assert [reach.known(history, UI()) for _ in range(3)] == [1e10] * 3
     assert asked == [256 << 20]

@@ -55,7 +55,15 @@ def test_both_sides_are_rows_and_every_token_is_drawn_and_spelled(stories_gguf, 
     assert [one.title for one in results] == [
         f"{name}{at} x2{how}"
         for at in ("", " @ d16")
-        for name, how in (("pp8", ""), ("tg5", ""), ("tg5", " sampled"), ("pp8+tg3", ""), ("pp8+tg3", " sampled"))
+        for name, how in (
+            ("pp8", ""),
+            ("tg5", ""),
+            ("tg5", " sampled"),
+            ("pp8+tg3", ""),
+            ("pp8+tg3", " sampled"),
+        )
     ]
-    assert len(drawn) == 2 * (5 + 3) * 2 * 3  # depths, tokens, sequences; two repetitions after a warm-up
+    assert (
+        len(drawn) == 2 * (5 + 3) * 2 * 3
+    )  # depths, tokens, sequences; two repetitions after a warm-up
     assert all(len(one.tokens_ms) == 2 * one.test.n_gen for one in results)

@@ -1,4 +1,6 @@
-"""Two runs measured before: what may be compared, and how much is known from samples that were not interleaved."""
+"""Two runs measured before: what may be compared, and how much is known from samples that were not
+interleaved.
+"""
 
 import json
 import math
@@ -13,11 +15,26 @@ from llmcli.bench.saved import Saved, compare, match, name, read, student
 from llmcli.errors import UserError
 
 ROW: dict[str, Any] = {
-    "build_commit": "x", "cpu_info": "cpu", "gpu_info": "", "backends": "CPU", "model_filename": "a.gguf",
-    "model_type": "llama", "model_size": 1, "model_n_params": 1, "n_batch": 2048, "n_ubatch": 512, "n_threads": 2,
-    "type_k": "f16", "type_v": "f16", "n_gpu_layers": -1, "flash_attn": -1, "n_prompt": 0, "n_gen": 128, "n_depth": 0,
+    "build_commit": "x",
+    "cpu_info": "cpu",
+    "gpu_info": "",
+    "backends": "CPU",
+    "model_filename": "a.gguf",
+    "model_type": "llama",
+    "model_size": 1,
+    "model_n_params": 1,
+    "n_batch": 2048,
+    "n_ubatch": 512,
+    "n_threads": 2,
+    "type_k": "f16",
+    "type_v": "f16",
+    "n_gpu_layers": -1,
+    "flash_attn": -1,
+    "n_prompt": 0,
+    "n_gen": 128,
+    "n_depth": 0,
     "samples_ts": [100.0, 101.0, 99.0],
-}  # fmt: skip
+}
 
 
 def none(number: int) -> Mapping[str, Any]:
@@ -30,7 +47,13 @@ def side(name: str, *rows: dict[str, Any]) -> Saved:
 
 @pytest.mark.parametrize(
     ("share", "freedom", "t"),
-    [(0.995, 4, 4.604), (0.975, 10, 2.228), (0.95, 1, 6.314), (0.995, 8, 3.355), (0.975, 10**6, 1.960)],
+    [
+        (0.995, 4, 4.604),
+        (0.975, 10, 2.228),
+        (0.95, 1, 6.314),
+        (0.995, 8, 3.355),
+        (0.975, 10**6, 1.960),
+    ],
 )
 def test_student_s_table(share: float, freedom: float, t: float):
     assert student(share, freedom) == pytest.approx(t, abs=6e-4)
@@ -73,14 +96,27 @@ def test_a_number_is_a_run_of_the_history_and_json_a_file(tmp_path: Path):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{", "[]", "[1]", "[[]]", "{}", '[{"samples_ts": []}]', "[" * 100_000, json.dumps({**ROW, "n_gen": -1}),
-        json.dumps({**ROW, "n_gen": True}), json.dumps({**ROW, "samples_ts": [0]}), "\udcff",
-        json.dumps({**ROW, "samples_ts": [float("nan")]}), json.dumps({**ROW, "samples_ts": ["1"]}),
-        json.dumps({**ROW, "cpu_info": ["a"]}), json.dumps({**ROW, "n_depth": "x"}),
+        "",
+        "{",
+        "[]",
+        "[1]",
+        "[[]]",
+        "{}",
+        '[{"samples_ts": []}]',
+        "[" * 100_000,
+        json.dumps({**ROW, "n_gen": -1}),
+        json.dumps({**ROW, "n_gen": True}),
+        json.dumps({**ROW, "samples_ts": [0]}),
+        "\udcff",
+        json.dumps({**ROW, "samples_ts": [float("nan")]}),
+        json.dumps({**ROW, "samples_ts": ["1"]}),
+        json.dumps({**ROW, "cpu_info": ["a"]}),
+        json.dumps({**ROW, "n_depth": "x"}),
         json.dumps({**ROW, "shared": float("inf")}),
-        json.dumps({**ROW, "samples_ts": [10**400]}), json.dumps({**ROW, "n_parallel": {}}),
+        json.dumps({**ROW, "samples_ts": [10**400]}),
+        json.dumps({**ROW, "n_parallel": {}}),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_file_of_runs_is_refused(tmp_path: Path, text: str):
     file = tmp_path / "x.json"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))

@@ -1,4 +1,6 @@
-"""Two things open at once on real models: what is measured, at which depth, and what is not counted."""
+"""Two things open at once on real models: what is measured, at which depth, and what is not
+counted.
+"""
 
 import signal
 from dataclasses import replace
@@ -53,7 +55,9 @@ def test_what_settles_is_not_timed(model: Path, monkeypatch: pytest.MonkeyPatch)
 
     def counted(passes):
         asked.append(len(passes))
-        return [0] + [(100 if len(passes) == 1 else 1) * 1_000_000 * (at + 1) for at in range(len(passes))]
+        return [0] + [
+            (100 if len(passes) == 1 else 1) * 1_000_000 * (at + 1) for at in range(len(passes))
+        ]
 
     with open_model(model, gpu_layers=0) as opened, open_context(opened, side.options()) as context:
         measure = Generation(context, opened, side.test, Slot(1, 2))
@@ -76,7 +80,9 @@ def test_alike_sides_change_after_every_token_and_others_settle(model: Path):
     assert plan_slot(prompt, replace(prompt, path=other.path), 2.0) == Slot(0, 1)
 
 
-def test_the_room_for_one_may_not_be_enough_for_two(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_room_for_one_may_not_be_enough_for_two(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Settings of one model share its weights; two models do not."""
     side = Side(model, replace(TG, n_gen=0, n_prompt=8))
     twin = Side(tiny.llama(tmp_path / "twin.gguf", hidden=64, ff=128, layers=2), side.test)
@@ -93,7 +99,9 @@ def test_the_room_for_one_may_not_be_enough_for_two(model: Path, tmp_path: Path,
     assert sides.fit(side, twin)
 
 
-def test_two_that_do_not_fit_are_loaded_in_turn(model: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_two_that_do_not_fit_are_loaded_in_turn(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
     monkeypatch.setattr(sides, "fit", lambda a, b: False)
     loaded = []
 

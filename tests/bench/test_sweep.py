@@ -107,7 +107,9 @@ def test_micro_batches_are_no_longer_than_what_is_computed():
 def test_cache_types_are_those_that_go_with_flash_attention():
     every = [
         replace(CASE, type_k=k, type_v=v, flash_attn=fa)
-        for fa in ("on", "off") for k in ("f16", "q8_0", "bf16") for v in ("f16", "q8_0", "bf16")
-    ]  # fmt: skip
+        for fa in ("on", "off")
+        for k in ("f16", "q8_0", "bf16")
+        for v in ("f16", "q8_0", "bf16")
+    ]
     kept = [(one.type_k, one.flash_attn) for one in sweep.allowed(every, {})]
     assert kept == [("f16", "on"), ("q8_0", "on"), ("bf16", "on"), ("f16", "off"), ("bf16", "off")]

@@ -47,7 +47,9 @@ def test_threads_need_no_other_context_the_rest_does(model: Model) -> None:
         assert context.n_ubatch == 64
 
 
-def test_contexts_that_would_fill_the_memory_are_closed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contexts_that_would_fill_the_memory_are_closed(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(host, "available_memory", lambda: 1000)
     with OnModel(model, 64) as trial:
         for size in (16, 32, 64, 32):

@@ -19,7 +19,9 @@ class Machine:
 
     settling = 0.01
 
-    def __init__(self, gains: dict[tuple[str, object], float], noise: float = 0.02, seed: int = 1) -> None:
+    def __init__(
+        self, gains: dict[tuple[str, object], float], noise: float = 0.02, seed: int = 1
+    ) -> None:
         self.gains, self.noise, self.numbers = gains, noise, np.random.default_rng(seed)
         self.now, self.drift, self.measured = 0.0, 0.0, 0
 
@@ -37,13 +39,22 @@ class Machine:
         self.drift = 0.95 * self.drift + self.noise * self.numbers.standard_normal()
         burst = 2 if self.numbers.random() < 0.02 else 1
         speed = math.prod(self.gains.get((name, getattr(setting, name)), 1.0) for name in names)
-        taken = seconds / speed * burst * math.exp(self.drift + self.noise * self.numbers.standard_normal())
+        taken = (
+            seconds
+            / speed
+            * burst
+            * math.exp(self.drift + self.noise * self.numbers.standard_normal())
+        )
         self.now += self.settling + taken
         return taken
 
-    def find(self, objective: str = "chat", seconds: float = 120, space: Space = SPACE) -> tune.Found:
+    def find(
+        self, objective: str = "chat", seconds: float = 120, space: Space = SPACE
+    ) -> tune.Found:
         coin = random.Random(7)
-        return tune.find(self, space, DEFAULT, objective, seconds, clock=lambda: self.now, coin=coin)
+        return tune.find(
+            self, space, DEFAULT, objective, seconds, clock=lambda: self.now, coin=coin
+        )
 
 
 PLANTED: list[tuple[dict[tuple[str, object], float], Setting]] = [
@@ -55,7 +66,9 @@ PLANTED: list[tuple[dict[tuple[str, object], float], Setting]] = [
 
 
 @pytest.mark.parametrize(("gains", "best"), PLANTED)
-def test_what_is_planted_is_found_within_the_time(gains: dict[tuple[str, object], float], best: Setting) -> None:
+def test_what_is_planted_is_found_within_the_time(
+    gains: dict[tuple[str, object], float], best: Setting
+) -> None:
     machine = Machine(gains)
     found = machine.find()
     assert found.setting == best
@@ -63,7 +76,10 @@ def test_what_is_planted_is_found_within_the_time(gains: dict[tuple[str, object]
     assert found.comparison is not None
     seconds = [
         work / math.prod(gains.get((name, getattr(best, name)), 1.0) for name in names)
-        for work, names in ((512 * 0.0005, ("threads_batch", "ubatch", "flash")), (128 * 0.008, ("threads", "flash")))
+        for work, names in (
+            (512 * 0.0005, ("threads_batch", "ubatch", "flash")),
+            (128 * 0.008, ("threads", "flash")),
+        )
     ]
     true = (512 * 0.0005 + 128 * 0.008) / sum(seconds)
     assert found.comparison.low <= true <= found.comparison.high
@@ -72,7 +88,9 @@ def test_what_is_planted_is_found_within_the_time(gains: dict[tuple[str, object]
 
 def test_noise_alone_leaves_the_defaults() -> None:
     """99 % is meant: of thirty machines on which nothing helps, one may err."""
-    assert sum(Machine({}, noise=0.05, seed=seed).find(seconds=60).faster for seed in range(30)) <= 1
+    assert (
+        sum(Machine({}, noise=0.05, seed=seed).find(seconds=60).faster for seed in range(30)) <= 1
+    )
 
 
 def test_two_runs_agree() -> None:
@@ -83,10 +101,16 @@ def test_two_runs_agree() -> None:
 
 
 def test_what_is_to_be_fast_is_what_is_searched_for() -> None:
-    gains: dict[tuple[str, object], float] = {("threads", 2): 1.3, ("threads_batch", 8): 1.3, ("ubatch", 1024): 1.3}
+    gains: dict[tuple[str, object], float] = {
+        ("threads", 2): 1.3,
+        ("threads_batch", 8): 1.3,
+        ("ubatch", 1024): 1.3,
+    }
     assert Machine(gains).find("answers").setting == Setting(2, 4)
     assert Machine(gains).find("prompts").setting == Setting(4, 8, 1024)
-    assert Machine(gains).find("chat").setting == Setting(2, 8)  # prompts of 512 tokens know no -ub 1024
+    assert Machine(gains).find("chat").setting == Setting(
+        2, 8
+    )  # prompts of 512 tokens know no -ub 1024
 
 
 def test_a_mode_that_helps_one_part_and_harms_the_other_is_weighed() -> None:
@@ -138,7 +162,8 @@ def test_one_processor_has_little_to_try() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "cpus", "counts"), [(1, 1, [1]), (2, 2, [1, 2]), (4, 8, [1, 2, 3, 4, 8]), (32, 64, [16, 24, 32, 64])]
+    ("cores", "cpus", "counts"),
+    [(1, 1, [1]), (2, 2, [1, 2]), (4, 8, [1, 2, 3, 4, 8]), (32, 64, [16, 24, 32, 64])],
 )
 def test_threads_worth_trying(cores: int, cpus: int, counts: list[int]) -> None:
     assert tune.threads(cores, cpus) == counts

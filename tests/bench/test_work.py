@@ -26,7 +26,9 @@ def test_every_matrix_is_read_once_and_the_embedding_s_one_row(tmp_path):
     assert cost.head == 2 * head
     assert cost.kv == 100 * LAYERS * (32 + 32) * 2
     assert cost.attention == 100 * LAYERS * 2 * 4 * (16 + 16)
-    assert cost.intensity == pytest.approx((cost.operations + cost.attention) / (sum(cost.weights.values()) + cost.kv))
+    assert cost.intensity == pytest.approx(
+        (cost.operations + cost.attention) / (sum(cost.weights.values()) + cost.kv)
+    )
 
 
 def test_an_embedding_that_is_the_head_is_read_whole_once(tmp_path):
@@ -52,9 +54,13 @@ def test_of_experts_those_that_are_used_are_read(tmp_path):
     header = llama(tmp_path, experts=8)
     cost = work(header, 0)
     experts = sum(tensor.nbytes for tensor in header.tensors if "_exps." in tensor.name)
-    rest = sum(t.nbytes for t in header.tensors if "_exps." not in t.name and t.name != "token_embd.weight")
+    rest = sum(
+        t.nbytes for t in header.tensors if "_exps." not in t.name and t.name != "token_embd.weight"
+    )
     assert sum(cost.weights.values()) == rest + experts // 4 + 4 * HIDDEN
-    assert Point(0, cost, 1.0, 0.0).leaving(10.0) is None  # which experts more sequences choose is not known
+    assert (
+        Point(0, cost, 1.0, 0.0).leaving(10.0) is None
+    )  # which experts more sequences choose is not known
 
 
 def test_a_prompt_computes_its_head_once(tmp_path):

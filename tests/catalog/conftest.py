@@ -21,7 +21,9 @@ class Notes:
         self.on_advance: Callable[[int], None] = lambda _: None
 
     @contextmanager
-    def bar(self, label: str, total: int | None, unit: str = "bytes", done: int = 0) -> "Iterator[Notes]":
+    def bar(
+        self, label: str, total: int | None, unit: str = "bytes", done: int = 0
+    ) -> "Iterator[Notes]":
         self.bars.append((label, total, done, []))
         yield self
 
@@ -63,4 +65,6 @@ def settings(home: Path) -> Callable[[], Config]:
 @pytest.fixture(scope="session")
 def gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A small GGUF that reads well."""
-    return tiny.llama(tmp_path_factory.mktemp("gguf") / "tiny.gguf", hidden=64, ff=64, layers=1).read_bytes()
+    return tiny.llama(
+        tmp_path_factory.mktemp("gguf") / "tiny.gguf", hidden=64, ff=64, layers=1
+    ).read_bytes()

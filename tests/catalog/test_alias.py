@@ -39,9 +39,18 @@ def user(text: str) -> Path:
 
 def test_an_alias_is_written_and_read_back():
     system = 'Say "hi"\n\tand\\ nothing \x7f else \u00e9'
-    assert alias.write(load(), "tiny:x", "smollm2:135m", system, {"temp": 0.25, "top_k": 5}, force=False) is False
+    assert (
+        alias.write(
+            load(), "tiny:x", "smollm2:135m", system, {"temp": 0.25, "top_k": 5}, force=False
+        )
+        is False
+    )
     entry = catalog.load(load())["tiny:x"]
-    assert (entry.alias, entry.system, entry.settings) == ("smollm2:135m", system, {"temp": 0.25, "top_k": 5})
+    assert (entry.alias, entry.system, entry.settings) == (
+        "smollm2:135m",
+        system,
+        {"temp": 0.25, "top_k": 5},
+    )
 
 
 def test_everything_else_in_the_file_stays_as_it_was():
@@ -119,6 +128,8 @@ def test_a_system_text_that_is_not_utf8_is_refused_and_nothing_is_written():
 
 def test_biases_of_tokens_are_kept_with_a_name():
     values = defaults().with_values({"logit_bias": "15043+1,2-inf"}).as_dict()
-    alias.write(load(), "mine", "smollm2:135m", None, {"logit_bias": values["logit_bias"]}, force=False)
+    alias.write(
+        load(), "mine", "smollm2:135m", None, {"logit_bias": values["logit_bias"]}, force=False
+    )
     kept = catalog.load(load())["mine"].settings
     assert defaults().with_values(kept).as_dict() == values

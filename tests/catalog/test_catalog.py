@@ -39,7 +39,12 @@ def test_the_float_checkpoint_falls_back_to_the_wheel_and_says_so():
 
 def test_gemma_is_put_together_from_four_wheels():
     entry = catalog.load(load())["gemma3:270m"]
-    assert [part.package[-5:] for part in entry.sources[0].parts] == ["part1", "part2", "part3", "part4"]
+    assert [part.package[-5:] for part in entry.sources[0].parts] == [
+        "part1",
+        "part2",
+        "part3",
+        "part4",
+    ]
     assert "Gemma" in entry.license
 
 
@@ -96,7 +101,9 @@ def test_what_is_on_the_disk_is_a_path(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     assert ref("./m.gguf") == ref("m.gguf") == Ref("path", str(tmp_path / "m.gguf"))
     assert ref("./m.gguf:q8_0") == Ref("path", str(tmp_path / "m.gguf"), "Q8_0")
-    assert ref("./folder/") == ref(str(tmp_path / "folder")) == Ref("path", str(tmp_path / "folder"))
+    assert (
+        ref("./folder/") == ref(str(tmp_path / "folder")) == Ref("path", str(tmp_path / "folder"))
+    )
 
 
 @pytest.mark.parametrize("text", ["./none.gguf", "none.gguf", "/no/where", "~/none/", "../none"])
@@ -105,7 +112,9 @@ def test_a_path_that_is_not_there_is_told(text):
         ref(text)
 
 
-@pytest.mark.parametrize("text", ["", " ", "x" * 5000, "a/b/c", "hf.co/a", "hf.co/../..", "\0", "smollm2:", ":q4_k"])
+@pytest.mark.parametrize(
+    "text", ["", " ", "x" * 5000, "a/b/c", "hf.co/a", "hf.co/../..", "\0", "smollm2:", ":q4_k"]
+)
 def test_nonsense_is_told_in_one_line(text):
     with pytest.raises(UserError) as raised:
         ref(text)
@@ -158,10 +167,19 @@ def wheel_source(package: str = "p", version: str = "1", sha256: str = "0" * 64)
             r"line 4: c: unknown key \['quantt'\]",
         ),
         ('[models.a]\ndescription = "no source"\n', r"line 1: a: needs either"),
-        ('[models.a]\nsources = [{kind = "ftp"}]\n', r"`kind` of a source is one of hub, local, wheel, not 'ftp'"),
+        (
+            '[models.a]\nsources = [{kind = "ftp"}]\n',
+            r"`kind` of a source is one of hub, local, wheel, not 'ftp'",
+        ),
         ('[models.a]\nsources = [{kind = "hub"}]\n', r"a source of kind hub needs `repo`"),
-        ('[models.a]\nsources = [{kind = "hub", repo = 3}]\n', r"`repo` of a source has the wrong type"),
-        ('[models.a]\nsources = [{kind = "hub", repo = "a/b", size = 1}]\n', r"unknown key \['size'\] in a source"),
+        (
+            '[models.a]\nsources = [{kind = "hub", repo = 3}]\n',
+            r"`repo` of a source has the wrong type",
+        ),
+        (
+            '[models.a]\nsources = [{kind = "hub", repo = "a/b", size = 1}]\n',
+            r"unknown key \['size'\] in a source",
+        ),
         (
             '[models.a]\nsources = [{kind = "wheel", file = "f", sha256 = "x", parts = [{package = "p"}]}]\n',
             r"a part is a table",

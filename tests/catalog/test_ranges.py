@@ -26,11 +26,15 @@ def remote(hub: Hub, notes: Notes, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return lambda: RemoteFile(Spec("hub", repo=REPO), repo.commit, blob, load(), notes)
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, change: Callable[[_Handler, dict[str, str], bytes], Any]) -> None:
+def answer(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[_Handler, dict[str, str], bytes], Any]
+) -> None:
     """Let the hub's answers with parts be changed on their way."""
     reply = _Handler.reply
 
-    def changed(self: _Handler, status: int, body: bytes, headers: dict[str, str], breakable: bool = False) -> None:
+    def changed(
+        self: _Handler, status: int, body: bytes, headers: dict[str, str], breakable: bool = False
+    ) -> None:
         if status == 206:
             body = change(self, headers, body) or body
         reply(self, status, body, headers, breakable)
@@ -53,11 +57,15 @@ def test_a_broken_answer_is_gone_on_with_where_it_ended(hub, remote, notes) -> N
     hub.cuts = [1000, 0, 3000]
     assert remote().read(50, 100_000).tobytes() == DATA[50:100_050]
     assert hub.gets(NAME) == [f"bytes={at}-100049" for at in (50, 1050, 1050, 4050)]
-    assert notes.lines == [f"a connection broke in {NAME}; taking it up again, as often as it takes"]
+    assert notes.lines == [
+        f"a connection broke in {NAME}; taking it up again, as often as it takes"
+    ]
 
 
 def test_half_of_all_answers_may_go_wrong(hub, remote, monkeypatch) -> None:
-    monkeypatch.setattr(ranges, "TIMEOUT_SECONDS", 0.5)  # one that is too short for a busy machine is tried again
+    monkeypatch.setattr(
+        ranges, "TIMEOUT_SECONDS", 0.5
+    )  # one that is too short for a busy machine is tried again
     hub.faults = Faults(3, share=0.5)
     hub.faults.random.choice = lambda kinds: "cut" if len(hub.faults.happened) % 4 else "stall"
     file = remote()
@@ -93,7 +101,9 @@ def test_it_waits_as_long_as_the_hub_asks_for(hub, remote, notes, monkeypatch) -
 
 def test_a_server_that_sends_all_of_it_gives_no_parts(hub, remote) -> None:
     hub.ignore_range = True
-    with pytest.raises(NoRanges, match=r"127.0.0.1 gives no parts of model.safetensors \(status 200\)"):
+    with pytest.raises(
+        NoRanges, match=r"127.0.0.1 gives no parts of model.safetensors \(status 200\)"
+    ):
         first_bytes([remote()])
 
 
@@ -103,10 +113,15 @@ def test_a_server_that_refuses_a_part_that_is_there_gives_no_parts(hub, remote) 
         remote().read(10, 10)
 
 
-def test_more_than_was_asked_for_is_cut_and_another_part_is_not_taken(hub, remote, monkeypatch) -> None:
+def test_more_than_was_asked_for_is_cut_and_another_part_is_not_taken(
+    hub, remote, monkeypatch
+) -> None:
     answer(monkeypatch, lambda handler, headers, body: body + b"more")
     assert remote().read(10, 10).tobytes() == DATA[10:20]
-    answer(monkeypatch, lambda handler, headers, body: headers.update({"Content-Range": f"bytes 0-9/{len(DATA)}"}))
+    answer(
+        monkeypatch,
+        lambda handler, headers, body: headers.update({"Content-Range": f"bytes 0-9/{len(DATA)}"}),
+    )
     with pytest.raises(UserError, match="another part than was asked for"):
         remote().read(10, 10)
 
@@ -135,9 +150,17 @@ def test_an_etag_that_changes_between_two_parts_is_noticed(hub, remote, monkeypa
 
 
 @pytest.mark.parametrize(
-    "part", [f"bytes {'1' * 5000}-19/{len(DATA)}", f"bytes 10-19/{'9' * 5000}", "bytes ١٠-19/512000", "bytes */512000"]
+    "part",
+    [
+        f"bytes {'1' * 5000}-19/{len(DATA)}",
+        f"bytes 10-19/{'9' * 5000}",
+        "bytes ١٠-19/512000",
+        "bytes */512000",
+    ],
 )
-def test_a_part_that_is_described_in_no_sensible_numbers_is_not_taken(hub, remote, monkeypatch, part) -> None:
+def test_a_part_that_is_described_in_no_sensible_numbers_is_not_taken(
+    hub, remote, monkeypatch, part
+) -> None:
     answer(monkeypatch, lambda handler, headers, body: headers.update({"Content-Range": part}))
     monkeypatch.setattr(_Handler, "send_header", _bytes_header)
     with pytest.raises(UserError, match=r"another (part|file)"):
@@ -158,7 +181,9 @@ def test_a_strange_wait_is_not_obeyed(hub, remote, monkeypatch, asked) -> None:
         hub.status = None
 
     monkeypatch.setattr(ranges.time, "sleep", patient)
-    monkeypatch.setattr(_Handler, "fail", lambda self, *_: self.reply(429, b"", {"Retry-After": asked}))
+    monkeypatch.setattr(
+        _Handler, "fail", lambda self, *_: self.reply(429, b"", {"Retry-After": asked})
+    )
     hub.status = 429
     assert remote().read(0, 10).tobytes() == DATA[:10]
     assert max(waited) <= 300
@@ -167,7 +192,9 @@ def test_a_strange_wait_is_not_obeyed(hub, remote, monkeypatch, asked) -> None:
 def test_parts_come_through_connections_that_are_there(hub, remote, monkeypatch) -> None:
     opened: list[object] = []
     setup = _Handler.setup
-    monkeypatch.setattr(_Handler, "setup", lambda self: (opened.append(self.client_address), setup(self)))
+    monkeypatch.setattr(
+        _Handler, "setup", lambda self: (opened.append(self.client_address), setup(self))
+    )
     file = remote()
     for at in range(20):
         file.read(at * 5000, 5000)

@@ -41,7 +41,9 @@ def test_a_file_that_was_only_touched_is_hashed_once_and_stays(mine, notes, monk
     assert store.present(load(), mine.name, notes) is not None
 
 
-def test_a_file_named_by_its_path_is_used_without_hashing_or_listing(tmp_path, gguf, notes, monkeypatch):
+def test_a_file_named_by_its_path_is_used_without_hashing_or_listing(
+    tmp_path, gguf, notes, monkeypatch
+):
     (tmp_path / "m.gguf").write_bytes(gguf)
     monkeypatch.setattr(store, "measure", lambda *_: pytest.fail("hashed"))
     model = fetch.obtain(str(tmp_path / "m.gguf"), load(), notes)
@@ -55,7 +57,9 @@ def test_a_second_shard_is_answered_with_the_first(tmp_path, gguf, notes):
     with pytest.raises(UserError, match="is shard 2 of a split") as raised:
         fetch.obtain(str(tmp_path / "m-00002-of-00002.gguf"), load(), notes)
     assert raised.value.hint.endswith("m-00001-of-00002.gguf")
-    assert fetch.obtain(str(tmp_path / "m-00001-of-00002.gguf"), load(), notes).bytes == 2 * len(gguf)
+    assert fetch.obtain(str(tmp_path / "m-00001-of-00002.gguf"), load(), notes).bytes == 2 * len(
+        gguf
+    )
 
 
 def test_a_folder_that_is_no_model_names_what_is_missing(tmp_path, notes):
@@ -75,7 +79,10 @@ def test_what_was_quantized_is_listed_under_its_type(mine):
     path = made_of(mine, "Q8_0")
     found = store.load_derived(load(), mine, "Q8_0")
     assert (found.path, found.derived_from, found.file_type) == (str(path), mine.name, "Q8_0")
-    assert [manifest.name for manifest in store.manifests(load())] == [mine.name, f"{mine.name}:Q8_0"]
+    assert [manifest.name for manifest in store.manifests(load())] == [
+        mine.name,
+        f"{mine.name}:Q8_0",
+    ]
 
 
 def test_what_was_quantized_from_other_content_does_not_count(mine, gguf, notes):
@@ -88,7 +95,10 @@ def test_removing_one_type_leaves_the_rest(mine):
     made_of(mine, "Q8_0")
     other = made_of(mine, "Q4_0")
     reclaim.remove(Ref("path", mine.name, "Q8_0"), load())
-    assert [manifest.name for manifest in store.manifests(load())] == [mine.name, f"{mine.name}:Q4_0"]
+    assert [manifest.name for manifest in store.manifests(load())] == [
+        mine.name,
+        f"{mine.name}:Q4_0",
+    ]
     assert other.exists()
 
 
@@ -128,20 +138,31 @@ def test_garbage_is_what_interrupted_runs_left_and_nothing_else(mine, hub, gguf,
         home.cache / "bases" / "abc-F32.gguf": "a checkpoint's copy for a verification",
         home.cache / "bases" / ".abc-F32.gguf.part": "a checkpoint's copy for a verification",
         home.cache / "sensitivity" / "abc.gguf": "a copy to measure with",
-        home.cache / "calibrations" / "abc.moments.gguf": "second moments that can be gathered anew",
-        home.cache / "calibrations" / ".abc.imatrix.gguf.state": "second moments that can be gathered anew",
+        home.cache
+        / "calibrations"
+        / "abc.moments.gguf": "second moments that can be gathered anew",
+        home.cache
+        / "calibrations"
+        / ".abc.imatrix.gguf.state": "second moments that can be gathered anew",
         home.cache / "pareto" / "abc" / "base.logits": "unfinished comparison",
-        home.hub_cache / "models--someone--Tiny-GGUF" / "blobs" / f"{'0' * 64}.llmcli.incomplete": "partial download",
+        home.hub_cache
+        / "models--someone--Tiny-GGUF"
+        / "blobs"
+        / f"{'0' * 64}.llmcli.incomplete": "partial download",
     }
     for path in junk:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"junk!")
     stay = [
-        kept.with_name(f"{kept.stem}.certificate.html"), home.cache / "bases" / "abc-F32.lock",
-        home.cache / "sensitivity" / "abc.lock", home.cache / "sensitivity" / "abc.records",
-        home.cache / "calibrations" / "abc.lock", home.cache / "calibrations" / "abc.imatrix.gguf",
-        home.cache / "pareto" / "abc" / "lock", home.cache / "pareto" / "abc" / "finished.json",
-    ]  # fmt: skip
+        kept.with_name(f"{kept.stem}.certificate.html"),
+        home.cache / "bases" / "abc-F32.lock",
+        home.cache / "sensitivity" / "abc.lock",
+        home.cache / "sensitivity" / "abc.records",
+        home.cache / "calibrations" / "abc.lock",
+        home.cache / "calibrations" / "abc.imatrix.gguf",
+        home.cache / "pareto" / "abc" / "lock",
+        home.cache / "pareto" / "abc" / "finished.json",
+    ]
     for path in stay:
         path.touch()
     items = reclaim.garbage(home)
@@ -155,7 +176,9 @@ def test_garbage_is_what_interrupted_runs_left_and_nothing_else(mine, hub, gguf,
     assert fetch.find(REPO, home, notes) is not None
 
 
-def test_what_a_killed_run_left_beside_the_users_files_is_garbage_once_nobody_works_in_it(tmp_path, notes):
+def test_what_a_killed_run_left_beside_the_users_files_is_garbage_once_nobody_works_in_it(
+    tmp_path, notes
+):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     home, out = load(), theirs / "out.gguf"
@@ -164,7 +187,9 @@ def test_what_a_killed_run_left_beside_the_users_files_is_garbage_once_nobody_wo
         (folder / "model-00001-of-00002.gguf").write_bytes(b"shard")
         assert reclaim.garbage(home, delete=True) == []
     items = reclaim.garbage(home)
-    assert items == [reclaim.Item(theirs / ".out.gguf.sequential", 5, "unfinished quantize --sequential")]
+    assert items == [
+        reclaim.Item(theirs / ".out.gguf.sequential", 5, "unfinished quantize --sequential")
+    ]
     assert reclaim.garbage(home, delete=True) == items
     assert reclaim.garbage(home) == []
     assert list(theirs.iterdir()) == []  # the folder itself is the user's
@@ -182,11 +207,15 @@ def test_a_lock_that_names_what_is_not_ours_leads_nowhere(tmp_path, notes):
         assert reclaim.garbage(home) == []
 
 
-def test_a_whole_model_with_a_damaged_record_is_no_garbage_and_is_taken_up_again(hub, gguf, mine, notes):
+def test_a_whole_model_with_a_damaged_record_is_no_garbage_and_is_taken_up_again(
+    hub, gguf, mine, notes
+):
     kept = made_of(mine, "Q8_0")
     kept.write_bytes(gguf)
     (kept.parent / "manifest.json").write_text("{ half a rec")
-    assert [item.path for item in reclaim.garbage(load(), delete=True)] == [kept.parent / "manifest.json"]
+    assert [item.path for item in reclaim.garbage(load(), delete=True)] == [
+        kept.parent / "manifest.json"
+    ]
     assert kept.read_bytes() == gguf
 
 
@@ -242,7 +271,10 @@ def test_two_at_once_fetch_it_once(hub, gguf, notes):
     hub.add(REPO, {"tiny-Q4_K_M.gguf": gguf})
     hub.gate = threading.Event()
     models = []
-    threads = [threading.Thread(target=lambda: models.append(fetch.obtain(REPO, load(), notes))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: models.append(fetch.obtain(REPO, load(), notes)))
+        for _ in range(2)
+    ]
     threads[0].start()
     assert hub.reached.wait(120)
     waiting = threading.Event()

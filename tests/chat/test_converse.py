@@ -1,4 +1,6 @@
-"""The REPL in this process, on prompt_toolkit's pipe input: Ctrl-C at moments that a terminal cannot choose."""
+"""The REPL in this process, on prompt_toolkit's pipe input: Ctrl-C at moments that a terminal
+cannot choose.
+"""
 
 import asyncio
 import signal
@@ -70,7 +72,11 @@ def test_ctrl_c_before_the_first_pass_stops_the_answer_and_the_question_waits(
 
 
 def test_a_signal_behind_the_last_key_waits_for_the_answer() -> None:
-    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()), interrupts_wait():
+    with (
+        create_pipe_input() as keys,
+        create_app_session(input=keys, output=DummyOutput()),
+        interrupts_wait(),
+    ):
         session: PromptSession[str] = PromptSession()
         done = session.default_buffer.accept_handler
         assert done is not None

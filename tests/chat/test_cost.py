@@ -43,9 +43,15 @@ def test_attached_files_count(talk: Make) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "told"),
-    [("stop", "no room: 163 of 256 left"), ("shift", "2 turns will leave"), ("sinks", "the window moves on")],
+    [
+        ("stop", "no room: 163 of 256 left"),
+        ("shift", "2 turns will leave"),
+        ("sinks", "the window moves on"),
+    ],
 )
-def test_what_happens_to_a_message_that_does_not_fit_is_told_before(mode: str, told: str, talk: Make) -> None:
+def test_what_happens_to_a_message_that_does_not_fit_is_told_before(
+    mode: str, told: str, talk: Make
+) -> None:
     one = talk(b"yes", n_ctx=256)
     one.session.on_full = mode
     for _ in range(2):

@@ -44,7 +44,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_every_reply_is_one_line_with_what_led_to_it(logged: Callable[..., tuple[Talk, Path]]) -> None:
+def test_every_reply_is_one_line_with_what_led_to_it(
+    logged: Callable[..., tuple[Talk, Path]],
+) -> None:
     one, path = logged(b"yes")
     one.ask("a?", Stream(silent=True))
     one.ask("b?", Stream(silent=True))
@@ -56,18 +58,26 @@ def test_every_reply_is_one_line_with_what_led_to_it(logged: Callable[..., tuple
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_the_question_is_on_the_disk_before_the_answer(logged: Callable[..., tuple[Talk, Path]]) -> None:
+def test_the_question_is_on_the_disk_before_the_answer(
+    logged: Callable[..., tuple[Talk, Path]],
+) -> None:
     one, path = logged(b"yes")
     seen: list[sitting.Held] = []
     one.runner.context.before = lambda number: seen.append(sitting.read(path))  # type: ignore[attr-defined]
     one.ask('the "time": "x" {question}\n', Stream(silent=True))
     assert seen
     for held in seen:
-        assert (held.unanswered, held.tree.turns, held.damaged) == ('the "time": "x" {question}\n', [], 0)
+        assert (held.unanswered, held.tree.turns, held.damaged) == (
+            'the "time": "x" {question}\n',
+            [],
+            0,
+        )
     assert sitting.read(path).tree == one.session.tree
 
 
-def test_an_answer_that_an_error_ended_is_an_unanswered_question(logged: Callable[..., tuple[Talk, Path]]) -> None:
+def test_an_answer_that_an_error_ended_is_an_unanswered_question(
+    logged: Callable[..., tuple[Talk, Path]],
+) -> None:
     class Broken(Stream):
         def show(self, event: Event) -> None:
             raise UserError("cannot write the output")
@@ -90,11 +100,24 @@ def test_any_mix_of_commands_is_read_as_it_was(
     one, path = logged(b"ja", n_ctx=2048, n_seq_max=4)
     for step in range(30):
         turns = len(one.session.tree.turns)
-        line = rng.choice((
-            f"question {step}", f"question {step}", "/undo", "/regen", f"/edit {step}x", f"/edit 1 {step}x",
-            f"/branch b{step}", f"/switch {rng.randint(0, turns + 1)}", "/switch main", "/save a", "/load a", "/clear",
-            "/set temp 0.5", "/system Be brief.",
-        ))  # fmt: skip
+        line = rng.choice(
+            (
+                f"question {step}",
+                f"question {step}",
+                "/undo",
+                "/regen",
+                f"/edit {step}x",
+                f"/edit 1 {step}x",
+                f"/branch b{step}",
+                f"/switch {rng.randint(0, turns + 1)}",
+                "/switch main",
+                "/save a",
+                "/load a",
+                "/clear",
+                "/set temp 0.5",
+                "/system Be brief.",
+            )
+        )
         try:
             say(one, line)
         except UserError:
@@ -110,7 +133,9 @@ def test_any_mix_of_commands_is_read_as_it_was(
         assert all(("event" in line) != ("text" in line) for line in lines(path))
 
 
-def test_turns_that_left_the_context_are_known_again(logged: Callable[..., tuple[Talk, Path]]) -> None:
+def test_turns_that_left_the_context_are_known_again(
+    logged: Callable[..., tuple[Talk, Path]],
+) -> None:
     one, path = logged(b"0123456789 and some more words", n_ctx=128, n_seq_max=4)
     say(one, "/set on_full shift")
     for number in range(6):
@@ -125,7 +150,9 @@ def test_turns_that_left_the_context_are_known_again(logged: Callable[..., tuple
     assert one.session.on_full == "shift"
 
 
-def test_the_form_of_answers_is_told_once_and_known_again(logged: Callable[..., tuple[Talk, Path]]) -> None:
+def test_the_form_of_answers_is_told_once_and_known_again(
+    logged: Callable[..., tuple[Talk, Path]],
+) -> None:
     one, path = logged(b"yes", n_seq_max=2)
     form, grammar = '/set format {"enum": ["ja"]}', '/set grammar root ::= "o"'
     for line in (form, "a?", "b?", "/set format none", "c?", grammar, "d?"):
@@ -134,12 +161,16 @@ def test_the_form_of_answers_is_told_once_and_known_again(logged: Callable[..., 
     held = sitting.read(path)
     assert (held.constraint, held.formed) == (one.session.constraint, True)
     text = path.read_text().splitlines()
-    path.write_text("\n".join(text[:2]) + "\n" + text[2].partition('"model"')[0])  # killed within the third answer
+    path.write_text(
+        "\n".join(text[:2]) + "\n" + text[2].partition('"model"')[0]
+    )  # killed within the third answer
     held = sitting.read(path)
     assert (held.constraint, held.formed, held.unanswered) == (None, True, "c?")
 
 
-def test_a_log_that_was_cut_anywhere_gives_all_that_was_whole(logged: Callable[..., tuple[Talk, Path]]) -> None:
+def test_a_log_that_was_cut_anywhere_gives_all_that_was_whole(
+    logged: Callable[..., tuple[Talk, Path]],
+) -> None:
     one, path = logged(b"yes")
     for text in ("a?", "ü?", "c?"):
         say(one, text)
@@ -168,25 +199,46 @@ def test_damaged_lines_are_left_out_and_counted(logged: Callable[..., tuple[Talk
     held = sitting.read(path)
     assert held.damaged == 6
     assert [turn.question for turn in held.tree.turns] == ["a?", "c?", "d?"]
-    assert [turn.parent for turn in held.tree.turns] == [0, 1, 1]  # c? goes on from the last turn before it
+    assert [turn.parent for turn in held.tree.turns] == [
+        0,
+        1,
+        1,
+    ]  # c? goes on from the last turn before it
     assert (held.tree.at, held.tree.branch, held.unanswered) == (1, "x", None)
 
 
 def test_logs_of_before_there_were_trees_are_read(home: Path) -> None:
     path = home / "old.jsonl"
     replies = [("a?", 1, "A"), ("b?", 2, "B"), ("b?", 2, "B2"), ("c?", 3, "C"), ("anew", 1, "N")]
-    path.write_text("".join(
-        json.dumps({"model": {"name": "m"}, "text": text, "finish": "cancelled", "prompt": prompt, "turn": turn}) + "\n"
-        for prompt, turn, text in replies
-    ))  # fmt: skip
+    path.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "model": {"name": "m"},
+                    "text": text,
+                    "finish": "cancelled",
+                    "prompt": prompt,
+                    "turn": turn,
+                }
+            )
+            + "\n"
+            for prompt, turn, text in replies
+        )
+    )
     held = sitting.read(path)
     assert [(turn.parent, turn.answer, turn.cut) for turn in held.tree.turns] == [
-        (0, "A", True), (1, "B", True), (1, "B2", True), (3, "C", True), (0, "N", True)
-    ]  # fmt: skip
+        (0, "A", True),
+        (1, "B", True),
+        (1, "B2", True),
+        (3, "C", True),
+        (0, "N", True),
+    ]
     assert (held.model, held.tree.at, held.first) == ("m", 5, "anew")
 
 
-def test_a_sitting_goes_on_in_its_own_log_which_is_never_rewritten(logged: Callable[..., tuple[Talk, Path]]) -> None:
+def test_a_sitting_goes_on_in_its_own_log_which_is_never_rewritten(
+    logged: Callable[..., tuple[Talk, Path]],
+) -> None:
     one, path = logged(b"yes")
     say(one, "a?")
     one.log.close()
@@ -243,8 +295,12 @@ for line in sys.argv[2:]:
 """  # noqa: E501
 
 
-@pytest.mark.parametrize(("at", "turns", "lost"), [(1, 0, "one?"), (3, 2, "three?"), (4, 3, "three?")])
-def test_kill_9_in_an_answer_loses_that_answer_alone(at: int, turns: int, lost: str, home: Path) -> None:
+@pytest.mark.parametrize(
+    ("at", "turns", "lost"), [(1, 0, "one?"), (3, 2, "three?"), (4, 3, "three?")]
+)
+def test_kill_9_in_an_answer_loses_that_answer_alone(
+    at: int, turns: int, lost: str, home: Path
+) -> None:
     words = ["one?", "two?", "/undo", "/branch side", "three?", "/regen"]
     command = [sys.executable, "-c", KILLED, str(at), *words]
     done = subprocess.run(command, capture_output=True, cwd=Path(__file__).parents[2], check=False)

@@ -1,4 +1,6 @@
-"""Markdown drawn on its way: the same however it is cut, each piece when it is whole, nothing but text and colours."""
+"""Markdown drawn on its way: the same however it is cut, each piece when it is whole, nothing but
+text and colours.
+"""
 
 import random
 import re
@@ -108,19 +110,43 @@ def test_every_way_of_cutting_the_stream_gives_the_same() -> None:
 @pytest.mark.parametrize(
     ("so_far", "shown"),
     [
-        ("One", ""), ("One\n", ""), ("One\n\n", "[One]\n"), ("# T\n", "[# T]\n"), ("- a\n- b", ""),
-        ("- a\n- b\n", "[- a]\n"), ("```c\nint", "```c\n"), ("```c\nint x;\n", "```c\nc|int x;\n"),
+        ("One", ""),
+        ("One\n", ""),
+        ("One\n\n", "[One]\n"),
+        ("# T\n", "[# T]\n"),
+        ("- a\n- b", ""),
+        ("- a\n- b\n", "[- a]\n"),
+        ("```c\nint", "```c\n"),
+        ("```c\nint x;\n", "```c\nc|int x;\n"),
     ],
-)  # fmt: skip
+)
 def test_a_piece_is_shown_as_soon_as_it_is_whole(so_far: str, shown: str) -> None:
     assert Blocks(Echo()).feed(so_far) == shown
 
 
 def test_no_line_is_lost() -> None:
     dice = random.Random(11)
-    starts = ["", "- ", "1. ", "# ", "```", "```py", "~~~", "    ", "  ", "> ", "| ", "<div>", "***", "---", "\t"]
+    starts = [
+        "",
+        "- ",
+        "1. ",
+        "# ",
+        "```",
+        "```py",
+        "~~~",
+        "    ",
+        "  ",
+        "> ",
+        "| ",
+        "<div>",
+        "***",
+        "---",
+        "\t",
+    ]
     for _ in range(400):
-        lines = [dice.choice(starts) + dice.choice(["", f"w{n}"]) for n in range(dice.randint(0, 12))]
+        lines = [
+            dice.choice(starts) + dice.choice(["", f"w{n}"]) for n in range(dice.randint(0, 12))
+        ]
         out = re.sub(r"^\w*\|", "", drawn(["\n".join(lines)]), flags=re.MULTILINE)
         assert re.findall(r"w\d+", out) == re.findall(r"w\d+", "\n".join(lines))
 
@@ -135,7 +161,15 @@ def test_a_models_markdown_is_text_and_colours_and_nothing_else() -> None:
     plain = SGR.sub("", out)
     assert all(char.isprintable() or char in "\n\t" for char in plain)
     assert not set(plain) & set("\u202e\u2066\x1b\x9b\r\x07")
-    for kept in ("bold", "<img onerror=1>", "![pic␛](file:///etc)", "<script>", "</script>", "␛[2J", "http://x/"):
+    for kept in (
+        "bold",
+        "<img onerror=1>",
+        "![pic␛](file:///etc)",
+        "<script>",
+        "</script>",
+        "␛[2J",
+        "http://x/",
+    ):
         assert kept in plain
 
 
@@ -174,17 +208,26 @@ stream.close()
     ("thinking", "color", "begins"),
     [
         ("show", "color", r"\x1b\[2m<think>\x1b\[0m.*\x1b\[2m</think>\x1b\[0m\n\n\x1b\[1mFour"),
-        ("fold", "color", r"\x1b\[2m\(thinking\x1b\[0m\x1b\[2m for \d+ tokens, .*\)\x1b\[0m\n\x1b\[1mFour"),
+        (
+            "fold",
+            "color",
+            r"\x1b\[2m\(thinking\x1b\[0m\x1b\[2m for \d+ tokens, .*\)\x1b\[0m\n\x1b\[1mFour",
+        ),
         ("hide", "color", r"\x1b\[1mFour"),
         ("hide", "plain", r"\x1b\[1mFour"),
         ("show", "plain", r"<think>Hm\.</think>\n\n\x1b\[1mFour"),
     ],
-)  # fmt: skip
+)
 def test_a_terminal_shows_it_drawn_and_dimmed(thinking: str, color: str, begins: str) -> None:
     child = pexpect.spawn(
-        sys.executable, ["-c", PROGRAM, thinking, color], cwd=str(ROOT), dimensions=(24, 80), timeout=120,
-        encoding="utf-8", env={"TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
+        sys.executable,
+        ["-c", PROGRAM, thinking, color],
+        cwd=str(ROOT),
+        dimensions=(24, 80),
+        timeout=120,
+        encoding="utf-8",
+        env={"TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+    )
     child.expect(pexpect.EOF)
     child.close()
     out = str(child.before).replace("\r\n", "\n")
@@ -195,4 +238,8 @@ def test_a_terminal_shows_it_drawn_and_dimmed(thinking: str, color: str, begins:
     assert "**" not in said
     assert set(re.findall(r"\x1b.", out)) == {"\x1b["}
     if color == "plain":
-        assert set(SGR.findall(out)) <= {"\x1b[1m", "\x1b[3m", "\x1b[0m"}  # bold and italic are no colours
+        assert set(SGR.findall(out)) <= {
+            "\x1b[1m",
+            "\x1b[3m",
+            "\x1b[0m",
+        }  # bold and italic are no colours

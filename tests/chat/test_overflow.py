@@ -64,9 +64,14 @@ def test_whole_turns_leave_for_a_message_and_the_system_text_stays(
     assert one.session.tree.left == set()
     assert ask(one, "a question that does not fit any more") == "stop"
     assert one.session.tree.left == {1, 2}
-    assert f"2 turns left the context ({len(turn('first')) + len(turn('second'))} tokens)" in capsys.readouterr().err
+    assert (
+        f"2 turns left the context ({len(turn('first')) + len(turn('second'))} tokens)"
+        in capsys.readouterr().err
+    )
     assert sent(one).startswith(b"<system>be kind\n<user>third question")
-    assert [m.content for m in one.session.messages][::2][0] == "first question"  # the transcript keeps it
+    assert [m.content for m in one.session.messages][::2][
+        0
+    ] == "first question"  # the transcript keeps it
 
 
 def turn(which: str) -> str:
@@ -110,7 +115,9 @@ def test_an_answer_that_is_alone_in_the_context_ends_with_it_and_the_next_takes_
 
 
 @pytest.mark.parametrize("name", ["stop", "shift", "sinks"])
-def test_three_questions_go_on_after_an_answer_that_filled_the_context(name: str, talk: Make) -> None:
+def test_three_questions_go_on_after_an_answer_that_filled_the_context(
+    name: str, talk: Make
+) -> None:
     one = mode(talk(counting, n_ctx=128), name)
     one.endless, one.session.predict = True, 400
     finishes = []
@@ -123,10 +130,14 @@ def test_three_questions_go_on_after_an_answer_that_filled_the_context(name: str
         if name == "stop" and "drop" in finishes[-1]:
             say(one, "/set on_full shift")  # what the hint says
     wanted = {"shift": ["context_full", "length", "length"], "sinks": ["length"] * 3}.get(name)
-    assert finishes == wanted or (name == "stop" and finishes[0] == "context_full" and finishes[2] == "length")
+    assert finishes == wanted or (
+        name == "stop" and finishes[0] == "context_full" and finishes[2] == "length"
+    )
 
 
-def test_an_endless_answer_keeps_its_first_tokens_and_the_last(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_endless_answer_keeps_its_first_tokens_and_the_last(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = mode(talk(counting, n_ctx=128), "sinks")
     one.ignore_eos, one.session.predict = True, 1000
     answer = one.ask("go on", Stream(silent=True))
@@ -135,7 +146,8 @@ def test_an_endless_answer_keeps_its_first_tokens_and_the_last(talk: Make, capsy
     keep = len("<system>be kind\n<user>") + 4
     assert answer.left.times > 10
     assert (
-        f"tokens left the context, its first {keep + 1} stay, in {answer.left.times} steps" in capsys.readouterr().err
+        f"tokens left the context, its first {keep + 1} stay, in {answer.left.times} steps"
+        in capsys.readouterr().err
     )
     held = sent(one)
     assert held[:keep] == b"<system>be kind\n<user>go o"
@@ -157,7 +169,9 @@ def test_sinks_without_a_template_keep_the_beginning_of_the_text(talk: Make) -> 
 @pytest.mark.parametrize("why", [{"can_shift": False}, {"can_shift": False, "recurrent": True}])
 def test_sinks_are_refused_where_cells_cannot_move(why: dict[str, bool], talk: Make) -> None:
     one = talk(**why)
-    with pytest.raises(UserError, match="recurrent" if "recurrent" in why else "cannot be turned") as error:
+    with pytest.raises(
+        UserError, match="recurrent" if "recurrent" in why else "cannot be turned"
+    ) as error:
         say(one, "/set on_full sinks")
     assert "--on-full shift" in error.value.hint
     assert one.session.on_full == "stop"
@@ -170,7 +184,9 @@ def test_a_system_text_that_leaves_no_window_is_refused(talk: Make) -> None:
         ask(one, "hello")
 
 
-def test_a_long_paste_is_cut_to_a_window_and_that_is_told(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_paste_is_cut_to_a_window_and_that_is_told(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = mode(talk(n_ctx=128), "sinks")
     assert ask(one, "y" * 1000) == "stop"
     assert "tokens left the context, its first" in capsys.readouterr().err
@@ -209,7 +225,9 @@ LONG = {"type": "array", "items": {"enum": ["one more", "another"]}, "minItems":
 
 
 @pytest.mark.parametrize("moves", [True, False], ids=["moved", "computed anew"])
-def test_a_document_is_finished_over_a_full_context_when_turns_have_left(moves: bool, talk: Make) -> None:
+def test_a_document_is_finished_over_a_full_context_when_turns_have_left(
+    moves: bool, talk: Make
+) -> None:
     one = mode(talk(ANSWER, n_ctx=200, can_shift=moves), "shift")
     ask(one, "first question")
     ask(one, "second question")

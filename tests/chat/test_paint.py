@@ -47,7 +47,8 @@ def test_folded_thinking_is_one_line_that_tells_its_length() -> None:
     thought = TEXT.index("\n\nFour")
     out = shown(TEXT, FOLD)
     assert re.fullmatch(
-        rf"\x1b\[2m\(thinking\x1b\[0m\x1b\[2m for {thought} tokens, [0-9.]+ s: /think shows it\)\x1b\[0m\nFour␛\.", out
+        rf"\x1b\[2m\(thinking\x1b\[0m\x1b\[2m for {thought} tokens, [0-9.]+ s: /think shows it\)\x1b\[0m\nFour␛\.",
+        out,
     )
     cut = shown("<think>and on and", FOLD, color=False)
     assert re.fullmatch(r"\(thinking for 17 tokens, [0-9.]+ s: /think shows it\)\n", cut)
@@ -70,7 +71,11 @@ def test_a_pipe_gets_the_text_as_it_is_or_without_thinking(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert painted(Screen(), UI()) is None
-    for thinking, expected in ((SHOW, TEXT.replace("\x1b", "␛")), (FOLD, "Four␛."), (HIDE, "Four␛.")):
+    for thinking, expected in (
+        (SHOW, TEXT.replace("\x1b", "␛")),
+        (FOLD, "Four␛."),
+        (HIDE, "Four␛."),
+    ):
         stream = Stream(paint=painted(Screen(thinking=thinking), UI()))
         stream.begin(None)
         for char in TEXT:
@@ -106,7 +111,9 @@ def test_what_was_thought_is_kept_and_not_sent_again(talk: Make) -> None:
 
 def test_a_prompt_that_opens_the_tag_begins_the_answer_inside(talk: Make) -> None:
     one = talk(b"Hm.</think>\n\nFour.", n_ctx=512)
-    one.runner.template = Template(one.runner.template.source.replace("<assistant>{% e", "<assistant><think>\n{% e"))  # type: ignore[union-attr]
+    one.runner.template = Template(
+        one.runner.template.source.replace("<assistant>{% e", "<assistant><think>\n{% e")
+    )  # type: ignore[union-attr]
     stream = Stream(paint=Paint(HIDE, False))
     answer = one.ask("2+2?", stream)
     assert one.session.messages[1].content == "<think>Hm.</think>\n\nFour."
@@ -133,13 +140,25 @@ def test_think_shows_what_was_folded(talk: Make, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "<think>Hm ␛.</think>\n"
 
 
-def test_the_model_is_asked_to_think_where_its_template_can(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_model_is_asked_to_think_where_its_template_can(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = talk(b"yes")
     for line in ("/set think", "/set nothink", "/think off", "/set reasoning on"):
         with pytest.raises(UserError, match="no switch for thinking"):
             perform(one, line)
-    one.runner.template = Template("{% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}hi")
-    for line, text in (("/set nothink", "[False]hi"), ("/think on", "[True]hi"), ("/set reasoning auto", "hi")):
+    one.runner.template = Template(
+        "{% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}hi"
+    )
+    for line, text in (
+        ("/set nothink", "[False]hi"),
+        ("/think on", "[True]hi"),
+        ("/set reasoning auto", "hi"),
+    ):
         perform(one, line)
         assert one.runner.template.render([]) == text
-    assert capsys.readouterr().out.splitlines() == ["reasoning = off", "reasoning = on", "reasoning = auto"]
+    assert capsys.readouterr().out.splitlines() == [
+        "reasoning = off",
+        "reasoning = on",
+        "reasoning = auto",
+    ]

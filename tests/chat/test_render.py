@@ -48,7 +48,9 @@ def test_bars_have_their_width_and_lose_no_small_part() -> None:
 
 
 def test_the_timing_table_scales_to_the_slowest_token_after_the_first() -> None:
-    rows = token_rows([TokenTime(1, "a", 500, 490, 5), TokenTime(2, "\n", 10, 5, 2.5), TokenTime(3, "c", 5, 5, 0)])
+    rows = token_rows(
+        [TokenTime(1, "a", 500, 490, 5), TokenTime(2, "\n", 10, 5, 2.5), TokenTime(3, "c", 5, 5, 0)]
+    )
     assert [row[1] for row in rows] == ["a", "␊", "c"]
     assert rows[1][2:6] == ("10.00", "5.00", "2.50", "2.50")
     assert [row[6] for row in rows] == ["█" * 40 + "…", "█" * 20 + "▒" * 10 + "░" * 10, "█" * 20]

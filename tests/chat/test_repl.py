@@ -20,10 +20,33 @@ class Terminal:
     """A person at a terminal: types, and waits for what must appear."""
 
     def __init__(self, model: Path, command: str = "chat", *flags: str, **environ: str) -> None:
-        words = ["-m", "llmcli.app", command, str(model), "-t", "1", "-n", "16", "-c", "2048", "--temp", "0", *flags]
-        environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "PYTHONPATH": str(ROOT)} | environ
+        words = [
+            "-m",
+            "llmcli.app",
+            command,
+            str(model),
+            "-t",
+            "1",
+            "-n",
+            "16",
+            "-c",
+            "2048",
+            "--temp",
+            "0",
+            *flags,
+        ]
+        environment = (
+            os.environ
+            | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "PYTHONPATH": str(ROOT)}
+            | environ
+        )
         self.child = pexpect.spawn(
-            sys.executable, words, env=environment, dimensions=(40, 120), timeout=120, encoding="utf-8"
+            sys.executable,
+            words,
+            env=environment,
+            dimensions=(40, 120),
+            timeout=120,
+            encoding="utf-8",
         )
 
     def type(self, text: str, key: str = "\r") -> None:
@@ -137,7 +160,9 @@ def test_run_without_a_prompt_on_a_terminal_opens_the_chat(smollm2: Path) -> Non
 
 
 @pytest.mark.model
-def test_typed_bytes_that_are_no_characters_become_question_marks(terminal: Terminal, home: Path) -> None:
+def test_typed_bytes_that_are_no_characters_become_question_marks(
+    terminal: Terminal, home: Path
+) -> None:
     terminal.child.expect(READY)
     os.write(terminal.child.child_fd, b"caf\xe9\xff\r")
     terminal.answer()
@@ -152,7 +177,9 @@ def test_the_bar_at_the_bottom_fits_the_terminal_and_follows_every_command(smoll
     child = terminal.child
 
     def bar() -> str:
-        """What stands at the bottom of the next prompt; prompt_toolkit draws it once it knows where the cursor is."""
+        """What stands at the bottom of the next prompt; prompt_toolkit draws it once it knows where
+        the cursor is.
+        """
         child.expect(r"\x1b\[6n")
         child.send("\x1b[5;1R")
         child.expect(r"(\d+)/2048 tokens[^\n]*temp [0-9.]+")
@@ -162,7 +189,9 @@ def test_the_bar_at_the_bottom_fits_the_terminal_and_follows_every_command(smoll
     child.send("Hello\r")
     assert "+0 reused" in terminal.answer()
     told = bar()
-    assert re.search(r"█░+ · \d\d/2048 tokens · KV [0-9.]+ (Ki|Mi)B · [0-9.]+ tok/s · temp 0$", told)
+    assert re.search(
+        r"█░+ · \d\d/2048 tokens · KV [0-9.]+ (Ki|Mi)B · [0-9.]+ tok/s · temp 0$", told
+    )
     child.send("/set temp 0.25\r")
     assert "temp 0.25" in bar()
     child.setwinsize(24, 30)  # the kernel tells by a signal

@@ -12,7 +12,9 @@ from tests.chat.test_repl import Terminal
 pytestmark = pytest.mark.model
 
 
-def test_edit_offers_the_old_question_and_a_killed_sitting_is_resumed(smollm2: Path, home: Path) -> None:
+def test_edit_offers_the_old_question_and_a_killed_sitting_is_resumed(
+    smollm2: Path, home: Path
+) -> None:
     terminal = Terminal(smollm2)
     terminal.type("Hello")
     terminal.answer()
@@ -58,7 +60,9 @@ def test_a_saved_chat_is_resumed_without_prefill(smollm2: Path) -> None:
     again.child.expect(r"loaded trip: 1 turn, (\d+) of (\d+) tokens in the cache")
     assert again.child.match
     cached, whole = map(int, again.child.match.groups())
-    assert cached >= whole - 16 - 3  # the question at least; an answer may be spelled otherwise than it was said
+    assert (
+        cached >= whole - 16 - 3
+    )  # the question at least; an answer may be spelled otherwise than it was said
     again.type("More")
     assert f"(+{cached} reused)" in again.answer()
     assert again.leave() == 0

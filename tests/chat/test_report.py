@@ -8,7 +8,9 @@ from llmcli.runtime.request import Answer
 from llmcli.types import TokenTime
 from tests.fakes import fake_runner
 
-TOKENS = tuple(TokenTime(n, "x", ms, ms / 2, ms / 4, -0.5) for n, ms in enumerate([100.0, 10.0, 20.0, 30.0]))
+TOKENS = tuple(
+    TokenTime(n, "x", ms, ms / 2, ms / 4, -0.5) for n, ms in enumerate([100.0, 10.0, 20.0, 30.0])
+)
 ANSWER = Answer("xxxx", TOKENS, "stop", 12, 4, 80.0, 7)
 
 
@@ -20,13 +22,25 @@ def runner():
 def test_the_figures_follow_the_contracts_definitions(runner) -> None:
     made = document(runner, "name", 5, ANSWER)
     assert made["model"] == {
-        "name": "name", "path": str(runner.header.path), "file_bytes": 5, "file_type": "F32", "parameters": 64 * 260,
-    }  # fmt: skip
+        "name": "name",
+        "path": str(runner.header.path),
+        "file_bytes": 5,
+        "file_type": "F32",
+        "parameters": 64 * 260,
+    }
     assert made["timing"] == {
-        "load_ms": 1.0, "prompt_tokens": 12, "cached_tokens": 4, "prompt_ms": 80.0, "prompt_per_second": 100.0,
-        "ttft_ms": 100.0, "generated_tokens": 4, "generate_ms": 60.0, "tokens_per_second": 50.0, "tpot_ms": 20.0,
+        "load_ms": 1.0,
+        "prompt_tokens": 12,
+        "cached_tokens": 4,
+        "prompt_ms": 80.0,
+        "prompt_per_second": 100.0,
+        "ttft_ms": 100.0,
+        "generated_tokens": 4,
+        "generate_ms": 60.0,
+        "tokens_per_second": 50.0,
+        "tpot_ms": 20.0,
         "itl_ms": {"p50": 20.0, "p90": 30.0, "p95": 30.0, "p99": 30.0, "max": 30.0},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -45,6 +59,8 @@ def test_the_line_for_people(runner) -> None:
 
 
 def test_a_window_never_holds_more_than_itself() -> None:
-    cache = KVCache((LayerKV(0, 1024, 1024 * 10, 1024 * 10), LayerKV(1, 256, 256 * 2, 256 * 2)), 1024, 24)
+    cache = KVCache(
+        (LayerKV(0, 1024, 1024 * 10, 1024 * 10), LayerKV(1, 256, 256 * 2, 256 * 2)), 1024, 24
+    )
     assert used_bytes(cache, 100) == 100 * 24
     assert used_bytes(cache, 1000) == 1000 * 20 + 256 * 4

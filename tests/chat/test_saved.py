@@ -33,7 +33,9 @@ def held() -> Session:
 def test_a_saved_chat_comes_back_as_it_was() -> None:
     path, replaced = save(held(), config.load(), "one", "model")
     assert not replaced
-    assert [path.name] == [file.name for file in path.parent.iterdir()]  # nothing half-written beside it
+    assert [path.name] == [
+        file.name for file in path.parent.iterdir()
+    ]  # nothing half-written beside it
     assert path.stat().st_mode & 0o077 == 0  # what people say is theirs alone
     fresh = Session(defaults())
     assert load(fresh, config.load(), "one") == "model"
@@ -44,7 +46,9 @@ def test_a_saved_chat_comes_back_as_it_was() -> None:
 FORM = Constraint("json_schema", '{"enum": ["ja", "né"]}', jump="off")
 
 
-def test_the_form_of_answers_comes_back_and_that_there_is_none_too(talk: Callable[..., Talk]) -> None:
+def test_the_form_of_answers_comes_back_and_that_there_is_none_too(
+    talk: Callable[..., Talk],
+) -> None:
     one = talk(b"yes")
     one.session.constraint = FORM
     perform(one, "/save formed")
@@ -62,13 +66,18 @@ def test_the_form_of_answers_comes_back_and_that_there_is_none_too(talk: Callabl
     assert one.session.constraint == FORM
 
 
-def test_a_form_that_cannot_be_followed_is_left_out(talk: Callable[..., Talk], capsys: pytest.CaptureFixture) -> None:
+def test_a_form_that_cannot_be_followed_is_left_out(
+    talk: Callable[..., Talk], capsys: pytest.CaptureFixture
+) -> None:
     one = talk(b"yes")
     one.session.constraint = Constraint("json_schema", '{"not": {}}')
     perform(one, "/save odd")
     perform(one, "/load odd")
     assert one.session.constraint is None
-    assert "that chat's answers is left out: the schema cannot be enforced: not at #" in capsys.readouterr().err
+    assert (
+        "that chat's answers is left out: the schema cannot be enforced: not at #"
+        in capsys.readouterr().err
+    )
 
 
 def test_saving_under_a_name_again_says_that_it_replaces() -> None:
@@ -90,16 +99,36 @@ def test_a_name_that_could_leave_the_folder_is_refused(name: str, home: Path) ->
         (1, "{}", "line 1 is damaged: it is not the head"),
         (1, '{"chat": 2, "settings": 3}', "line 1 is damaged"),
         (1, '{"chat": 3, "settings": {}}', "line 1 is damaged: it is not the head"),
-        (1, '{"chat": 2, "settings": {"temp": -1}, "at": 0, "branch": "", "names": {}}', "temp must be from 0 to 100"),
+        (
+            1,
+            '{"chat": 2, "settings": {"temp": -1}, "at": 0, "branch": "", "names": {}}',
+            "temp must be from 0 to 100",
+        ),
         (1, '{"chat": 2, "settings": {}, "predict": "x"}', "line 1 is damaged"),
         (1, '{"chat": 2, "settings": {}}', "line 1 is damaged: it does not tell where"),
-        (1, '{"chat": 2, "settings": {}, "at": 3, "branch": "", "names": {}}', "line 1 is damaged: it leads to a turn"),
-        (1, '{"chat": 2, "settings": {}, "at": 1, "branch": "a", "names": {"a": 2}}', "line 1 is damaged: its branch"),
-        (1, '{"chat": 2, "settings": {}, "at": 0, "branch": "", "names": {}, "format": {"kind": 1}}', "no schema"),
+        (
+            1,
+            '{"chat": 2, "settings": {}, "at": 3, "branch": "", "names": {}}',
+            "line 1 is damaged: it leads to a turn",
+        ),
+        (
+            1,
+            '{"chat": 2, "settings": {}, "at": 1, "branch": "a", "names": {"a": 2}}',
+            "line 1 is damaged: its branch",
+        ),
+        (
+            1,
+            '{"chat": 2, "settings": {}, "at": 0, "branch": "", "names": {}, "format": {"kind": 1}}',
+            "no schema",
+        ),
         (2, '{"parent": 0, "questi', "line 2 is damaged: it is not JSON"),
         (2, "[]", "line 2 is damaged"),
         (3, '{"parent": 2, "question": "x", "answer": "y"}', "line 3 is damaged: its parent"),
-        (3, '{"parent": 1, "question": 5, "answer": "y"}', "line 3 is damaged: question and answer"),
+        (
+            3,
+            '{"parent": 1, "question": 5, "answer": "y"}',
+            "line 3 is damaged: question and answer",
+        ),
         (3, "", "line 3 is damaged: it is not JSON"),
     ],
 )
@@ -139,7 +168,10 @@ def test_a_chat_of_the_first_format_is_read(home: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (FIRST_FORMAT.replace('"user", "content": "und?"', '"assistant", "content": "x"'), "line 4 .*of the user"),
+        (
+            FIRST_FORMAT.replace('"user", "content": "und?"', '"assistant", "content": "x"'),
+            "line 4 .*of the user",
+        ),
         (FIRST_FORMAT.replace('"ja"', "7"), "line 3 .* expected a message of the assistant"),
         (FIRST_FORMAT.rpartition('{"role"')[0], "the last answer is missing"),
     ],

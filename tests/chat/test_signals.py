@@ -16,9 +16,19 @@ READY = r"\x1b\[\?2004h[^\n]*>>>"
 
 def chat(model: Path, *flags: str) -> pexpect.spawn:
     words = ["-m", "llmcli.app", "chat", str(model), "-t", "1", "-c", "512", "--temp", "0", *flags]
-    environment = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {
+        "TERM": "xterm",
+        "PROMPT_TOOLKIT_NO_CPR": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     return pexpect.spawn(
-        sys.executable, words, env=environment, dimensions=(24, 80), timeout=240, encoding="utf-8", preexec_fn=as_usual
+        sys.executable,
+        words,
+        env=environment,
+        dimensions=(24, 80),
+        timeout=240,
+        encoding="utf-8",
+        preexec_fn=as_usual,
     )
 
 
@@ -30,7 +40,9 @@ def as_usual() -> None:
 def ended(child: pexpect.spawn) -> int:
     """The exit code of a process whose terminal is gone."""
     _, status = os.waitpid(child.pid, 0)
-    child.closed = child.ptyproc.closed = child.ptyproc.terminated = True  # nothing is left for pexpect to do
+    child.closed = child.ptyproc.closed = child.ptyproc.terminated = (
+        True  # nothing is left for pexpect to do
+    )
     return os.waitstatus_to_exitcode(status)
 
 
@@ -41,7 +53,9 @@ def said(home: Path) -> list[str]:
     return [line["text"] for line in lines if "text" in line]
 
 
-def test_a_terminal_closed_at_the_prompt_ends_the_chat_and_keeps_what_was_said(stories_gguf: Path, home: Path) -> None:
+def test_a_terminal_closed_at_the_prompt_ends_the_chat_and_keeps_what_was_said(
+    stories_gguf: Path, home: Path
+) -> None:
     child = chat(stories_gguf, "-n", "4")
     child.expect(READY)
     child.send("Once upon a time\r")
@@ -54,7 +68,9 @@ def test_a_terminal_closed_at_the_prompt_ends_the_chat_and_keeps_what_was_said(s
 
 
 @pytest.mark.model
-def test_a_terminal_closed_in_an_answer_keeps_what_had_come_of_it(smollm2: Path, home: Path) -> None:
+def test_a_terminal_closed_in_an_answer_keeps_what_had_come_of_it(
+    smollm2: Path, home: Path
+) -> None:
     child = chat(smollm2, "--ignore-eos", "--endless", "-c", "8192")
     child.expect(READY)
     child.send("Count from one to a thousand, and on, and on.\r")
@@ -68,7 +84,9 @@ def test_a_terminal_closed_in_an_answer_keeps_what_had_come_of_it(smollm2: Path,
     assert len(said(home)[0].split()) >= 3
 
 
-def test_a_terminating_signal_at_the_prompt_leaves_the_terminal_as_it_was(stories_gguf: Path, home: Path) -> None:
+def test_a_terminating_signal_at_the_prompt_leaves_the_terminal_as_it_was(
+    stories_gguf: Path, home: Path
+) -> None:
     child = chat(stories_gguf, "-n", "4")
     child.expect(READY)
     child.kill(signal.SIGTERM)
@@ -95,13 +113,17 @@ def test_a_resized_terminal_goes_on(stories_gguf: Path, home: Path) -> None:
     assert child.exitstatus == 0
 
 
-def test_a_paste_of_a_megabyte_is_one_clear_line_and_the_chat_goes_on(stories_gguf: Path, home: Path) -> None:
+def test_a_paste_of_a_megabyte_is_one_clear_line_and_the_chat_goes_on(
+    stories_gguf: Path, home: Path
+) -> None:
     child = chat(stories_gguf, "-n", "4")
     child.expect(READY)
     child.delaybeforesend = None
     child.send("\x1b[200~" + "word and \n" * 110_000 + "\x1b[201~")
     child.send("\r")
-    found = child.expect([re.compile(r"the prompt has \d+ tokens, the context holds 512"), pexpect.EOF])
+    found = child.expect(
+        [re.compile(r"the prompt has \d+ tokens, the context holds 512"), pexpect.EOF]
+    )
     assert found == 0, child.before
     child.expect(READY)
     child.send("Once upon a time\r")

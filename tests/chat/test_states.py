@@ -44,7 +44,9 @@ def loaded(talk: Make, model: Path, capsys: Out, **more: object) -> tuple[Talk, 
     return one, told.out
 
 
-def test_a_saved_chat_goes_on_without_prefill(talk: Make, saved: tuple[Path, Path], capsys: Out) -> None:
+def test_a_saved_chat_goes_on_without_prefill(
+    talk: Make, saved: tuple[Path, Path], capsys: Out
+) -> None:
     one, told = loaded(talk, saved[0], capsys)
     whole = len(one.spoken())
     assert told == f"loaded trip: 1 turn, {whole - 1} of {whole} tokens in the cache\n"
@@ -68,14 +70,27 @@ def test_the_cells_of_the_conversation_before_are_given_up(
     ("spoil", "reason"),
     [
         (lambda model, state: state.unlink(), "no KV state is kept with it"),
-        (lambda model, state: state.write_bytes(state.read_bytes()[:-1]), "its KV state is not used: it is damaged"),
+        (
+            lambda model, state: state.write_bytes(state.read_bytes()[:-1]),
+            "its KV state is not used: it is damaged",
+        ),
         (lambda model, state: state.write_bytes(b""), "its KV state is not used: it is damaged"),
-        (lambda model, state: (state.unlink(), state.mkdir()), "its KV state cannot be read (Is a directory)"),
-        (lambda model, state: model.write_bytes(bytes(300_000)), "its KV state is not used: it is of another model"),
+        (
+            lambda model, state: (state.unlink(), state.mkdir()),
+            "its KV state cannot be read (Is a directory)",
+        ),
+        (
+            lambda model, state: model.write_bytes(bytes(300_000)),
+            "its KV state is not used: it is of another model",
+        ),
     ],
 )
 def test_without_a_state_that_can_be_used_the_transcript_is_loaded(
-    spoil: Callable[[Path, Path], object], reason: str, talk: Make, saved: tuple[Path, Path], capsys: Out
+    spoil: Callable[[Path, Path], object],
+    reason: str,
+    talk: Make,
+    saved: tuple[Path, Path],
+    capsys: Out,
 ) -> None:
     spoil(*saved)
     one, told = loaded(talk, saved[0], capsys)
@@ -85,13 +100,20 @@ def test_without_a_state_that_can_be_used_the_transcript_is_loaded(
     assert one.ask("b?", Stream(silent=True)).cached_tokens == 0
 
 
-def test_another_template_and_a_memory_that_refuses_are_told(talk: Make, saved: tuple[Path, Path], capsys: Out) -> None:
-    assert "it is of another chat template" in loaded(talk, saved[0], capsys, template=TEMPLATE + " ")[1]
+def test_another_template_and_a_memory_that_refuses_are_told(
+    talk: Make, saved: tuple[Path, Path], capsys: Out
+) -> None:
+    assert (
+        "it is of another chat template"
+        in loaded(talk, saved[0], capsys, template=TEMPLATE + " ")[1]
+    )
     assert "llama.cpp does not take it" in loaded(talk, saved[0], capsys, word=b"another")[1]
     assert "tokens, the context holds 16" in loaded(talk, saved[0], capsys, n_ctx=16)[1]
 
 
-def test_a_disk_that_takes_no_state_keeps_the_transcript(talk: Make, saved: tuple[Path, Path], capsys: Out) -> None:
+def test_a_disk_that_takes_no_state_keeps_the_transcript(
+    talk: Make, saved: tuple[Path, Path], capsys: Out
+) -> None:
     model, state = saved
     one, _ = loaded(talk, model, capsys)
     state.unlink()

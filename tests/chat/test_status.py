@@ -35,10 +35,12 @@ def test_it_tells_model_context_cache_speed_and_settings(talk: Make) -> None:
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("/set temp 0.5", "temp 0.5"), ("/set top_k 3", "temp 0 top_k 3"), ("/set seed 7", "temp 0 seed 7"),
+        ("/set temp 0.5", "temp 0.5"),
+        ("/set top_k 3", "temp 0 top_k 3"),
+        ("/set seed 7", "temp 0 seed 7"),
         ("/set beams 2", "beams 2"),
     ],
-)  # fmt: skip
+)
 def test_a_changed_setting_is_told_at_once(command: str, told: str, talk: Make) -> None:
     one = talk(n_seq_max=2)
     say(one, command)
@@ -81,7 +83,9 @@ def test_what_does_not_fit_goes_from_the_least_important_on(talk: Make) -> None:
     one = talk(b"yes")
     one.name = "模型" * 20
     say(one, "a?")
-    widths = [sum(2 if ord(char) > 0x2FFF else 1 for char in line(one, width)) for width in range(1, 200)]
+    widths = [
+        sum(2 if ord(char) > 0x2FFF else 1 for char in line(one, width)) for width in range(1, 200)
+    ]
     assert [len(line(one, width)) <= width for width in range(200)] == [True] * 200
     assert widths[-1] > widths[10]
     assert line(one, 16).endswith("/256 tokens")
@@ -90,7 +94,12 @@ def test_what_does_not_fit_goes_from_the_least_important_on(talk: Make) -> None:
 
 @pytest.mark.parametrize(
     ("name", "shown"),
-    [("/a/b/m.gguf", "m.gguf"), ("./folder/", "folder"), ("a/b:Q4_0", "a/b:Q4_0"), ("m" * 30, "m" * 23 + "…")],
+    [
+        ("/a/b/m.gguf", "m.gguf"),
+        ("./folder/", "folder"),
+        ("a/b:Q4_0", "a/b:Q4_0"),
+        ("m" * 30, "m" * 23 + "…"),
+    ],
 )
 def test_a_file_is_told_by_its_last_name(name: str, shown: str, talk: Make) -> None:
     one = talk()

@@ -65,7 +65,9 @@ def test_a_prompt_that_does_not_fit_leaves_the_conversation_as_it_was(talk: Make
     assert one.unanswered == "x" * 100
 
 
-def test_a_message_that_a_template_refused_is_answered_by_retry(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_message_that_a_template_refused_is_answered_by_retry(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = talk(b"yes")
     good, one.runner.template = one.runner.template, Template("{{ raise_exception('no') }}")
     with pytest.raises(UserError, match="refuses this conversation: no"):

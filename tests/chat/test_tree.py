@@ -81,10 +81,16 @@ def test_any_mix_of_moves_is_as_on_whole_conversations(seed: int) -> None:
         said = reference.said[reference.now]
         assert [m.content for m in session.messages[::2]] == list(said)
         assert [m.content for m in session.messages[1::2]] == [f"a{text[1:]}" for text in said]
-        assert (tree.at, tree.branch, tree.names) == (reference.now, reference.branch, reference.names)
+        assert (tree.at, tree.branch, tree.names) == (
+            reference.now,
+            reference.branch,
+            reference.names,
+        )
         assert not tree.branch or tree.names[tree.branch] == tree.at
         drawn = picture.rows(tree)
-        assert sorted(int(row[0].split()[-1]) for row in drawn) == list(range(1, len(reference.said)))
+        assert sorted(int(row[0].split()[-1]) for row in drawn) == list(
+            range(1, len(reference.said))
+        )
         assert sum("●" in row[0] for row in drawn) == len(said)
 
 

@@ -24,7 +24,9 @@ class Done:
 
 
 @pytest.fixture
-def llmcli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def llmcli(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
     """Run one command line, with `stdin` as what comes through the pipe."""
 
     def call(*words: str, stdin: bytes = b"") -> Done:
@@ -44,7 +46,9 @@ def llmcli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[Runner]]:
-    """Let every REF be a fake model that says `reply`; the runners that were opened are in the list."""
+    """Let every REF be a fake model that says `reply`; the runners that were opened are in the
+    list.
+    """
 
     def install(
         reply: bytes | Speak = b"hello",
@@ -65,7 +69,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[
             opened.append(fake_runner(reply, template=own, path=path, n_ctx=n_ctx, n_seq_max=slots))  # type: ignore[arg-type]
             yield opened[-1]
 
-        model = Model("fake", path, "gguf", 4, "", "local:fake", system=system, settings=settings or {})
+        model = Model(
+            "fake", path, "gguf", 4, "", "local:fake", system=system, settings=settings or {}
+        )
         monkeypatch.setattr("llmcli.runtime.runner.open_runner", open_runner)
         monkeypatch.setattr("llmcli.commands.ready.fetched", lambda ref, quant, config, ui: model)
         monkeypatch.setattr("quant.container.read", fake_header)

@@ -23,8 +23,12 @@ Fake = Callable[..., list[Any]]
 MIXED = [
     '{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [{"role": "user", '
     '"content": "hi"}], "n": 2, "temperature": 0}}',
-    '"one"', "{bad", "", '{"prompt": "two", "max_tokens": 2}', '{"messages": [{"role": "king", "content": ""}]}',
-]  # fmt: skip
+    '"one"',
+    "{bad",
+    "",
+    '{"prompt": "two", "max_tokens": 2}',
+    '{"messages": [{"role": "king", "content": ""}]}',
+]
 
 
 def written(path: Path) -> list[dict[str, Any]]:
@@ -45,7 +49,9 @@ def test_every_line_gets_its_own_in_its_place(llmcli: Llmcli, fake: Fake, tmp_pa
     rows = written(out)
     assert [row["custom_id"] for row in rows] == ["a", "line-2", "line-3", "line-5", "line-6"]
     bodies = [row["response"]["body"] if row["response"] else {} for row in rows]
-    texts = [[choice["message"]["content"] for choice in body.get("choices", [])] for body in bodies]
+    texts = [
+        [choice["message"]["content"] for choice in body.get("choices", [])] for body in bodies
+    ]
     assert texts == [["hello", "hello"], ["hello"], [], ["he"], []]
     usage = bodies[0]["usage"]
     assert (usage["completion_tokens"], usage["total_tokens"]) == (10, usage["prompt_tokens"] + 10)
@@ -62,15 +68,25 @@ def test_lines_of_one_name_are_told_and_answered_each_in_its_place(
     llmcli: Llmcli, fake: Fake, tmp_path: Path
 ) -> None:
     fake(b"hello")
-    rows = [json.dumps({"custom_id": "a", "prompt": "one", "max_tokens": count}) for count in (1, 2, 3, 4, 5)]
+    rows = [
+        json.dumps({"custom_id": "a", "prompt": "one", "max_tokens": count})
+        for count in (1, 2, 3, 4, 5)
+    ]
     done = llmcli("batch", "fake", lines(tmp_path, *rows), "-o", str(tmp_path / "out.jsonl"))
     assert done.code == 0
-    assert "lines 1 and 2 have the same custom_id, 'a'" in done.err and "and 1 line more" in done.err
-    found = [row["response"]["body"]["choices"][0]["message"]["content"] for row in written(tmp_path / "out.jsonl")]
+    assert (
+        "lines 1 and 2 have the same custom_id, 'a'" in done.err and "and 1 line more" in done.err
+    )
+    found = [
+        row["response"]["body"]["choices"][0]["message"]["content"]
+        for row in written(tmp_path / "out.jsonl")
+    ]
     assert found == ["h", "he", "hel", "hell", "hello"]
 
 
-def test_the_openai_client_reads_what_is_written(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+def test_the_openai_client_reads_what_is_written(
+    llmcli: Llmcli, fake: Fake, tmp_path: Path
+) -> None:
     openai = pytest.importorskip("openai.types.chat")
     fake(b"hello")
     llmcli("batch", "fake", lines(tmp_path, '"one"'), "-o", str(tmp_path / "out"))
@@ -79,7 +95,9 @@ def test_the_openai_client_reads_what_is_written(llmcli: Llmcli, fake: Fake, tmp
     assert found.choices[0].message.content == "hello"
 
 
-def test_a_finished_file_is_recognised_and_forced(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+def test_a_finished_file_is_recognised_and_forced(
+    llmcli: Llmcli, fake: Fake, tmp_path: Path
+) -> None:
     fake(b"hello")
     words = ("batch", "fake", lines(tmp_path, '"one"', '"two"'), "-o", str(tmp_path / "out"))
     assert "2 lines, " in llmcli(*words).out
@@ -127,10 +145,25 @@ def test_a_stopped_batch_goes_on_and_comes_to_the_same(
 
 def test_vectors_are_what_the_server_gives(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
     def line(name: str, **body: Any) -> str:
-        return json.dumps({"custom_id": name, "method": "POST", "url": "/v1/embeddings", "body": body})
+        return json.dumps(
+            {"custom_id": name, "method": "POST", "url": "/v1/embeddings", "body": body}
+        )
 
-    rows = line("a", input=["Once upon", "a time"], dimensions=8), line("b", input=[]), line("c", input="Once upon")
-    done = llmcli("batch", str(model), lines(tmp_path, *rows, '"x"'), "-o", str(tmp_path / "out"), "-n", "3", "--raw")
+    rows = (
+        line("a", input=["Once upon", "a time"], dimensions=8),
+        line("b", input=[]),
+        line("c", input="Once upon"),
+    )
+    done = llmcli(
+        "batch",
+        str(model),
+        lines(tmp_path, *rows, '"x"'),
+        "-o",
+        str(tmp_path / "out"),
+        "-n",
+        "3",
+        "--raw",
+    )
     assert done.code == 1
     first, second, third, fourth = (row["response"] for row in written(tmp_path / "out"))
     assert [len(one["embedding"]) for one in first["body"]["data"]] == [8, 8]
@@ -138,11 +171,15 @@ def test_vectors_are_what_the_server_gives(llmcli: Llmcli, model: Path, tmp_path
     vector = third["body"]["data"][0]["embedding"]
     assert sum(number * number for number in vector) == pytest.approx(1, abs=1e-5)
     longer = sum(number * number for number in vector[:8]) ** 0.5
-    assert first["body"]["data"][0]["embedding"] == pytest.approx([number / longer for number in vector[:8]], abs=5e-3)
+    assert first["body"]["data"][0]["embedding"] == pytest.approx(
+        [number / longer for number in vector[:8]], abs=5e-3
+    )
     assert fourth["status_code"] in (200, 404)
 
 
-def test_a_schema_typed_is_every_lines_that_has_none(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+def test_a_schema_typed_is_every_lines_that_has_none(
+    llmcli: Llmcli, fake: Fake, tmp_path: Path
+) -> None:
     fake(b"yes")
     own = json.dumps({"prompt": "b", "response_format": {"type": "text"}})
     words = ("batch", "fake", lines(tmp_path, '"a"', own), "-o", str(tmp_path / "out"))
@@ -150,7 +187,9 @@ def test_a_schema_typed_is_every_lines_that_has_none(llmcli: Llmcli, fake: Fake,
     assert texts(tmp_path / "out") == {"line-1": "7", "line-2": "yes"}
 
 
-def test_what_is_there_of_another_input_is_refused(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+def test_what_is_there_of_another_input_is_refused(
+    llmcli: Llmcli, fake: Fake, tmp_path: Path
+) -> None:
     fake(b"hello")
     (tmp_path / ".out.journal").write_text('{"form": "llmcli batch 1", "input": "x"}\n')
     done = llmcli("batch", "fake", lines(tmp_path, '"one"'), "-o", str(tmp_path / "out"))
@@ -162,7 +201,10 @@ def test_what_is_there_of_another_input_is_refused(llmcli: Llmcli, fake: Fake, t
 def test_a_place_that_cannot_be_is_refused(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
     opened = fake(b"hello")
     given = lines(tmp_path, '"one"')
-    assert "there is no folder" in llmcli("batch", "fake", given, "-o", str(tmp_path / "none" / "out")).err
+    assert (
+        "there is no folder"
+        in llmcli("batch", "fake", given, "-o", str(tmp_path / "none" / "out")).err
+    )
     assert llmcli("batch", "fake", given, "-o", given).code == 2
     (tmp_path / "folder").mkdir()
     assert "it is a folder" in llmcli("batch", "fake", given, "-o", str(tmp_path / "folder")).err
@@ -170,12 +212,23 @@ def test_a_place_that_cannot_be_is_refused(llmcli: Llmcli, fake: Fake, tmp_path:
     assert Path(given).read_text() == '"one"\n'
 
 
-def test_seeds_come_from_names_and_not_from_places(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+def test_seeds_come_from_names_and_not_from_places(
+    llmcli: Llmcli, fake: Fake, tmp_path: Path
+) -> None:
     fake(lambda tokens: len(tokens) % 2 + 60)  # what is drawn depends on the seed
     rows = [json.dumps({"custom_id": f"n{n}", "prompt": "same", "max_tokens": 8}) for n in range(6)]
     hot = ("--temp", "100", "--top-k", "0", "--min-p", "0", "--top-p", "1")
     llmcli("batch", "fake", lines(tmp_path, *rows), "-o", str(tmp_path / "one"), *hot)
-    llmcli("batch", "fake", lines(tmp_path, *reversed(rows)), "-o", str(tmp_path / "two"), *hot, "-np", "2")
+    llmcli(
+        "batch",
+        "fake",
+        lines(tmp_path, *reversed(rows)),
+        "-o",
+        str(tmp_path / "two"),
+        *hot,
+        "-np",
+        "2",
+    )
     llmcli("batch", "fake", lines(tmp_path, *rows), "-o", str(tmp_path / "three"), *hot, "-s", "7")
 
     assert texts(tmp_path / "one") == texts(tmp_path / "two") != texts(tmp_path / "three")
@@ -185,9 +238,14 @@ def test_seeds_come_from_names_and_not_from_places(llmcli: Llmcli, fake: Fake, t
 def test_run_answers_by_a_skeleton(llmcli: Llmcli, fake: Fake) -> None:
     fake(speak, n_ctx=8192)
     done = llmcli("run", "fake", "How?", "--skeleton", "-n", "300", "--temp", "0")
-    assert (done.code, done.out) == (0, "1. Find out first: ttt\n\n2. Then: nnn\n\n3. Tell them: mmm\n")
+    assert (done.code, done.out) == (
+        0,
+        "1. Find out first: ttt\n\n2. Then: nnn\n\n3. Tell them: mmm\n",
+    )
     assert "3 points at once" in done.err
-    document = json.loads(llmcli("run", "fake", "How?", "--skeleton", "-n", "300", "--temp", "0", "--json").out)
+    document = json.loads(
+        llmcli("run", "fake", "How?", "--skeleton", "-n", "300", "--temp", "0", "--json").out
+    )
     assert (document["finish"], len(document["skeleton"])) == ("stop", 3)
 
 
@@ -195,12 +253,17 @@ def test_run_answers_by_a_skeleton(llmcli: Llmcli, fake: Fake) -> None:
 def model(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random llama with heads of 32, as the reproducible mode's cache needs them."""
     folder = tmp_path_factory.mktemp("grown")
-    grown, out = checkpoint.grown(stories, folder / "model", hidden=256, layers=2, shards=1), folder / "q8.gguf"
+    grown, out = (
+        checkpoint.grown(stories, folder / "model", hidden=256, layers=2, shards=1),
+        folder / "q8.gguf",
+    )
     quantize.run(quantize.plan(convert.open_folder(grown), "Q8_0"), out, threads=1)
     return out
 
 
-def test_killed_twice_the_file_is_an_unbroken_runs(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+def test_killed_twice_the_file_is_an_unbroken_runs(
+    llmcli: Llmcli, model: Path, tmp_path: Path
+) -> None:
     rows = [json.dumps({"prompt": f"Once {n} upon", "max_tokens": 6 + n % 20}) for n in range(50)]
     own = ["batch", str(model), lines(tmp_path, *rows), "--reproducible", "-t", "1"]
     own += ["--chat-template", "{{ messages[0].content }}", "-o"]
@@ -208,13 +271,19 @@ def test_killed_twice_the_file_is_an_unbroken_runs(llmcli: Llmcli, model: Path, 
     assert llmcli(*own, str(tmp_path / "whole"), "-np", "4").code == 0
     journal = tmp_path / ".out.journal"
     for kill_at in (3, 25):
-        child = subprocess.Popen([*words, str(tmp_path / "out"), "-np", "4"], stderr=subprocess.DEVNULL)
-        while child.poll() is None and (not journal.exists() or journal.read_bytes().count(b"\n") < kill_at):
+        child = subprocess.Popen(
+            [*words, str(tmp_path / "out"), "-np", "4"], stderr=subprocess.DEVNULL
+        )
+        while child.poll() is None and (
+            not journal.exists() or journal.read_bytes().count(b"\n") < kill_at
+        ):
             os.sched_yield()
         child.kill()
         child.wait()
         assert not (tmp_path / "out").exists()
-    done = subprocess.run([*words, str(tmp_path / "out"), "-np", "4"], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [*words, str(tmp_path / "out"), "-np", "4"], check=True, capture_output=True, text=True
+    )
     assert "going on after" in done.stderr
     assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
     assert llmcli(*own, str(tmp_path / "seven"), "-np", "7", "-c", "1500").code == 0
@@ -222,4 +291,7 @@ def test_killed_twice_the_file_is_an_unbroken_runs(llmcli: Llmcli, model: Path, 
 
 
 def texts(path: Path) -> dict[str, str]:
-    return {row["custom_id"]: row["response"]["body"]["choices"][0]["message"]["content"] for row in written(path)}
+    return {
+        row["custom_id"]: row["response"]["body"]["choices"][0]["message"]["content"]
+        for row in written(path)
+    }

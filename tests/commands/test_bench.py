@@ -45,8 +45,14 @@ def test_every_row_is_kept_with_what_it_holds_for(llmcli: Llmcli, model: Path) -
 
 
 def test_json_tells_bandwidth_share_and_sequences(llmcli: Llmcli, model: Path) -> None:
-    told = rows(llmcli("bench", str(model), *WORDS, "-np", "2", "--sampling", "--remeasure", "--json"))
-    assert [(row["n_parallel"], row["sampling"]) for row in told] == [(2, False), (2, False), (2, True)]
+    told = rows(
+        llmcli("bench", str(model), *WORDS, "-np", "2", "--sampling", "--remeasure", "--json")
+    )
+    assert [(row["n_parallel"], row["sampling"]) for row in told] == [
+        (2, False),
+        (2, False),
+        (2, True),
+    ]
     prompt, alone, sampled = told
     assert {row["read_bandwidth_bytes_per_second"] for row in told} == {2e10}
     assert prompt["roofline_fraction"] is None
@@ -56,16 +62,31 @@ def test_json_tells_bandwidth_share_and_sequences(llmcli: Llmcli, model: Path) -
     assert set(sampled["sampling_extra"]) == {"ms_per_token", "low", "high", "share"}
 
 
-def test_people_get_a_column_for_sequences_and_words_for_the_rest(llmcli: Llmcli, model: Path) -> None:
+def test_people_get_a_column_for_sequences_and_words_for_the_rest(
+    llmcli: Llmcli, model: Path
+) -> None:
     out = llmcli("bench", str(model), *WORDS, "-np", "1,4", "--sampling").out
     columns = [cell.strip() for cell in out.splitlines()[0].strip("|").split("|")]
-    assert columns == ["model", "size", "params", "backend", "threads", "np", "sampling", "test", "t/s", "t/s each"]
+    assert columns == [
+        "model",
+        "size",
+        "params",
+        "backend",
+        "threads",
+        "np",
+        "sampling",
+        "test",
+        "t/s",
+        "t/s each",
+    ]
     assert "tg4 x4: sampling and detokenizing add" in out
     assert "memory gives 10.0 GB/s" in out
     assert "np" not in llmcli("bench", str(model), *WORDS).out.splitlines()[0]
 
 
-def test_more_than_memory_gives_is_explained(llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_memory_gives_is_explained(
+    llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = "above 100%: the last cache helps"
     for bandwidth, told in ((1.0, True), (1e15, False)):
         monkeypatch.setattr(reach, "known", lambda history, watcher, again, rate=bandwidth: rate)
@@ -86,7 +107,9 @@ def test_a_history_in_use_is_a_warning_and_the_results_are_there(
     assert "another program is using it" in done.err
 
 
-def test_a_damaged_history_is_set_aside_and_the_results_are_kept(llmcli: Llmcli, model: Path) -> None:
+def test_a_damaged_history_is_set_aside_and_the_results_are_kept(
+    llmcli: Llmcli, model: Path
+) -> None:
     rows(llmcli("bench", str(model), *WORDS, "--json"))
     file = path(config.load())
     file.write_bytes(b"garbled" * 1000)
@@ -105,11 +128,15 @@ def test_nothing_is_kept_where_that_is_wished(llmcli: Llmcli, model: Path, home:
 def test_repetitions_that_are_far_apart_are_told(
     llmcli: Llmcli, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmcli.bench.kernel.Result.spread", property(lambda one: 0.5 if one.test.n_gen else 0.01))
+    monkeypatch.setattr(
+        "llmcli.bench.kernel.Result.spread", property(lambda one: 0.5 if one.test.n_gen else 0.01)
+    )
     err = llmcli("bench", str(model), "-p", "8", "-n", "4", "-r", "3", "-t", "1").err
     assert "the repetitions of tg4 differ by 50%" in err
     monkeypatch.setattr("llmcli.bench.kernel.Result.spread", property(lambda one: 0.01))
-    assert "differ" not in llmcli("bench", str(model), "-p", "8", "-n", "4", "-r", "3", "-t", "1").err
+    assert (
+        "differ" not in llmcli("bench", str(model), "-p", "8", "-n", "4", "-r", "3", "-t", "1").err
+    )
 
 
 def test_beyond_the_training_length_is_told(llmcli: Llmcli, model: Path) -> None:
@@ -151,7 +178,11 @@ def test_ctrl_c_leaves_what_was_finished_in_the_history(
 
 
 def test_mistakes_are_one_line(llmcli: Llmcli, model: Path) -> None:
-    for words, why in ((["-np", "0"], "-np is 0"), (["-np", "257"], "-np is 257"), (["-np", "x"], "-np does not")):
+    for words, why in (
+        (["-np", "0"], "-np is 0"),
+        (["-np", "257"], "-np is 257"),
+        (["-np", "x"], "-np does not"),
+    ):
         done = llmcli("bench", str(model), *words)
         assert (done.code, done.out) == (1, "")
         assert why in done.err

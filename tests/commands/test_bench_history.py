@@ -12,7 +12,10 @@ Llmcli = Callable[..., Done]
 
 def keep(*models: str) -> None:
     told = {"n_threads": 2, "samples_ts": [10.0, 12.0], "samples_ns": [100, 120], "sampling": False}
-    runs = [Run("2026-11-22T04:00:00Z", "a machine", "b", name, None, "c" * 64, "tg128", told) for name in models]
+    runs = [
+        Run("2026-11-22T04:00:00Z", "a machine", "b", name, None, "c" * 64, "tg128", told)
+        for name in models
+    ]
     History(path(config.load()), UI()).append(runs)
 
 
@@ -22,7 +25,9 @@ def test_runs_are_listed_oldest_first_and_filtered(llmcli: Llmcli) -> None:
     assert [line.split()[0] for line in lines[1:4]] == ["1", "2", "3"]
     assert "11.00 ± 1.41" in lines[1]
     assert "machine: a machine" in lines[-1]
-    assert [row["id"] for row in json.loads(llmcli("bench", "history", "--model", "one", "--json").out)] == [1, 3]
+    assert [
+        row["id"] for row in json.loads(llmcli("bench", "history", "--model", "one", "--json").out)
+    ] == [1, 3]
     (row,) = json.loads(llmcli("bench", "history", "--last", "1", "--json").out)
     assert (row["id"], row["test"], row["samples_ts"]) == (3, "tg128", [10.0, 12.0])
 

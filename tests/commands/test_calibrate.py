@@ -24,7 +24,9 @@ Llmcli = Callable[..., Done]
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some 400 of the tiny models' tokens: nearly a byte each."""
     path = tmp_path_factory.mktemp("text") / "some.txt"
-    path.write_text("The quick brown fox jumps over the lazy dog, and the dog sleeps on. " * 6, encoding="utf-8")
+    path.write_text(
+        "The quick brown fox jumps over the lazy dog, and the dog sleeps on. " * 6, encoding="utf-8"
+    )
     return path
 
 
@@ -41,12 +43,24 @@ def test_sums_are_those_of_transformers_own_activations(
 
     out = tmp_path / "stats.gguf"
     done = llmcli(
-        "calibrate", str(stories_gguf), "-o", str(out), "--text", str(text), "--ctx", "64", "-t", "1", "--json"
+        "calibrate",
+        str(stories_gguf),
+        "-o",
+        str(out),
+        "--text",
+        str(text),
+        "--ctx",
+        "64",
+        "-t",
+        "1",
+        "--json",
     )
     assert done.code == 0, done.err
     told = json.loads(done.out)
     with open_model(stories_gguf, vocab_only=True) as vocabulary:
-        ids = vocabulary.tokenize(text.read_text().removesuffix("\n"), special=False, add_special=True)
+        ids = vocabulary.tokenize(
+            text.read_text().removesuffix("\n"), special=False, add_special=True
+        )
         bos = vocabulary.bos
     chunks = torch.tensor(ids[: len(ids) // 64 * 64]).view(-1, 64)
     chunks[:, 0] = bos
@@ -55,11 +69,16 @@ def test_sums_are_those_of_transformers_own_activations(
     layers = model.model.layers
     seen: dict[str, Any] = {}
     for name, module in {
-        "blk.0.attn_q.weight": layers[0].self_attn.q_proj, "blk.2.attn_v.weight": layers[2].self_attn.v_proj,
-        "blk.4.attn_output.weight": layers[4].self_attn.o_proj, "blk.4.ffn_up.weight": layers[4].mlp.up_proj,
-        "blk.4.ffn_down.weight": layers[4].mlp.down_proj, "token_embd.weight": model.lm_head,
-    }.items():  # fmt: skip
-        module.register_forward_hook(lambda _, entered, __, name=name: seen.update({name: entered[0].double()}))
+        "blk.0.attn_q.weight": layers[0].self_attn.q_proj,
+        "blk.2.attn_v.weight": layers[2].self_attn.v_proj,
+        "blk.4.attn_output.weight": layers[4].self_attn.o_proj,
+        "blk.4.ffn_up.weight": layers[4].mlp.up_proj,
+        "blk.4.ffn_down.weight": layers[4].mlp.down_proj,
+        "token_embd.weight": model.lm_head,
+    }.items():
+        module.register_forward_hook(
+            lambda _, entered, __, name=name: seen.update({name: entered[0].double()})
+        )
     with torch.inference_mode():
         model(chunks)
     for name, entered in seen.items():
@@ -75,17 +94,30 @@ def test_moments_of_values_are_of_what_transformers_attention_mixes(
     from llmcli.runtime.binding.model import open_model
 
     out = tmp_path / "moments.gguf"
-    words = ("calibrate", str(stories_gguf), "-o", str(tmp_path / "stats.gguf"), "--moments", str(out))
+    words = (
+        "calibrate",
+        str(stories_gguf),
+        "-o",
+        str(tmp_path / "stats.gguf"),
+        "--moments",
+        str(out),
+    )
     done = llmcli(*words, "--text", str(text), "--ctx", "64", "-t", "1", "--ubatch-size", "24")
     assert done.code == 0, done.err
     with open_model(stories_gguf, vocab_only=True) as vocabulary:
-        ids = vocabulary.tokenize(text.read_text().removesuffix("\n"), special=False, add_special=True)
+        ids = vocabulary.tokenize(
+            text.read_text().removesuffix("\n"), special=False, add_special=True
+        )
         bos = vocabulary.bos
     chunks = torch.tensor(ids[: len(ids) // 64 * 64]).view(-1, 64)
     chunks[:, 0] = bos
-    model = transformers.AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        stories, dtype=torch.float32, attn_implementation="eager"
+    )
     entered: list[Any] = []
-    model.model.layers[2].self_attn.v_proj.register_forward_hook(lambda _, rows, __: entered.append(rows[0]))
+    model.model.layers[2].self_attn.v_proj.register_forward_hook(
+        lambda _, rows, __: entered.append(rows[0])
+    )
     with torch.inference_mode():
         shares = model(chunks, output_attentions=True).attentions[2]
     shares = shares[:, :, EVERY - 1 :: EVERY]  # [chunks, heads, every other query, keys]
@@ -102,7 +134,20 @@ def test_moments_of_values_are_of_what_transformers_attention_mixes(
 def test_llama_s_own_names_counts_and_keys(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
     model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=2)
     out = tmp_path / "stats.gguf"
-    words = ("calibrate", str(model), "-o", str(out), "--text", str(text), "--ctx", "32", "--chunks", "3", "-t", "1")
+    words = (
+        "calibrate",
+        str(model),
+        "-o",
+        str(out),
+        "--text",
+        str(text),
+        "--ctx",
+        "32",
+        "--chunks",
+        "3",
+        "-t",
+        "1",
+    )
     done = llmcli(*words)
     assert done.code == 0, done.err
     assert "15 tensors over 96 tokens in 3 chunks of 32" in done.out
@@ -120,24 +165,34 @@ def test_llama_s_own_names_counts_and_keys(llmcli: Llmcli, tmp_path: Path, text:
 def test_each_expert_has_sums_of_its_own(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
     model = tiny.llama(tmp_path / "moe.gguf", hidden=64, ff=96, layers=1, experts=4)
     out = tmp_path / "stats.gguf"
-    done = llmcli("calibrate", str(model), "-o", str(out), "--text", str(text), "--ctx", "32", "-t", "1")
+    done = llmcli(
+        "calibrate", str(model), "-o", str(out), "--text", str(text), "--ctx", "32", "-t", "1"
+    )
     assert done.code == 0, done.err
     entries = imatrix.load(out).entries
-    up, gate, router = (entries[f"blk.0.{role}.weight"] for role in ("ffn_up_exps", "ffn_gate_exps", "ffn_gate_inp"))
+    up, gate, router = (
+        entries[f"blk.0.{role}.weight"] for role in ("ffn_up_exps", "ffn_gate_exps", "ffn_gate_inp")
+    )
     (tokens,) = router.divisors
     assert len(up.divisors) == 4
     assert sum(up.divisors) == 2 * tokens
     assert up.divisors == gate.divisors
     share = np.array(up.divisors) / sum(up.divisors)
     each = up.vectors(0, 4, 64)
-    # Every token goes to two experts: their sums together are twice those of the router, which sees the same rows.
+    # Every token goes to two experts: their sums together are twice those of the router, which sees
+    # the same rows.
     assert np.allclose(share @ each, router.vectors(0, 1, 64)[0], rtol=1e-5)
 
 
 def test_quantize_takes_it(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
     model = tiny.llama(tmp_path / "tiny.gguf", hidden=256, ff=256, layers=1, tied=True)
     out = tmp_path / "stats.gguf"
-    assert llmcli("calibrate", str(model), "-o", str(out), "--text", str(text), "--ctx", "32", "-t", "1").code == 0
+    assert (
+        llmcli(
+            "calibrate", str(model), "-o", str(out), "--text", str(text), "--ctx", "32", "-t", "1"
+        ).code
+        == 0
+    )
     small = tmp_path / "small.gguf"
     done = llmcli("quantize", str(model), "--q2_k", "--imatrix", str(out), "-o", str(small))
     assert done.code == 0, done.err
@@ -149,7 +204,9 @@ def test_mistakes_are_one_line(llmcli: Llmcli, tmp_path: Path, text: Path) -> No
     model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
     shipped, out = tmp_path / "plays.txt", tmp_path / "stats.gguf"
     shipped.write_text(words_of(None)[0], encoding="utf-8")
-    norm = next(one for one in container.read(model).tensors if one.name == "blk.0.attn_norm.weight")
+    norm = next(
+        one for one in container.read(model).tensors if one.name == "blk.0.attn_norm.weight"
+    )
     raw = bytearray(model.read_bytes())
     raw[norm.offset : norm.offset + 4] = np.float32(np.nan).tobytes()
     (broken := tmp_path / "nan.gguf").write_bytes(raw)
@@ -157,7 +214,10 @@ def test_mistakes_are_one_line(llmcli: Llmcli, tmp_path: Path, text: Path) -> No
         ((str(model), "--text", str(shipped)), "nothing may be calibrated with it"),
         ((str(model), "--text", str(text)), "chunks of 512 need at least 1024 tokens, it has"),
         ((str(broken), "--text", str(text), "--ctx", "32"), "what enters blk.0.attn_"),
-        ((str(broken), "--text", str(text), "--ctx", "32", "--moments", str(out) + "2"), "what enters blk.0.attn_"),
+        (
+            (str(broken), "--text", str(text), "--ctx", "32", "--moments", str(out) + "2"),
+            "what enters blk.0.attn_",
+        ),
     ):
         done = llmcli("calibrate", *words, "-o", str(out), "-t", "1")
         assert (done.code, done.out) == (1, ""), words
@@ -165,14 +225,29 @@ def test_mistakes_are_one_line(llmcli: Llmcli, tmp_path: Path, text: Path) -> No
         assert not out.exists()
 
 
-def test_moments_are_numpys_own_of_the_rows_that_entered(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
+def test_moments_are_numpys_own_of_the_rows_that_entered(
+    llmcli: Llmcli, tmp_path: Path, text: Path
+) -> None:
     from llmcli.runtime.activations import open_activations
     from llmcli.runtime.binding.context import ContextOptions
     from llmcli.runtime.binding.model import open_model
 
     model = tiny.llama(tmp_path / "moe.gguf", hidden=64, ff=96, layers=2, experts=4)
     out, second = tmp_path / "stats.gguf", tmp_path / "moments.gguf"
-    words = ("calibrate", str(model), "-o", str(out), "--text", str(text), "--ctx", "32", "--chunks", "4", "-t", "1")
+    words = (
+        "calibrate",
+        str(model),
+        "-o",
+        str(out),
+        "--text",
+        str(text),
+        "--ctx",
+        "32",
+        "--chunks",
+        "4",
+        "-t",
+        "1",
+    )
     done = llmcli(*words, "--moments", str(second))
     assert done.code == 0, done.err
     assert "second moments of the 13 inputs of 17 weights" in done.err
@@ -183,7 +258,11 @@ def test_moments_are_numpys_own_of_the_rows_that_entered(llmcli: Llmcli, tmp_pat
         ids = opened.tokenize(text.read_text(), special=False, add_special=True)[:128]
 
         def sink(seen: Any) -> None:
-            rows = seen.rows.copy() if seen.experts is None else (seen.rows.copy(), seen.experts.copy())
+            rows = (
+                seen.rows.copy()
+                if seen.experts is None
+                else (seen.rows.copy(), seen.experts.copy())
+            )
             kept.setdefault(seen.name, []).append(rows)
 
         with open_activations(
@@ -205,11 +284,14 @@ def test_moments_are_numpys_own_of_the_rows_that_entered(llmcli: Llmcli, tmp_pat
             if len(x):
                 apart = np.linalg.norm(one.sums(matrix) - x.T @ x)
                 assert apart < 1e-5 * np.linalg.norm(x.T @ x), name
-    # The sums of squares beside them are the same measurement: the imatrix does not depend on --moments.
+    # The sums of squares beside them are the same measurement: the imatrix does not depend on
+    # --moments.
     entries = imatrix.load(out).entries
     for name in found.names:
         if "attn_v" not in name:
-            np.testing.assert_allclose(found.imatrix.entries[name].sums(), entries[name].sums(), rtol=1e-5)
+            np.testing.assert_allclose(
+                found.imatrix.entries[name].sums(), entries[name].sums(), rtol=1e-5
+            )
     raw, plain = out.read_bytes(), second.read_bytes()
     assert llmcli(*words).code == 0
     for name, entry in imatrix.load(out).entries.items():
@@ -248,34 +330,71 @@ main()
 
 
 @pytest.mark.parametrize("second", [False, True])
-def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(second: bool, llmcli: Llmcli, tmp_path, text: Path) -> None:
+def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
+    second: bool, llmcli: Llmcli, tmp_path, text: Path
+) -> None:
     model = tiny.llama(tmp_path / "tiny.gguf", hidden=128, ff=160, layers=2)
     whole, broken = tmp_path / "whole.gguf", tmp_path / "broken.gguf"
-    words = ["calibrate", str(model), "--text", str(text), "--ctx", "32", "-t", "1", "--chunks", "8"]
+    words = [
+        "calibrate",
+        str(model),
+        "--text",
+        str(text),
+        "--ctx",
+        "32",
+        "-t",
+        "1",
+        "--chunks",
+        "8",
+    ]
 
     def outputs(out: Path) -> list[str]:
         more = ["--moments", str(out.with_suffix(".moments")), "--memory", "1M"] if second else []
         return ["-o", str(out), *more]
 
     assert llmcli(*words, *outputs(whole)).code == 0
-    left = 15 if second else 4  # reads until it is killed; the first of fifteen is the survey, the next eight a pass
-    done = subprocess.run([sys.executable, "-c", KILLED, str(left), *words, *outputs(broken)], capture_output=True)
+    left = (
+        15 if second else 4
+    )  # reads until it is killed; the first of fifteen is the survey, the next eight a pass
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(left), *words, *outputs(broken)], capture_output=True
+    )
     assert done.returncode == -9, done.stderr
     assert not broken.exists()
     done = llmcli(*words, *outputs(broken), "--json")
     assert done.code == 0, done.err
     assert "goes on where an earlier run was stopped" in done.err
-    assert json.loads(done.out)["resumed_chunks"] == (12 if second else 3)  # moments are saved four chunks at a time
+    assert json.loads(done.out)["resumed_chunks"] == (
+        12 if second else 3
+    )  # moments are saved four chunks at a time
     assert broken.read_bytes() == whole.read_bytes()
     if second:
-        assert broken.with_suffix(".moments").read_bytes() == whole.with_suffix(".moments").read_bytes()
+        assert (
+            broken.with_suffix(".moments").read_bytes()
+            == whole.with_suffix(".moments").read_bytes()
+        )
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_text_too_short_for_the_width_is_told_with_what_would_do(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
+def test_a_text_too_short_for_the_width_is_told_with_what_would_do(
+    llmcli: Llmcli, tmp_path: Path, text: Path
+) -> None:
     model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=96, layers=1)
     out = tmp_path / "stats.gguf"
-    words = ("calibrate", str(model), "-o", str(out), "--text", str(text), "--ctx", "32", "--chunks", "2", "-t", "1")
+    words = (
+        "calibrate",
+        str(model),
+        "-o",
+        str(out),
+        "--text",
+        str(text),
+        "--ctx",
+        "32",
+        "--chunks",
+        "2",
+        "-t",
+        "1",
+    )
     done = llmcli(*words, "--moments", str(tmp_path / "m"), "--json")
     assert done.code == 0, done.err
     assert "blk.0.ffn_down.weight has 96 columns and saw 64 rows" in done.err
@@ -288,7 +407,18 @@ def test_a_seed_chooses_the_chunks(llmcli: Llmcli, tmp_path: Path, text: Path) -
 
     def made(*more: str) -> bytes:
         out = tmp_path / "stats.gguf"
-        words = ("calibrate", str(model), "-o", str(out), "--text", str(text), "--ctx", "16", "--chunks", "2")
+        words = (
+            "calibrate",
+            str(model),
+            "-o",
+            str(out),
+            "--text",
+            str(text),
+            "--ctx",
+            "16",
+            "--chunks",
+            "2",
+        )
         assert llmcli(*words, "-t", "1", *more).code == 0
         return out.read_bytes()
 
@@ -296,7 +426,9 @@ def test_a_seed_chooses_the_chunks(llmcli: Llmcli, tmp_path: Path, text: Path) -
     assert len({made(), made("--seed", "1"), made("--seed", "2")}) == 3
 
 
-def test_files_are_merged_into_one_and_kinds_are_not_mixed(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
+def test_files_are_merged_into_one_and_kinds_are_not_mixed(
+    llmcli: Llmcli, tmp_path: Path, text: Path
+) -> None:
     model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
     a, b, m, out = (tmp_path / name for name in ("a.gguf", "b.gguf", "m.gguf", "out.gguf"))
     common = ("--text", str(text), "--ctx", "32", "-t", "1")
@@ -311,9 +443,18 @@ def test_files_are_merged_into_one_and_kinds_are_not_mixed(llmcli: Llmcli, tmp_p
         want = one.entries[name].sums() + other.entries[name].sums()
         np.testing.assert_allclose(entry.sums(), want, rtol=1e-6)
     assert llmcli("calibrate", "--merge", str(m), str(m), "-o", str(tmp_path / "mm.gguf")).code == 0
-    assert moments.load(tmp_path / "mm.gguf").inputs[0].counts[0] == 2 * moments.load(m).inputs[0].counts[0]
-    assert "is read, and would be lost" in llmcli("calibrate", "--merge", str(a), str(b), "-o", str(a)).err
-    assert "it counts twice" in llmcli("calibrate", "--merge", str(a), str(a), "-o", str(tmp_path / "aa.gguf")).err
+    assert (
+        moments.load(tmp_path / "mm.gguf").inputs[0].counts[0]
+        == 2 * moments.load(m).inputs[0].counts[0]
+    )
+    assert (
+        "is read, and would be lost"
+        in llmcli("calibrate", "--merge", str(a), str(b), "-o", str(a)).err
+    )
+    assert (
+        "it counts twice"
+        in llmcli("calibrate", "--merge", str(a), str(a), "-o", str(tmp_path / "aa.gguf")).err
+    )
     for words, why in (
         (("--merge", str(a), str(m)), "holds second moments"),
         (("--merge", str(a), "--text", str(text)), "--text does not go with --merge"),
@@ -327,33 +468,51 @@ def test_files_are_merged_into_one_and_kinds_are_not_mixed(llmcli: Llmcli, tmp_p
         assert not (tmp_path / "none.gguf").exists()
 
 
-def test_a_file_of_moments_steers_nothing_of_another_model(tmp_path: Path, llmcli: Llmcli, text: Path) -> None:
+def test_a_file_of_moments_steers_nothing_of_another_model(
+    tmp_path: Path, llmcli: Llmcli, text: Path
+) -> None:
     model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
     words = ("--text", str(text), "--ctx", "32", "-t", "1")
     second = tmp_path / "m.gguf"
-    assert llmcli("calibrate", str(model), "-o", str(tmp_path / "s"), "--moments", str(second), *words).code == 0
+    assert (
+        llmcli(
+            "calibrate", str(model), "-o", str(tmp_path / "s"), "--moments", str(second), *words
+        ).code
+        == 0
+    )
     found = moments.load(second)
     assert found.about.model == quantize.open_gguf(model).fingerprint
-    assert set(found.fitting([(t.name, t.shape) for t in container.read(model).tensors])) == found.names
+    assert (
+        set(found.fitting([(t.name, t.shape) for t in container.read(model).tensors]))
+        == found.names
+    )
 
 
 def test_no_line_of_the_text_that_ships_is_one_that_eval_reads() -> None:
     def lines(text: str) -> set[str]:
-        return {" ".join(line.split()) for line in text.splitlines() if len(" ".join(line.split())) >= 40}
+        return {
+            " ".join(line.split())
+            for line in text.splitlines()
+            if len(" ".join(line.split())) >= 40
+        }
 
     folder = resources.files("quant") / "texts"
     read = lines((folder / "evaluation.txt").read_text(encoding="utf-8"))
     files = [file for file in (folder / "calibration").iterdir() if file.is_file()]
     assert len(files) > 4
     words = [file.read_text(encoding="utf-8") for file in files]
-    talks = json.loads(next(text for text, file in zip(words, files, strict=True) if file.name == "talks.json"))
+    talks = json.loads(
+        next(text for text, file in zip(words, files, strict=True) if file.name == "talks.json")
+    )
     told = "\n".join(content for talk in talks for _, content in talk)
     assert len(read) > 1000
     assert not read & lines("\n".join([*words, told]))
     assert sum(len(text.encode()) for text in words) < 500 << 10
 
 
-def test_talks_that_ship_are_written_in_the_model_s_template(smollm2: Path, llmcli: Llmcli, tmp_path: Path) -> None:
+def test_talks_that_ship_are_written_in_the_model_s_template(
+    smollm2: Path, llmcli: Llmcli, tmp_path: Path
+) -> None:
     from llmcli.commands import texts
     from llmcli.commands.eval import side
     from llmcli.runtime.binding.model import open_model
@@ -362,7 +521,9 @@ def test_talks_that_ship_are_written_in_the_model_s_template(smollm2: Path, llmc
     subject = side(smollm2, RunOptions(512, 1, None, 512, 512, "0"), ui := UI(False))
     with open_model(smollm2, vocab_only=True) as model:
         *plain, talks = texts.shipped(subject, model, ui)
-        assert talks.words.startswith("<|im_start|>system\nYou are a helpful assistant. Answer briefly")
+        assert talks.words.startswith(
+            "<|im_start|>system\nYou are a helpful assistant. Answer briefly"
+        )
         assert talks.words.count("<|im_start|>assistant\n") > 40
         assert talks.special
         assert not any(text.special for text in plain)
@@ -381,7 +542,18 @@ def test_a_small_disk_is_told_before_anything_is_read(
 ) -> None:
     model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=64, layers=1)
     out, second = tmp_path / "stats.gguf", tmp_path / "moments.gguf"
-    words = ("calibrate", str(model), "-o", str(out), "--moments", str(second), "--text", str(text), "--ctx", "32")
+    words = (
+        "calibrate",
+        str(model),
+        "-o",
+        str(out),
+        "--moments",
+        str(second),
+        "--text",
+        str(text),
+        "--ctx",
+        "32",
+    )
     for free, code, why in (
         (1000, 1, "has 1,000 bytes free, the moments need"),
         (110_000, 0, "left to save a pass under way: a killed one is read again"),

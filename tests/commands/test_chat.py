@@ -19,19 +19,42 @@ SHAPE: dict[str, Any] = {
     "model": {"name": str, "path": str, "file_bytes": int, "file_type": str, "parameters": int},
     "text": str,
     "finish": str,
-    "tokens": [{"id": int, "text": str, "ms": NUMBER, "decode_ms": NUMBER, "sample_ms": NUMBER, "logprob": NUMBER}],
+    "tokens": [
+        {
+            "id": int,
+            "text": str,
+            "ms": NUMBER,
+            "decode_ms": NUMBER,
+            "sample_ms": NUMBER,
+            "logprob": NUMBER,
+        }
+    ],
     "timing": {
-        "load_ms": NUMBER, "prompt_tokens": int, "cached_tokens": int, "prompt_ms": NUMBER, "prompt_per_second": NUMBER,
-        "ttft_ms": NUMBER, "generated_tokens": int, "generate_ms": NUMBER, "tokens_per_second": NUMBER,
+        "load_ms": NUMBER,
+        "prompt_tokens": int,
+        "cached_tokens": int,
+        "prompt_ms": NUMBER,
+        "prompt_per_second": NUMBER,
+        "ttft_ms": NUMBER,
+        "generated_tokens": int,
+        "generate_ms": NUMBER,
+        "tokens_per_second": NUMBER,
         "tpot_ms": NUMBER,
         "itl_ms": {"p50": NUMBER, "p90": NUMBER, "p95": NUMBER, "p99": NUMBER, "max": NUMBER},
     },
     "kv": {
-        "type_k": str, "type_v": str, "bytes_per_token": int, "cells": int, "used_cells": int, "predicted_bytes": int,
-        "allocated_bytes": int, "compute_bytes": int, "output_bytes": int,
+        "type_k": str,
+        "type_v": str,
+        "bytes_per_token": int,
+        "cells": int,
+        "used_cells": int,
+        "predicted_bytes": int,
+        "allocated_bytes": int,
+        "compute_bytes": int,
+        "output_bytes": int,
     },
     "seed": int,
-}  # fmt: skip
+}
 
 
 def wrong(shape: Any, value: Any, where: str = "") -> list[str]:
@@ -39,10 +62,14 @@ def wrong(shape: Any, value: Any, where: str = "") -> list[str]:
     if isinstance(shape, dict):
         if not isinstance(value, dict) or set(shape) != set(value):
             return [f"{where}: keys {sorted(value)} instead of {sorted(shape)}"]
-        return [problem for key in shape for problem in wrong(shape[key], value[key], f"{where}.{key}")]
+        return [
+            problem for key in shape for problem in wrong(shape[key], value[key], f"{where}.{key}")
+        ]
     if isinstance(shape, list):
         return [problem for one in value for problem in wrong(shape[0], one, f"{where}[]")]
-    return [] if isinstance(value, shape) and not isinstance(value, bool) else [f"{where}: {value!r}"]
+    return (
+        [] if isinstance(value, shape) and not isinstance(value, bool) else [f"{where}: {value!r}"]
+    )
 
 
 def strictly(text: str) -> Any:
@@ -52,7 +79,9 @@ def strictly(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def test_run_prints_the_answer_on_stdout_and_the_timing_on_stderr(llmcli: Llmcli, fake: Fake) -> None:
+def test_run_prints_the_answer_on_stdout_and_the_timing_on_stderr(
+    llmcli: Llmcli, fake: Fake
+) -> None:
     fake(b"It is Paris.")
     done = llmcli("run", "fake", "Which city?", "--temp", "0")
     assert (done.code, done.out) == (0, "It is Paris.\n")
@@ -60,7 +89,9 @@ def test_run_prints_the_answer_on_stdout_and_the_timing_on_stderr(llmcli: Llmcli
     assert "KV" in done.err
 
 
-def test_run_takes_the_prompt_from_stdin_from_p_and_from_a_file(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+def test_run_takes_the_prompt_from_stdin_from_p_and_from_a_file(
+    llmcli: Llmcli, fake: Fake, tmp_path: Path
+) -> None:
     opened = fake(b"yes")
     file = tmp_path / "prompt.txt"
     file.write_text("from afar\n")
@@ -87,7 +118,9 @@ def test_escape_sequences_of_a_model_never_reach_the_terminal(llmcli: Llmcli, fa
     assert answer["text"] == evil  # programs get the exact text
 
 
-def test_a_setting_typed_wins_over_the_alias_and_that_over_the_default(llmcli: Llmcli, fake: Fake) -> None:
+def test_a_setting_typed_wins_over_the_alias_and_that_over_the_default(
+    llmcli: Llmcli, fake: Fake
+) -> None:
     fake(settings={"temp": 0.3, "top_k": 7}, system="Speak Latin.")
     out = llmcli("chat", "fake", "--top-k", "9", stdin=b"/show\n").out
     rows = {line.split()[0]: line.split()[1] for line in out.splitlines() if len(line.split()) > 1}
@@ -112,7 +145,9 @@ def test_raw_sends_the_prompt_as_it_is(llmcli: Llmcli, fake: Fake) -> None:
 
 def test_a_stop_text_ends_the_answer_and_is_not_shown(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"one two three")
-    done = strictly(llmcli("run", "fake", "x", "--temp", "0", "-r", " two", "-r", "three", "--json").out)
+    done = strictly(
+        llmcli("run", "fake", "x", "--temp", "0", "-r", " two", "-r", "three", "--json").out
+    )
     assert (done["text"], done["finish"]) == ("one", "stop")
 
 
@@ -125,17 +160,36 @@ def test_an_answer_that_fills_the_context_says_so(llmcli: Llmcli, fake: Fake) ->
 def test_beams_are_told_with_their_scores_best_first(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"It is Paris.")
     document = strictly(llmcli("run", "fake", "Which city?", "--beams", "3", "--json").out)
-    shape = {**SHAPE, "beams": [{"text": str, "score": NUMBER}], "kv": dict.fromkeys(SHAPE["kv"], object)}
+    shape = {
+        **SHAPE,
+        "beams": [{"text": str, "score": NUMBER}],
+        "kv": dict.fromkeys(SHAPE["kv"], object),
+    }
     assert wrong(shape, document) == []
     assert len(document["beams"]) == 3
     assert document["beams"][0]["text"] == document["text"] == "It is Paris."
-    done = llmcli("run", "fake", "Which city?", "--beams", "2", "--length-penalty", "0", "--early-stopping", "yes")
+    done = llmcli(
+        "run",
+        "fake",
+        "Which city?",
+        "--beams",
+        "2",
+        "--length-penalty",
+        "0",
+        "--early-stopping",
+        "yes",
+    )
     assert done.out == "It is Paris.\n"
-    assert [line.split()[:2] for line in done.err.splitlines()[-2:]] == [["beam", "1"], ["beam", "2"]]
+    assert [line.split()[:2] for line in done.err.splitlines()[-2:]] == [
+        ["beam", "1"],
+        ["beam", "2"],
+    ]
     assert "warning" not in done.err
 
 
-def test_sampling_settings_do_not_apply_to_beams_and_that_is_said(llmcli: Llmcli, fake: Fake) -> None:
+def test_sampling_settings_do_not_apply_to_beams_and_that_is_said(
+    llmcli: Llmcli, fake: Fake
+) -> None:
     fake(b"hello")
     done = llmcli("run", "fake", "x", "--beams", "2", "--temp", "2", "--top-k", "3")
     assert "with 2 beams the sampling settings do not apply: --temp, --top-k" in done.err
@@ -153,7 +207,9 @@ def test_three_questions_through_a_pipe_are_answered_in_order(llmcli: Llmcli, fa
 
 def test_an_error_in_one_line_is_told_and_the_next_goes_on(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"ok", n_ctx=128)
-    lines = b"/nonsense\n" + b"x" * 300 + b"\nbad \xff byte\n//exit is a message\n/set temp -1\nfine\n"
+    lines = (
+        b"/nonsense\n" + b"x" * 300 + b"\nbad \xff byte\n//exit is a message\n/set temp -1\nfine\n"
+    )
     done = llmcli("chat", "fake", "--temp", "0", stdin=lines)
     assert (done.code, done.out) == (1, "ok\nok\n")
     errors = [line for line in done.err.splitlines() if line.startswith("error: ")]
@@ -165,7 +221,9 @@ def test_an_error_in_one_line_is_told_and_the_next_goes_on(llmcli: Llmcli, fake:
 def test_lines_between_fences_are_one_message(llmcli: Llmcli, fake: Fake) -> None:
     opened = fake(b"ok")
     llmcli("chat", "fake", "--temp", "0", stdin=b'"""\n/a\nb\n"""\n')
-    assert b"<user>/a\nb\n<assistant>ok" in bytes(t for t in opened[0].engine.ledger.tokens[0] if t < 256)
+    assert b"<user>/a\nb\n<assistant>ok" in bytes(
+        t for t in opened[0].engine.ledger.tokens[0] if t < 256
+    )
 
 
 def test_exit_ends_the_talk_before_the_end_of_the_pipe(llmcli: Llmcli, fake: Fake) -> None:
@@ -173,14 +231,20 @@ def test_exit_ends_the_talk_before_the_end_of_the_pipe(llmcli: Llmcli, fake: Fak
     assert llmcli("chat", "fake", stdin=b"/bye\nmore\n").out == ""
 
 
-def test_a_system_text_that_the_template_drops_goes_into_the_first_message(llmcli: Llmcli, fake: Fake) -> None:
-    opened = fake(b"ok", template="{% for m in messages if m.role != 'system' %}<{{ m.content }}>{% endfor %}")
+def test_a_system_text_that_the_template_drops_goes_into_the_first_message(
+    llmcli: Llmcli, fake: Fake
+) -> None:
+    opened = fake(
+        b"ok", template="{% for m in messages if m.role != 'system' %}<{{ m.content }}>{% endfor %}"
+    )
     done = llmcli("chat", "fake", "-sys", "Be brief.", stdin=b"hi\nho\n")
     assert b"<Be brief.\n\nhi><" in bytes(t for t in opened[0].engine.ledger.tokens[0] if t < 256)
     assert done.err.count("no place for a system text") == 1
 
 
-def test_a_template_that_raises_is_one_error_and_the_talk_goes_on(llmcli: Llmcli, fake: Fake) -> None:
+def test_a_template_that_raises_is_one_error_and_the_talk_goes_on(
+    llmcli: Llmcli, fake: Fake
+) -> None:
     template = "{% if messages|length > 1 %}{{ raise_exception('alone') }}{% endif %}{{ messages[0].content }}"
     fake(b"ok", template=template)
     done = llmcli("chat", "fake", stdin=b"one\ntwo\n/clear\nthree\n")
@@ -189,11 +253,16 @@ def test_a_template_that_raises_is_one_error_and_the_talk_goes_on(llmcli: Llmcli
     assert "Traceback" not in done.err
 
 
-def test_a_chat_template_may_be_a_file_or_the_jinja_text_itself(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+def test_a_chat_template_may_be_a_file_or_the_jinja_text_itself(
+    llmcli: Llmcli, fake: Fake, tmp_path: Path
+) -> None:
     opened = fake(b"ok")
     file = tmp_path / "mine.jinja"
     file.write_text("FILE {{ messages[0].content }}")
-    for given, expected in ((str(file), b"FILE hi"), ("TEXT {{ messages[0].content }}", b"TEXT hi")):
+    for given, expected in (
+        (str(file), b"FILE hi"),
+        ("TEXT {{ messages[0].content }}", b"TEXT hi"),
+    ):
         llmcli("run", "fake", "hi", "--chat-template", given)
         assert bytes(t for t in opened[-1].engine.ledger.tokens[0] if t < 256).startswith(expected)
 
@@ -232,8 +301,18 @@ def test_a_chat_template_may_be_a_file_or_the_jinja_text_itself(llmcli: Llmcli, 
         (["run", "fake", "x", "--samples", "0"], b"", 1, "--samples is 0"),
         (["run", "fake", "x", "--samples", "-1"], b"", 1, "--samples is -1"),
         (["run", "fake", "x", "--samples", "257"], b"", 1, "--samples is 257"),
-        (["run", "fake", "x", "--samples", "100", "-n", "5"], b"", 1, "100 samples of 5 tokens and a prompt of 20 "),
-        (["run", "fake", "x", "--samples", "250"], b"", 1, "250 samples and a prompt of 20 tokens need 270 cells"),
+        (
+            ["run", "fake", "x", "--samples", "100", "-n", "5"],
+            b"",
+            1,
+            "100 samples of 5 tokens and a prompt of 20 ",
+        ),
+        (
+            ["run", "fake", "x", "--samples", "250"],
+            b"",
+            1,
+            "250 samples and a prompt of 20 tokens need 270 cells",
+        ),
         (["chat", "fake", "--samples", "2"], b"x", 2, "one answer at a time"),
         (["run", "fake", "x", "--samples", "2", "--beams", "2"], b"", 2, "exclude each other"),
         (["run", "fake", "x", "-l", "999+1"], b"", 1, "logit_bias names token 999"),
@@ -279,10 +358,17 @@ def test_a_logit_bias_may_be_given_many_times(llmcli: Llmcli, fake: Fake) -> Non
     fake(b"ok")
     bias = ["-l", f"{ord('o')}-inf", "--logit-bias", f"{ord('a')}+100"]
     assert llmcli("run", "fake", "x", "--temp", "0", "-n", "3", *bias).out == "aaa\n"
-    assert llmcli("chat", "fake", *bias, stdin=b"/set logit_bias\n/set logit_bias none\n").out.count("97+100") == 1
+    assert (
+        llmcli("chat", "fake", *bias, stdin=b"/set logit_bias\n/set logit_bias none\n").out.count(
+            "97+100"
+        )
+        == 1
+    )
 
 
-def test_a_full_disk_behind_stdout_is_one_error(llmcli: Llmcli, fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_behind_stdout_is_one_error(
+    llmcli: Llmcli, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake()
 
     class Full(io.StringIO):
@@ -294,13 +380,27 @@ def test_a_full_disk_behind_stdout_is_one_error(llmcli: Llmcli, fake: Fake, monk
             patch.setattr(sys, "stdout", Full())
             done = llmcli("run", "fake", "x", *form)
         assert done.code == 1
-        assert done.err.startswith("error: cannot write the output: No space left on device\nhint: ")
+        assert done.err.startswith(
+            "error: cannot write the output: No space left on device\nhint: "
+        )
 
 
 @pytest.mark.model
 def test_ctrl_c_ends_run_with_what_was_said_and_130(smollm2: Path) -> None:
-    words = [sys.executable, "-m", "llmcli.app", "run", str(smollm2), "Hello", "-t", "1", "--ignore-eos"]
-    child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    words = [
+        sys.executable,
+        "-m",
+        "llmcli.app",
+        "run",
+        str(smollm2),
+        "Hello",
+        "-t",
+        "1",
+        "--ignore-eos",
+    ]
+    child = subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert child.stdout
     first = child.stdout.read(1)
     child.send_signal(signal.SIGINT)
@@ -313,7 +413,9 @@ def test_ctrl_c_ends_run_with_what_was_said_and_130(smollm2: Path) -> None:
 @pytest.mark.model
 def test_ctrl_c_in_an_answer_ends_a_piped_chat(smollm2: Path, home: Path) -> None:
     words = [sys.executable, "-m", "llmcli.app", "chat", str(smollm2), "-t", "1", "--ignore-eos"]
-    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert child.stdin
     assert child.stdout
     child.stdin.write(b"one\ntwo\n")
@@ -359,11 +461,29 @@ def test_an_unknown_model_lists_the_nearest(llmcli: Llmcli) -> None:
 
 @pytest.mark.model
 def test_run_json_is_the_contracts_document(llmcli: Llmcli, smollm2: Path) -> None:
-    done = llmcli("run", str(smollm2), "Hello", "--json", "-n", "8", "-t", "1", "-c", "512", "-s", "7", "--ignore-eos")
+    done = llmcli(
+        "run",
+        str(smollm2),
+        "Hello",
+        "--json",
+        "-n",
+        "8",
+        "-t",
+        "1",
+        "-c",
+        "512",
+        "-s",
+        "7",
+        "--ignore-eos",
+    )
     document = strictly(done.out)
     assert done.code == 0
     assert wrong(SHAPE, document) == []
-    assert (document["finish"], document["seed"], document["model"]["file_type"]) == ("length", 7, "Q4_1")
+    assert (document["finish"], document["seed"], document["model"]["file_type"]) == (
+        "length",
+        7,
+        "Q4_1",
+    )
     tokens, timing, kv = document["tokens"], document["timing"], document["kv"]
     assert "".join(token["text"] for token in tokens) == document["text"]
     assert len(tokens) == timing["generated_tokens"] == 8
@@ -377,7 +497,9 @@ def test_run_json_is_the_contracts_document(llmcli: Llmcli, smollm2: Path) -> No
 
 
 @pytest.mark.model
-def test_the_second_turn_of_a_chat_reuses_the_first(llmcli: Llmcli, smollm2: Path, home: Path) -> None:
+def test_the_second_turn_of_a_chat_reuses_the_first(
+    llmcli: Llmcli, smollm2: Path, home: Path
+) -> None:
     words = ["-t", "1", "-c", "1024", "-n", "8", "--temp", "0"]
     done = llmcli("chat", str(smollm2), *words, stdin=b"Hello\n/kv\nAnd again\nMore\n")
     assert done.code == 0

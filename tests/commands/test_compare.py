@@ -22,7 +22,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every pass takes a millisecond, in a context of micro-batches of 4 twice that, whatever this machine does."""
+    """Every pass takes a millisecond, in a context of micro-batches of 4 twice that, whatever this
+    machine does.
+    """
 
     def timed(passes: Sequence[Any]) -> list[int]:
         for forward in passes:
@@ -35,7 +37,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_settings_that_differ_are_told_apart_and_by_how_much(llmcli: Llmcli, model: Path) -> None:
-    words = ("bench", "compare", str(model), "--b", "-ub 4", "-p", "8", "-n", "4", "-d", "0,8", *QUICK)
+    words = (
+        "bench",
+        "compare",
+        str(model),
+        "--b",
+        "-ub 4",
+        "-p",
+        "8",
+        "-n",
+        "4",
+        "-d",
+        "0,8",
+        *QUICK,
+    )
     told = json.loads(llmcli(*words, "--json").out)
     assert [row["test"] for row in told["tests"]] == ["pp8", "tg4", "pp8 @ d8", "tg4 @ d8"]
     assert (told["interleaved"], told["b"]["settings"]) == (True, "-ub 4")
@@ -44,22 +59,34 @@ def test_settings_that_differ_are_told_apart_and_by_how_much(llmcli: Llmcli, mod
         assert row["low"] < 0.5 < row["high"]
         assert row["confidence"] == pytest.approx(1 - 0.01 / 4)
         assert row["pairs"] == len(row["a_samples_ts"]) == len(row["b_samples_ts"]) >= 12
-        assert (row["a_median_ts"], row["verdict"][:21]) == (2 * row["b_median_ts"], "B is 0.500x as fast a")
+        assert (row["a_median_ts"], row["verdict"][:21]) == (
+            2 * row["b_median_ts"],
+            "B is 0.500x as fast a",
+        )
 
 
 @pytest.mark.usefixtures("clock")
 def test_a_thing_and_itself_are_level_and_people_get_words(llmcli: Llmcli, model: Path) -> None:
     done = llmcli("bench", "compare", str(model), str(model), "-p", "0", "-n", "4", *QUICK)
     assert done.code == 0
-    for words in ("tiny.gguf\n", "tg4: no difference this noise supports: ratio 1.000", "B / A", "probability of 0.99"):
+    for words in (
+        "tiny.gguf\n",
+        "tg4: no difference this noise supports: ratio 1.000",
+        "B / A",
+        "probability of 0.99",
+    ):
         assert words in done.out
     assert "noisy" not in done.err
 
 
 @pytest.mark.parametrize("apart", [(), ("--apart",)])
-def test_two_models_are_measured_for_real(llmcli: Llmcli, model: Path, tmp_path: Path, apart: tuple[str, ...]) -> None:
+def test_two_models_are_measured_for_real(
+    llmcli: Llmcli, model: Path, tmp_path: Path, apart: tuple[str, ...]
+) -> None:
     other = tiny.llama(tmp_path / "other.gguf", hidden=64, ff=128, layers=1)
-    done = llmcli("bench", "compare", str(model), str(other), "-p", "8", "-n", "4", *QUICK, *apart, "--json")
+    done = llmcli(
+        "bench", "compare", str(model), str(other), "-p", "8", "-n", "4", *QUICK, *apart, "--json"
+    )
     told = json.loads(done.out)
     assert [Path(told[side]["path"]).name for side in "ab"] == ["tiny.gguf", "other.gguf"]
     for row in told["tests"]:
@@ -70,9 +97,16 @@ def test_two_models_are_measured_for_real(llmcli: Llmcli, model: Path, tmp_path:
 def test_saved_runs_need_no_model(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
     files = []
     for number in range(2):
-        rows = json.loads(llmcli("bench", str(model), "-p", "8", "-n", "4", "-r", "3", "-t", "1", "-o", "json").out)
+        rows = json.loads(
+            llmcli(
+                "bench", str(model), "-p", "8", "-n", "4", "-r", "3", "-t", "1", "-o", "json"
+            ).out
+        )
         for row in rows:
-            row["samples_ts"], row["n_threads"] = [[100.0, 101.0, 99.0], [300.0, 303.0, 297.0]][number], 1 + number
+            row["samples_ts"], row["n_threads"] = (
+                [[100.0, 101.0, 99.0], [300.0, 303.0, 297.0]][number],
+                1 + number,
+            )
         files.append(tmp_path / f"{number}.json")
         files[-1].write_text(json.dumps(rows))
     done = llmcli("bench", "compare", *map(str, files), "--json")
@@ -82,7 +116,11 @@ def test_saved_runs_need_no_model(llmcli: Llmcli, model: Path, tmp_path: Path) -
         assert row["differs"] and row["ratio"] == pytest.approx(3)
         assert ["n_threads", 1, 2] in row["differing"] and row["pairs"] is None
     done = llmcli("bench", "compare", *map(str, files))
-    assert "n_threads: 1 in A, 2 in B" in done.out and "tg4: B is 3.0" in done.out and "noisy" not in done.err
+    assert (
+        "n_threads: 1 in A, 2 in B" in done.out
+        and "tg4: B is 3.0" in done.out
+        and "noisy" not in done.err
+    )
     for row in rows:
         row["samples_ts"] = [300.0, 100.0, 50.0]
     files[1].write_text(json.dumps(rows))
@@ -120,15 +158,20 @@ def test_mistakes_are_one_line(llmcli: Llmcli, words: list[str], code: int, why:
     assert why in done.err
 
 
-def test_a_saved_run_is_not_compared_with_a_model_nor_measured_again(llmcli: Llmcli, tmp_path: Path) -> None:
+def test_a_saved_run_is_not_compared_with_a_model_nor_measured_again(
+    llmcli: Llmcli, tmp_path: Path
+) -> None:
     file = tmp_path / "a.json"
     file.write_text(json.dumps([{"n_prompt": 0, "n_gen": 4, "samples_ts": [1.0, 1.1]}]))
-    for words, why in (((str(file), "m"), "and m is none"), ((str(file),), "and nothing is none"),
-                       ((str(file), str(file), "--a", "-t 1"), "measured already"),
-                       ((str(file), str(file), "--seconds", "3"), "measured already"),
-                       ((str(file), str(file), "--precision", "3"), "measured already"),
-                       ((str(file), str(file), "--apart"), "measured already"),
-                       (("x.gguf", "--anyway"), "for saved runs")):  # fmt: skip
+    for words, why in (
+        ((str(file), "m"), "and m is none"),
+        ((str(file),), "and nothing is none"),
+        ((str(file), str(file), "--a", "-t 1"), "measured already"),
+        ((str(file), str(file), "--seconds", "3"), "measured already"),
+        ((str(file), str(file), "--precision", "3"), "measured already"),
+        ((str(file), str(file), "--apart"), "measured already"),
+        (("x.gguf", "--anyway"), "for saved runs"),
+    ):
         done = llmcli("bench", "compare", *words)
         assert (done.code, done.out) == (2, "")
         assert why in done.err

@@ -17,17 +17,26 @@ Llmcli = Callable[..., Done]
 Fake = Callable[..., list[Any]]
 CALL = {
     "type": "object",
-    "properties": {"radius": {"type": "integer", "minimum": 0, "maximum": 99}, "unit": {"enum": ["metre", "inch"]}},
+    "properties": {
+        "radius": {"type": "integer", "minimum": 0, "maximum": 99},
+        "unit": {"enum": ["metre", "inch"]},
+    },
     "required": ["radius", "unit"],
     "additionalProperties": False,
 }
 
 
-def test_run_answers_with_a_document_of_the_schema(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+def test_run_answers_with_a_document_of_the_schema(
+    llmcli: Llmcli, fake: Fake, tmp_path: Path
+) -> None:
     fake(b"Gladly! It is 4 metres.")
     file = tmp_path / "call.json"
     file.write_text(json.dumps(CALL))
-    for words in (["-jf", str(file)], ["--json-schema", json.dumps(CALL)], ["-j", json.dumps(CALL), "--temp", "0"]):
+    for words in (
+        ["-jf", str(file)],
+        ["--json-schema", json.dumps(CALL)],
+        ["-j", json.dumps(CALL), "--temp", "0"],
+    ):
         done = llmcli("run", "fake", "Which radius?", *words)
         assert done.code == 0, done.err
         jsonschema.validate(json.loads(done.out), CALL)
@@ -40,9 +49,13 @@ def test_json_tells_of_the_constraint_and_marks_forced_tokens(llmcli: Llmcli, fa
     jsonschema.validate(json.loads(told["text"]), CALL)
     forced = [token for token in told["tokens"] if token["forced"]]
     assert told["constraint"] == {
-        "kind": "json_schema", "engine": "llguidance", "jump": "lossless", "complete": True,
-        "forced_tokens": len(forced), "constraint_ms": pytest.approx(sum(t["constraint_ms"] for t in told["tokens"])),
-    }  # fmt: skip
+        "kind": "json_schema",
+        "engine": "llguidance",
+        "jump": "lossless",
+        "complete": True,
+        "forced_tokens": len(forced),
+        "constraint_ms": pytest.approx(sum(t["constraint_ms"] for t in told["tokens"])),
+    }
     assert len(forced) > 15
     assert {token["logprob"] for token in forced} == {None}
     assert told["finish"] == "stop"
@@ -53,7 +66,10 @@ def test_an_answer_that_was_cut_is_no_success_and_says_why(llmcli: Llmcli, fake:
     done = llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "-n", "7")
     assert done.code == 1
     assert done.out == '{"radiu\n'
-    assert "error: the JSON document is incomplete: its limit of 7 tokens came first\nhint: " in done.err
+    assert (
+        "error: the JSON document is incomplete: its limit of 7 tokens came first\nhint: "
+        in done.err
+    )
     done = llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "-r", "unit", "--json")
     assert done.code == 1
     told = json.loads(done.out)
@@ -65,13 +81,17 @@ def test_an_answer_that_was_cut_is_no_success_and_says_why(llmcli: Llmcli, fake:
     assert "incomplete: the context is full" in done.err
 
 
-def test_an_answer_may_end_at_its_limit_where_the_grammar_accepts(llmcli: Llmcli, fake: Fake) -> None:
+def test_an_answer_may_end_at_its_limit_where_the_grammar_accepts(
+    llmcli: Llmcli, fake: Fake
+) -> None:
     fake(b"aaaaaaaaaaaaaaaaaaaaa")
     done = llmcli("run", "fake", "Which?", "--grammar", "root ::= [a-z]+", "-n", "4", "--temp", "0")
     assert (done.code, done.out) == (0, "aaaa\n")
 
 
-def test_beams_are_documents_of_the_schema_all_of_them(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
+def test_beams_are_documents_of_the_schema_all_of_them(
+    llmcli: Llmcli, fake: Fake, tmp_path: Path
+) -> None:
     fake(b"Gladly! It is 4 metres.")
     file = tmp_path / "call.json"
     file.write_text(json.dumps(CALL))
@@ -84,7 +104,9 @@ def test_beams_are_documents_of_the_schema_all_of_them(llmcli: Llmcli, fake: Fak
     assert len({one["text"] for one in told["beams"]}) == 4
     assert told["text"] == told["beams"][0]["text"]
     assert (told["constraint"]["jump"], told["constraint"]["complete"]) == ("off", True)
-    assert told["constraint"]["constraint_ms"] == pytest.approx(sum(t["constraint_ms"] for t in told["tokens"]))
+    assert told["constraint"]["constraint_ms"] == pytest.approx(
+        sum(t["constraint_ms"] for t in told["tokens"])
+    )
     cut = llmcli("run", "fake", "Which radius?", "-jf", str(file), "--beams", "4", "-n", "7")
     assert (cut.code, cut.out) == (1, '{"radiu\n')
     assert "error: the JSON document is incomplete: its limit of 7 tokens came first\n" in cut.err
@@ -97,17 +119,29 @@ def test_samples_are_told_apart(llmcli: Llmcli, fake: Fake) -> None:
     assert {json.loads(one["text"]) for one in told} <= {True, False}
     assert [one["constraint"]["complete"] for one in told] == [True] * 3
     assert done.code == 0
-    cut = llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "--samples", "2", "-n", "9", "--json")
-    assert [one["constraint"]["complete"] for one in json.loads(cut.out)["samples"]] == [False, False]
+    cut = llmcli(
+        "run", "fake", "Which?", "-j", json.dumps(CALL), "--samples", "2", "-n", "9", "--json"
+    )
+    assert [one["constraint"]["complete"] for one in json.loads(cut.out)["samples"]] == [
+        False,
+        False,
+    ]
     assert cut.code == 1
 
 
-def test_the_document_comes_after_the_thinking_that_the_prompt_opens(llmcli: Llmcli, fake: Fake) -> None:
-    fake(b"Let me see.</think>\n\nIt is four.", template=TEMPLATE + "{% if add_generation_prompt %}<think>{% endif %}")
+def test_the_document_comes_after_the_thinking_that_the_prompt_opens(
+    llmcli: Llmcli, fake: Fake
+) -> None:
+    fake(
+        b"Let me see.</think>\n\nIt is four.",
+        template=TEMPLATE + "{% if add_generation_prompt %}<think>{% endif %}",
+    )
     done = llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "--temp", "0")
     assert done.code == 0, done.err
     jsonschema.validate(json.loads(done.out), CALL)
-    told = json.loads(llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "--temp", "0", "--json").out)
+    told = json.loads(
+        llmcli("run", "fake", "Which?", "-j", json.dumps(CALL), "--temp", "0", "--json").out
+    )
     assert told["thinking"] == "<think>Let me see.</think>"
     jsonschema.validate(json.loads(told["content"]), CALL)
     assert told["constraint"]["complete"]
@@ -141,7 +175,11 @@ def test_every_answer_of_a_chat_follows_the_grammar(llmcli: Llmcli, fake: Fake) 
         (["-j", "{'a': 1}"], 1, "the schema is not JSON"),
         (["-j", '{"not": {}}'], 1, "cannot be enforced: not at #"),
         (["--grammar", "root ::= <[5]>"], 1, "only --grammar-engine llama takes tokens"),
-        (["--grammar", "root ::= nothing"], 1, "line 1, column 10: there is no rule called nothing"),
+        (
+            ["--grammar", "root ::= nothing"],
+            1,
+            "line 1, column 10: there is no rule called nothing",
+        ),
     ],
 )
 def test_contradictions_and_mistakes_are_one_line_before_a_model_is_loaded(
@@ -158,20 +196,33 @@ def test_what_only_the_engine_refuses_leaves_the_chat_intact(llmcli: Llmcli, fak
     fake(b"Gladly!")
     done = llmcli("run", "fake", "Which?", "-j", '{"items": {"type": "text"}}')
     assert done.code == 1
-    assert done.err.startswith("error: the schema cannot be followed at #/items: Invalid type: text\n")
+    assert done.err.startswith(
+        "error: the schema cannot be followed at #/items: Invalid type: text\n"
+    )
 
 
 @pytest.mark.parametrize(
-    "settings", [{"temp": 0}, {"seed": 3}, {"mirostat": 2}, {"xtc_probability": 0.5, "typical": 0.5}], ids=str
+    "settings",
+    [{"temp": 0}, {"seed": 3}, {"mirostat": 2}, {"xtc_probability": 0.5, "typical": 0.5}],
+    ids=str,
 )
 def test_a_real_models_answers_are_valid(settings: dict[str, float], stories_gguf: Path) -> None:
-    schema = {**CALL, "properties": {**CALL["properties"], "note": {"type": "string", "maxLength": 12}}}  # type: ignore[dict-item]
-    asked = Constraint("json_schema", json.dumps({**schema, "required": ["radius", "unit", "note"]}))
+    schema = {
+        **CALL,
+        "properties": {**CALL["properties"], "note": {"type": "string", "maxLength": 12}},
+    }  # type: ignore[dict-item]
+    asked = Constraint(
+        "json_schema", json.dumps({**schema, "required": ["radius", "unit", "note"]})
+    )
     with open_runner(stories_gguf, RunOptions(ctx_size=256, threads=1), raw=True) as runner:
         request = Request(
-            runner.encode_text("Once upon a time"), defaults().with_values(settings), 128, strategy="guided",
-            grammar=runner.grammars(asked), logprobs=True,
-        )  # fmt: skip
+            runner.encode_text("Once upon a time"),
+            defaults().with_values(settings),
+            128,
+            strategy="guided",
+            grammar=runner.grammars(asked),
+            logprobs=True,
+        )
         reply = runner.reply(request)
         list(reply)
         runner.engine.ledger.check()

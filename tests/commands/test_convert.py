@@ -11,7 +11,12 @@ import pytest
 from quant import container, quantize
 from tests.quant import checkpoint
 
-TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
 
 
 @pytest.fixture
@@ -30,19 +35,26 @@ def types(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-def test_auto_trusts_the_tensors_and_not_the_config(llmcli: Any, folder: Path, tmp_path: Path, dtype: str) -> None:
+def test_auto_trusts_the_tensors_and_not_the_config(
+    llmcli: Any, folder: Path, tmp_path: Path, dtype: str
+) -> None:
     checkpoint.edit(folder / "config.json", torch_dtype="float16" if dtype != "F16" else "bfloat16")
     stored_as(folder, dtype)
     done = llmcli("convert", str(folder), "--json")
     assert done.code == 0, done.err
     document = json.loads(done.out)
-    assert (document["file_type"], document["path"]) == (dtype, str(tmp_path / f"stories260K-{dtype}.gguf"))
+    assert (document["file_type"], document["path"]) == (
+        dtype,
+        str(tmp_path / f"stories260K-{dtype}.gguf"),
+    )
     assert types(Path(document["path"])) == {dtype}
     assert dtype in done.err
 
 
 @pytest.mark.parametrize("outtype", ["f32", "f16", "bf16", "q8_0"])
-def test_the_type_is_the_one_asked_for(llmcli: Any, folder: Path, tmp_path: Path, outtype: str) -> None:
+def test_the_type_is_the_one_asked_for(
+    llmcli: Any, folder: Path, tmp_path: Path, outtype: str
+) -> None:
     out = tmp_path / "out.gguf"
     assert llmcli("convert", str(folder), "-o", str(out), "--outtype", outtype).code == 0
     header = container.read(out)
@@ -51,7 +63,9 @@ def test_the_type_is_the_one_asked_for(llmcli: Any, folder: Path, tmp_path: Path
     assert outtype.upper() in types(out)
 
 
-def test_a_convert_and_a_quantize_to_the_same_type_are_the_same_file(llmcli: Any, folder: Path, tmp_path: Path) -> None:
+def test_a_convert_and_a_quantize_to_the_same_type_are_the_same_file(
+    llmcli: Any, folder: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "stories260K-BF16.gguf"
     assert llmcli("quantize", str(folder), "--bf16").code == 0
     before = out.read_bytes()
@@ -98,7 +112,10 @@ def test_a_finetune_without_a_tokenizer_is_told_whose_it_may_take(
     out = tmp_path / "out.gguf"
     done = llmcli(command, str(folder), "--tokenizer", str(stories), "-o", str(out))
     assert done.code == 0, done.err
-    assert container.read(out).number("llama.vocab_size") is not None or quantize.open_gguf(out).weights
+    assert (
+        container.read(out).number("llama.vocab_size") is not None
+        or quantize.open_gguf(out).weights
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,7 +141,9 @@ def test_a_mistake_is_one_line_and_a_hint(
     assert "Traceback" not in done.err
 
 
-def test_the_flags_of_folders_are_refused_for_a_gguf(llmcli: Any, folder: Path, tmp_path: Path) -> None:
+def test_the_flags_of_folders_are_refused_for_a_gguf(
+    llmcli: Any, folder: Path, tmp_path: Path
+) -> None:
     llmcli("convert", str(folder), "-o", str(tmp_path / "x.gguf"))
     for flag in (["--tokenizer", str(folder)], ["--allow-pickle"]):
         done = llmcli("quantize", str(tmp_path / "x.gguf"), *flag)
@@ -143,7 +162,10 @@ def test_a_models_name_goes_into_the_store(llmcli: Any, folder: Path, home: Path
 
 def test_pickled_weights_need_a_word(llmcli: Any, folder: Path, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: pickles have no writer")
-    weights = {name: torch.from_numpy(a.copy()) for name, a in checkpoint.read(folder / "model.safetensors").items()}
+    weights = {
+        name: torch.from_numpy(a.copy())
+        for name, a in checkpoint.read(folder / "model.safetensors").items()
+    }
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
     done = llmcli("convert", str(folder))

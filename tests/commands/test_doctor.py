@@ -1,4 +1,6 @@
-"""`llmcli doctor`: the document, the warnings with their commands, and nothing over the network unasked."""
+"""`llmcli doctor`: the document, the warnings with their commands, and nothing over the network
+unasked.
+"""
 
 import json
 import socket
@@ -38,7 +40,18 @@ def test_the_document(llmcli: Llmcli, home: Path) -> None:
     done = llmcli("doctor", "--json")
     assert done.code == 0
     told = document(done)
-    parts = ("versions", "cpu", "backends", "devices", "memory", "folders", "network", "workers", "warnings", "ray")
+    parts = (
+        "versions",
+        "cpu",
+        "backends",
+        "devices",
+        "memory",
+        "folders",
+        "network",
+        "workers",
+        "warnings",
+        "ray",
+    )
     assert tuple(told) == parts
     assert told["versions"]["llmcli"]
     assert told["versions"]["llama-cpp-python"]
@@ -61,7 +74,9 @@ def test_people_get_words(llmcli: Llmcli) -> None:
         assert words in out
 
 
-def test_a_build_without_avx2_is_told_with_the_rebuild_command(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_without_avx2_is_told_with_the_rebuild_command(
+    llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cpu, "built", lambda: cpu.parse("CPU : SSE3 = 1 | AVX = 1 | "))
     monkeypatch.setattr(cpu, "words", lambda: frozenset({"pni", "avx", "avx2", "fma"}))
     done = llmcli("doctor")
@@ -73,7 +88,9 @@ def test_a_build_without_avx2_is_told_with_the_rebuild_command(llmcli: Llmcli, m
     assert "-m pip install --force-reinstall" in llmcli("doctor").err
 
 
-def test_a_build_for_another_processor_is_told(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_for_another_processor_is_told(
+    llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cpu, "words", lambda: frozenset({"pni"}))
     monkeypatch.setattr(cpu, "built", lambda: cpu.parse("CPU : SSE3 = 1 | AVX512 = 1 | "))
     assert "AVX512, which this processor lacks" in llmcli("doctor").err
@@ -109,7 +126,11 @@ def test_without_proc_and_with_little_memory_figures_are_unknown(
         monkeypatch.setattr(host, name, lambda: None)
     monkeypatch.setattr(cpu, "words", lambda: None)
     told = document(llmcli("doctor", "--json"))
-    assert told["memory"]["available_bytes"] is told["memory"]["read_bandwidth_bytes_per_second"] is None
+    assert (
+        told["memory"]["available_bytes"]
+        is told["memory"]["read_bandwidth_bytes_per_second"]
+        is None
+    )
     assert all(one["cpu"] is None for one in told["cpu"]["features"].values())
     assert told["cpu"]["unused"] == []
     assert "memory: unknown of unknown" in llmcli("doctor").out
@@ -148,7 +169,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Server]]:
         monkeypatch.setenv("HF_ENDPOINT", url)
         monkeypatch.setenv("PIP_INDEX_URL", url + "/simple")
         monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-        for name in ("PIP_EXTRA_INDEX_URL", "PIP_PROXY", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        for name in (
+            "PIP_EXTRA_INDEX_URL",
+            "PIP_PROXY",
+            "HTTP_PROXY",
+            "http_proxy",
+            "ALL_PROXY",
+            "all_proxy",
+        ):
             monkeypatch.delenv(name, raising=False)
         yield handler
         served.shutdown()
@@ -179,7 +207,9 @@ def test_a_network_that_does_not_answer(llmcli: Llmcli, monkeypatch: pytest.Monk
     assert "no such index" in done.out
 
 
-def test_offline_and_network_exclude_each_other(llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_and_network_exclude_each_other(
+    llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = llmcli("doctor", "--network", "--offline")
     assert (done.code, done.out) == (1, "")
     assert "--offline makes no connection" in done.err

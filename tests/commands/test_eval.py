@@ -58,12 +58,16 @@ def test_perplexity_is_that_of_transformers(
     from llmcli.runtime.binding.model import open_model
 
     with open_model(stories_gguf, vocab_only=True) as model:
-        ids = model.tokenize(text.read_text(encoding="utf-8").removesuffix("\n"), special=False, add_special=True)
+        ids = model.tokenize(
+            text.read_text(encoding="utf-8").removesuffix("\n"), special=False, add_special=True
+        )
         bos = model.bos
     chunks = torch.tensor(ids[: len(ids) // 64 * 64]).view(-1, 64)
     chunks[:, 0] = bos
     with torch.inference_mode():
-        logits = transformers.AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)(chunks).logits
+        logits = transformers.AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)(
+            chunks
+        ).logits
     logp = torch.log_softmax(logits[:, 32:-1].double(), -1)
     nll = -logp.gather(-1, chunks[:, 33:, None]).flatten()
     found = told(stories_gguf, *EXACT)
@@ -73,10 +77,14 @@ def test_perplexity_is_that_of_transformers(
     assert found["perplexity"]["error"] == pytest.approx(error, rel=1e-3)
 
 
-def test_a_file_beside_what_it_was_made_of(told: Callable[..., Any], small: Path, stories_gguf: Path) -> None:
+def test_a_file_beside_what_it_was_made_of(
+    told: Callable[..., Any], small: Path, stories_gguf: Path
+) -> None:
     found = told(small, "--base", stories_gguf)
     alone = told(stories_gguf)
-    assert found["base_perplexity"]["value"] == pytest.approx(alone["perplexity"]["value"], rel=1e-9)
+    assert found["base_perplexity"]["value"] == pytest.approx(
+        alone["perplexity"]["value"], rel=1e-9
+    )
     assert found["perplexity_ratio"]["value"] == pytest.approx(
         found["perplexity"]["value"] / found["base_perplexity"]["value"]
     )
@@ -95,9 +103,14 @@ def test_a_cache_type_can_be_judged(told: Callable[..., Any], stories_gguf: Path
 
 
 def test_what_was_killed_goes_on_and_ends_as_if_it_had_not(
-    llmcli: Llmcli, told: Callable[..., Any], small: Path, stories_gguf: Path, text: Path, home: Path,
+    llmcli: Llmcli,
+    told: Callable[..., Any],
+    small: Path,
+    stories_gguf: Path,
+    text: Path,
+    home: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     words = (small, "--base", stories_gguf, "-b", "128")  # two chunks a pass
     whole = told(*words)
     (journal,) = (home / "cache" / "evaluations").glob("*.records")
@@ -125,7 +138,9 @@ def test_what_was_killed_goes_on_and_ends_as_if_it_had_not(
     assert told(*words)["resumed_chunks"] == 6
 
 
-def test_a_small_edit_of_the_file_begins_anew(told: Callable[..., Any], small: Path, tmp_path: Path) -> None:
+def test_a_small_edit_of_the_file_begins_anew(
+    told: Callable[..., Any], small: Path, tmp_path: Path
+) -> None:
     own = Path(shutil.copy2(small, tmp_path / "own.gguf"))
     before = told(own, "--save-base", tmp_path / "base")
     assert told(own)["resumed_chunks"] == before["chunks"]
@@ -146,7 +161,9 @@ def test_a_small_edit_of_the_base_begins_anew_with_its_kept_logits(
     told(base, "--save-base", file)
     before = told(stories_gguf, "--base-logits", file)
     assert told(stories_gguf, "--base-logits", file)["resumed_chunks"] == before["chunks"]
-    tensor = next(one for one in container.read(base).tensors if one.name == "blk.0.ffn_down.weight")
+    tensor = next(
+        one for one in container.read(base).tensors if one.name == "blk.0.ffn_down.weight"
+    )
     with base.open("r+b") as stream:
         stream.seek(tensor.offset)
         stream.write(np.float16(8).tobytes())
@@ -167,12 +184,19 @@ def test_another_rotation_of_the_cache_begins_anew(
     assert told(*words)["resumed_chunks"] > 0
 
 
-def test_other_settings_begin_anew_and_more_chunks_go_on(llmcli: Llmcli, stories_gguf: Path, text: Path) -> None:
+def test_other_settings_begin_anew_and_more_chunks_go_on(
+    llmcli: Llmcli, stories_gguf: Path, text: Path
+) -> None:
     words = ("eval", str(stories_gguf), "--text", str(text), "-t", "1")
     assert "begins anew" not in llmcli(*words, "--ctx", "64", "--chunks", "2").err
-    assert "2 of 3 chunks were computed before" in llmcli(*words, "--ctx", "64", "--chunks", "3").err
+    assert (
+        "2 of 3 chunks were computed before" in llmcli(*words, "--ctx", "64", "--chunks", "3").err
+    )
     other = llmcli(*words, "--ctx", "32", "-ctk", "bf16")
-    assert "begins anew: the last evaluation of this model had another --ctx, another -ctk" in other.err
+    assert (
+        "begins anew: the last evaluation of this model had another --ctx, another -ctk"
+        in other.err
+    )
     assert "computed before" not in other.err
 
 
@@ -193,7 +217,9 @@ def test_one_after_the_other_gives_the_same(
         return opened(*given)
 
     monkeypatch.setattr(scorers, "opened", counted)
-    monkeypatch.setattr(scorers.host, "available_memory", lambda: 2 * 4 * 512 * 31 * 2)  # half of it: one group
+    monkeypatch.setattr(
+        scorers.host, "available_memory", lambda: 2 * 4 * 512 * 31 * 2
+    )  # half of it: one group
     assert told(*words, "--fresh") == whole
     assert turns == 2 * -(-whole["chunks"] // 2)
 
@@ -202,9 +228,13 @@ def test_blocks_and_batches_change_nothing_but_the_last_digits(
     told: Callable[..., Any], stories_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = told(stories_gguf, *EXACT)["perplexity"]["value"]
-    assert told(stories_gguf, *EXACT, "-b", "48", "-ub", "16")["perplexity"]["value"] == pytest.approx(whole, rel=1e-5)
+    assert told(stories_gguf, *EXACT, "-b", "48", "-ub", "16")["perplexity"][
+        "value"
+    ] == pytest.approx(whole, rel=1e-5)
     monkeypatch.setattr(scoring, "BLOCK", 5 * 4 * 512)  # five rows of logits at once
-    assert told(stories_gguf, *EXACT, "--fresh")["perplexity"]["value"] == pytest.approx(whole, rel=1e-5)
+    assert told(stories_gguf, *EXACT, "--fresh")["perplexity"]["value"] == pytest.approx(
+        whole, rel=1e-5
+    )
 
 
 def test_kept_base_logits_tell_the_same_within_their_error(
@@ -218,7 +248,9 @@ def test_kept_base_logits_tell_the_same_within_their_error(
         assert kept[name]["value"] == pytest.approx(exact[name]["value"], rel=1e-6), name
     error = kept["kl_divergence_sampling_error"]
     assert 0 < error < 0.02 * exact["kl_divergence"]["value"]
-    assert kept["kl_divergence"]["value"] == pytest.approx(exact["kl_divergence"]["value"], abs=5 * error + 1e-5)
+    assert kept["kl_divergence"]["value"] == pytest.approx(
+        exact["kl_divergence"]["value"], abs=5 * error + 1e-5
+    )
     recognised = llmcli("eval", str(small), "--base", str(file), "-t", "1", "--json")
     assert json.loads(recognised.out)["kl_divergence"] == kept["kl_divergence"]
     other = tmp_path / "alone.logits"
@@ -247,11 +279,19 @@ def test_people_get_a_table(llmcli: Llmcli, small: Path, stories_gguf: Path, tex
     base = ("--base", str(stories_gguf), "-t", "1")
     done = llmcli("eval", str(small), *base, "--text", str(text), "--ctx", "64", "--chunks", "4")
     assert done.code == 0
-    for words in ("against stories260K-F32.gguf", "mean KL divergence", "same top", "99.9 %", "4 chunks of 64 tokens"):
+    for words in (
+        "against stories260K-F32.gguf",
+        "mean KL divergence",
+        "same top",
+        "99.9 %",
+        "4 chunks of 64 tokens",
+    ):
         assert words in done.out
 
 
-def test_the_text_that_ships_is_read_where_none_is_named(llmcli: Llmcli, stories_gguf: Path) -> None:
+def test_the_text_that_ships_is_read_where_none_is_named(
+    llmcli: Llmcli, stories_gguf: Path
+) -> None:
     done = llmcli("eval", str(stories_gguf), "--chunks", "1", "-t", "1", "--json")
     told = json.loads(done.out)
     assert (told["chunks"], told["n_ctx"], told["positions"]) == (1, 512, 255)
@@ -270,7 +310,9 @@ def test_another_vocabulary_is_refused_by_the_token(
 
 def test_a_model_of_nan_is_told_in_words(llmcli: Llmcli, tmp_path: Path, text: Path) -> None:
     path = tiny.llama(tmp_path / "nan.gguf", hidden=64, ff=64, layers=1)
-    norm = next(tensor for tensor in container.read(path).tensors if tensor.name == "output_norm.weight")
+    norm = next(
+        tensor for tensor in container.read(path).tensors if tensor.name == "output_norm.weight"
+    )
     raw = bytearray(path.read_bytes())
     raw[norm.offset : norm.offset + norm.nbytes] = np.full(64, np.nan, np.float32).tobytes()
     path.write_bytes(raw)
@@ -279,7 +321,9 @@ def test_a_model_of_nan_is_told_in_words(llmcli: Llmcli, tmp_path: Path, text: P
     assert "the model gave logits that are no numbers (NaN or infinity) in chunk 1" in done.err
 
 
-def test_mistakes_are_one_line(llmcli: Llmcli, stories: Path, stories_gguf: Path, tmp_path: Path, text: Path) -> None:
+def test_mistakes_are_one_line(
+    llmcli: Llmcli, stories: Path, stories_gguf: Path, tmp_path: Path, text: Path
+) -> None:
     odd, short = tmp_path / "odd.txt", tmp_path / "short.txt"
     odd.write_bytes(b"text \xff")
     short.write_text("Once upon a time")
@@ -293,13 +337,19 @@ def test_mistakes_are_one_line(llmcli: Llmcli, stories: Path, stories_gguf: Path
         ((model, "--base", str(stories)), 1, "a base must be a GGUF"),
         ((model, "--base-logits", model), 1, "holds no base logits"),
         ((model, "--base-logits", str(tmp_path / "none")), 1, "there is no file"),
-        ((model, "--base-logits", model, "--base", model), 2, "--base does not go with kept base logits"),
+        (
+            (model, "--base-logits", model, "--base", model),
+            2,
+            "--base does not go with kept base logits",
+        ),
         ((model, "--chunks", "0"), 2, "--chunks"),
     ):
         done = llmcli("eval", *words)
         assert (done.code, done.out) == (code, ""), words
         assert why in done.err, words
     tiny_one = tiny.llama(tmp_path / "t.gguf", hidden=64, ff=64, layers=1)
-    beyond = llmcli("eval", str(tiny_one), "--ctx", "128", "--text", str(text), "--chunks", "1", "-t", "1")
+    beyond = llmcli(
+        "eval", str(tiny_one), "--ctx", "128", "--text", str(text), "--chunks", "1", "-t", "1"
+    )
     assert beyond.code == 0
     assert "longer than the 64 tokens" in beyond.err

@@ -14,16 +14,34 @@ Llmcli = Callable[..., Done]
 
 
 def test_the_float_weights_go_along_and_not_the_gguf(llmcli: Llmcli) -> None:
-    done = llmcli("export", "vllm", "smollm2:135m", "-c", "4096", "-tp", "3", "-np", "64", "--temp", "0.2", "-s", "7")
+    done = llmcli(
+        "export",
+        "vllm",
+        "smollm2:135m",
+        "-c",
+        "4096",
+        "-tp",
+        "3",
+        "-np",
+        "64",
+        "--temp",
+        "0.2",
+        "-s",
+        "7",
+    )
     assert done.code == 0
     words = shlex.split(done.out)
     assert words[:3] == ["vllm", "serve", "HuggingFaceTB/SmolLM2-135M-Instruct"]
     table = dict(zip(words[3::2], words[4::2], strict=True))
     assert table == {
-        "--served-model-name": "smollm2:135m", "--max-model-len": "4096", "--kv-cache-dtype": "auto",
-        "--max-num-seqs": "64", "--tensor-parallel-size": "3", "--seed": "7",
+        "--served-model-name": "smollm2:135m",
+        "--max-model-len": "4096",
+        "--kv-cache-dtype": "auto",
+        "--max-num-seqs": "64",
+        "--tensor-parallel-size": "3",
+        "--seed": "7",
         "--override-generation-config": '{"temperature": 0.2}',
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -44,23 +62,50 @@ def test_a_file_is_a_gguf_unless_its_original_is_named(llmcli: Llmcli, stories_g
     done = llmcli("export", "vllm", str(stories_gguf), "--json")
     assert json.loads(done.out)["config"]["model"] == str(stories_gguf)
     assert "vllm-gguf-plugin" in done.err
-    done = llmcli("export", "vllm", str(stories_gguf), "--json", "--original", "karpathy/tinyllamas", "-a", "tales")
+    done = llmcli(
+        "export",
+        "vllm",
+        str(stories_gguf),
+        "--json",
+        "--original",
+        "karpathy/tinyllamas",
+        "-a",
+        "tales",
+    )
     document = json.loads(done.out)
     assert document["config"] == {
-        "model": "karpathy/tinyllamas", "served-model-name": "tales", "max-model-len": 512, "kv-cache-dtype": "auto",
-    }  # fmt: skip
+        "model": "karpathy/tinyllamas",
+        "served-model-name": "tales",
+        "max-model-len": 512,
+        "kv-cache-dtype": "auto",
+    }
 
 
-def test_the_folder_holds_a_yaml_the_template_and_a_start(llmcli: Llmcli, stories: Path, tmp_path: Path) -> None:
+def test_the_folder_holds_a_yaml_the_template_and_a_start(
+    llmcli: Llmcli, stories: Path, tmp_path: Path
+) -> None:
     out, odd = tmp_path / "there", "{% if x %}'\"#: é{% endif %}\n"
     done = llmcli(
-        "export", "vllm", str(stories), "-o", str(out), "--chat-template", odd, "-ctk", "q8_0", "-ctv", "q8_0"
+        "export",
+        "vllm",
+        str(stories),
+        "-o",
+        str(out),
+        "--chat-template",
+        odd,
+        "-ctk",
+        "q8_0",
+        "-ctv",
+        "q8_0",
     )
     assert shlex.split(done.out) == ["sh", str(out / "serve.sh")]
     assert yaml.safe_load((out / "config.yaml").read_text()) == {
-        "model": str(stories), "served-model-name": "stories260K", "max-model-len": 512, "kv-cache-dtype": "fp8",
+        "model": str(stories),
+        "served-model-name": "stories260K",
+        "max-model-len": 512,
+        "kv-cache-dtype": "fp8",
         "chat-template": "chat_template.jinja",
-    }  # fmt: skip
+    }
     assert (out / "chat_template.jinja").read_text() == odd
     assert (out / "serve.sh").stat().st_mode & 0o111
 
@@ -76,7 +121,9 @@ def test_the_folder_holds_a_yaml_the_template_and_a_start(llmcli: Llmcli, storie
         (["-c", "4096"], ("512 tokens",)),
     ],
 )
-def test_what_vllm_cannot_do_is_refused_by_name(llmcli: Llmcli, stories: Path, words: list[str], told: str) -> None:
+def test_what_vllm_cannot_do_is_refused_by_name(
+    llmcli: Llmcli, stories: Path, words: list[str], told: str
+) -> None:
     done = llmcli("export", "vllm", str(stories), *words)
     assert (done.code, done.out) == (1, "")
     for word in told:

@@ -19,11 +19,15 @@ RUN = ("--raw", "-n", "4", "-t", "1", "--temp", "0", "-ub", "64")
 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside 64 MiB for what grows: room for some thousands of cells of stories260K, 640 bytes each."""
+    """Beside 64 MiB for what grows: room for some thousands of cells of stories260K, 640 bytes
+    each.
+    """
     monkeypatch.setattr(host, "available_memory", lambda: (64 << 20) + 6_000_000)
 
 
-def test_a_run_that_would_not_fit_is_refused_with_what_would(llmcli: Llmcli, stories_gguf: Path, little: None) -> None:
+def test_a_run_that_would_not_fit_is_refused_with_what_would(
+    llmcli: Llmcli, stories_gguf: Path, little: None
+) -> None:
     words = ("run", str(stories_gguf), "Once", *RUN)
     refused = llmcli(*words, "-c", "60000")
     assert (refused.code, refused.out) == (1, "")
@@ -53,7 +57,9 @@ def test_what_fit_takes(llmcli: Llmcli, stories_gguf: Path) -> None:
     assert "--fit takes on or off" in done.err
 
 
-def test_samples_that_do_not_fit_become_fewer(llmcli: Llmcli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_do_not_fit_become_fewer(
+    llmcli: Llmcli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A recurrent model keeps state for each."""
     model = tiny.mamba(tmp_path / "mamba.gguf")
     words = ("run", str(model), "ab", *RUN, "-c", "512", "--samples", "64", "-n", "2", "--json")
@@ -91,9 +97,11 @@ def test_what_the_model_or_the_build_does_not_take_is_said_before_loading(
 ) -> None:
     more = ("Once", *RUN) if command == "run" else ()
     for words, why in (
-        (("-ctk", "q8_0"), "heads have 8"), (("-ctk", "q9"), "unknown KV cache type"),
-        (("-ctv", "q4_0", "-fa", "off"), "needs flash attention"), (("-c", "-3"), "--ctx-size is -3"),
-    ):  # fmt: skip
+        (("-ctk", "q8_0"), "heads have 8"),
+        (("-ctk", "q9"), "unknown KV cache type"),
+        (("-ctv", "q4_0", "-fa", "off"), "needs flash attention"),
+        (("-c", "-3"), "--ctx-size is -3"),
+    ):
         done = llmcli(command, str(stories_gguf), *more, *words)
         assert (done.code, done.out) == (1, ""), words
         assert why in done.err

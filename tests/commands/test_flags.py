@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[2]
 def test_every_option_of_the_table_is_explained(command: str, llmcli: Callable[..., Done]) -> None:
     out = llmcli(command, "--help").out
     for flag in table():
-        assert all(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", out) for word in flag.spellings), flag
+        assert all(
+            re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", out) for word in flag.spellings
+        ), flag
 
 
 def test_every_sampling_setting_is_an_option_of_its_name() -> None:
@@ -31,13 +33,31 @@ def test_no_spelling_means_two_things() -> None:
 
 
 def test_help_of_chat_loads_no_engine() -> None:
-    program = "import sys; sys.argv = ['llmcli', 'chat', '--help']; from llmcli.app import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
+    program = (
+        "import sys; sys.argv = ['llmcli', 'chat', '--help']; from llmcli.app import main; main()"
     )
-    loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    loaded = {
+        line.rsplit("|", 1)[1].strip().split(".")[0]
+        for line in done.stderr.splitlines()
+        if "|" in line
+    }
     assert "typer" in loaded
-    heavy = {"torch", "llama_cpp", "transformers", "gguf", "prompt_toolkit", "huggingface_hub", "llguidance"}
+    heavy = {
+        "torch",
+        "llama_cpp",
+        "transformers",
+        "gguf",
+        "prompt_toolkit",
+        "huggingface_hub",
+        "llguidance",
+    }
     assert not loaded & heavy
 
 
@@ -52,7 +72,11 @@ def test_the_options_named_as_fields_are_the_run_options() -> None:
 
 @pytest.mark.parametrize(
     ("flags", "needed"),
-    [(["-ctk", "f16"], "-ctk q8_0, not f16"), (["-fa", "off"], "-fa on, not off"), (["-ngl", "9"], "-ngl 0, not 9")],
+    [
+        (["-ctk", "f16"], "-ctk q8_0, not f16"),
+        (["-fa", "off"], "-fa on, not off"),
+        (["-ngl", "9"], "-ngl 0, not 9"),
+    ],
 )
 def test_what_contradicts_the_reproducible_mode_is_refused(
     flags: list[str], needed: str, llmcli: Callable[..., Done]

@@ -1,4 +1,6 @@
-"""`llmcli quantize` where a method or a fold needs what was not given: gathered with the text that ships, once."""
+"""`llmcli quantize` where a method or a fold needs what was not given: gathered with the text that
+ships, once.
+"""
 
 import json
 from collections.abc import Callable
@@ -13,7 +15,9 @@ from quant import container, imatrix
 from tests.commands.conftest import Done
 from tests.quant import tiny
 
-WORDS = "Once there was a bird that sang of rain, and the rain came down on the roofs of the town. " * 9
+WORDS = (
+    "Once there was a bird that sang of rain, and the rain came down on the roofs of the town. " * 9
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +59,13 @@ def test_second_moments_are_those_of_calibrate_and_are_kept(
     assert (told.code, "would gather first" in told.err) == (0, True)
 
 
-def test_folds_gather_an_imatrix(llmcli: Callable[..., Done], model: Path, home: Path, tmp_path: Path) -> None:
+def test_folds_gather_an_imatrix(
+    llmcli: Callable[..., Done], model: Path, home: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out.gguf"
-    done = llmcli("quantize", str(model), "--q4_0", "--fold", "awq", "--threads", "1", "-o", str(out))
+    done = llmcli(
+        "quantize", str(model), "--q4_0", "--fold", "awq", "--threads", "1", "-o", str(out)
+    )
     assert done.code == 0, done.err
     assert "--fold awq needs an imatrix: gathered from" in done.err
     assert "quantize.imatrix.file" in container.read(out).metadata
@@ -67,7 +75,10 @@ def test_folds_gather_an_imatrix(llmcli: Callable[..., Done], model: Path, home:
 def test_a_size_and_a_plan_go_by_what_is_gathered_where_nothing_is_written_too(
     llmcli: Callable[..., Done], model: Path, tmp_path: Path
 ) -> None:
-    plan, words = str(tmp_path / "plan.json"), ("quantize", str(model), "--method", "gptq", "--threads", "1", "--json")
+    plan, words = (
+        str(tmp_path / "plan.json"),
+        ("quantize", str(model), "--method", "gptq", "--threads", "1", "--json"),
+    )
     words = (*words, "-o", str(tmp_path / "out.gguf"))
     size = ("--target-bpw", "7.5", "--quick")
     planned = llmcli(*words, *size, "--dry-run")
@@ -92,21 +103,38 @@ def test_measurements_of_a_model_with_other_folds_steer_nothing(
     for one in (plain, folded):
         found[one] = one.with_suffix(".moments")
         words = ("--moments", str(found[one]), "--text", str(text), "--ctx", "64", "-t", "1")
-        assert llmcli("calibrate", str(one), "-o", str(one.with_suffix(".imatrix")), *words).code == 0
+        assert (
+            llmcli("calibrate", str(one), "-o", str(one.with_suffix(".imatrix")), *words).code == 0
+        )
         if one is plain:
             own = ("--moments", str(found[plain]), "--fold", "awq", "--threads", "1")
             assert llmcli("quantize", str(plain), "--q8_0", "-o", str(folded), *own).code == 0
     assert llmcli("quantize", str(folded), "--q5_0", "-o", str(again), "--threads", "1").code == 0
     for source, file, fits in (
-        (folded, folded, True), (again, folded, True), (folded, plain, False), (plain, folded, False),
+        (folded, folded, True),
+        (again, folded, True),
+        (folded, plain, False),
+        (plain, folded, False),
         (again, plain, False),
-    ):  # fmt: skip
-        words = ("--q4_0", "--method", "gptq", "--moments", str(found[file]), "-o", str(out), "--threads", "1")
+    ):
+        words = (
+            "--q4_0",
+            "--method",
+            "gptq",
+            "--moments",
+            str(found[file]),
+            "-o",
+            str(out),
+            "--threads",
+            "1",
+        )
         done = llmcli("quantize", str(source), *words, "--force", "--dry-run")
         assert done.code == (0 if fits else 1), done.err
         assert ("holds the moments of a model with" in done.err) is not fits
         sums = found[file].with_suffix(".imatrix")
-        done = llmcli("quantize", str(source), "--q4_k_m", "--imatrix", str(sums), "-o", str(out), "--dry-run")
+        done = llmcli(
+            "quantize", str(source), "--q4_k_m", "--imatrix", str(sums), "-o", str(out), "--dry-run"
+        )
         assert done.code == (0 if fits else 1), done.err
         assert ("is the imatrix of a model with" in done.err) is not fits
     both = [str(file.with_suffix(".imatrix")) for file in (plain, folded)]
@@ -117,18 +145,26 @@ def test_measurements_of_a_model_with_other_folds_steer_nothing(
 def test_what_another_file_gave_is_told_and_one_kind_is_not_taken_for_the_other(
     tmp_path: Path, llmcli: Callable[..., Done]
 ) -> None:
-    model, other = (tiny.llama(tmp_path / f"{seed}.gguf", hidden=64, ff=64, layers=1, seed=seed) for seed in (0, 1))
+    model, other = (
+        tiny.llama(tmp_path / f"{seed}.gguf", hidden=64, ff=64, layers=1, seed=seed)
+        for seed in (0, 1)
+    )
     sums, second, merged = (tmp_path / name for name in ("s", "m", "merged"))
     text = tmp_path / "words.txt"
     text.write_text(WORDS, encoding="utf-8")
     words = ("--text", str(text), "--ctx", "32", "-t", "1")
-    assert llmcli("calibrate", str(model), "-o", str(sums), "--moments", str(second), *words).code == 0
+    assert (
+        llmcli("calibrate", str(model), "-o", str(sums), "--moments", str(second), *words).code == 0
+    )
     assert llmcli("calibrate", "--merge", str(sums), str(sums), "-o", str(merged)).code == 0
     words = ("--text", str(text), "--ctx", "32", "-t", "1")
     assert llmcli("calibrate", str(other), "-o", str(tmp_path / "t"), *words).code == 0
     for two, apart in ((sums, False), (tmp_path / "t", True)):
         done = llmcli("calibrate", "--merge", str(sums), str(two), "-o", str(tmp_path / "both"))
-        assert (done.code, f"{two} was gathered from another file than {sums}" in done.err) == (0, apart)
+        assert (done.code, f"{two} was gathered from another file than {sums}" in done.err) == (
+            0,
+            apart,
+        )
     out = ("--q4_k_m", "-o", str(tmp_path / "o.gguf"), "--dry-run")
     for flag, file in (("--imatrix", sums), ("--imatrix", merged), ("--moments", second)):
         for source in (model, other):
@@ -155,20 +191,37 @@ def test_a_checkpoint_is_not_rounded_before_it_is_read(
         np.testing.assert_array_equal(one.entries[name].sums(), entry.sums())
     assert list((home / "cache" / "bases").glob("*.gguf")) == []
     out = ("--q4_0", "-o", str(tmp_path / "o.gguf"), "--dry-run")
-    for file, source, told in (("folder", stories, False), ("file", stories_gguf, False), ("file", stories, True)):
+    for file, source, told in (
+        ("folder", stories, False),
+        ("file", stories_gguf, False),
+        ("file", stories, True),
+    ):
         done = llmcli("quantize", str(source), "--imatrix", str(tmp_path / file), *out)
         assert ("was gathered from another file than" in done.err) is told
 
 
 @pytest.mark.parametrize("more", [(), ("--sequential",)])
 def test_a_text_that_is_too_short_is_told_before_a_checkpoint_is_copied(
-    llmcli: Callable[..., Done], stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+    llmcli: Callable[..., Done],
+    stories: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    more: tuple[str, ...],
 ) -> None:
     for copying in ("quant.quantize.run", "quant.prefix.Prefix.begin"):
         monkeypatch.delattr(copying)
     text = tmp_path / "short.txt"
     text.write_text("Once there was a bird.", encoding="utf-8")
-    words = ("--q4_0", "--method", "gptq", "--calibration", str(text), "-o", str(tmp_path / "o.gguf"), *more)
+    words = (
+        "--q4_0",
+        "--method",
+        "gptq",
+        "--calibration",
+        str(text),
+        "-o",
+        str(tmp_path / "o.gguf"),
+        *more,
+    )
     done = llmcli("quantize", str(stories), *words, "--threads", "1")
     assert done.code == 1, done.err
     assert "hint: a longer --calibration text" in done.err
@@ -184,16 +237,30 @@ def test_a_text_that_is_too_short_is_told_before_a_checkpoint_is_copied(
         (("-o", "nowhere/out.gguf"), "there is no folder"),
     ],
 )
-@pytest.mark.parametrize("wanted", [("--method", "gptq"), ("--method", "gptq", "--fold", "awq"), ("--fold", "awq")])
+@pytest.mark.parametrize(
+    "wanted", [("--method", "gptq"), ("--method", "gptq", "--fold", "awq"), ("--fold", "awq")]
+)
 def test_what_would_be_refused_is_refused_before_anything_is_gathered(
-    flags: tuple[str, str], said: str, wanted: tuple[str, ...], llmcli: Callable[..., Done], model: Path, tmp_path: Path
+    flags: tuple[str, str],
+    said: str,
+    wanted: tuple[str, ...],
+    llmcli: Callable[..., Done],
+    model: Path,
+    tmp_path: Path,
 ) -> None:
     other, sums, text = tmp_path / "other.gguf", tmp_path / "other.imatrix", tmp_path / "words"
     text.write_text(WORDS)
     tiny.llama(other, hidden=128, ff=96, layers=1)
-    assert llmcli("calibrate", str(other), "-o", str(sums), "-f", str(text), "-c", "32", "-t", "1").code == 0
+    assert (
+        llmcli(
+            "calibrate", str(other), "-o", str(sums), "-f", str(text), "-c", "32", "-t", "1"
+        ).code
+        == 0
+    )
     value = {"WORDS": str(text), "OTHER": str(sums)}.get(flags[1], flags[1])
-    done = llmcli("quantize", str(model), *wanted, "-o", str(tmp_path / "out.gguf"), flags[0], value)
+    done = llmcli(
+        "quantize", str(model), *wanted, "-o", str(tmp_path / "out.gguf"), flags[0], value
+    )
     assert (done.code, said in done.err, "gathered from" in done.err) == (1, True, False), done.err
 
 
@@ -202,9 +269,20 @@ def test_a_text_too_short_to_verify_with_is_refused_before_anything_is_gathered(
 ) -> None:
     short = tmp_path / "short.txt"
     short.write_text("hi")
-    words = ("quantize", str(model), "--method", "gptq", "-o", str(tmp_path / "out.gguf"), "--verify", "--verify-text")
+    words = (
+        "quantize",
+        str(model),
+        "--method",
+        "gptq",
+        "-o",
+        str(tmp_path / "out.gguf"),
+        "--verify",
+        "--verify-text",
+    )
     done = llmcli(*words, str(short))
-    assert (done.code, "has 2 bytes, to verify takes 1024 tokens" in done.err) == (1, True), done.err
+    assert (done.code, "has 2 bytes, to verify takes 1024 tokens" in done.err) == (1, True), (
+        done.err
+    )
     assert "gathered from" not in done.err
 
 
@@ -212,7 +290,16 @@ def test_types_that_are_noise_without_an_imatrix_are_planned_with_the_one_that_i
     llmcli: Callable[..., Done], tmp_path: Path
 ) -> None:
     model = tiny.llama(tmp_path / "wide.gguf", layers=1)
-    words = ("quantize", str(model), "-t", "IQ2_XXS", "-o", str(tmp_path / "out.gguf"), "--threads", "1")
+    words = (
+        "quantize",
+        str(model),
+        "-t",
+        "IQ2_XXS",
+        "-o",
+        str(tmp_path / "out.gguf"),
+        "--threads",
+        "1",
+    )
     assert "needs an importance matrix" in llmcli(*words, "--dry-run").err
     for wanted in (("--method", "gptq"), ("--fold", "awq")):
         planned = json.loads(llmcli(*words, *wanted, "--dry-run", "--json").out)
@@ -225,7 +312,8 @@ def test_types_that_are_noise_without_an_imatrix_are_planned_with_the_one_that_i
 
 
 @pytest.mark.parametrize(
-    ("letters", "said"), [(50, "rows than they have columns"), (800, "16 rows for each column"), (4000, "")]
+    ("letters", "said"),
+    [(50, "rows than they have columns"), (800, "16 rows for each column"), (4000, "")],
 )
 def test_too_little_text_is_told(
     letters: int, said: str, llmcli: Callable[..., Done], model: Path, tmp_path: Path

@@ -17,12 +17,20 @@ from tests.drafts import CHEAP, Steady
     ("words", "message", "hint"),
     [
         (("--ngram-draft", "maybe"), "ngram_draft is 'maybe'", "auto, on, off"),
-        (("--ngram-draft", "on", "--samples", "2"), "--ngram-draft guesses for one answer", "--samples"),
+        (
+            ("--ngram-draft", "on", "--samples", "2"),
+            "--ngram-draft guesses for one answer",
+            "--samples",
+        ),
         (("-md", "small.gguf", "--beams", "2"), "--model-draft guesses for one answer", "--beams"),
     ],
 )
 def test_what_cannot_be_is_one_clear_line(
-    words: tuple[str, ...], message: str, hint: str, llmcli: Callable[..., Done], fake: Callable[..., list[Runner]]
+    words: tuple[str, ...],
+    message: str,
+    hint: str,
+    llmcli: Callable[..., Done],
+    fake: Callable[..., list[Runner]],
 ) -> None:
     fake()
     done = llmcli("run", "fake", "hi", *words)
@@ -44,7 +52,10 @@ def test_a_line_and_the_json_tell_what_was_guessed_where_something_was(
 
 
 def _run(
-    llmcli: Callable[..., Done], fake: Callable[..., list[Runner]], monkeypatch: pytest.MonkeyPatch, *words: str
+    llmcli: Callable[..., Done],
+    fake: Callable[..., list[Runner]],
+    monkeypatch: pytest.MonkeyPatch,
+    *words: str,
 ) -> Done:
     text = b"one two three four. one two three four. one two three four. one two three four."
     fake(lambda tokens: text[at] if 0 <= (at := _said(tokens)) < len(text) else 257)
@@ -62,6 +73,8 @@ def _guessing(made: Callable[..., None]) -> Callable[..., None]:
 
     def init(self: Runner, *args: object, **more: object) -> None:
         made(self, *args, **more)
-        self.engine.means = replace(self.engine.means, speculation=Speculation((Lookup(),), Steady(CHEAP), 16))
+        self.engine.means = replace(
+            self.engine.means, speculation=Speculation((Lookup(),), Steady(CHEAP), 16)
+        )
 
     return init

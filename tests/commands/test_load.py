@@ -33,7 +33,9 @@ def ours() -> Iterator[Served]:
 
 
 def test_a_load_on_our_own_server_is_measured_kept_and_listed(llmcli: Llmcli, ours: Served) -> None:
-    done = llmcli("bench", "load", ours.url, "--concurrency", "1,2", *SMALL, "--slo", "ttft:1e6", "--json")
+    done = llmcli(
+        "bench", "load", ours.url, "--concurrency", "1,2", *SMALL, "--slo", "ttft:1e6", "--json"
+    )
     assert done.code == 0, done.err
     one, two = json.loads(done.out)
     assert (one["completed"], one["failed"], one["slo_share"], two["level"]) == (6, 0, 1.0, 2)
@@ -47,19 +49,30 @@ def test_a_load_on_our_own_server_is_measured_kept_and_listed(llmcli: Llmcli, ou
     assert "are different tests" in llmcli("bench", "compare", "1", "2").err
 
 
-def test_people_get_tables_definitions_and_a_page(llmcli: Llmcli, ours: Served, tmp_path: Path) -> None:
+def test_people_get_tables_definitions_and_a_page(
+    llmcli: Llmcli, ours: Served, tmp_path: Path
+) -> None:
     page = tmp_path / "load.html"
     words = ("--rate", "200,400", *SMALL, "-p", "120", "--mix", "sonnet", "--shared", "0.5")
     done = llmcli("bench", "load", ours.url, *words, "--report", str(page), "--chart")
     assert done.code == 0, done.err
-    for expected in ("200/s poisson: ", "TTFT", "ttft p99", "goodput: ", "inter-token latency", "Throughput over load"):
+    for expected in (
+        "200/s poisson: ",
+        "TTFT",
+        "ttft p99",
+        "goodput: ",
+        "inter-token latency",
+        "Throughput over load",
+    ):
         assert expected in done.out
     told = ElementTree.fromstring(page.read_text().partition("\n")[2])
     headings = ["".join(one.itertext()) for one in told.iter("h2")]
     assert {"Throughput over load", "Time to first token", "What the figures are"} <= set(headings)
 
 
-def test_a_files_requests_have_their_own_lengths(llmcli: Llmcli, ours: Served, tmp_path: Path) -> None:
+def test_a_files_requests_have_their_own_lengths(
+    llmcli: Llmcli, ours: Served, tmp_path: Path
+) -> None:
     file, page = tmp_path / "own.jsonl", tmp_path / "own.html"
     file.write_text('{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}\n')
     words = ("--mix", str(file), *SMALL, "--report", str(page))
@@ -78,7 +91,9 @@ def test_saved_loads_are_compared(llmcli: Llmcli, ours: Served) -> None:
 
 
 @pytest.mark.parametrize("words", [("compare",), ("--against",)])
-def test_two_servers_are_compared_in_turns(llmcli: Llmcli, ours: Served, words: tuple[str, ...]) -> None:
+def test_two_servers_are_compared_in_turns(
+    llmcli: Llmcli, ours: Served, words: tuple[str, ...]
+) -> None:
     done = llmcli("bench", "load", ours.url, *words, ours.url, *SMALL, "-r", "2", "--json")
     assert done.code == 0, done.err
     told = json.loads(done.out)
@@ -112,7 +127,7 @@ def test_rows_come_in_the_forms_of_bench(llmcli: Llmcli, ours: Served, form: str
 
 def test_failures_are_counted_by_kind_and_a_key_is_sent(
     llmcli: Llmcli, scripted: Callable[..., Scripted], tmp_path: Path
-) -> None:  # fmt: skip
+) -> None:
     full = plain({"error": {"message": "busy"}}, "429 Too Many")
     made = scripted(streamed(text("a"), counted(9, 1)), full, streamed(text("a"), counted(9, 1)))
     key = tmp_path / "key"
@@ -127,13 +142,19 @@ def test_failures_are_counted_by_kind_and_a_key_is_sent(
     assert "secret" not in llmcli("bench", "history", "--json").out
 
 
-def test_where_everything_fails_it_is_an_error(llmcli: Llmcli, scripted: Callable[..., Scripted]) -> None:
-    done = llmcli("bench", "load", scripted(plain({"error": {"message": "no"}}, "400 Bad")).url, *SMALL)
+def test_where_everything_fails_it_is_an_error(
+    llmcli: Llmcli, scripted: Callable[..., Scripted]
+) -> None:
+    done = llmcli(
+        "bench", "load", scripted(plain({"error": {"message": "no"}}, "400 Bad")).url, *SMALL
+    )
     assert (done.code, done.out) == (1, "")
     assert "error: every request failed (http 400: no)" in done.err
 
 
-def test_a_server_of_something_else_is_told(llmcli: Llmcli, scripted: Callable[..., Scripted]) -> None:
+def test_a_server_of_something_else_is_told(
+    llmcli: Llmcli, scripted: Callable[..., Scripted]
+) -> None:
     done = llmcli("bench", "load", scripted().url + "/odd", *SMALL)
     assert (done.code, done.out) == (1, "")
     assert "speaks something else" in done.err
@@ -169,16 +190,36 @@ def test_a_server_that_does_not_start_says_why(llmcli: Llmcli, tmp_path: Path) -
         (("http://h", "and", "more"), 2, "cannot make two servers"),
         (("http://h", "--find-max", "rate"), 2, "needs a promise"),
         (("http://h", "--find-max", "all", "--slo", "ttft:1"), 2, "does not know 'all'"),
-        (("http://h", "--find-max", "rate", "--slo", "ttft:1", "--rate", "2"), 2, "chooses the loads itself"),
-        (("http://h", "--find-max", "rate", "--slo", "ttft:1", "--against", "http://g"), 2, "on one server"),
+        (
+            ("http://h", "--find-max", "rate", "--slo", "ttft:1", "--rate", "2"),
+            2,
+            "chooses the loads itself",
+        ),
+        (
+            ("http://h", "--find-max", "rate", "--slo", "ttft:1", "--against", "http://g"),
+            2,
+            "on one server",
+        ),
         (("http://h", "--slo", "tt:3"), 1, "does not know 'tt:3'"),
         (("http://h", "--arrivals", "often"), 2, "does not know 'often'"),
         (("http://h", "--rate", "0"), 1, "does not know '0'"),
         (("http://h", "--mix", "own.jsonl", "--shared", "0.5"), 2, "own.jsonl has its own"),
         (("http://h", "--serve", "-t 2"), 2, "http://h runs already"),
-        (("http://h", "--arrivals", "gamma", "--concurrency", "2"), 2, "--arrivals is of an open loop"),
-        (("http://h", "--arrivals", "gamma", "--find-max", "concurrency", "--slo", "ttft:1"), 2, "of an open loop"),
-        (("http://h", "--rate", "1", "--burstiness", "2"), 2, "--burstiness is of --arrivals gamma"),
+        (
+            ("http://h", "--arrivals", "gamma", "--concurrency", "2"),
+            2,
+            "--arrivals is of an open loop",
+        ),
+        (
+            ("http://h", "--arrivals", "gamma", "--find-max", "concurrency", "--slo", "ttft:1"),
+            2,
+            "of an open loop",
+        ),
+        (
+            ("http://h", "--rate", "1", "--burstiness", "2"),
+            2,
+            "--burstiness is of --arrivals gamma",
+        ),
         (("http://h", "--slo", "ttft:1", "--percent", "99"), 2, "--percent is of --find-max"),
         (("http://h", "--endpoint", "talk"), 2, "does not know 'talk'"),
         (("http://h", "--body", "[1]"), 1, "no JSON object"),
@@ -189,7 +230,9 @@ def test_a_server_that_does_not_start_says_why(llmcli: Llmcli, tmp_path: Path) -
         (("http://h", "--mix", "none.jsonl", "--api-key-file", "none"), 1, "cannot read none"),
     ],
 )
-def test_what_cannot_be_measured_is_told_before(llmcli: Llmcli, words: tuple[str, ...], code: int, says: str) -> None:
+def test_what_cannot_be_measured_is_told_before(
+    llmcli: Llmcli, words: tuple[str, ...], code: int, says: str
+) -> None:
     done = llmcli("bench", "load", *words)
     assert (done.code, done.out) == (code, "")
     assert says in done.err

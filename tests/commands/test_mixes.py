@@ -38,7 +38,9 @@ def sized(llmcli: Call, model: Path, tmp_path: Path) -> Call:
         out = tmp_path / "o.gguf"
         measures = {"--target-size", "--target-bpw", "--fit"} & {*words} and "--quick" not in words
         little = ("--probe-chunks", "1", "--probe", "group") if measures else ()
-        return llmcli("quantize", str(model), "-o", str(out), "--threads", "1", "--json", *little, *words)
+        return llmcli(
+            "quantize", str(model), "-o", str(out), "--threads", "1", "--json", *little, *words
+        )
 
     return call
 
@@ -49,7 +51,9 @@ def told(done: Done) -> dict[str, Any]:
     return found
 
 
-def test_a_size_is_kept_to_and_a_second_one_costs_no_measurement(sized: Call, text: Path, tmp_path: Path) -> None:
+def test_a_size_is_kept_to_and_a_second_one_costs_no_measurement(
+    sized: Call, text: Path, tmp_path: Path
+) -> None:
     plan = tmp_path / "plan.json"
     words = ("--target-size", "180K", "--text", str(text), "--swaps", "1", "--plan-out", str(plan))
     first = sized(*words, "--threads", "0")  # as where nothing is said of them
@@ -62,7 +66,9 @@ def test_a_size_is_kept_to_and_a_second_one_costs_no_measurement(sized: Call, te
     tensors = json.loads(plan.read_text())["tensors"]
     assert all(row["measured_kld"] > 0 for row in tensors.values() if "measured_kld" in row)
     made = {tensor.name: tensor.type for tensor in container.read(tmp_path / "o.gguf").tensors}
-    assert {name: row["type"] for name, row in tensors.items()} == {name: made[name] for name in tensors}
+    assert {name: row["type"] for name, row in tensors.items()} == {
+        name: made[name] for name in tensors
+    }
 
     weights = container.read(tmp_path / "o.gguf").parameters
     second = sized("--target-bpw", "7", "--text", str(text), "--swaps", "1")
@@ -75,7 +81,16 @@ def test_a_file_with_an_edit_that_the_samples_miss_is_measured_anew(
     llmcli: Call, text: Path, tmp_path: Path
 ) -> None:
     model = tiny.llama(tmp_path / "one.gguf", hidden=64, ff=96, layers=1, tied=True)
-    words = ("quantize", str(model), "-o", str(tmp_path / "o.gguf"), "--threads", "1", "--probe-chunks", "1")
+    words = (
+        "quantize",
+        str(model),
+        "-o",
+        str(tmp_path / "o.gguf"),
+        "--threads",
+        "1",
+        "--probe-chunks",
+        "1",
+    )
     words = (*words, "--target-bpw", "7", "--text", str(text), "--swaps", "0")
     before = quantize.open_gguf(model).fingerprint
     assert "to measure:" in llmcli(*words).err
@@ -126,9 +141,21 @@ def test_a_plan_makes_the_same_bytes_again_and_is_recognised(sized: Call, tmp_pa
     assert (again["present"], told(sized("--plan", str(plan)))["present"]) == (False, True)
 
 
-def test_a_plan_tells_the_text_that_its_types_were_chosen_by(sized: Call, text: Path, tmp_path: Path) -> None:
+def test_a_plan_tells_the_text_that_its_types_were_chosen_by(
+    sized: Call, text: Path, tmp_path: Path
+) -> None:
     plan = tmp_path / "plan.json"
-    words = ("--target-size", "180K", "--text", str(text), "--swaps", "0", "--plan-out", str(plan), "--dry-run")
+    words = (
+        "--target-size",
+        "180K",
+        "--text",
+        str(text),
+        "--swaps",
+        "0",
+        "--plan-out",
+        str(plan),
+        "--dry-run",
+    )
     made = told(sized(*words))["allocation"]
     again = told(sized("--plan", str(plan), "--dry-run"))["allocation"]
     assert again == {key: made[key] for key in ("text", "chunks", "held_out_chunks", "quick")}
@@ -161,7 +188,9 @@ def test_a_size_out_of_reach_is_refused_with_those_in_reach(sized: Call, size: s
     assert "the largest" in done.err
 
 
-def test_the_largest_file_that_fits(sized: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_largest_file_that_fits(
+    sized: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     everything = told(sized("--fit", "--quick", "--dry-run"))
     monkeypatch.setattr(fitting, "fits", lambda plan, path: plan.nbytes <= 200_000)
     document = told(sized("--fit", "--quick"))
@@ -195,7 +224,10 @@ def test_what_fits_is_looked_for_beside_the_copy_that_is_measured_with(
         (("--target-size", "1M", "--fit"), "--target-size and --fit exclude each other"),
         (("--target-bpw", "5", "-t", "q4_0"), "leave out the file type"),
         (("--plan", "p.json", "--pure"), "--plan decides every tensor's type"),
-        (("--target-size", "1M", "--token-embedding-type", "q8_0"), "leave out --tensor-type and the like"),
+        (
+            ("--target-size", "1M", "--token-embedding-type", "q8_0"),
+            "leave out --tensor-type and the like",
+        ),
         (("--quick",), "--quick goes with a size"),
         (("--probe-chunks", "4"), "--probe-chunks goes with a size"),
         (("--swaps", "0"), "--swaps goes with a size"),

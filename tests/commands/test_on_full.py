@@ -1,4 +1,6 @@
-"""--on-full from the command line: a pipe goes on, and an endless answer has an end that is asked for."""
+"""--on-full from the command line: a pipe goes on, and an endless answer has an end that is asked
+for.
+"""
 
 import json
 from collections.abc import Callable
@@ -18,7 +20,9 @@ def filling(tokens: list[int]) -> int:
     return ord("a") + len(tokens) % 26
 
 
-def test_a_pipe_of_three_questions_goes_on_when_the_first_answer_filled_the_context(llmcli: Llmcli, fake: Fake) -> None:
+def test_a_pipe_of_three_questions_goes_on_when_the_first_answer_filled_the_context(
+    llmcli: Llmcli, fake: Fake
+) -> None:
     fake(filling, n_ctx=128)
     done = llmcli("chat", "fake", "--temp", "0", "--endless", "--on-full", "shift", stdin=THREE)
     assert (done.code, len(done.out.splitlines())) == (0, 3)
@@ -55,7 +59,9 @@ def test_an_endless_answer_is_windowed_and_counted(llmcli: Llmcli, fake: Fake) -
 
 
 @pytest.mark.parametrize("mode", ["", "rotate", "SHIFT "])
-def test_another_mode_is_refused_with_those_there_are(mode: str, llmcli: Llmcli, fake: Fake) -> None:
+def test_another_mode_is_refused_with_those_there_are(
+    mode: str, llmcli: Llmcli, fake: Fake
+) -> None:
     fake()
     done = llmcli("run", "fake", "hi", "--on-full", mode)
     assert done.code == 1

@@ -40,7 +40,9 @@ def test_the_new_model_is_opened_before_the_old_one_is_closed(
             happened.append(f"close {self.number}")
 
     monkeypatch.setattr(runner, "open_runner", Told)
-    done = llmcli("chat", "fake", "--temp", "0", stdin=b"one\n/model fake\ntwo\n/model fake\nthree\n")
+    done = llmcli(
+        "chat", "fake", "--temp", "0", stdin=b"one\n/model fake\ntwo\n/model fake\nthree\n"
+    )
     assert happened == ["open 1", "open 2", "close 1", "close 2"]
     assert done.out == "yes\nfake \u00b7 F32 \u00b7 256 tokens of context\nyes\nyes\n"
     assert "llama.cpp cannot load it" in done.err
@@ -51,7 +53,9 @@ def test_a_real_model_in_place_of_another(stories_gguf: Path, home: Path) -> Non
     talk = f"Once upon a time\n/model {stories_gguf}\n and then\n/model ./nothing.gguf\n the end\n/kv\n"
     flags = ["--raw", "-n", "4", "-c", "256", "-t", "1"]
     command = [sys.executable, "-m", "llmcli.app", "chat", str(stories_gguf), *flags]
-    done = subprocess.run(command, input=talk, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, input=talk, capture_output=True, text=True, timeout=240, check=False
+    )
     assert "Traceback" not in done.stderr
     assert done.stderr.count("(+0 reused)") == 2  # the new model's first answer computes all of it
     assert "error: there is no ./nothing.gguf" in done.stderr
@@ -59,7 +63,9 @@ def test_a_real_model_in_place_of_another(stories_gguf: Path, home: Path) -> Non
     assert done.returncode == 1
 
 
-@pytest.mark.parametrize("broken", ["{% for m in messages %}", "{% for i in [1] %}" * 150 + "{% endfor %}" * 150])
+@pytest.mark.parametrize(
+    "broken", ["{% for m in messages %}", "{% for i in [1] %}" * 150 + "{% endfor %}" * 150]
+)
 def test_a_template_that_cannot_be_read_is_told_before_a_model_is_opened(
     llmcli: Llmcli, fake: Fake, broken: str
 ) -> None:

@@ -10,7 +10,9 @@ import pytest
 from tests.commands.conftest import Done
 from tests.quant import tiny
 
-WORDS = "Once there was a bird that sang of rain, and the rain came down on the roofs of the town. " * 4
+WORDS = (
+    "Once there was a bird that sang of rain, and the rain came down on the roofs of the town. " * 4
+)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,11 @@ def test_a_file_that_is_read_stays(
     assert (done.code, done.out) == (1, ""), done.err
     assert "a name of its own" in done.err
     assert (model.read_bytes(), text.read_text(encoding="utf-8")) == (before, WORDS)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["link.gguf", "m.gguf", "t.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+        "link.gguf",
+        "m.gguf",
+        "t.txt",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +74,12 @@ def test_no_file_takes_the_place_of_what_is_none(
 
 
 @pytest.mark.parametrize(
-    "words", ["run m.gguf -f ~nobody-9/x", "eval m.gguf --text ~nobody-9/x", "serve m.gguf --api-key-file ~nobody-9/x"]
+    "words",
+    [
+        "run m.gguf -f ~nobody-9/x",
+        "eval m.gguf --text ~nobody-9/x",
+        "serve m.gguf --api-key-file ~nobody-9/x",
+    ],
 )
 def test_a_home_of_nobody_is_told(
     words: str, llmcli: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -89,7 +100,11 @@ def test_a_home_of_nobody_is_told(
     ],
 )
 def test_a_file_where_a_folder_would_be_is_told(
-    words: str, told: str, llmcli: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str,
+    told: str,
+    llmcli: Callable[..., Done],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tiny.llama(Path("m.gguf"), hidden=64, ff=64, layers=1)

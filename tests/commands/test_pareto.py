@@ -1,4 +1,6 @@
-"""`llmcli pareto`: size, divergence and speed of several settings, made once each, and which of them others beat."""
+"""`llmcli pareto`: size, divergence and speed of several settings, made once each, and which of
+them others beat.
+"""
 
 import csv
 import io
@@ -52,7 +54,12 @@ def pareto(llmcli: Llmcli, text: Path) -> Callable[..., Done]:
 
 
 def test_every_setting_is_made_read_and_timed_and_goes_again(
-    pareto: Callable[..., Done], llmcli: Llmcli, stories_gguf: Path, text: Path, home: Path, tmp_path: Path
+    pareto: Callable[..., Done],
+    llmcli: Llmcli,
+    stories_gguf: Path,
+    text: Path,
+    home: Path,
+    tmp_path: Path,
 ) -> None:
     page = tmp_path / "page.html"
     done = pareto(stories_gguf, "--seconds", "0.01", "--json", "--report", page)
@@ -73,7 +80,9 @@ def test_every_setting_is_made_read_and_timed_and_goes_again(
     exact = json.loads(llmcli("eval", str(made), "--base", str(stories_gguf), *words).out)
     assert first["tensor_bytes"] == container.read(made).tensor_bytes
     kld = exact["kl_divergence"]["value"]
-    assert first["answers"]["kld"]["value"] == pytest.approx(kld, abs=5 * first["doubt"] + 1e-4 * kld + 1e-6)
+    assert first["answers"]["kld"]["value"] == pytest.approx(
+        kld, abs=5 * first["doubt"] + 1e-4 * kld + 1e-6
+    )
     drawn = page.read_text()
     titles = {one.text for one in ElementTree.fromstring(drawn).iter("h2")}
     assert {"Divergence over size", "Speed over size", "All settings"} <= titles
@@ -117,20 +126,31 @@ def test_files_stay_where_they_are_to_be_kept_and_people_get_a_table(
     keep = tmp_path / "kept"
     done = pareto(stories_gguf, "--seconds", "0", "--keep", keep, "--chart")
     assert done.code == 0
-    assert {one.name for one in keep.iterdir()} == {"stories260K-F32-Q4_0.gguf", "stories260K-F32-Q8_0.gguf"}
+    assert {one.name for one in keep.iterdir()} == {
+        "stories260K-F32-Q4_0.gguf",
+        "stories260K-F32-Q8_0.gguf",
+    }
     assert "| setting |" in done.out
     assert "Divergence over size" in done.out
     assert "Speed over size" not in done.out
     kept = keep / "stories260K-F32-Q4_0.gguf"
     whole = kept.read_bytes()
     kept.unlink()
-    assert "1 of 2 settings were finished before" in pareto(stories_gguf, "--seconds", "0", "--keep", keep).err
+    assert (
+        "1 of 2 settings were finished before"
+        in pareto(stories_gguf, "--seconds", "0", "--keep", keep).err
+    )
     kept.write_bytes((keep / "stories260K-F32-Q8_0.gguf").read_bytes())  # another file of that name
-    assert "1 of 2 settings were finished before" in pareto(stories_gguf, "--seconds", "0", "--keep", keep).err
+    assert (
+        "1 of 2 settings were finished before"
+        in pareto(stories_gguf, "--seconds", "0", "--keep", keep).err
+    )
     assert kept.read_bytes() == whole
 
 
-def test_what_was_finished_goes_by_the_name_that_it_has_now(pareto: Callable[..., Done], stories_gguf: Path) -> None:
+def test_what_was_finished_goes_by_the_name_that_it_has_now(
+    pareto: Callable[..., Done], stories_gguf: Path
+) -> None:
     words: tuple[Any, ...] = (stories_gguf, "--seconds", "0", "--types", "Q4_0", "--json")
     (alone,) = json.loads(pareto(*words).out)["settings"]
     done = pareto(*words, "--methods", "ggml,search")
@@ -143,7 +163,16 @@ def test_what_was_finished_goes_by_the_name_that_it_has_now(pareto: Callable[...
 def test_the_time_of_a_part_is_not_told_as_that_of_the_whole(
     pareto: Callable[..., Done], stories_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words: tuple[Any, ...] = (stories_gguf, "--seconds", "0", "--types", "Q4_0", "--keep", tmp_path / "kept", "--json")
+    words: tuple[Any, ...] = (
+        stories_gguf,
+        "--seconds",
+        "0",
+        "--types",
+        "Q4_0",
+        "--keep",
+        tmp_path / "kept",
+        "--json",
+    )
     finish = Draft.finish
 
     def killed(draft: Draft) -> str:
@@ -157,10 +186,18 @@ def test_the_time_of_a_part_is_not_told_as_that_of_the_whole(
 
 
 def test_folds_and_sizes_are_settings_too(
-    pareto: Callable[..., Done], llmcli: Llmcli, stories_gguf: Path, home: Path, tmp_path: Path,
+    pareto: Callable[..., Done],
+    llmcli: Llmcli,
+    stories_gguf: Path,
+    home: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(texts, "shipped", lambda *_: [Text(SHIPPED, "The rain sang on the roofs of the town. " * 60)])
+) -> None:
+    monkeypatch.setattr(
+        texts,
+        "shipped",
+        lambda *_: [Text(SHIPPED, "The rain sang on the roofs of the town. " * 60)],
+    )
     monkeypatch.setattr(stage, "N_CTX", 32)
     words: tuple[Any, ...] = (stories_gguf, "--seconds", "0", "--json")
     done = pareto(*words, "--types", "Q4_0", "--fold", "none", "--fold", "awq")
@@ -168,7 +205,11 @@ def test_folds_and_sizes_are_settings_too(
     assert "--fold awq needs an imatrix: gathered from" in done.err
     plain, folded = json.loads(done.out)["settings"]
     assert (plain["name"], folded["name"]) == ("Q4_0 fold none", "Q4_0 fold awq")
-    assert (plain["fold"], folded["fold"], plain["tensor_bytes"]) == ("", "awq", folded["tensor_bytes"])
+    assert (plain["fold"], folded["fold"], plain["tensor_bytes"]) == (
+        "",
+        "awq",
+        folded["tensor_bytes"],
+    )
     assert plain["answers"]["kld"] != folded["answers"]["kld"]
     sized = pareto(*words, "--types", "", "--target-size", "0.26M,0.33M")
     assert sized.code == 0, sized.err
@@ -176,12 +217,24 @@ def test_folds_and_sizes_are_settings_too(
     assert (less["name"], more["name"]) == ("0.26M", "0.33M")
     assert less["tensor_bytes"] < 260_000 < more["tensor_bytes"] < 330_000
     measured = {path.name for path in (home / "cache" / "sensitivity").glob("*.records")}
-    alone = ("--target-size", "0.26M", "--threads", "1", "--dry-run", "-o", str(tmp_path / "o.gguf"))
+    alone = (
+        "--target-size",
+        "0.26M",
+        "--threads",
+        "1",
+        "--dry-run",
+        "-o",
+        str(tmp_path / "o.gguf"),
+    )
     assert llmcli("quantize", str(stories_gguf), *alone).code == 0
-    assert measured == {path.name for path in (home / "cache" / "sensitivity").glob("*.records")}  # it knew all
+    assert measured == {
+        path.name for path in (home / "cache" / "sensitivity").glob("*.records")
+    }  # it knew all
 
 
-def test_a_damaged_figure_is_made_anew(pareto: Callable[..., Done], stories_gguf: Path, home: Path) -> None:
+def test_a_damaged_figure_is_made_anew(
+    pareto: Callable[..., Done], stories_gguf: Path, home: Path
+) -> None:
     words: tuple[Any, ...] = (stories_gguf, "--seconds", "0", "--types", "Q8_0")
     pareto(*words)
     (file,) = (home / "cache" / "pareto").rglob("*.json")
@@ -191,7 +244,9 @@ def test_a_damaged_figure_is_made_anew(pareto: Callable[..., Done], stories_gguf
     assert json.loads(file.read_text())["nbytes"] == said["nbytes"]
 
 
-def test_mistakes_are_one_line(pareto: Callable[..., Done], stories_gguf: Path, tmp_path: Path) -> None:
+def test_mistakes_are_one_line(
+    pareto: Callable[..., Done], stories_gguf: Path, tmp_path: Path
+) -> None:
     for words, code, why in (
         (("--types", "Q9_X"), 1, "Q9_X"),
         (("--types", ","), 2, "there is no setting"),
@@ -219,13 +274,33 @@ def test_every_size_is_held_against_what_there_is_before_the_first_is_measured(
 
 
 def point(
-    name: str, nbytes: int, kld: float, ratio: tuple[float, float] | None = None, klds: tuple[float, ...] = ()
+    name: str,
+    nbytes: int,
+    kld: float,
+    ratio: tuple[float, float] | None = None,
+    klds: tuple[float, ...] = (),
 ) -> Point:
     speed = (Speed("tg32", 1.0, 1.0, (), (), 1.0, ratio[0], ratio[1], 12),) if ratio else ()
     answers = Answers(
-        "t", "h", 512, 1, 255, "F32", NOTHING, NOTHING, NOTHING, Figure(kld, 0.0), kld, {}, kld, NOTHING, NOTHING
+        "t",
+        "h",
+        512,
+        1,
+        255,
+        "F32",
+        NOTHING,
+        NOTHING,
+        NOTHING,
+        Figure(kld, 0.0),
+        kld,
+        {},
+        kld,
+        NOTHING,
+        NOTHING,
     )
-    return Point(name, name, "ggml", "", "{}", nbytes, 4.5, answers, 0.0, speed, 0.0, klds or (kld, kld))
+    return Point(
+        name, name, "ggml", "", "{}", nbytes, 4.5, answers, 0.0, speed, 0.0, klds or (kld, kld)
+    )
 
 
 def test_a_setting_is_beaten_by_one_that_is_no_larger_and_nearer() -> None:
@@ -238,10 +313,14 @@ def test_a_setting_is_beaten_by_one_that_is_no_larger_and_nearer() -> None:
 
 def test_of_one_size_the_nearer_is_better_only_where_the_chunks_support_it() -> None:
     one = point("one", 10, 0.2, klds=(0.1, 0.2, 0.3))
-    nearer = point("nearer", 10, 0.19, klds=(0.09, 0.19, 0.289))  # chunks differ far more than the files
+    nearer = point(
+        "nearer", 10, 0.19, klds=(0.09, 0.19, 0.289)
+    )  # chunks differ far more than the files
     assert dominated([one, nearer]) == {"one": "nearer"}
     assert dominated([one, point("luck", 10, 0.19, klds=(0.02, 0.3, 0.25))]) == {}
-    assert dominated([one, point("small luck", 9, 0.19, klds=(0.02, 0.3, 0.25))]) == {"one": "small luck"}
+    assert dominated([one, point("small luck", 9, 0.19, klds=(0.02, 0.3, 0.25))]) == {
+        "one": "small luck"
+    }
 
 
 def test_a_slower_one_beats_nothing_where_the_noise_supports_it() -> None:

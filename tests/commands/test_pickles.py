@@ -21,19 +21,28 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pickles hav
 Llmcli = Callable[..., Done]
 REF = "org/old"
 NEVER = {  # what stands beside, and is never fetched
-    "modeling_old.py": b"raise SystemExit(9)\n", "training_args.bin": b"x" * 70_000, "optimizer.pt": b"x" * 70_000,
-    "original/consolidated.00.pth": b"x" * 70_000, "tf_model.h5": b"x" * 70_000, "ggml-model-q4_0.bin": b"x" * 70_000,
-}  # fmt: skip
+    "modeling_old.py": b"raise SystemExit(9)\n",
+    "training_args.bin": b"x" * 70_000,
+    "optimizer.pt": b"x" * 70_000,
+    "original/consolidated.00.pth": b"x" * 70_000,
+    "tf_model.h5": b"x" * 70_000,
+    "ggml-model-q4_0.bin": b"x" * 70_000,
+}
 SHARDS = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
 
 
 @pytest.fixture(scope="session")
 def weights(stories: Path) -> dict[str, Any]:
-    return {name: torch.from_numpy(a.copy()) for name, a in checkpoint.read(stories / "model.safetensors").items()}
+    return {
+        name: torch.from_numpy(a.copy())
+        for name, a in checkpoint.read(stories / "model.safetensors").items()
+    }
 
 
 @pytest.fixture(scope="session")
-def folder(stories: Path, weights: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(
+    stories: Path, weights: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The stories with their weights in one pickle."""
     made = shutil.copytree(stories, tmp_path_factory.mktemp("pickled") / "old")
     (made / "model.safetensors").unlink()
@@ -81,7 +90,10 @@ def hint(made: Done) -> list[str]:
 def tensors(path: str | Path) -> dict[str, tuple[str, bytes]]:
     """Type and bytes of every tensor: the header names the source, which differs."""
     data = Path(path).read_bytes()
-    return {t.name: (t.type, data[t.offset : t.offset + t.nbytes]) for t in container.read(Path(path)).tensors}
+    return {
+        t.name: (t.type, data[t.offset : t.offset + t.nbytes])
+        for t in container.read(Path(path)).tensors
+    }
 
 
 @pytest.fixture
@@ -94,13 +106,21 @@ def expected(stories: Path, tmp_path: Path, llmcli: Llmcli) -> dict[str, tuple[s
 
 def fetched(hub: Hub) -> set[str]:
     """Names of all files whose content was asked for."""
-    return {path.split("/resolve/")[1].split("/", 1)[1] for method, path, _ in hub.requests
-            if method == "GET" and "/resolve/" in path}  # fmt: skip
+    return {
+        path.split("/resolve/")[1].split("/", 1)[1]
+        for method, path, _ in hub.requests
+        if method == "GET" and "/resolve/" in path
+    }
 
 
 @pytest.mark.parametrize("form", ["one", "shards", "another name"])
 def test_a_pull_gives_the_file_that_safetensors_give_and_fetches_no_code(
-    form: str, hub: Hub, llmcli: Llmcli, weights: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+    form: str,
+    hub: Hub,
+    llmcli: Llmcli,
+    weights: dict[str, Any],
+    expected: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     files = hub.repos[REF].files
     if form == "shards":
@@ -122,14 +142,21 @@ def test_the_source_stays_as_with_keep_source_and_all_that_was_made_needs_no_net
     made = done(llmcli("pull", REF, "--q4_k_m", "--allow-pickle", "--json"))
     hub.requests.clear()
     assert done(llmcli("pull", REF, "--q4_k_m", "--allow-pickle", "--json")) == made
-    assert done(llmcli("pull", REF, "--q4_k_m", "--json")) == made  # what is there is no pickle any more
-    assert done(llmcli("run", REF, "Once", "-n", "2", "-t", "1", "--json"))["model"]["path"] == made["path"]
+    assert (
+        done(llmcli("pull", REF, "--q4_k_m", "--json")) == made
+    )  # what is there is no pickle any more
+    assert (
+        done(llmcli("run", REF, "Once", "-n", "2", "-t", "1", "--json"))["model"]["path"]
+        == made["path"]
+    )
     rows = {row["name"]: row["file_type"] for row in done(llmcli("list", "--json"))}
     assert rows == {REF: "pickled", f"{REF}:Q4_K_M": "Q4_K_M"}
     assert llmcli("show", REF).code == 0
     assert hub.requests == []
     assert llmcli("rm", REF).code == 0
-    assert not [path for path in home.rglob("*") if path.is_file() and path.stat().st_size > 100_000]
+    assert not [
+        path for path in home.rglob("*") if path.is_file() and path.stat().st_size > 100_000
+    ]
 
 
 def test_quantize_and_convert_take_it_too(
@@ -145,11 +172,20 @@ def test_quantize_and_convert_take_it_too(
 
 @pytest.mark.parametrize(
     "words",
-    [("pull", REF), ("pull", REF, "--q4_k_m", "--json"), ("pull", f"{REF}:Q8_0"), ("quantize", REF, "-t", "q4_0"),
-     ("convert", REF, "-o", "a file.gguf")],
-)  # fmt: skip
+    [
+        ("pull", REF),
+        ("pull", REF, "--q4_k_m", "--json"),
+        ("pull", f"{REF}:Q8_0"),
+        ("quantize", REF, "-t", "q4_0"),
+        ("convert", REF, "-o", "a file.gguf"),
+    ],
+)
 def test_without_the_flag_nothing_is_fetched_and_the_same_command_with_it_is_the_hint(
-    words: tuple[str, ...], hub: Hub, llmcli: Llmcli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...],
+    hub: Hub,
+    llmcli: Llmcli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     refused = llmcli(*words)
@@ -162,7 +198,9 @@ def test_without_the_flag_nothing_is_fetched_and_the_same_command_with_it_is_the
 def test_what_runs_models_names_the_pull_that_reads_pickles(hub: Hub, llmcli: Llmcli) -> None:
     words = ("run", REF, "Once", "-n", "2", "-t", "1", "--json")
     assert hint(llmcli(*words)) == ["pull", REF, "--quant", "Q4_K_M", "--allow-pickle"]
-    assert llmcli("pull", REF, "--allow-pickle").code == 0  # the pickles are here now, and nothing was made of them
+    assert (
+        llmcli("pull", REF, "--allow-pickle").code == 0
+    )  # the pickles are here now, and nothing was made of them
     asked = len(hub.requests)
     refused = llmcli(*words, "--quant", "q8_0")
     assert hint(refused) == ["pull", REF, "--quant", "Q8_0", "--allow-pickle"]
@@ -176,7 +214,12 @@ def test_a_folder_here_is_taken_the_same_way(folder: Path, llmcli: Llmcli, tmp_p
     refused = llmcli("run", f"{place}/", "Once", "-n", "2", "-t", "1", "--json")
     assert hint(refused) == ["pull", f"{place}/", "--quant", "Q4_K_M", "--allow-pickle"]
     assert llmcli(*hint(refused)).code == 0
-    assert done(llmcli("run", f"{place}/", "Once", "-n", "2", "-t", "1", "--json"))["model"]["file_type"] == "Q4_K_M"
+    assert (
+        done(llmcli("run", f"{place}/", "Once", "-n", "2", "-t", "1", "--json"))["model"][
+            "file_type"
+        ]
+        == "Q4_K_M"
+    )
     again = ("quantize", str(place), "-t", "q8_0")
     assert hint(llmcli(*again)) == [*again, "--allow-pickle"]
 
@@ -196,7 +239,9 @@ def test_without_torch_it_says_what_to_install_before_anything_is_fetched(
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_safetensors_win_whatever_is_allowed(hub: Hub, llmcli: Llmcli, stories: Path, expected: dict[str, Any]) -> None:
+def test_safetensors_win_whatever_is_allowed(
+    hub: Hub, llmcli: Llmcli, stories: Path, expected: dict[str, Any]
+) -> None:
     hub.repos[REF].files["model.safetensors"] = (stories / "model.safetensors").read_bytes()
     made = llmcli("pull", REF, "--q4_k_m", "--allow-pickle", "--json")
     assert tensors(done(made)["path"]) == expected
@@ -222,7 +267,9 @@ def test_an_interrupted_pull_goes_on_in_the_download_and_in_the_quantization(
             patch.setattr(_Lines, "advance", stop(label, after))
             assert llmcli(*words).code == 130
         assert not list(home.rglob("*.gguf"))
-        assert [row["name"] for row in done(llmcli("list", "--json"))] == ([] if label == REF else [REF])
+        assert [row["name"] for row in done(llmcli("list", "--json"))] == (
+            [] if label == REF else [REF]
+        )
     made = llmcli(*words)
     assert tensors(done(made)["path"]) == expected
     assert "went on where" in made.err
@@ -257,11 +304,14 @@ def test_code_in_a_pickle_is_not_run_and_nothing_is_made_of_it(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({pickled.SINGLE: None, "a.pt": b"x", "b.pth": b"x"}, "has 2 pickled files and no pytorch_model.bin: a.pt, b."),
+        (
+            {pickled.SINGLE: None, "a.pt": b"x", "b.pth": b"x"},
+            "has 2 pickled files and no pytorch_model.bin: a.pt, b.",
+        ),
         ({"config.json": None}, "has weights but no config.json"),
         ({pickled.SINGLE: None}, "holds neither GGUF nor safetensors"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("flag", [(), ("--allow-pickle",)])
 def test_what_is_no_checkpoint_is_refused_before_anything_is_fetched(
     flag: tuple[str, ...], change: dict[str, bytes | None], said: str, hub: Hub, llmcli: Llmcli
@@ -276,7 +326,9 @@ def test_what_is_no_checkpoint_is_refused_before_anything_is_fetched(
     assert fetched(hub) == set()
 
 
-def test_offline_a_missing_shard_is_told(hub: Hub, llmcli: Llmcli, weights: dict[str, Any], tmp_path: Path) -> None:
+def test_offline_a_missing_shard_is_told(
+    hub: Hub, llmcli: Llmcli, weights: dict[str, Any], tmp_path: Path
+) -> None:
     files = hub.repos[REF].files
     del files[pickled.SINGLE]
     files |= sharded(weights, tmp_path)
@@ -285,4 +337,6 @@ def test_offline_a_missing_shard_is_told(hub: Hub, llmcli: Llmcli, weights: dict
     shard.unlink()
     refused = llmcli("pull", REF, "--revision", commit, "--allow-pickle", "--offline")
     assert refused.code == 1
-    assert f"only a part of org/old is in the Hugging Face cache ({SHARDS[1]} is not)" in refused.err
+    assert (
+        f"only a part of org/old is in the Hugging Face cache ({SHARDS[1]} is not)" in refused.err
+    )

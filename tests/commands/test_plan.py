@@ -19,22 +19,51 @@ Llmcli = Callable[..., Done]
 
 LAYER = {"layer": int, "cells": int, "k_bytes": int, "v_bytes": int}
 DEVICE = {
-    "name": str, "weights_bytes": int, "repacked_bytes": int, "kv_bytes": int, "compute_bytes": int,
-    "output_bytes": int, "total_bytes": int, "available_bytes": int, "fits": bool, "types": {"F32": int},
-}  # fmt: skip
+    "name": str,
+    "weights_bytes": int,
+    "repacked_bytes": int,
+    "kv_bytes": int,
+    "compute_bytes": int,
+    "output_bytes": int,
+    "total_bytes": int,
+    "available_bytes": int,
+    "fits": bool,
+    "types": {"F32": int},
+}
 QUANT = {
-    "type": str, "file_bytes": int, "bits_per_weight": float, "total_bytes": int, "process_bytes": int, "fits": bool,
-    "needs_imatrix": bool, "present": bool, "requantizes": bool,
-}  # fmt: skip
+    "type": str,
+    "file_bytes": int,
+    "bits_per_weight": float,
+    "total_bytes": int,
+    "process_bytes": int,
+    "fits": bool,
+    "needs_imatrix": bool,
+    "present": bool,
+    "requantizes": bool,
+}
 SHAPE = {
-    "weights_bytes": int, "kv": {"bytes_per_token": int, "cells": int, "bytes": int, "layers": [LAYER]},
-    "compute_bytes": int, "output_bytes": int, "repacked_bytes": int, "droppable_bytes": int, "overhead_bytes": int,
-    "process_bytes": int, "total_bytes": int, "available_bytes": int, "fits": bool,
-    "max_ctx": {"f16": int, "q8_0": int, "q4_0": int}, "devices": [DEVICE], "runs": bool, "max_parallel": int,
-    "draft_bytes": object, "outside_bytes": int, "reading_bytes": object,
+    "weights_bytes": int,
+    "kv": {"bytes_per_token": int, "cells": int, "bytes": int, "layers": [LAYER]},
+    "compute_bytes": int,
+    "output_bytes": int,
+    "repacked_bytes": int,
+    "droppable_bytes": int,
+    "overhead_bytes": int,
+    "process_bytes": int,
+    "total_bytes": int,
+    "available_bytes": int,
+    "fits": bool,
+    "max_ctx": {"f16": int, "q8_0": int, "q4_0": int},
+    "devices": [DEVICE],
+    "runs": bool,
+    "max_parallel": int,
+    "draft_bytes": object,
+    "outside_bytes": int,
+    "reading_bytes": object,
     "scored_bytes": object,
-    "gpu_layers": {"most": int, "layers": int}, "quants": [QUANT],
-}  # fmt: skip
+    "gpu_layers": {"most": int, "layers": int},
+    "quants": [QUANT],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -46,16 +75,26 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wrong(shape: Any, value: Any, where: str, unknown: bool = False) -> list[str]:
-    """Every place where a document is not as the contract says; `unknown` lets null stand for any figure."""
+    """Every place where a document is not as the contract says; `unknown` lets null stand for any
+    figure.
+    """
     if value is None and unknown:
         return []
     if isinstance(shape, dict):
         if not isinstance(value, dict) or set(shape) != set(value):
             return [f"{where}: {value!r} instead of {sorted(shape)}"]
-        return [problem for key in shape for problem in wrong(shape[key], value[key], f"{where}.{key}", unknown)]
+        return [
+            problem
+            for key in shape
+            for problem in wrong(shape[key], value[key], f"{where}.{key}", unknown)
+        ]
     if isinstance(shape, list):
         return [problem for one in value for problem in wrong(shape[0], one, f"{where}[]", unknown)]
-    return [] if isinstance(value, shape) and (shape is bool or not isinstance(value, bool)) else [f"{where}: {value}"]
+    return (
+        []
+        if isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
+        else [f"{where}: {value}"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +115,18 @@ def test_the_document_is_the_contract_s(llmcli: Llmcli, model: Path) -> None:
     assert told["kv"]["bytes"] == found["kv"]["bytes"]
     assert told["kv"]["cells"] == 1024
     assert sum(told["devices"][0]["types"].values()) == container.read(model).tensor_bytes
-    assert sum(row["k_bytes"] + row["v_bytes"] for row in told["kv"]["layers"]) == told["kv"]["bytes"]
+    assert (
+        sum(row["k_bytes"] + row["v_bytes"] for row in told["kv"]["layers"]) == told["kv"]["bytes"]
+    )
     parts = ("weights_bytes", "repacked_bytes", "compute_bytes", "output_bytes")
     assert told["total_bytes"] == told["kv"]["bytes"] + sum(told[part] for part in parts)
     assert told["process_bytes"] == told["total_bytes"] + told["overhead_bytes"]
 
 
 def test_people_get_a_receipt(llmcli: Llmcli, model: Path) -> None:
-    done = llmcli("plan", str(model), "-c", "512", "-np", "2", "-ctk", "q8_0", "-ctv", "q8_0", "--measure")
+    done = llmcli(
+        "plan", str(model), "-c", "512", "-np", "2", "-ctk", "q8_0", "-ctv", "q8_0", "--measure"
+    )
     assert done.code == 0
     assert "512 tokens of context for 2 sequences, one pool" in done.out
     for words in ("KV cache", "difference", "it fits", "0-2", "q4_0"):
@@ -94,7 +137,9 @@ def test_people_get_a_receipt(llmcli: Llmcli, model: Path) -> None:
     assert "the whole process" in plain and "serve and batch" not in plain
 
 
-def test_sequences_with_a_part_each_take_what_llama_cpp_rounds_up(llmcli: Llmcli, model: Path) -> None:
+def test_sequences_with_a_part_each_take_what_llama_cpp_rounds_up(
+    llmcli: Llmcli, model: Path
+) -> None:
     words = ("plan", str(model), "-c", "600", "-np", "3", "--json")
     told = json.loads(llmcli(*words).out)
     assert (told["kv"]["cells"], told["outside_bytes"]) == (768, 2 * Schedule().swap_bytes)
@@ -102,7 +147,9 @@ def test_sequences_with_a_part_each_take_what_llama_cpp_rounds_up(llmcli: Llmcli
     assert (apart["kv"]["cells"], apart["reading_bytes"]) == (3 * 256, 0)
 
 
-def test_the_context_that_reads_for_several_is_told_to_the_byte(llmcli: Llmcli, model: Path) -> None:
+def test_the_context_that_reads_for_several_is_told_to_the_byte(
+    llmcli: Llmcli, model: Path
+) -> None:
     words = ("plan", str(model), "-c", "512", "-t", "1", "--json")
     told = json.loads(llmcli(*words, "-np", "3").out)["reading_bytes"]
     options = RunOptions(ctx_size=512, threads=1, flash_attn="off", reading=512)
@@ -119,16 +166,23 @@ def test_what_scoring_takes_is_told(llmcli: Llmcli, model: Path) -> None:
     for scored in (0, rows):
         options = RunOptions(ctx_size=512, threads=1, flash_attn="on", scored=scored)
         with open_runner(model, options, slots=3) as runner:
-            request, vocabulary = Request((5,) * 150, defaults(), 1, scores=bool(scored)), runner.model.n_vocab
+            request, vocabulary = (
+                Request((5,) * 150, defaults(), 1, scores=bool(scored)),
+                runner.model.n_vocab,
+            )
             for _ in range(3):
                 runner.engine.submit(request)
             while runner.engine.busy:
                 runner.engine.step()
             allocated = runner.context.allocated()
             assert allocated
-            taken.append(sum(one.compute for one in allocated.buffers) + runner.context.output_bytes)
+            taken.append(
+                sum(one.compute for one in allocated.buffers) + runner.context.output_bytes
+            )
     assert told >= 4 * rows * vocabulary > 0
-    assert 0 <= told - (taken[1] - taken[0]) <= 4 * 3 * vocabulary  # each answer may have a row besides
+    assert (
+        0 <= told - (taken[1] - taken[0]) <= 4 * 3 * vocabulary
+    )  # each answer may have a row besides
     apart = json.loads(llmcli(*words, "-np", "3").out)  # the context that reads has them, too
     assert apart["reading_bytes"] and apart["scored_bytes"] > 2 * 4 * (rows - 1) * vocabulary
     assert json.loads(llmcli(*words).out)["scored_bytes"] == 0
@@ -145,7 +199,12 @@ def test_what_does_not_fit_is_told_with_what_would(
     assert "-ctk q8_0 -ctv q8_0" in done.out
     told = json.loads(llmcli("plan", str(model), "-c", "65536", "-np", "2", "--json").out)
     assert (told["fits"], told["outside_bytes"]) == (False, 0)
-    assert json.loads(llmcli("plan", str(model), "-c", str(told["max_ctx"]["f16"]), "--json").out)["fits"] is True
+    assert (
+        json.loads(llmcli("plan", str(model), "-c", str(told["max_ctx"]["f16"]), "--json").out)[
+            "fits"
+        ]
+        is True
+    )
     refused = llmcli("plan", str(model), "-c", "65536", "--measure")
     assert (refused.code, refused.out) == (1, "")
     assert "does not fit and was not loaded" in refused.err
@@ -154,12 +213,15 @@ def test_what_does_not_fit_is_told_with_what_would(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["-ctk", "q9"], "unknown KV cache type"), (["-c", "-5"], "--ctx-size is -5"),
-        (["-fa", "perhaps"], "-fa takes"), (["-ctv", "q8_0", "-fa", "off"], "needs flash attention"),
-        (["--quant", "Q9"], "Q9"), (["-np", "999"], "256"),
+        (["-ctk", "q9"], "unknown KV cache type"),
+        (["-c", "-5"], "--ctx-size is -5"),
+        (["-fa", "perhaps"], "-fa takes"),
+        (["-ctv", "q8_0", "-fa", "off"], "needs flash attention"),
+        (["--quant", "Q9"], "Q9"),
+        (["-np", "999"], "256"),
         (["-ngl", "many"], "--gpu-layers"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_one_line(llmcli: Llmcli, model: Path, words: list[str], why: str) -> None:
     done = llmcli("plan", str(model), *words)
     assert (done.code, done.out) == (1, "")
@@ -167,7 +229,9 @@ def test_mistakes_are_one_line(llmcli: Llmcli, model: Path, words: list[str], wh
     assert "Traceback" not in done.err
 
 
-def test_every_type_is_told_as_the_file_that_would_be_made(llmcli: Llmcli, stories: Path, tmp_path: Path) -> None:
+def test_every_type_is_told_as_the_file_that_would_be_made(
+    llmcli: Llmcli, stories: Path, tmp_path: Path
+) -> None:
     """Sizes and totals against files that were really made."""
     from tests.quant import tiny
 
@@ -209,7 +273,9 @@ def test_sequences_and_what_fits_only_from_the_disk(
     told = json.loads(llmcli(*words).out)
     most = told["max_parallel"]
     assert 1 < most < 256
-    both = [json.loads(llmcli(*words, "-np", str(n), "-c", str(4096 * n)).out) for n in (most, most + 1)]
+    both = [
+        json.loads(llmcli(*words, "-np", str(n), "-c", str(4096 * n)).out) for n in (most, most + 1)
+    ]
     assert [one["fits"] for one in both] == [True, False]
     assert "sequences at once, 4,096 tokens each: " in llmcli(*words[:-1]).out
     free = told["total_bytes"] - 1
@@ -230,7 +296,9 @@ def test_a_draft_model_counts_everywhere(llmcli: Llmcli, model: Path, tmp_path: 
     assert alone["draft_bytes"] is None
     parts = ("weights_bytes", "compute_bytes", "repacked_bytes", "output_bytes")
     assert both["total_bytes"] == both["kv"]["bytes"] + sum(both[part] for part in parts)
-    draft = json.loads(llmcli("plan", str(small), "-c", "512", "-b", "256", "-ub", "256", "--json").out)
+    draft = json.loads(
+        llmcli("plan", str(small), "-c", "512", "-b", "256", "-ub", "256", "--json").out
+    )
     assert both["weights_bytes"] == alone["weights_bytes"] + draft["weights_bytes"]
     assert both["kv"]["bytes"] == alone["kv"]["bytes"] + draft["kv"]["bytes"]
     assert both["draft_bytes"] >= draft["total_bytes"]  # it asks for several rows of logits
@@ -261,7 +329,9 @@ def test_layers_on_a_gpu_come_from_llama_cpp_s_devices(
     @contextmanager
     def planner(header: Any, options: Any, layers: int, beside: Any) -> Iterator[Any]:
         share = planning.Share("GPU0", 100 * layers, 0, 10, 5, 0, 0, free)
-        yield SimpleNamespace(shares=lambda options: (planning.Share("CPU", 1, 0, 0, 0, 0, 0, None), share))
+        yield SimpleNamespace(
+            shares=lambda options: (planning.Share("CPU", 1, 0, 0, 0, 0, 0, None), share)
+        )
 
     monkeypatch.setattr(planning.devices, "devices", lambda: [Device("GPU0", "", "gpu", 1, 1)])
     monkeypatch.setattr(planning, "planner", planner)
@@ -276,14 +346,20 @@ def test_layers_on_a_gpu_come_from_llama_cpp_s_devices(
         assert planning.most_layers(header, options) == most
 
 
-def test_what_is_not_quantized_yet_is_planned_as_if_it_were(llmcli: Llmcli, stories: Path, tmp_path: Path) -> None:
+def test_what_is_not_quantized_yet_is_planned_as_if_it_were(
+    llmcli: Llmcli, stories: Path, tmp_path: Path
+) -> None:
     """The header that would be written, against the file itself: to the byte."""
     whole, made = tmp_path / "whole.gguf", tmp_path / "q4_0.gguf"
     quantize.run(quantize.plan(convert.open_folder(stories), "F32"), whole, threads=1)
     quantize.run(quantize.plan(quantize.open_gguf(whole), "Q4_0"), made, threads=1)
     receipts = [
         receipt(llmcli("plan", *words, "--json"))
-        for words in ([str(whole), "--quant", "q4_0"], [str(stories), "--quant", "q4_0"], [str(made)])
+        for words in (
+            [str(whole), "--quant", "q4_0"],
+            [str(stories), "--quant", "q4_0"],
+            [str(made)],
+        )
     ]
     assert receipts[0] == receipts[1] == receipts[2]
     refused = llmcli("plan", str(whole), "--quant", "q4_0", "--measure")
@@ -308,9 +384,21 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def receipt(done: Done) -> dict[str, Any]:
     """What does not change from one process to the next."""
     assert done.code == 0, done.err
-    own = ("process_bytes", "overhead_bytes", "available_bytes", "max_ctx", "max_parallel", "devices")
+    own = (
+        "process_bytes",
+        "overhead_bytes",
+        "available_bytes",
+        "max_ctx",
+        "max_parallel",
+        "devices",
+    )
     told = {key: value for key, value in json.loads(done.out).items() if key not in own}
-    own = ("process_bytes", "file_bytes", "requantizes", "present")  # a file's keys say where it comes from
+    own = (
+        "process_bytes",
+        "file_bytes",
+        "requantizes",
+        "present",
+    )  # a file's keys say where it comes from
     told["quants"] = [{key: row[key] for key in row if key not in own} for row in told["quants"]]
     return told
 
@@ -318,7 +406,9 @@ def receipt(done: Done) -> dict[str, Any]:
 def test_a_gguf_on_the_hub_is_planned_from_its_header(
     llmcli: Llmcli, hub: Hub, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A vocabulary larger than the first part; of the weights no byte is asked for, and nothing is left here."""
+    """A vocabulary larger than the first part; of the weights no byte is asked for, and nothing is
+    left here.
+    """
     from tests.quant import tiny
 
     monkeypatch.setattr(standing, "FIRST", 2048)
@@ -337,14 +427,18 @@ def test_a_gguf_on_the_hub_is_planned_from_its_header(
     assert "on the hub" in refused.err
 
 
-def test_shards_on_the_hub_are_planned_together(llmcli: Llmcli, hub: Hub, model: Path, tmp_path: Path) -> None:
+def test_shards_on_the_hub_are_planned_together(
+    llmcli: Llmcli, hub: Hub, model: Path, tmp_path: Path
+) -> None:
     plan = quantize.plan(quantize.open_gguf(model), "Q8_0", most=300_000)
     quantize.run(plan, tmp_path / "cut-Q8_0.gguf", threads=1)
     files = {file.name: file.read_bytes() for file in tmp_path.glob("cut-*.gguf")}
     assert len(files) > 1
     hub.add("org/cut", files)
     first = sorted(tmp_path.glob("cut-*.gguf"))[0]
-    assert receipt(llmcli("plan", "org/cut:Q8_0", "--json")) == receipt(llmcli("plan", str(first), "--json"))
+    assert receipt(llmcli("plan", "org/cut:Q8_0", "--json")) == receipt(
+        llmcli("plan", str(first), "--json")
+    )
 
 
 def test_a_checkpoint_on_the_hub_is_planned_as_what_would_be_made_of_it(
@@ -352,17 +446,24 @@ def test_a_checkpoint_on_the_hub_is_planned_as_what_would_be_made_of_it(
 ) -> None:
     hub.add("org/stories", stories)
     words = ("--quant", "q4_0", "--json")
-    assert receipt(llmcli("plan", "org/stories", *words)) == receipt(llmcli("plan", str(stories), *words))
+    assert receipt(llmcli("plan", "org/stories", *words)) == receipt(
+        llmcli("plan", str(stories), *words)
+    )
     assert "on the hub" in llmcli("plan", "org/stories:Q8_0").out
 
 
 def test_what_cannot_be_looked_at_from_afar_is_told(llmcli: Llmcli, hub: Hub, model: Path) -> None:
-    hub.add("org/tiny", {"tiny-Q8_0.gguf": model.read_bytes(), "bad-Q4_0.gguf": b"GGUF" + bytes(5000)})
+    hub.add(
+        "org/tiny", {"tiny-Q8_0.gguf": model.read_bytes(), "bad-Q4_0.gguf": b"GGUF" + bytes(5000)}
+    )
     hub.ignore_range = True
     for words, why in (
-        (["org/tiny:Q8_0"], "gives no parts"), (["org/tiny:Q8_0", "--offline"], "this is offline"),
-        (["org/tiny:Q2_K"], "has no Q2_K"), (["smollm2:135m"], "only the hub gives parts"), (["org/none"], "org/none"),
-    ):  # fmt: skip
+        (["org/tiny:Q8_0"], "gives no parts"),
+        (["org/tiny:Q8_0", "--offline"], "this is offline"),
+        (["org/tiny:Q2_K"], "has no Q2_K"),
+        (["smollm2:135m"], "only the hub gives parts"),
+        (["org/none"], "org/none"),
+    ):
         done = llmcli("plan", *words)
         assert (done.code, done.out) == (1, "")
         assert why in done.err

@@ -22,7 +22,9 @@ def tuned(stories_gguf: Path, home: Path) -> Path:
     """A model with a profile; the path of the profile."""
     world = content(container.read(stories_gguf)), host.identity(), profile.build()
     settings = {"threads": 1, "ubatch_size": 64}
-    return profile.save(Profile("stories", *world, "chat", settings, 1.2, 1.1, 1.3, "2026-11-22"), config.load())
+    return profile.save(
+        Profile("stories", *world, "chat", settings, 1.2, 1.1, 1.3, "2026-11-22"), config.load()
+    )
 
 
 def run(llmcli: Llmcli, model: Path, *more: str) -> Done:
@@ -33,17 +35,24 @@ def test_it_is_used_and_told(llmcli: Llmcli, stories_gguf: Path, tuned: Path) ->
     done = run(llmcli, stories_gguf, "--json")
     assert json.loads(done.out)["profile"] == TOLD
     assert done.err.splitlines() == [f"profile: {TOLD}; --no-profile leaves it"]
-    assert f"profile: {TOLD}" in llmcli("chat", str(stories_gguf), "--raw", "-n", "1", stdin=b"Once\n").err
+    assert (
+        f"profile: {TOLD}"
+        in llmcli("chat", str(stories_gguf), "--raw", "-n", "1", stdin=b"Once\n").err
+    )
 
 
-def test_it_is_left_where_that_is_asked_for(llmcli: Llmcli, stories_gguf: Path, tuned: Path) -> None:
+def test_it_is_left_where_that_is_asked_for(
+    llmcli: Llmcli, stories_gguf: Path, tuned: Path
+) -> None:
     for flags in (["--no-profile", "-tb", "1"], ["-t", "1", "-ub", "32"]):
         done = run(llmcli, stories_gguf, "--json", *flags)
         assert "profile" not in json.loads(done.out)
         assert "profile" not in done.err
 
 
-def test_a_damaged_one_is_a_warning_and_the_answer_comes(llmcli: Llmcli, stories_gguf: Path, tuned: Path) -> None:
+def test_a_damaged_one_is_a_warning_and_the_answer_comes(
+    llmcli: Llmcli, stories_gguf: Path, tuned: Path
+) -> None:
     tuned.write_text("{")
     done = run(llmcli, stories_gguf, "--json", "-t", "1")
     assert "profile" not in json.loads(done.out)

@@ -1,4 +1,6 @@
-"""quantize and convert prove a folder's tokenizer before they write, and warn of a template that never stops."""
+"""quantize and convert prove a folder's tokenizer before they write, and warn of a template that
+never stops.
+"""
 
 import json
 import shutil
@@ -17,7 +19,9 @@ def folder(stories: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", [["quantize", "-t", "F32"], ["convert", "--outtype", "f32"]])
-def test_a_tokenizer_that_llama_cpp_runs_otherwise_is_refused_and_nothing_is_written(llmcli, folder, command) -> None:
+def test_a_tokenizer_that_llama_cpp_runs_otherwise_is_refused_and_nothing_is_written(
+    llmcli, folder, command
+) -> None:
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["model"]["merges"].reverse()
     checkpoint.edit(folder / "tokenizer.json", model=tokenizer["model"])
@@ -43,8 +47,12 @@ def test_a_pre_tokenizer_for_a_gguf_is_refused(llmcli, stories_gguf: Path) -> No
     assert "--pre is for checkpoint folders" in done.err
 
 
-@pytest.mark.parametrize(("template", "warned"), [(TURNS, True), (TURNS.replace("[end]", "</s>"), False)])
-def test_a_template_whose_turns_do_not_end_is_warned_of(llmcli, folder, template: str, warned: bool) -> None:
+@pytest.mark.parametrize(
+    ("template", "warned"), [(TURNS, True), (TURNS.replace("[end]", "</s>"), False)]
+)
+def test_a_template_whose_turns_do_not_end_is_warned_of(
+    llmcli, folder, template: str, warned: bool
+) -> None:
     checkpoint.edit(folder / "tokenizer_config.json", chat_template=template)
     done = llmcli("quantize", str(folder), "-t", "F32", "--dry-run")
     assert done.code == 0

@@ -44,7 +44,9 @@ def test_a_folder_is_quantized_to_the_type_asked_for(llmcli: Llmcli, stories: Pa
     assert made["model"]["file_type"] == "Q5_K_M"
 
 
-def test_a_file_is_used_as_it_is_unless_another_type_is_asked_for(llmcli: Llmcli, stories_gguf: Path) -> None:
+def test_a_file_is_used_as_it_is_unless_another_type_is_asked_for(
+    llmcli: Llmcli, stories_gguf: Path
+) -> None:
     before = stories_gguf.read_bytes()
     plain = answer(llmcli("run", str(stories_gguf), "Once", *SHORT))
     assert (plain["model"]["file_type"], plain["model"]["path"]) == ("F32", str(stories_gguf))
@@ -53,7 +55,9 @@ def test_a_file_is_used_as_it_is_unless_another_type_is_asked_for(llmcli: Llmcli
     assert stories_gguf.read_bytes() == before
 
 
-def test_an_alias_of_a_float_file_becomes_its_catalog_type(llmcli: Llmcli, stories_gguf: Path, home: Path) -> None:
+def test_an_alias_of_a_float_file_becomes_its_catalog_type(
+    llmcli: Llmcli, stories_gguf: Path, home: Path
+) -> None:
     catalog = home / "config" / "models.toml"
     catalog.parent.mkdir()
     catalog.write_text(

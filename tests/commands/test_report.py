@@ -1,4 +1,6 @@
-"""`--report` and `--chart`: the page is written whole or not at all, and what was measured is told in any case."""
+"""`--report` and `--chart`: the page is written whole or not at all, and what was measured is told
+in any case.
+"""
 
 import io
 import json
@@ -26,7 +28,9 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory that gives 10 GB/s; short prompts."""
     monkeypatch.setattr(host, "last_cache", lambda: 16)
     monkeypatch.setattr(bandwidth, "sizes", lambda cache, available: [64, 256])
-    monkeypatch.setattr(bandwidth, "measure", lambda size, threads, *more: Reading(size, threads, (8e9, 1e10)))
+    monkeypatch.setattr(
+        bandwidth, "measure", lambda size, threads, *more: Reading(size, threads, (8e9, 1e10))
+    )
     monkeypatch.setattr("llmcli.bench.roofline.PROMPT", 16)
     monkeypatch.setattr("llmcli.bench.roofline.GENERATED", 4)
 
@@ -43,15 +47,26 @@ def titles(page: Path) -> list[str | None]:
 
 def test_bench_and_roofline_write_a_page(llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.html"
-    done = llmcli("bench", str(model), "-p", "8", "-n", "4", "-d", "0,8", *FAST, "--report", str(out))
+    done = llmcli(
+        "bench", str(model), "-p", "8", "-n", "4", "-d", "0,8", *FAST, "--report", str(out)
+    )
     assert (done.code, f"report: {out}" in done.err) == (0, True)
     assert "tg4 @ d8" in done.out
-    assert {"Generation beside reading", "Time of a token", "Memory", "All rows", "Machine", "Build"} <= set(
+    assert {
+        "Generation beside reading",
+        "Time of a token",
+        "Memory",
+        "All rows",
+        "Machine",
+        "Build",
+    } <= set(titles(out))
+    done = llmcli(
+        "bench", "roofline", str(model), "-d", "0,8", *FAST, "--report", str(out), "--json"
+    )
+    assert json.loads(done.out)["decode"]
+    assert {"Roofline", "Percentiles of a token's time", "Memory", "Reading memory"} <= set(
         titles(out)
     )
-    done = llmcli("bench", "roofline", str(model), "-d", "0,8", *FAST, "--report", str(out), "--json")
-    assert json.loads(done.out)["decode"]
-    assert {"Roofline", "Percentiles of a token's time", "Memory", "Reading memory"} <= set(titles(out))
     text = out.read_text()
     assert "&lt;img src=x onerror=alert(1)&gt;" in text
     assert not re.search("<(img|script|link|a|iframe)", text)
@@ -65,7 +80,11 @@ def test_memory_alone_has_a_page_too(llmcli: Llmcli, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [("bench",), ("bench", "roofline")])
 def test_a_path_that_cannot_be_written_is_told_before_anything_is_measured(
-    llmcli: Llmcli, model: Path, tmp_path: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    llmcli: Llmcli,
+    model: Path,
+    tmp_path: Path,
+    command: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def never(*args: object, **more: object) -> None:
         raise AssertionError("measured")
@@ -74,9 +93,11 @@ def test_a_path_that_cannot_be_written_is_told_before_anything_is_measured(
     monkeypatch.setattr("llmcli.bench.kernel.measure", never)
     (tmp_path / "file").write_text("a file")
     for path, why in (
-        (tmp_path, "it is a folder"), (tmp_path / "file" / "out.html", "File exists"),
-        (tmp_path / ("x" * 300), "File name too long"), (Path("/dev/null"), "it is no file"),
-    ):  # fmt: skip
+        (tmp_path, "it is a folder"),
+        (tmp_path / "file" / "out.html", "File exists"),
+        (tmp_path / ("x" * 300), "File name too long"),
+        (Path("/dev/null"), "it is no file"),
+    ):
         done = llmcli(*command, str(model), *FAST, "--report", str(path))
         assert (done.code, done.out) == (1, "")
         first, second = done.err.splitlines()
@@ -94,7 +115,9 @@ def test_a_page_that_fails_in_the_end_leaves_the_results_and_the_old_page(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    done = llmcli("bench", str(model), "-p", "0", "-n", "4", *FAST, "--report", str(out), "-o", "json")
+    done = llmcli(
+        "bench", str(model), "-p", "0", "-n", "4", *FAST, "--report", str(out), "-o", "json"
+    )
     assert done.code == 1
     assert json.loads(done.out)[0]["n_gen"] == 4
     assert f"error: cannot write {out}: No space left on device" in done.err
@@ -113,7 +136,9 @@ def test_charts_are_drawn_when_they_are_asked_for(llmcli: Llmcli, model: Path) -
     assert "64 B, 1 thread" in llmcli("bench", "roofline", "--chart").out
 
 
-@pytest.mark.parametrize(("encoding", "unicode"), [("utf-8", True), ("iso8859-1", False), ("ascii", False)])
+@pytest.mark.parametrize(
+    ("encoding", "unicode"), [("utf-8", True), ("iso8859-1", False), ("ascii", False)]
+)
 def test_a_terminal_that_lacks_letters_gets_ascii(
     monkeypatch: pytest.MonkeyPatch, encoding: str, unicode: bool
 ) -> None:

@@ -35,7 +35,10 @@ def test_plan_writes_its_receipt_to_the_byte(llmcli: Llmcli, tmp_path: Path, out
     assert done.code == 0
     assert titles(out) == ["Memory", "In other types", "Bytes", "Machine", "Build"]
     rows = {row[0]: row[1:] for row in cells(out)}
-    assert rows["CPU: KV cache"] == ["524,288", "524,288"]  # 512 cells, 2 layers, K and V of 2 heads of 64 f16
+    assert rows["CPU: KV cache"] == [
+        "524,288",
+        "524,288",
+    ]  # 512 cells, 2 layers, K and V of 2 heads of 64 f16
     assert rows["the whole process"][0] in done.out
     assert "&lt;b&gt;" in out.read_text()
     drawn = done.out.partition("\nMemory\n")[2]
@@ -67,16 +70,33 @@ def test_compare_draws_intervals_around_1(llmcli: Llmcli, tmp_path: Path, out: P
     assert "as fast: 1" in done.out
 
 
-FASTER, NEVER = Comparison(1.2, 1.1, 1.3, 0.99, (1.0,), (1.2,)), Comparison(1, 0, float("inf"), 0.9, (1.0,), (1.0,))
+FASTER, NEVER = (
+    Comparison(1.2, 1.1, 1.3, 0.99, (1.0,), (1.2,)),
+    Comparison(1, 0, float("inf"), 0.9, (1.0,), (1.0,)),
+)
 
 
 @pytest.mark.parametrize("told", [None, FASTER, NEVER])
 def test_tune_draws_what_was_tried(
-    llmcli: Llmcli, stories_gguf: Path, out: Path, monkeypatch: pytest.MonkeyPatch, told: Comparison | None
+    llmcli: Llmcli,
+    stories_gguf: Path,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: Comparison | None,
 ) -> None:
     default, best = Setting(1, 1), Setting(2, 2)
-    tried = (Tried("threads", best, 1.2, 6, True), Tried("mode", Setting(1, 1, flash="off"), 0.9, 3, False))
-    found = Found(default, best if told else default, tried, Work((512, 32), (512, 128), (0.001, 0.01)), 9.0, told)
+    tried = (
+        Tried("threads", best, 1.2, 6, True),
+        Tried("mode", Setting(1, 1, flash="off"), 0.9, 3, False),
+    )
+    found = Found(
+        default,
+        best if told else default,
+        tried,
+        Work((512, 32), (512, 128), (0.001, 0.01)),
+        9.0,
+        told,
+    )
     monkeypatch.setattr(tune, "find", lambda *words, **more: found)
     done = llmcli("bench", "tune", str(stories_gguf), "--report", str(out))
     assert done.code == 0
@@ -87,10 +107,15 @@ def test_tune_draws_what_was_tried(
         "Build",
     ]
     rows = [row for row in cells(out) if row[0].startswith(("threads", "flash"))]
-    assert [(row[0], row[1]) for row in rows] == [("threads 2", "1.2"), ("flash attention off, KV f16", "0.9")]
+    assert [(row[0], row[1]) for row in rows] == [
+        ("threads 2", "1.2"),
+        ("flash attention off, KV f16", "0.9"),
+    ]
 
 
-def test_a_sweep_draws_each_value_beside_the_fastest(llmcli: Llmcli, tmp_path: Path, out: Path) -> None:
+def test_a_sweep_draws_each_value_beside_the_fastest(
+    llmcli: Llmcli, tmp_path: Path, out: Path
+) -> None:
     model = tiny.llama(tmp_path / "tiny.gguf", hidden=64, ff=128, layers=1)
     words = ("bench", str(model), "--fa-sweep", "-p", "0", "-n", "4", "-r", "2", "-t", "1")
     assert llmcli(*words, "--report", str(out)).code == 0

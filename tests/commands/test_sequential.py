@@ -1,4 +1,6 @@
-"""`llmcli quantize --method gptq --sequential`: each block by what enters it behind the blocks that are quantized."""
+"""`llmcli quantize --method gptq --sequential`: each block by what enters it behind the blocks that
+are quantized.
+"""
 
 import json
 import shutil
@@ -20,7 +22,9 @@ from tests.quant import tiny
 
 Llmcli = Callable[..., Done]
 Quantize = Callable[..., Done]
-WORDS = "Once there was a bird that sang of rain, and the rain came down on the roofs of the town. " * 6
+WORDS = (
+    "Once there was a bird that sang of rain, and the rain came down on the roofs of the town. " * 6
+)
 LAYERS = 3
 
 
@@ -41,7 +45,17 @@ def quantized(llmcli: Llmcli, model: Path, text: Path) -> Quantize:
     """To Q4_0 by gptq, on one thread."""
 
     def call(out: Path, *words: str) -> Done:
-        own = ("--q4_0", "--method", "gptq", "--threads", "1", "--calibration", str(text), "-o", str(out))
+        own = (
+            "--q4_0",
+            "--method",
+            "gptq",
+            "--threads",
+            "1",
+            "--calibration",
+            str(text),
+            "-o",
+            str(out),
+        )
         return llmcli("quantize", str(model), *own, *words)
 
     return call
@@ -49,7 +63,9 @@ def quantized(llmcli: Llmcli, model: Path, text: Path) -> Quantize:
 
 def codes(path: Path) -> dict[str, bytes]:
     raw = path.read_bytes()
-    return {one.name: raw[one.offset : one.offset + one.nbytes] for one in container.read(path).tensors}
+    return {
+        one.name: raw[one.offset : one.offset + one.nbytes] for one in container.read(path).tensors
+    }
 
 
 def mixed(source: Path, made: Path, names: set[str], out: Path) -> Path:
@@ -73,12 +89,19 @@ def mixed(source: Path, made: Path, names: set[str], out: Path) -> Path:
 
 
 def test_a_blocks_moments_are_those_behind_the_blocks_that_are_quantized(
-    quantized: Quantize, llmcli: Llmcli, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantized: Quantize,
+    llmcli: Llmcli,
+    model: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: dict[str, np.ndarray] = {}
     make = Prefix.make
 
-    def spied(self: Prefix, group: Group, seconds: Mapping[str, Second], work: quantize.Work) -> Any:
+    def spied(
+        self: Prefix, group: Group, seconds: Mapping[str, Second], work: quantize.Work
+    ) -> Any:
         seen.update({name: second.mean() for name, second in seconds.items()})
         return make(self, group, seconds, work)
 
@@ -94,21 +117,31 @@ def test_a_blocks_moments_are_those_behind_the_blocks_that_are_quantized(
     found = {}
     for name, path in (("half", half), ("plain", model)):
         own, words = tmp_path / f"{name}.moments", ("--text", str(text), "--ctx", "64", "-t", "1")
-        assert llmcli("calibrate", str(path), "-o", str(tmp_path / "s"), "--moments", str(own), *words).code == 0
+        assert (
+            llmcli(
+                "calibrate", str(path), "-o", str(tmp_path / "s"), "--moments", str(own), *words
+            ).code
+            == 0
+        )
         found[name] = moments.load(own)
     for name in ("blk.2.attn_q.weight", "blk.2.attn_v.weight", "blk.2.ffn_down.weight"):
         want, plain = (found[kind].of(name).mean() for kind in ("half", "plain"))
         np.testing.assert_allclose(seen[name], want, rtol=1e-5, atol=1e-6 * np.abs(want).max())
         assert np.linalg.norm(plain - want) > 1e-3 * np.linalg.norm(want)
     whole = found["plain"].of("blk.0.ffn_down.weight").mean()
-    np.testing.assert_allclose(seen["blk.0.ffn_down.weight"], whole, rtol=1e-5, atol=1e-6 * np.abs(whole).max())
+    np.testing.assert_allclose(
+        seen["blk.0.ffn_down.weight"], whole, rtol=1e-5, atol=1e-6 * np.abs(whole).max()
+    )
 
 
 def test_the_first_block_has_the_bytes_of_the_plain_method_and_the_others_their_own(
     quantized: Quantize, llmcli: Llmcli, model: Path, text: Path, tmp_path: Path
 ) -> None:
     sums, one, two = (tmp_path / f"{name}.gguf" for name in ("sums", "one", "two"))
-    assert llmcli("calibrate", str(model), "-o", str(sums), "--text", str(text), "--ctx", "64").code == 0
+    assert (
+        llmcli("calibrate", str(model), "-o", str(sums), "--text", str(text), "--ctx", "64").code
+        == 0
+    )
     assert quantized(one, "--imatrix", str(sums)).code == 0
     assert quantized(two, "--imatrix", str(sums), "--sequential").code == 0
     plain, behind = codes(one), codes(two)
@@ -132,10 +165,15 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bytes(
 
         return call
 
-    # before block 1 is made, its moments being there; in the middle of the pass for block 2; at the last file
+    # before block 1 is made, its moments being there; in the middle of the pass for block 2; at the
+    # last file
     for owner, name, patched in (
         (Prefix, "make", stops(make, lambda prefix, group, *_: group.name == "block 1")),
-        (calibrating, "run", stops(run, lambda wish, *_: "blk.2.attn_q.weight" in (wish.weights or ()))),
+        (
+            calibrating,
+            "run",
+            stops(run, lambda wish, *_: "blk.2.attn_q.weight" in (wish.weights or ())),
+        ),
         (Prefix, "whole", stops(Prefix.whole, lambda prefix: True)),
     ):
         with monkeypatch.context() as patch:
@@ -153,17 +191,28 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_bytes(
 
 def test_what_goes_before_is_made_first_and_a_tied_embedding_last(tmp_path: Path) -> None:
     for tied, first in ((True, ()), (False, ("token_embd.weight",))):
-        source = quantize.open_gguf(tiny.llama(tmp_path / f"{tied}.gguf", hidden=64, ff=96, layers=12, tied=tied))
+        source = quantize.open_gguf(
+            tiny.llama(tmp_path / f"{tied}.gguf", hidden=64, ff=96, layers=12, tied=tied)
+        )
         plan = quantize.plan(source, "Q4_0", method="gptq", pending=Pending("x"))
         names = list(Prefix(plan, plan, tmp_path).in_turn)
         blocks = [f"block {number}" for number in range(12)]
-        assert [group.name for group in names] == [*(["what is looked up"] if first else []), *blocks, "the rest"]
-        found = {name: tuple(step.weight.name for step in steps) for name, steps in groups(plan.steps).items()}
+        assert [group.name for group in names] == [
+            *(["what is looked up"] if first else []),
+            *blocks,
+            "the rest",
+        ]
+        found = {
+            name: tuple(step.weight.name for step in steps)
+            for name, steps in groups(plan.steps).items()
+        }
         assert found.get("what is looked up", ()) == first
         assert sum(map(len, found.values())) == len(plan.steps)
 
 
-def test_the_file_and_its_certificate_say_so(quantized: Quantize, model: Path, text: Path, tmp_path: Path) -> None:
+def test_the_file_and_its_certificate_say_so(
+    quantized: Quantize, model: Path, text: Path, tmp_path: Path
+) -> None:
     out, mix = tmp_path / "out.gguf", tmp_path / "plan.json"
     assert quantized(out, "--sequential", "--plan-out", str(mix)).code == 0
     said = json.loads(str(container.read(out).metadata[planning.SETTINGS_KEY]))
@@ -171,20 +220,41 @@ def test_the_file_and_its_certificate_say_so(quantized: Quantize, model: Path, t
     assert json.loads(mix.read_text())["steered"]["sequential"] == said["sequential"]
     pending = Pending(said["sequential"], (str(text),), 8, 64)
     plan = quantize.plan(quantize.open_gguf(model), "Q4_0", method="gptq", pending=pending)
-    assert plan.settings == json.dumps({**json.loads(plan.settings), "sequential": said["sequential"]}, sort_keys=True)
+    assert plan.settings == json.dumps(
+        {**json.loads(plan.settings), "sequential": said["sequential"]}, sort_keys=True
+    )
     (one,) = verifying.steering(plan)
-    assert (one.kind, one.digest, one.texts, one.tokens) == ("sequential", said["sequential"], ("words.txt",), 512)
+    assert (one.kind, one.digest, one.texts, one.tokens) == (
+        "sequential",
+        said["sequential"],
+        ("words.txt",),
+        512,
+    )
     assert len(one.hashes[0]) == 64
 
 
 def test_a_folder_is_run_from_its_shards_and_folds_go_before(
     llmcli: Llmcli, stories: Path, text: Path, tmp_path: Path
 ) -> None:
-    out, words = tmp_path / "out.gguf", ("--sequential", "--calibration", str(text), "--calibration-chunks", "1")
+    out, words = (
+        tmp_path / "out.gguf",
+        ("--sequential", "--calibration", str(text), "--calibration-chunks", "1"),
+    )
     text.write_text(WORDS * 6, encoding="utf-8")
     own = shutil.copytree(stories, tmp_path / "stories")
     done = llmcli(
-        "quantize", str(own), "--q4_0", "--method", "gptq", "--fold", "awq", *words, "--threads", "1", "-o", str(out),
+        "quantize",
+        str(own),
+        "--q4_0",
+        "--method",
+        "gptq",
+        "--fold",
+        "awq",
+        *words,
+        "--threads",
+        "1",
+        "-o",
+        str(out),
         "--json",
     )
     assert done.code == 0, done.err
@@ -194,7 +264,9 @@ def test_a_folder_is_run_from_its_shards_and_folds_go_before(
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_a_run_that_is_only_planned_names_the_method_that_would_do_it(quantized: Quantize, tmp_path: Path) -> None:
+def test_a_run_that_is_only_planned_names_the_method_that_would_do_it(
+    quantized: Quantize, tmp_path: Path
+) -> None:
     for words in ((), ("--sequential",), ("--fold", "awq")):
         done = quantized(tmp_path / "none.gguf", "--dry-run", "--json", *words)
         assert done.code == 0, done.err
@@ -204,16 +276,33 @@ def test_a_run_that_is_only_planned_names_the_method_that_would_do_it(quantized:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--method", "search", "--sequential"), "--sequential is for a method that goes by second moments"),
-        (("--method", "gptq", "--sequential", "--moments", "m"), "--calibration FILE takes the text"),
-        (("--method", "gptq", "--sequential", "--target-bpw", "5"), "then --plan FILE --sequential"),
+        (
+            ("--method", "search", "--sequential"),
+            "--sequential is for a method that goes by second moments",
+        ),
+        (
+            ("--method", "gptq", "--sequential", "--moments", "m"),
+            "--calibration FILE takes the text",
+        ),
+        (
+            ("--method", "gptq", "--sequential", "--target-bpw", "5"),
+            "then --plan FILE --sequential",
+        ),
         (("--method", "search", "--calibration", "t"), "--calibration is for what is gathered"),
         (("--method", "gptq", "--sequential", "--calibration", "none.txt"), "cannot read none.txt"),
-        (("--method", "gptq", "--sequential", "--calibration", "short.txt"), "hint: a longer --calibration text"),
+        (
+            ("--method", "gptq", "--sequential", "--calibration", "short.txt"),
+            "hint: a longer --calibration text",
+        ),
     ],
 )
 def test_wishes_that_make_no_sense_are_told(
-    llmcli: Llmcli, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], why: str
+    llmcli: Llmcli,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    why: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("short.txt").write_text("Once there was a bird.")
@@ -223,12 +312,36 @@ def test_wishes_that_make_no_sense_are_told(
     assert not (tmp_path / "out.gguf").exists()
 
 
-def test_a_plan_made_by_other_moments_serves(quantized: Quantize, llmcli: Llmcli, model: Path, tmp_path: Path) -> None:
+def test_a_plan_made_by_other_moments_serves(
+    quantized: Quantize, llmcli: Llmcli, model: Path, tmp_path: Path
+) -> None:
     mix = tmp_path / "plan.json"
     assert quantized(tmp_path / "one.gguf", "--plan-out", str(mix), "--dry-run").code == 0
     told = json.loads(mix.read_text())
-    mix.write_text(json.dumps({**told, "steered": {**told["steered"], "moments": "others", "imatrix": "another"}}))
-    words = ("--method", "gptq", "--sequential", "--threads", "1", "-o", str(tmp_path / "two.gguf"), "--dry-run")
+    mix.write_text(
+        json.dumps(
+            {**told, "steered": {**told["steered"], "moments": "others", "imatrix": "another"}}
+        )
+    )
+    words = (
+        "--method",
+        "gptq",
+        "--sequential",
+        "--threads",
+        "1",
+        "-o",
+        str(tmp_path / "two.gguf"),
+        "--dry-run",
+    )
     assert llmcli("quantize", str(model), "--plan", str(mix), *words).code == 0
-    done = llmcli("quantize", str(model), "--plan", str(mix), "--method", "ggml", "-o", str(tmp_path / "three.gguf"))
+    done = llmcli(
+        "quantize",
+        str(model),
+        "--plan",
+        str(mix),
+        "--method",
+        "ggml",
+        "-o",
+        str(tmp_path / "three.gguf"),
+    )
     assert (done.code, "the plan was made with" in done.err) == (1, True)

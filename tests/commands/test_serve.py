@@ -15,25 +15,36 @@ from tests.commands.conftest import Done
 KEY = "a-key-that-is-long"
 
 
-@pytest.mark.parametrize(("words", "told", "code"), [
-    ((), "no model given", 2),
-    (("x", "-m", "y"), "two models", 2),
-    (("x", "--host", "0.0.0.0"), "nobody would need a key", 1),
-    (("x", "--api-key", "short"), "too short", 1),
-    (("x", "--pooling", "none"), "--pooling is 'none'", 2),
-    (("x", "--api-key", "with a space"), "too short, or has letters", 1),
-    (("x", "--ssl-key-file", "k.pem"), "TLS takes a key and a certificate", 2),
-    (("x", "-p", "hello"), "-p is for one answer", 2),
-    (("x", "--beams", "3"), "--beams is for one answer", 2),
-    (("x", "--on-full", "shift"), "--on-full shift is for a chat", 2),
-    (("x", "--logprobs"), "--logprobs is for one answer", 2),
-    (("x", "--grpc-port", "50051", "--rpc", "127.0.0.1:9"), "--grpc-port needs the model in this process", 1),
-    (("x", "--grpc-port", "50051", "--replicas", "2"), "--grpc-port needs the model in this process", 1),
-    (("x", "--cors", "app.example"), "--cors 'app.example' is no origin", 1),
-    (("x", "--cors", "https://app.example/chat"), "is no origin", 1),
-    (("x", "--allow-host", "http://app.example"), "is no name", 1),
-    (("x", "--host", "256.1.1.1", "--api-key", KEY), "cannot listen on 256.1.1.1:8080", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "told", "code"),
+    [
+        ((), "no model given", 2),
+        (("x", "-m", "y"), "two models", 2),
+        (("x", "--host", "0.0.0.0"), "nobody would need a key", 1),
+        (("x", "--api-key", "short"), "too short", 1),
+        (("x", "--pooling", "none"), "--pooling is 'none'", 2),
+        (("x", "--api-key", "with a space"), "too short, or has letters", 1),
+        (("x", "--ssl-key-file", "k.pem"), "TLS takes a key and a certificate", 2),
+        (("x", "-p", "hello"), "-p is for one answer", 2),
+        (("x", "--beams", "3"), "--beams is for one answer", 2),
+        (("x", "--on-full", "shift"), "--on-full shift is for a chat", 2),
+        (("x", "--logprobs"), "--logprobs is for one answer", 2),
+        (
+            ("x", "--grpc-port", "50051", "--rpc", "127.0.0.1:9"),
+            "--grpc-port needs the model in this process",
+            1,
+        ),
+        (
+            ("x", "--grpc-port", "50051", "--replicas", "2"),
+            "--grpc-port needs the model in this process",
+            1,
+        ),
+        (("x", "--cors", "app.example"), "--cors 'app.example' is no origin", 1),
+        (("x", "--cors", "https://app.example/chat"), "is no origin", 1),
+        (("x", "--allow-host", "http://app.example"), "is no name", 1),
+        (("x", "--host", "256.1.1.1", "--api-key", KEY), "cannot listen on 256.1.1.1:8080", 1),
+    ],
+)
 def test_what_cannot_be_served_is_told(
     llmcli: Callable[..., Done], words: tuple[str, ...], told: str, code: int
 ) -> None:
@@ -44,7 +55,9 @@ def test_what_cannot_be_served_is_told(
     assert "Traceback" not in done.err
 
 
-def test_a_port_that_is_taken_is_told_before_a_model_is_looked_for(llmcli: Callable[..., Done]) -> None:
+def test_a_port_that_is_taken_is_told_before_a_model_is_looked_for(
+    llmcli: Callable[..., Done],
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = llmcli("serve", "no-such-model", "--port", str(taken.getsockname()[1]))
     assert done.code == 1
@@ -60,7 +73,10 @@ def test_files_of_keys_and_of_tls_are_read_before_a_model_is_looked_for(
     pem.write_text("no pem")
     assert "there is no key in" in llmcli("serve", "x", "--api-key-file", str(empty)).err
     assert "cannot read" in llmcli("serve", "x", "--api-key-file", str(tmp_path / "gone")).err
-    assert "make no TLS" in llmcli("serve", "x", "--ssl-key-file", str(pem), "--ssl-cert-file", str(pem)).err
+    assert (
+        "make no TLS"
+        in llmcli("serve", "x", "--ssl-key-file", str(pem), "--ssl-cert-file", str(pem)).err
+    )
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing to make a key with")
@@ -68,7 +84,18 @@ def test_a_key_that_is_locked_is_told_and_nobody_is_asked_for_its_password(
     llmcli: Callable[..., Done], tmp_path: Path
 ) -> None:
     key, cert = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
-    made = ("-newkey", "rsa:2048", "-passout", "pass:secret", "-subj", "/CN=localhost", "-keyout", key, "-out", cert)
+    made = (
+        "-newkey",
+        "rsa:2048",
+        "-passout",
+        "pass:secret",
+        "-subj",
+        "/CN=localhost",
+        "-keyout",
+        key,
+        "-out",
+        cert,
+    )
     subprocess.run(["openssl", "req", "-x509", *made], capture_output=True, check=True)
     told = llmcli("serve", "x", "--ssl-key-file", key, "--ssl-cert-file", cert)
     assert told.code == 1
@@ -96,7 +123,9 @@ def test_thinking_is_asked_for_where_the_template_can(fake: Callable[..., list[R
         opened("on")
 
 
-def test_clients_share_what_was_computed_unless_they_are_kept_apart(fake: Callable[..., list[Runner]]) -> None:
+def test_clients_share_what_was_computed_unless_they_are_kept_apart(
+    fake: Callable[..., list[Runner]],
+) -> None:
     from llmcli import config
     from llmcli.commands import hosting
     from llmcli.commands.flags import Flags
@@ -110,7 +139,9 @@ def test_clients_share_what_was_computed_unless_they_are_kept_apart(fake: Callab
         with hosting.host("fake", given, config.load(), UI(), 2, private=private) as hosted:
             engine = hosted.runner.engine
             for client in "one", "other":
-                asked = engine.submit(Request(tuple(b"a long question"), defaults(), 4, client=client))
+                asked = engine.submit(
+                    Request(tuple(b"a long question"), defaults(), 4, client=client)
+                )
                 while engine.busy:
                     engine.step()
                 answer = engine.answer(asked)

@@ -16,7 +16,9 @@ Fake = Callable[..., list[Any]]
 
 def kept(home: Path) -> list[str]:
     """The names of the sittings, the newest first."""
-    found = sorted((home / "state" / "sessions").glob("*.jsonl"), key=lambda path: -path.stat().st_mtime_ns)
+    found = sorted(
+        (home / "state" / "sessions").glob("*.jsonl"), key=lambda path: -path.stat().st_mtime_ns
+    )
     return [path.stem for path in found]
 
 
@@ -29,7 +31,9 @@ def aged(home: Path) -> str:
     return "20010909T014640-1"
 
 
-def test_a_sitting_goes_on_where_it_was_with_the_model_it_had(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+def test_a_sitting_goes_on_where_it_was_with_the_model_it_had(
+    llmcli: Llmcli, fake: Fake, home: Path
+) -> None:
     opened = fake(b"yes")
     llmcli("chat", "fake", "-sys", "Be brief.", "--temp", "0.5", stdin=b"a?\nb?\n/undo\n")
     name = aged(home)
@@ -44,8 +48,17 @@ def test_a_sitting_goes_on_where_it_was_with_the_model_it_had(llmcli: Llmcli, fa
     )
     shown = llmcli("sessions", "show", "last")
     assert shown.out.splitlines()[1:] == [
-        "", "[system] Be brief.", "", ">>> a?", "", "yes", "", ">>> c?", "", "yes"
-    ]  # fmt: skip
+        "",
+        "[system] Be brief.",
+        "",
+        ">>> a?",
+        "",
+        "yes",
+        "",
+        ">>> c?",
+        "",
+        "yes",
+    ]
     assert "1 turn on other branches" in shown.err
 
 
@@ -69,8 +82,10 @@ def test_a_saved_chat_is_resumed_with_its_state(llmcli: Llmcli, fake: Fake, home
     assert len(kept(home)) == 2  # a saved chat stays as it was saved
     rows = json.loads(llmcli("sessions", "--json").out)
     assert sorted((row["kind"], row["turns"], row["first"]) for row in rows) == [
-        ("saved", 1, "a?"), ("sitting", 1, "a?"), ("sitting", 3, "a?"),
-    ]  # fmt: skip
+        ("saved", 1, "a?"),
+        ("sitting", 1, "a?"),
+        ("sitting", 3, "a?"),
+    ]
 
 
 def test_they_are_listed_shown_and_removed(llmcli: Llmcli, fake: Fake, home: Path) -> None:
@@ -84,7 +99,9 @@ def test_they_are_listed_shown_and_removed(llmcli: Llmcli, fake: Fake, home: Pat
     rows = json.loads(llmcli("sessions", "--json").out)
     assert [row["name"] for row in rows if row["name"] != "trip"] == [new, old]
     (trip,) = (row for row in rows if row["name"] == "trip")
-    assert trip["bytes"] == sum(path.stat().st_size for path in (home / "state" / "saved").iterdir())
+    assert trip["bytes"] == sum(
+        path.stat().st_size for path in (home / "state" / "saved").iterdir()
+    )
     assert trip["kv_bytes"] == (home / "state" / "saved" / "trip.kv").stat().st_size
     assert (trip["model"], trip["first"]) == ("fake", "what?")
     table = [line.split() for line in llmcli("sessions").out.splitlines()]
@@ -95,7 +112,10 @@ def test_they_are_listed_shown_and_removed(llmcli: Llmcli, fake: Fake, home: Pat
     assert (document["at"], document["names"], document["kind"]) == (2, {"main": 2}, "sitting")
     assert "\x1b" not in llmcli("sessions", "show", old).out
     done = llmcli("sessions", "rm", "trip", old)
-    assert [line.split(":")[0] for line in done.out.splitlines()] == ["removed trip", f"removed {old}"]
+    assert [line.split(":")[0] for line in done.out.splitlines()] == [
+        "removed trip",
+        f"removed {old}",
+    ]
     assert list((home / "state" / "saved").iterdir()) == []
     assert kept(home) == [new]
 
@@ -103,9 +123,21 @@ def test_they_are_listed_shown_and_removed(llmcli: Llmcli, fake: Fake, home: Pat
 @pytest.mark.parametrize(
     ("words", "what", "hint"),
     [
-        (["sessions", "show", "trap"], "no conversation called 'trap'", "mean trip? llmcli sessions lists them"),
-        (["sessions", "rm", "trip", "../x"], "no conversation called '../x'", "llmcli sessions lists them"),
-        (["chat", "fake", "--resume", "nowhere"], "no conversation called 'nowhere'", "llmcli sessions lists them"),
+        (
+            ["sessions", "show", "trap"],
+            "no conversation called 'trap'",
+            "mean trip? llmcli sessions lists them",
+        ),
+        (
+            ["sessions", "rm", "trip", "../x"],
+            "no conversation called '../x'",
+            "llmcli sessions lists them",
+        ),
+        (
+            ["chat", "fake", "--resume", "nowhere"],
+            "no conversation called 'nowhere'",
+            "llmcli sessions lists them",
+        ),
     ],
 )
 def test_an_unknown_name_is_one_line_and_removes_nothing(
@@ -124,8 +156,9 @@ def test_nothing_to_go_on_with_is_told(llmcli: Llmcli, fake: Fake) -> None:
     fake(b"yes")
     done = llmcli("chat", "--resume")
     assert (done.code, done.err) == (
-        1, "error: there is no sitting to go on with yet\nhint: llmcli chat begins one\n"
-    )  # fmt: skip
+        1,
+        "error: there is no sitting to go on with yet\nhint: llmcli chat begins one\n",
+    )
 
 
 def test_a_sitting_says_with_which_model_it_goes_on(llmcli: Llmcli, fake: Fake, home: Path) -> None:
@@ -165,7 +198,9 @@ def test_a_running_chat_is_not_removed(llmcli: Llmcli, fake: Fake, home: Path) -
     log.close()
 
 
-def test_a_pipe_that_ends_in_the_middle_of_a_line_is_answered(llmcli: Llmcli, fake: Fake, home: Path) -> None:
+def test_a_pipe_that_ends_in_the_middle_of_a_line_is_answered(
+    llmcli: Llmcli, fake: Fake, home: Path
+) -> None:
     fake(b"yes")
     done = llmcli("chat", "fake", stdin=b"one\ntwo")
     assert (done.code, done.out) == (0, "yes\nyes\n")

@@ -31,10 +31,20 @@ def file(made: Path, tmp_path: Path) -> Path:
 def test_people_and_programs_are_told(llmcli: Llmcli, file: Path) -> None:
     done = llmcli("show", str(file), "--check")
     assert done.code == 0
-    for words in ("Certificate", "all bytes are those that were verified", "mean KLD", "calibration.txt", "sha256"):
+    for words in (
+        "Certificate",
+        "all bytes are those that were verified",
+        "mean KLD",
+        "calibration.txt",
+        "sha256",
+    ):
         assert words in done.out
     said = json.loads(llmcli("show", str(file), "--json").out)["certificate"]
-    assert (said["belongs"], said["checked"], said["answers"]["kld"]) == (True, False, {"value": 1.5, "error": 0.25})
+    assert (said["belongs"], said["checked"], said["answers"]["kld"]) == (
+        True,
+        False,
+        {"value": 1.5, "error": 0.25},
+    )
 
 
 def test_a_changed_tensor_is_told_and_fails_the_check(llmcli: Llmcli, file: Path) -> None:
@@ -56,7 +66,9 @@ def test_a_file_without_one_is_shown_and_cannot_be_checked(llmcli: Llmcli, tmp_p
     assert "carries no certificate" in refused.err
 
 
-def test_a_damaged_certificate_is_a_warning(llmcli: Llmcli, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_certificate_is_a_warning(
+    llmcli: Llmcli, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(certificate.Certificate, "text", lambda self: "{")
         stamp.stamp(file, certified(file))

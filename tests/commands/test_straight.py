@@ -16,7 +16,9 @@ from tests.quant import checkpoint
 
 Llmcli = Callable[..., Done]
 REF = "org/grown"
-HEADS = 70_000 * 3  # bytes of three shards that are read before the weights, and again by every command
+HEADS = (
+    70_000 * 3
+)  # bytes of three shards that are read before the weights, and again by every command
 SAMPLES = 64 * 4096
 
 
@@ -45,7 +47,9 @@ def expected(hub: Hub, tmp_path: Path, llmcli: Llmcli, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setenv("LLMCLI_HOME", str(tmp_path / "other"))
         patch.setenv("HF_HOME", str(tmp_path / "other" / "huggingface"))
-        made = Path(pulled(llmcli("pull", REF, "--q4_k_m", "--keep-source", "--json"))["path"]).read_bytes()
+        made = Path(
+            pulled(llmcli("pull", REF, "--q4_k_m", "--keep-source", "--json"))["path"]
+        ).read_bytes()
     shutil.rmtree(tmp_path / "other")
     hub.requests.clear()
     return made
@@ -57,14 +61,22 @@ def pulled(done: Done) -> dict:
 
 
 def tensors(path: Path) -> dict[str, tuple[str, bytes]]:
-    """Type and bytes of every tensor: a folder's file does not name the repository that the hub's names."""
+    """Type and bytes of every tensor: a folder's file does not name the repository that the hub's
+    names.
+    """
     data = path.read_bytes()
-    return {t.name: (t.type, data[t.offset : t.offset + t.nbytes]) for t in container.read(path).tensors}
+    return {
+        t.name: (t.type, data[t.offset : t.offset + t.nbytes]) for t in container.read(path).tensors
+    }
 
 
 def weights(hub: Hub) -> list[tuple[int, int]]:
     """Every range of the shards that was asked for, first and last byte."""
-    ranges = [asked for method, path, asked in hub.requests if method == "GET" and path.endswith(".safetensors")]
+    ranges = [
+        asked
+        for method, path, asked in hub.requests
+        if method == "GET" and path.endswith(".safetensors")
+    ]
     assert all(ranges), "a whole shard was asked for"
     return [tuple(map(int, asked.removeprefix("bytes=").split("-"))) for asked in ranges if asked]  # type: ignore[misc]
 
@@ -79,12 +91,21 @@ def stored(folder: Path) -> int:
 
 def taken(home: Path) -> int:
     """Bytes of the disk under the homes of llmcli and of the hub's cache."""
-    return sum(path.lstat().st_blocks * 512 for path in home.rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(
+        path.lstat().st_blocks * 512
+        for path in home.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    )
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_with_faults_in_every_twentieth_answer_the_file_is_the_one_from_disk_and_little_lies_here(
-    seed: int, hub: Hub, expected: bytes, llmcli: Llmcli, home: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int,
+    hub: Hub,
+    expected: bytes,
+    llmcli: Llmcli,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from llmcli.catalog.hub import ranges
     from llmcli.catalog.sources import hub as source
@@ -107,13 +128,19 @@ def test_with_faults_in_every_twentieth_answer_the_file_is_the_one_from_disk_and
     assert taken(home) <= 1.1 * len(expected)
 
 
-def test_every_byte_of_the_weights_is_asked_for_once(hub: Hub, llmcli: Llmcli, folder: Path) -> None:
+def test_every_byte_of_the_weights_is_asked_for_once(
+    hub: Hub, llmcli: Llmcli, folder: Path
+) -> None:
     done = llmcli("pull", f"{REF}:Q4_K_M", "--json")
     made = pulled(done)
     assert made | {"path": "", "sha256": "", "bytes": 0} == {
-        "name": f"{REF}:Q4_K_M", "path": "", "bytes": 0, "sha256": "", "source": f"quantized:{REF}",
+        "name": f"{REF}:Q4_K_M",
+        "path": "",
+        "bytes": 0,
+        "sha256": "",
+        "source": f"quantized:{REF}",
         "revision": hub.repos[REF].commit,
-    }  # fmt: skip
+    }
     # q and k are read by heads, which slabs cut: a little more than once
     assert stored(folder) <= fetched(hub) <= 1.1 * stored(folder) + HEADS + SAMPLES
     assert "straight from the hub" in done.err
@@ -123,7 +150,9 @@ def test_every_byte_of_the_weights_is_asked_for_once(hub: Hub, llmcli: Llmcli, f
 def test_it_is_the_same_record_as_after_a_download(hub: Hub, llmcli: Llmcli, home: Path) -> None:
     straight = pulled(llmcli("pull", REF, "--q4_k_m", "--json"))
     record = json.loads((Path(straight["path"]).parent / "manifest.json").read_text())
-    assert record["settings"]["sha256_unchecked"] == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
+    assert record["settings"]["sha256_unchecked"] == [
+        f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)
+    ]
     assert "config.json" in record["settings"]["sha256_checked"]
     assert llmcli("rm", REF).code == 0
     kept = pulled(llmcli("pull", REF, "--q4_k_m", "--keep-source", "--json"))
@@ -133,19 +162,28 @@ def test_it_is_the_same_record_as_after_a_download(hub: Hub, llmcli: Llmcli, hom
     assert {key: again[key] for key in again.keys() - {"settings", "created", "files"}} == {
         key: record[key] for key in record.keys() - {"settings", "created", "files"}
     }
-    assert any(path.stat().st_size > 1 << 20 for path in (home / "huggingface").rglob("*.safetensors"))
+    assert any(
+        path.stat().st_size > 1 << 20 for path in (home / "huggingface").rglob("*.safetensors")
+    )
 
 
 def test_what_is_here_needs_no_network_under_any_of_its_names(hub: Hub, llmcli: Llmcli) -> None:
     made = pulled(llmcli("pull", REF, "--q4_k_m", "--json"))
     hub.requests.clear()
     for words in (
-        ("pull", REF, "--q4_k_m"), ("pull", f"{REF}:Q4_K_M"), ("pull", REF, "--q4_k_m", "--offline"),
-        ("show", f"{REF}:Q4_K_M"), ("show", REF),
-    ):  # fmt: skip
+        ("pull", REF, "--q4_k_m"),
+        ("pull", f"{REF}:Q4_K_M"),
+        ("pull", REF, "--q4_k_m", "--offline"),
+        ("show", f"{REF}:Q4_K_M"),
+        ("show", REF),
+    ):
         assert pulled(llmcli(*words, "--json"))["path"] == made["path"]
     (row,) = pulled(llmcli("list", "--json"))
-    assert (row["name"], row["path"], row["revision"]) == (f"{REF}:Q4_K_M", made["path"], made["revision"])
+    assert (row["name"], row["path"], row["revision"]) == (
+        f"{REF}:Q4_K_M",
+        made["path"],
+        made["revision"],
+    )
     answer = pulled(llmcli("run", REF, "Once", "-n", "2", "-t", "1", "--json"))
     assert answer["model"]["path"] == made["path"]
     assert hub.requests == []
@@ -169,7 +207,10 @@ def test_offline_a_checkpoint_that_is_not_here_is_refused(hub: Hub, llmcli: Llmc
     commit = pulled(llmcli("pull", REF, "--q4_k_m", "--json"))["revision"]
     done = llmcli("pull", REF, "--revision", commit, "--offline")
     assert done.code == 1
-    assert "only a part of org/grown is in the Hugging Face cache (model-00001-of-00003.safetensors is not)" in done.err
+    assert (
+        "only a part of org/grown is in the Hugging Face cache (model-00001-of-00003.safetensors is not)"
+        in done.err
+    )
 
 
 def test_only_the_output_must_fit_on_the_disk(
@@ -191,7 +232,10 @@ def test_a_server_that_gives_no_parts_is_said_and_the_checkpoint_is_downloaded(
     hub.ignore_range = True
     done = llmcli("pull", REF, "--q4_k_m", "--json")
     assert Path(pulled(done)["path"]).read_bytes() == expected
-    assert "gives no parts of model-00001-of-00003.safetensors (status 200): downloading the whole" in done.err
+    assert (
+        "gives no parts of model-00001-of-00003.safetensors (status 200): downloading the whole"
+        in done.err
+    )
     assert pulled(llmcli("show", REF, "--json"))["bytes"] > stored(folder)
 
 
@@ -213,8 +257,12 @@ def test_the_token_goes_to_the_hub_alone_and_an_address_that_expires_is_asked_fo
         assert llmcli("rm", REF).code == 0
 
 
-@pytest.mark.parametrize(("switch", "said"), [({"gated": True}, "is gated"), ({"token": "x"}, "no public model")])
-def test_what_the_hub_refuses_is_told_as_ever(hub: Hub, llmcli: Llmcli, folder: Path, switch, said) -> None:
+@pytest.mark.parametrize(
+    ("switch", "said"), [({"gated": True}, "is gated"), ({"token": "x"}, "no public model")]
+)
+def test_what_the_hub_refuses_is_told_as_ever(
+    hub: Hub, llmcli: Llmcli, folder: Path, switch, said
+) -> None:
     hub.add(REF, folder, **switch)
     done = llmcli("pull", REF, "--q4_k_m")
     assert done.code == 1
@@ -222,7 +270,12 @@ def test_what_the_hub_refuses_is_told_as_ever(hub: Hub, llmcli: Llmcli, folder: 
 
 
 def test_an_interrupted_pull_goes_on_and_asks_for_no_finished_tensor_again(
-    hub: Hub, folder: Path, expected: bytes, llmcli: Llmcli, home: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub,
+    folder: Path,
+    expected: bytes,
+    llmcli: Llmcli,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     count, advance = iter(range(20)), _Lines.advance
 
@@ -244,7 +297,9 @@ def test_an_interrupted_pull_goes_on_and_asks_for_no_finished_tensor_again(
         assert fetched(other) < 0.7 * stored(folder)
 
 
-def test_a_hub_that_goes_away_is_told_and_what_was_made_is_kept(hub: Hub, expected: bytes, llmcli: Llmcli) -> None:
+def test_a_hub_that_goes_away_is_told_and_what_was_made_is_kept(
+    hub: Hub, expected: bytes, llmcli: Llmcli
+) -> None:
     class Failing(list):  # type: ignore[type-arg]
         def append(self, asked: object) -> None:
             super().append(asked)
@@ -260,7 +315,9 @@ def test_a_hub_that_goes_away_is_told_and_what_was_made_is_kept(hub: Hub, expect
     assert "went on where" in again.err
 
 
-def test_a_file_that_becomes_another_is_noticed(hub: Hub, llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_becomes_another_is_noticed(
+    hub: Hub, llmcli: Llmcli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     advance, repo = _Lines.advance, hub.repos[REF]
 
     def change(bar: _Lines, amount: int) -> None:
@@ -281,7 +338,9 @@ def test_quantize_and_convert_take_a_hubs_checkpoint_as_it_comes(
     out = tmp_path / "out.gguf"
     plan = pulled(llmcli("quantize", REF, "--q4_k_m", "-o", str(out), "--dry-run", "--json"))
     assert (plan["bytes"], fetched(hub) < HEADS + SAMPLES) == (len(expected), True)
-    assert pulled(llmcli("quantize", REF, "--q4_k_m", "--dry-run", "--json"))["bytes"] == len(expected)
+    assert pulled(llmcli("quantize", REF, "--q4_k_m", "--dry-run", "--json"))["bytes"] == len(
+        expected
+    )
     assert not list(home.rglob("*Q4_K_M*"))
     assert llmcli("quantize", REF, "--q4_k_m", "-o", str(out)).code == 0
     assert out.read_bytes() == expected

@@ -20,19 +20,25 @@ Plant = Callable[..., list[Any]]
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
-    """Let the search find `best`, so many times as fast as the defaults; the spaces that were searched."""
+    """Let the search find `best`, so many times as fast as the defaults; the spaces that were
+    searched.
+    """
     monkeypatch.setattr(host, "cores", lambda: 2)
     monkeypatch.setattr(host, "cpus", lambda: 2)
     seen: list[Any] = []
 
     def install(best: Setting, ratio: float = 1.2, half: float = 0.05) -> list[Any]:
-        def find(trial: Any, space: Any, default: Setting, objective: str, seconds: float, **_: Any) -> Found:
+        def find(
+            trial: Any, space: Any, default: Setting, objective: str, seconds: float, **_: Any
+        ) -> Found:
             seen.append((space, objective, seconds))
             tried = (Tried("threads", best, ratio, 6, ratio > 1),)
             work = Work((512, 32), tune.OBJECTIVES[objective], (0.001, 0.01))
             if best == default:
                 return Found(default, best, tried, work, 9.0, None)
-            told = Comparison(ratio, ratio - half, ratio + half, 0.99, (1.0, 1.01, 1.0), (ratio, ratio, ratio))
+            told = Comparison(
+                ratio, ratio - half, ratio + half, 0.99, (1.0, 1.01, 1.0), (ratio, ratio, ratio)
+            )
             return Found(default, best, tried, work, 9.0, told)
 
         monkeypatch.setattr(tune, "find", find)
@@ -50,7 +56,9 @@ def kept() -> list[dict[str, Any]]:
     return [dict(one.settings) for one in profile.kept(config.load(), print)]
 
 
-def test_what_is_faster_is_kept_and_used_by_run(llmcli: Llmcli, stories_gguf: Path, plant: Plant) -> None:
+def test_what_is_faster_is_kept_and_used_by_run(
+    llmcli: Llmcli, stories_gguf: Path, plant: Plant
+) -> None:
     plant(setting(1, 1, 128))
     done = llmcli("bench", "tune", str(stories_gguf))
     assert done.code == 0
@@ -62,7 +70,9 @@ def test_what_is_faster_is_kept_and_used_by_run(llmcli: Llmcli, stories_gguf: Pa
     assert json.loads(llmcli(*words, "-t", "1").out)["profile"].startswith("-ub 128 (bench tune, 2")
 
 
-@pytest.mark.parametrize(("best", "words"), [(setting(1, 1), "the defaults are as fast"), (setting(2, 2), "nothing")])
+@pytest.mark.parametrize(
+    ("best", "words"), [(setting(1, 1), "the defaults are as fast"), (setting(2, 2), "nothing")]
+)
 def test_what_is_no_faster_leaves_the_defaults(
     llmcli: Llmcli, stories_gguf: Path, plant: Plant, best: Setting, words: str
 ) -> None:
@@ -91,7 +101,9 @@ def test_the_document_says_what_was_found_and_whether_it_agrees(
     assert "does not agree with the one of 2" in llmcli("bench", "tune", str(stories_gguf)).out
 
 
-def test_cache_types_are_tried_only_when_asked_for(llmcli: Llmcli, stories_gguf: Path, plant: Plant) -> None:
+def test_cache_types_are_tried_only_when_asked_for(
+    llmcli: Llmcli, stories_gguf: Path, plant: Plant
+) -> None:
     seen = plant(setting(2, 2, cache="bf16"))
     llmcli("bench", "tune", str(stories_gguf), "--for", "answers", "--budget", "33")
     ((space, objective, seconds),) = seen
@@ -118,7 +130,9 @@ def test_ctrl_c_keeps_what_was_there(
     assert kept() == [{"threads": 1}]
 
 
-def test_profiles_are_listed_and_forgotten(llmcli: Llmcli, stories_gguf: Path, plant: Plant) -> None:
+def test_profiles_are_listed_and_forgotten(
+    llmcli: Llmcli, stories_gguf: Path, plant: Plant
+) -> None:
     assert "no profile is kept" in llmcli("bench", "tune", "--show").out
     plant(setting(1, 1))
     llmcli("bench", "tune", str(stories_gguf))
@@ -126,16 +140,23 @@ def test_profiles_are_listed_and_forgotten(llmcli: Llmcli, stories_gguf: Path, p
     ((one,),) = [json.loads(llmcli("bench", "tune", "--show", "--json").out)]
     assert (one["flags"], one["here"], one["objective"]) == ("-t 1", True, "chat")
     assert "1 profile of" in llmcli("bench", "tune", "--forget", str(stories_gguf)).out
-    assert json.loads(llmcli("bench", "tune", "--forget", str(stories_gguf), "--json").out) == {"forgotten": []}
+    assert json.loads(llmcli("bench", "tune", "--forget", str(stories_gguf), "--json").out) == {
+        "forgotten": []
+    }
     assert kept() == []
 
 
 def test_mistakes_are_one_line(llmcli: Llmcli, stories_gguf: Path) -> None:
     model = str(stories_gguf)
     for code, words in (
-        (2, []), (2, [model, "--show"]), (2, [model, "--for", "speed"]), (1, [model, "--budget", "0"]),
-        (1, [model, "--budget", "nan"]), (1, [model, "--kv", "q9"]), (1, [model, "--kv", "q8_0"]),
-    ):  # fmt: skip
+        (2, []),
+        (2, [model, "--show"]),
+        (2, [model, "--for", "speed"]),
+        (1, [model, "--budget", "0"]),
+        (1, [model, "--budget", "nan"]),
+        (1, [model, "--kv", "q9"]),
+        (1, [model, "--kv", "q8_0"]),
+    ):
         done = llmcli("bench", "tune", *words)
         assert (done.code, done.out) == (code, "")
         assert done.err.startswith("error: ")

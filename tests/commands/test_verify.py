@@ -1,4 +1,6 @@
-"""`quantize --verify`: the file is held against its source, and what was found stands in it and beside it."""
+"""`quantize --verify`: the file is held against its source, and what was found stands in it and
+beside it.
+"""
 
 import hashlib
 import json
@@ -52,7 +54,16 @@ def verify(llmcli: Llmcli, text: Path) -> Callable[..., tuple[dict[str, Any], st
     """The document of one quantization that is verified, and what was noted."""
 
     def call(*words: str | Path) -> tuple[dict[str, Any], str]:
-        own = ("--verify", "--verify-text", str(text), "--verify-chunks", "2", "--threads", "1", "--json")
+        own = (
+            "--verify",
+            "--verify-text",
+            str(text),
+            "--verify-chunks",
+            "2",
+            "--threads",
+            "1",
+            "--json",
+        )
         done = llmcli("quantize", *map(str, words), *own)
         assert done.code == 0, done.err
         return json.loads(done.out), done.err
@@ -61,9 +72,14 @@ def verify(llmcli: Llmcli, text: Path) -> Callable[..., tuple[dict[str, Any], st
 
 
 def test_a_folder_becomes_a_file_with_a_certificate(
-    verify: Callable[..., Any], llmcli: Llmcli, stories: Path, stories_gguf: Path, tmp_path: Path, home: Path,
+    verify: Callable[..., Any],
+    llmcli: Llmcli,
+    stories: Path,
+    stories_gguf: Path,
+    tmp_path: Path,
+    home: Path,
     text: Path,
-) -> None:  # fmt: skip
+) -> None:
     out = tmp_path / "small.gguf"
     document, noted = verify(stories, "--q4_0", "-o", out)
     assert "is run from a copy in F32" in noted
@@ -75,12 +91,27 @@ def test_a_folder_becomes_a_file_with_a_certificate(
     assert document["bytes"] == out.stat().st_size
     assert json.loads((tmp_path / "small.certificate.json").read_text()) == json.loads(found.text())
     assert document["certificate"]["answers"] == json.loads(found.text())["answers"]
-    told = llmcli("eval", str(out), "--base", str(stories_gguf), "-f", str(text), "--chunks", "2", "-t", "1", "--json")
+    told = llmcli(
+        "eval",
+        str(out),
+        "--base",
+        str(stories_gguf),
+        "-f",
+        str(text),
+        "--chunks",
+        "2",
+        "-t",
+        "1",
+        "--json",
+    )
     other = json.loads(told.out)
     assert found.answers.kld.value == pytest.approx(other["kl_divergence"]["value"], rel=1e-6)
     assert found.answers.same_top.value == other["same_top"]["value"]
     assert found.mix == {kind: count for kind, (count, _) in header.types.items()}
-    assert [(one.test, one.made, one.pairs) for one in found.speed] == [("pp256", 10.0, 3), ("tg32", 10.0, 3)]
+    assert [(one.test, one.made, one.pairs) for one in found.speed] == [
+        ("pp256", 10.0, 3),
+        ("tg32", 10.0, 3),
+    ]
     assert str(tmp_path) not in found.text()  # no folder of this machine
     with open_model(out) as model:
         assert model.n_vocab == 512
@@ -94,7 +125,14 @@ def test_the_page_and_the_markdown_say_the_same(
     document, _ = verify(source, "--q5_0", "-o", out)
     page = (tmp_path / "small.certificate.html").read_text()
     titles = {one.text for one in ElementTree.fromstring(page).iter("h2")}
-    assert {"Divergence", "Speed", "Bytes", "Error of the weights", "Every tensor", "What was done and found"} <= titles
+    assert {
+        "Divergence",
+        "Speed",
+        "Bytes",
+        "Error of the weights",
+        "Every tensor",
+        "What was done and found",
+    } <= titles
     assert not re.search(r"<(img|script|link|a|iframe)|url\((?!#)|@import", page)
     assert not re.search('(src|href)="', page)
     marked = (tmp_path / "small.certificate.md").read_text()
@@ -113,14 +151,20 @@ def test_a_finished_file_is_verified_without_making_it_again(
     assert (first["present"], "nothing to do" in noted) == (True, True)
     again, _ = verify(stories_gguf, "--q4_0", "-o", out)
     same = ("answers", "content", "tensors", "settings", "source")
-    assert {key: first["certificate"][key] for key in same} == {key: again["certificate"][key] for key in same}
+    assert {key: first["certificate"][key] for key in same} == {
+        key: again["certificate"][key] for key in same
+    }
     done = llmcli("quantize", str(stories_gguf), "--q4_0", "-o", str(out), "--force")
     assert "small.certificate.json is of an earlier file" in done.err
     assert certificate.read(container.read(out)) is None
 
 
-def test_shards_are_verified_together(verify: Callable[..., Any], stories_gguf: Path, tmp_path: Path) -> None:
-    document, _ = verify(stories_gguf, "--q4_0", "-o", tmp_path / "s.gguf", "--split-max-size", "1M", "--pure")
+def test_shards_are_verified_together(
+    verify: Callable[..., Any], stories_gguf: Path, tmp_path: Path
+) -> None:
+    document, _ = verify(
+        stories_gguf, "--q4_0", "-o", tmp_path / "s.gguf", "--split-max-size", "1M", "--pure"
+    )
     (name, *_) = document["files"]
     header = container.read(Path(name))
     found = certificate.read(header)
@@ -130,7 +174,9 @@ def test_shards_are_verified_together(verify: Callable[..., Any], stories_gguf: 
     assert (tmp_path / "s.certificate.html").exists()
 
 
-def test_a_folded_file_is_held_against_what_was_there_before(stories_gguf: Path, tmp_path: Path, text: Path) -> None:
+def test_a_folded_file_is_held_against_what_was_there_before(
+    stories_gguf: Path, tmp_path: Path, text: Path
+) -> None:
     plan = quantize.plan(quantize.open_gguf(stories_gguf), "Q8_0")
     folded = replan.folded(plan, folds.shaken(plan.source, 0), "a test")
     out = tmp_path / "folded.gguf"
@@ -139,7 +185,9 @@ def test_a_folded_file_is_held_against_what_was_there_before(stories_gguf: Path,
     assert found.folds == (f"a test {folded.source.fold}",)
     assert (found.source.types, found.source.fingerprint) == (("F32",), plan.source.fingerprint)
     assert 0 < found.answers.kld.value < 0.01
-    assert max(one.error or 0 for one in found.tensors) < 0.02  # against the folded weights, not those before
+    assert (
+        max(one.error or 0 for one in found.tensors) < 0.02
+    )  # against the folded weights, not those before
     assert certificate.read(container.read(out)) == found
 
 
@@ -147,7 +195,17 @@ def test_an_interrupted_verification_leaves_the_finished_file(
     llmcli: Llmcli, stories_gguf: Path, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "small.gguf"
-    words = ("quantize", str(stories_gguf), "--q4_0", "-o", str(out), "--verify", "--threads", "1", "--verify-text")
+    words = (
+        "quantize",
+        str(stories_gguf),
+        "--q4_0",
+        "-o",
+        str(out),
+        "--verify",
+        "--threads",
+        "1",
+        "--verify-text",
+    )
 
     def stop(*given: object) -> None:
         raise KeyboardInterrupt
@@ -177,7 +235,9 @@ def test_figures_of_the_calibration_text_are_said_to_flatter(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    document, noted = verify(stories_gguf, "--q4_0", "-o", tmp_path / "small.gguf", "--imatrix", matrix)
+    document, noted = verify(
+        stories_gguf, "--q4_0", "-o", tmp_path / "small.gguf", "--imatrix", matrix
+    )
     assert "some.txt is what the file was made by: its figures flatter" in noted
     found = document["certificate"]
     assert found["answers"]["calibrated"] is True
@@ -195,7 +255,9 @@ def test_what_another_method_did_is_told(
     verify: Callable[..., Any], llmcli: Llmcli, stories_gguf: Path, tmp_path: Path
 ) -> None:
     rows, out = np.random.default_rng(0).normal(size=(80, 64)), tmp_path / "small.gguf"
-    file = momentfile.write(tmp_path / "moments.gguf", [(["blk.0.attn_q.weight"], Gathered.of(rows))])
+    file = momentfile.write(
+        tmp_path / "moments.gguf", [(["blk.0.attn_q.weight"], Gathered.of(rows))]
+    )
     document, _ = verify(stories_gguf, "--q4_0", "-o", out, "--method", "gptq", "--moments", file)
     methods = document["certificate"]["methods"]
     assert methods == document["methods"]
@@ -203,13 +265,20 @@ def test_what_another_method_did_is_told(
     assert f"method gptq ({methods['search']} tensors by search)" in llmcli("show", str(out)).out
 
 
-def test_moments_that_chose_folds_are_named_whatever_the_method(stories_gguf: Path, tmp_path: Path) -> None:
+def test_moments_that_chose_folds_are_named_whatever_the_method(
+    stories_gguf: Path, tmp_path: Path
+) -> None:
     source = quantize.open_gguf(stories_gguf)
     rows = np.random.default_rng(0).normal(size=(80, 64))
-    file = momentfile.write(tmp_path / "moments.gguf", [(["blk.0.attn_q.weight"], Gathered.of(rows))])
+    file = momentfile.write(
+        tmp_path / "moments.gguf", [(["blk.0.attn_q.weight"], Gathered.of(rows))]
+    )
     matrix = tmp_path / "imatrix.gguf"
     sums = Sums()
-    sums.sums["blk.0.attn_q.weight"], sums.counts["blk.0.attn_q.weight"] = np.ones((1, 64)), np.ones(1)
+    sums.sums["blk.0.attn_q.weight"], sums.counts["blk.0.attn_q.weight"] = (
+        np.ones((1, 64)),
+        np.ones(1),
+    )
     matrix.write_bytes(b"".join(sums.file(["a"], 1, 512)))
     plan = quantize.plan(source, "Q4_0", imatrix=imatrix.load(matrix), moments=moments.load(file))
     assert [one.kind for one in verifying.steering(plan)] == ["imatrix"]
@@ -217,7 +286,9 @@ def test_moments_that_chose_folds_are_named_whatever_the_method(stories_gguf: Pa
     assert [one.kind for one in verifying.steering(folded)] == ["imatrix", "moments"]
 
 
-def test_a_text_that_types_were_chosen_by_is_said_to_flatter(stories_gguf: Path, tmp_path: Path, text: Path) -> None:
+def test_a_text_that_types_were_chosen_by_is_said_to_flatter(
+    stories_gguf: Path, tmp_path: Path, text: Path
+) -> None:
     source = quantize.open_gguf(stories_gguf)
     present = [(one.name, one.shape, one.type) for one in source.weights]
     types = {
@@ -229,11 +300,18 @@ def test_a_text_that_types_were_chosen_by_is_said_to_flatter(stories_gguf: Path,
     report = quantize.run(plan, out, threads=1)
     digest = hashlib.sha256(text.read_text().removesuffix("\n").encode()).hexdigest()[:32]
     told = {"allocation": {"text": digest, "chunks": 4, "held_out_chunks": 4, "quick": False}}
-    _, made = certifying.certify(plan, out, report, verifying.Wish(text, 2, 1), told, config.load(), UI())
+    _, made = certifying.certify(
+        plan, out, report, verifying.Wish(text, 2, 1), told, config.load(), UI()
+    )
     assert made is not None
     found = made.certificate
     (steered,) = found.steering
-    assert (steered.kind, steered.hashes, steered.chunks, found.answers.calibrated) == ("mix", (digest,), 8, True)
+    assert (steered.kind, steered.hashes, steered.chunks, found.answers.calibrated) == (
+        "mix",
+        (digest,),
+        8,
+        True,
+    )
     assert types.items() <= {one.name: one.type for one in found.tensors}.items()
 
 
@@ -248,7 +326,11 @@ def test_mistakes_are_one_line_before_anything_is_made(
     text.write_text("Once upon a time")
     for words, code, why in (
         ((str(stories_gguf), "--verify-chunks", "3"), 2, "--verify-chunks goes with --verify"),
-        ((str(stories_gguf), "--verify", "--verify-text", str(tmp_path / "none")), 1, "cannot read"),
+        (
+            (str(stories_gguf), "--verify", "--verify-text", str(tmp_path / "none")),
+            1,
+            "cannot read",
+        ),
         ((str(stories_gguf), "--verify", "--verify-text", str(text)), 1, "short.txt has 16 bytes"),
         ((str(mute), "--verify"), 1, "has no vocabulary"),
     ):
@@ -257,9 +339,20 @@ def test_mistakes_are_one_line_before_anything_is_made(
         assert why in done.err, words
     assert not out.exists()
     text.write_text("Once upon a time " * 100)  # told when the file is there, which stays
-    done = llmcli("quantize", str(stories_gguf), "--q8_0", "-o", str(out), "--verify", "--verify-text", str(text))
+    done = llmcli(
+        "quantize",
+        str(stories_gguf),
+        "--q8_0",
+        "-o",
+        str(out),
+        "--verify",
+        "--verify-text",
+        str(text),
+    )
     assert (done.code, "short.txt has" in done.err) == (1, True)
     monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 10))
-    done = llmcli("quantize", str(stories_gguf), "--q4_0", "-o", str(tmp_path / "other.gguf"), "--verify")
+    done = llmcli(
+        "quantize", str(stories_gguf), "--q4_0", "-o", str(tmp_path / "other.gguf"), "--verify"
+    )
     assert (done.code, "has 10 bytes free" in done.err) == (1, True)
     assert not (tmp_path / "other.gguf").exists()

@@ -1,4 +1,6 @@
-"""`llmcli quantize` as a user types it: the table, the document, the defaults, the one line for a mistake."""
+"""`llmcli quantize` as a user types it: the table, the document, the defaults, the one line for a
+mistake.
+"""
 
 import hashlib
 import json
@@ -43,7 +45,15 @@ def test_a_gguf_becomes_its_sibling_with_a_table(run, model: Path, tmp_path: Pat
     made = tmp_path / "Tiny-3L-Q4_K_M.gguf"
     assert container.read(made).file_type == "Q4_K_M"
     assert "Q4_K means Q4_K_M" in err
-    assert out.splitlines()[0].split() == ["type", "tensors", "before", "after", "bits/weight", "error", "seconds"]
+    assert out.splitlines()[0].split() == [
+        "type",
+        "tensors",
+        "before",
+        "after",
+        "bits/weight",
+        "error",
+        "seconds",
+    ]
     assert [line.split()[0] for line in out.splitlines()[1:-1]] == ["Q4_K", "Q6_K", "F32", "total"]
     assert str(made) in out.splitlines()[-1]
     assert " s)" in out.splitlines()[-1]
@@ -57,13 +67,22 @@ def test_a_folder_becomes_a_gguf_beside_it(run, stories: Path, tmp_path: Path) -
     assert document["path"] == str(tmp_path / "stories260K-Q8_0.gguf")
     assert document["bytes"] == Path(document["path"]).stat().st_size
     assert document["sha256"] == hashlib.sha256(Path(document["path"]).read_bytes()).hexdigest()
-    assert (document["file_type"], document["tensors"], document["fallbacks"], document["requantized_from"]) == (
+    assert (
+        document["file_type"],
+        document["tensors"],
+        document["fallbacks"],
+        document["requantized_from"],
+    ) == (
         "Q8_0",
         47,
         5,
         [],
     )
-    assert {name: row["tensors"] for name, row in document["types"].items()} == {"Q8_0": 31, "F16": 5, "F32": 11}
+    assert {name: row["tensors"] for name, row in document["types"].items()} == {
+        "Q8_0": 31,
+        "F16": 5,
+        "F32": 11,
+    }
     assert document["types"]["Q8_0"]["relative_rmse"] < 0.01
 
 
@@ -81,7 +100,9 @@ def test_the_same_again_does_nothing_and_says_so(run, model: Path, tmp_path: Pat
     assert not json.loads(run("quantize", model, "--q8_0", "--json", "--force")[1])["present"]
 
 
-def test_a_dry_run_writes_nothing_and_tells_the_exact_size(run, model: Path, tmp_path: Path) -> None:
+def test_a_dry_run_writes_nothing_and_tells_the_exact_size(
+    run, model: Path, tmp_path: Path
+) -> None:
     before = sorted(tmp_path.iterdir())
     code, out, _ = run("quantize", model, "--dry-run", "--json", "--q5_k_m")
     assert (code, sorted(tmp_path.iterdir())) == (0, before)
@@ -123,17 +144,26 @@ def test_folds_are_chosen_told_and_recorded(run, tmp_path: Path) -> None:
 
     model = tiny.llama(tmp_path / "model.gguf", hidden=64, ff=128, layers=1)
     out, weights = tmp_path / "x.gguf", write_gguf(tmp_path / "imatrix.gguf", collected(model))
-    code, said, err = run("quantize", model, "--q4_0", "--imatrix", weights, "--fold", "awq,deal", "-o", out, "--json")
+    code, said, err = run(
+        "quantize", model, "--q4_0", "--imatrix", weights, "--fold", "awq,deal", "-o", out, "--json"
+    )
     assert code == 0
-    found, told = json.loads(said)["fold"], json.loads(str(container.read(out).metadata["llmcli.quantize.fold"]))
+    found, told = (
+        json.loads(said)["fold"],
+        json.loads(str(container.read(out).metadata["llmcli.quantize.fold"])),
+    )
     assert found["kinds"] == ["awq", "deal"]
     assert told == {"digest": found["digest"], "how": "awq,deal"}
     assert "sites folded" in err and "LoRA adapters" in err
-    again = run("quantize", model, "--q4_0", "--imatrix", weights, "--fold", "awq,deal", "-o", out, "--json")[1]
+    again = run(
+        "quantize", model, "--q4_0", "--imatrix", weights, "--fold", "awq,deal", "-o", out, "--json"
+    )[1]
     assert json.loads(again)["present"]
 
 
-def test_an_imatrix_steers_the_rounding_and_is_named_in_the_document(run, model: Path, tmp_path: Path) -> None:
+def test_an_imatrix_steers_the_rounding_and_is_named_in_the_document(
+    run, model: Path, tmp_path: Path
+) -> None:
     from tests.quant.upstream import collected, write_gguf
 
     out, weights = tmp_path / "x.gguf", write_gguf(tmp_path / "imatrix.gguf", collected(model))
@@ -143,12 +173,23 @@ def test_an_imatrix_steers_the_rounding_and_is_named_in_the_document(run, model:
     assert (found["imatrix"], found["without_importance"]) == (str(weights), 1)
     assert "does not speak of 1 tensors, rounded without it: token_embd.weight" in err
     assert container.read(out).metadata["quantize.imatrix.file"] == str(weights)[:127]
-    assert json.loads(run("quantize", model, "--q4_0", "--imatrix", weights, "-o", out, "--json")[1])["present"]
+    assert json.loads(
+        run("quantize", model, "--q4_0", "--imatrix", weights, "-o", out, "--json")[1]
+    )["present"]
     assert not json.loads(run("quantize", model, "--q4_0", "-o", out, "--json")[1])["present"]
 
 
 def test_a_model_in_shards_has_its_exact_size_told_before(run, model: Path, tmp_path: Path) -> None:
-    words = ("quantize", model, "--q8_0", "--split-max-size", "1M", "-o", tmp_path / "x.gguf", "--json")
+    words = (
+        "quantize",
+        model,
+        "--q8_0",
+        "--split-max-size",
+        "1M",
+        "-o",
+        tmp_path / "x.gguf",
+        "--json",
+    )
     told = json.loads(run(*words, "--dry-run")[1])
     assert not list(tmp_path.glob("x*"))
     code, said, _ = run(*words)
@@ -156,7 +197,9 @@ def test_a_model_in_shards_has_its_exact_size_told_before(run, model: Path, tmp_
     made = json.loads(said)
     assert made["files"] == told["files"] == [str(path) for path in sorted(tmp_path.glob("x*"))]
     assert len(made["files"]) == 2 and made["path"] == made["files"][0]
-    assert made["bytes"] == told["bytes"] == sum(Path(file).stat().st_size for file in made["files"])
+    assert (
+        made["bytes"] == told["bytes"] == sum(Path(file).stat().st_size for file in made["files"])
+    )
     assert json.loads(run(*words)[1])["present"]
 
 
@@ -174,7 +217,11 @@ def test_a_model_in_shards_has_its_exact_size_told_before(run, model: Path, tmp_
         (["{model}", "--fold", "magic"], 1, "there is no fold 'magic'"),
         (["{model}", "--tensor-type", "x"], 1, "is not REGEX=TYPE"),
         (["{model}", "--tensor-type", "atn_v=q8_0"], 1, "'atn_v' fits no tensor"),
-        (["{model}", "-t", "f16", "--tensor-type", "attn_v=q8_0"], 1, "fits no tensor that F16 would quantize"),
+        (
+            ["{model}", "-t", "f16", "--tensor-type", "attn_v=q8_0"],
+            1,
+            "fits no tensor that F16 would quantize",
+        ),
         (["{model}", "-o", "{model}", "--q8_0"], 1, "is the source itself"),
         (["{model}", "-o", "{tmp}/no/x.gguf"], 1, "there is no folder"),
         (["{tmp}/no.gguf"], 1, "there is no file"),
@@ -183,10 +230,17 @@ def test_a_model_in_shards_has_its_exact_size_told_before(run, model: Path, tmp_
         (["{text}"], 1, "is not a GGUF file"),
     ],
 )
-def test_a_mistake_is_one_line_and_a_hint(words, code, said, run, model: Path, tmp_path: Path) -> None:
+def test_a_mistake_is_one_line_and_a_hint(
+    words, code, said, run, model: Path, tmp_path: Path
+) -> None:
     (tmp_path / "cut.gguf").write_bytes(model.read_bytes()[:-100])
     (tmp_path / "text.gguf").write_bytes(b"just some text that is long enough")
-    places = {"model": model, "tmp": tmp_path, "cut": tmp_path / "cut.gguf", "text": tmp_path / "text.gguf"}
+    places = {
+        "model": model,
+        "tmp": tmp_path,
+        "cut": tmp_path / "cut.gguf",
+        "text": tmp_path / "text.gguf",
+    }
     before = sorted(tmp_path.rglob("*"))
     found, out, err = run("quantize", *(word.format(**places) for word in words))
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
@@ -202,7 +256,9 @@ def test_a_local_path_needs_no_catalog(run, model: Path, monkeypatch) -> None:
     assert run("quantize", model, "--q8_0")[0] == 0
 
 
-def test_a_models_name_goes_through_the_catalog_into_the_store(run, stories: Path, home: Path, tmp_path: Path) -> None:
+def test_a_models_name_goes_through_the_catalog_into_the_store(
+    run, stories: Path, home: Path, tmp_path: Path
+) -> None:
     shutil.copytree(stories, tmp_path / "stories260K")
     assert run("alias", "lily", tmp_path / "stories260K")[0] == 0
     code, out, err = run("quantize", "lily", "--q8_0", "--json")
@@ -219,7 +275,9 @@ def test_every_type_has_its_flag(run) -> None:
     assert {kind.flag for kind in recipe.FILE_TYPES.values()} <= set(words)
 
 
-def test_other_commands_get_a_file_and_a_quiet_stdout(stories: Path, tmp_path: Path, capsys) -> None:
+def test_other_commands_get_a_file_and_a_quiet_stdout(
+    stories: Path, tmp_path: Path, capsys
+) -> None:
     out = tmp_path / "new" / "place" / "stories.gguf"
     assert weights.quantize_to(stories, "Q4_K_M", out, UI()) == out
     assert container.read(out).file_type == "Q4_K_M"

@@ -1,4 +1,6 @@
-"""`llmcli worker --rpc` and `--rpc`: two processes, one model; and what is said where a worker cannot be used."""
+"""`llmcli worker --rpc` and `--rpc`: two processes, one model; and what is said where a worker
+cannot be used.
+"""
 
 import json
 import os
@@ -20,7 +22,19 @@ from tests.commands.conftest import Done
 Llmcli = Callable[..., Done]
 COMMAND = (sys.executable, "-m", "llmcli.app")
 # What the model says is decided beforehand: greedy, no guesses, one thread.
-PLAIN = ("--temp", "0", "-t", "1", "-c", "256", "--ngram-draft", "off", "--raw", "-p", "Once upon a time")
+PLAIN = (
+    "--temp",
+    "0",
+    "-t",
+    "1",
+    "-c",
+    "256",
+    "--ngram-draft",
+    "off",
+    "--raw",
+    "-p",
+    "Once upon a time",
+)
 
 
 @pytest.fixture
@@ -65,7 +79,9 @@ def test_a_model_on_a_worker_says_what_it_says_here(
     assert told["workers"][0]["devices"][0]["total_bytes"] > 0
     words = ("run", str(stories_gguf), *PLAIN, "-n", "40", "--json")
     here = json.loads(llmcli(*words).out)
-    done = subprocess.run((*COMMAND, *words, "--rpc", endpoint), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        (*COMMAND, *words, "--rpc", endpoint), capture_output=True, text=True, timeout=120
+    )
     there = json.loads(done.stdout)
     assert there["text"] == here["text"]
     assert there["kv"]["allocated_bytes"] == there["kv"]["predicted_bytes"]
@@ -73,7 +89,8 @@ def test_a_model_on_a_worker_says_what_it_says_here(
     assert process.wait(30) == 0
 
 
-# Runs commands one after the other, and says of each what it ended with and with how many layers elsewhere it loaded.
+# Runs commands one after the other, and says of each what it ended with and with how many layers
+# elsewhere it loaded.
 COMMANDS = """
 import json, sys
 from llmcli.app import main
@@ -104,14 +121,35 @@ def test_what_measures_a_model_measures_it_on_a_worker(
     read = ("--text", str(text), "--ctx", "64", "--chunks", "2", "-t", "1")
     far = ("--rpc", endpoint)
     asked = [
-        ("calibrate", model, "-o", str(tmp_path / "far"), "--moments", str(tmp_path / "far.moments"), *read, *far),
+        (
+            "calibrate",
+            model,
+            "-o",
+            str(tmp_path / "far"),
+            "--moments",
+            str(tmp_path / "far.moments"),
+            *read,
+            *far,
+        ),
         ("bench", "phases", model, "-p", "8", "-n", "2", "-r", "1", "-t", "1", *far),
         ("bench", "compare", model, "-p", "8", "-n", "4", "--seconds", "0.1", "-t", "1", *far),
         ("bench", "tune", model, "--budget", "0.1", *far),
         ("pareto", model, "--types", "Q8_0", "--seconds", "0", *read, *far),
-        ("quantize", model, "--q8_0", "-o", str(tmp_path / "q8"), "--verify", "--verify-text", str(text), *far),
-    ]  # fmt: skip
-    done = subprocess.run((sys.executable, "-c", COMMANDS, json.dumps(asked)), capture_output=True, text=True)
+        (
+            "quantize",
+            model,
+            "--q8_0",
+            "-o",
+            str(tmp_path / "q8"),
+            "--verify",
+            "--verify-text",
+            str(text),
+            *far,
+        ),
+    ]
+    done = subprocess.run(
+        (sys.executable, "-c", COMMANDS, json.dumps(asked)), capture_output=True, text=True
+    )
     told = [json.loads(line[5:]) for line in done.stderr.splitlines() if line.startswith("DONE ")]
     assert len(told) == len(asked), done.stderr
     for words, (code, layers) in zip(asked, told, strict=True):
@@ -121,16 +159,24 @@ def test_what_measures_a_model_measures_it_on_a_worker(
     here, there = (imatrix.load(tmp_path / name).entries for name in ("here", "far"))
     assert list(here) == list(there)
     for name, one in here.items():
-        np.testing.assert_allclose(one.vectors(0, 1, one.count), there[name].vectors(0, 1, one.count), rtol=1e-3)
+        np.testing.assert_allclose(
+            one.vectors(0, 1, one.count), there[name].vectors(0, 1, one.count), rtol=1e-3
+        )
     mine, other = (moments.load(tmp_path / f"{name}.moments").inputs for name in ("here", "far"))
     assert [(one.names, one.mixed) for one in mine] == [(one.names, one.mixed) for one in other]
     for one, far_one in zip(mine, other, strict=True):
-        np.testing.assert_allclose(one.sums(), far_one.sums(), rtol=1e-3, atol=1e-3 * one.sums().max())
+        np.testing.assert_allclose(
+            one.sums(), far_one.sums(), rtol=1e-3, atol=1e-3 * one.sums().max()
+        )
 
 
-def test_the_receipt_tells_what_the_worker_holds(worker: tuple[str, subprocess.Popen[str]], stories_gguf: Path) -> None:
+def test_the_receipt_tells_what_the_worker_holds(
+    worker: tuple[str, subprocess.Popen[str]], stories_gguf: Path
+) -> None:
     endpoint, _ = worker
-    done = subprocess.run((sys.executable, "-c", SHARES, endpoint, str(stories_gguf)), capture_output=True, text=True)
+    done = subprocess.run(
+        (sys.executable, "-c", SHARES, endpoint, str(stories_gguf)), capture_output=True, text=True
+    )
     told, found = json.loads(done.stdout)
     assert [one["device"] for one in told] == ["CPU", "RPC0"]
     for here, there in zip(told, found, strict=True):
@@ -141,10 +187,25 @@ def test_the_receipt_tells_what_the_worker_holds(worker: tuple[str, subprocess.P
     assert told[1]["compute"] >= found[1]["compute"]
 
 
-def test_a_worker_lost_in_mid_answer_is_one_line(worker: tuple[str, subprocess.Popen[str]], stories_gguf: Path) -> None:
+def test_a_worker_lost_in_mid_answer_is_one_line(
+    worker: tuple[str, subprocess.Popen[str]], stories_gguf: Path
+) -> None:
     endpoint, process = worker
-    words = ("run", str(stories_gguf), *PLAIN, "-n", "-1", "--ignore-eos", "--on-full", "shift", "--rpc", endpoint)
-    with subprocess.Popen((*COMMAND, *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+    words = (
+        "run",
+        str(stories_gguf),
+        *PLAIN,
+        "-n",
+        "-1",
+        "--ignore-eos",
+        "--on-full",
+        "shift",
+        "--rpc",
+        endpoint,
+    )
+    with subprocess.Popen(
+        (*COMMAND, *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
         assert running.stdout
         assert running.stderr
         assert running.stdout.read(20)
@@ -163,9 +224,22 @@ def test_a_worker_lost_in_a_chat_leaves_the_terminal_as_it_was(
     monkeypatch.setenv("TERM", "xterm")
     (ours, theirs), said = pty.openpty(), b""
     before = termios.tcgetattr(theirs)
-    words = ("chat", str(stories_gguf), "-t", "1", "-c", "8192", "--ignore-eos", "--endless", "--rpc", endpoint)
+    words = (
+        "chat",
+        str(stories_gguf),
+        "-t",
+        "1",
+        "-c",
+        "8192",
+        "--ignore-eos",
+        "--endless",
+        "--rpc",
+        endpoint,
+    )
     try:
-        with subprocess.Popen((*COMMAND, *words), stdin=theirs, stdout=theirs, stderr=theirs) as running:
+        with subprocess.Popen(
+            (*COMMAND, *words), stdin=theirs, stdout=theirs, stderr=theirs
+        ) as running:
             while b">>>" not in said:
                 said += _more(ours)
             os.write(ours, b"Once\r")
@@ -179,7 +253,10 @@ def test_a_worker_lost_in_a_chat_leaves_the_terminal_as_it_was(
             while select.select([ours], [], [], 0)[0]:
                 said += os.read(ours, 4096)
         assert running.returncode == 1
-        assert f"\r\nerror: a worker was lost in the middle of it: {endpoint}\r\nhint: ".encode() in said
+        assert (
+            f"\r\nerror: a worker was lost in the middle of it: {endpoint}\r\nhint: ".encode()
+            in said
+        )
         assert termios.tcgetattr(theirs) == before
     finally:
         os.close(ours)
@@ -208,17 +285,41 @@ def test_what_is_refused(llmcli: Llmcli, tmp_path: Path) -> None:
         (("run", "x.gguf", "hello", "-ts", "1,1,1,1,1,1,1,1,1"), 1, "9 parts for"),
         (("run", "x.gguf", "hello", "--reproducible", "--rpc", "a"), 2, "--reproducible"),
         (("calibrate", "x.gguf", "-o", "y", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
-        (("calibrate", "x", "-o", "y", "--merge", "--rpc", "a"), 2, "--rpc does not go with --merge"),
+        (
+            ("calibrate", "x", "-o", "y", "--merge", "--rpc", "a"),
+            2,
+            "--rpc does not go with --merge",
+        ),
         (("bench", "phases", "x.gguf", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
         (("bench", "tune", "x.gguf", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
         (("bench", "compare", "x.gguf", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
-        (("bench", "roofline", "x.gguf", "--rpc", "a"), 2, "of this machine's processor and memory"),
-        (("bench", "load", "http://127.0.0.1:1", "--rpc", "a"), 2, "http://127.0.0.1:1 runs already"),
-        (("bench", "load", "x.gguf", "--against", "y.gguf", "--rpc", "a"), 2, "a worker serves one model at a time"),
+        (
+            ("bench", "roofline", "x.gguf", "--rpc", "a"),
+            2,
+            "of this machine's processor and memory",
+        ),
+        (
+            ("bench", "load", "http://127.0.0.1:1", "--rpc", "a"),
+            2,
+            "http://127.0.0.1:1 runs already",
+        ),
+        (
+            ("bench", "load", "x.gguf", "--against", "y.gguf", "--rpc", "a"),
+            2,
+            "a worker serves one model at a time",
+        ),
         (("pareto", "x.gguf", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
-        (("quantize", "x.gguf", "--q8_0", "--verify", "--rpc", "127.0.0.1:1"), 1, "no worker at 127.0.0.1:1"),
+        (
+            ("quantize", "x.gguf", "--q8_0", "--verify", "--rpc", "127.0.0.1:1"),
+            1,
+            "no worker at 127.0.0.1:1",
+        ),
         (("quantize", "x.gguf", "--q8_0", "--rpc", "a"), 2, "nothing of this runs on a worker"),
-        (("quantize", "x.gguf", "--target-size", "1M", "-ts", "1"), 2, "nothing of this runs on a worker"),
+        (
+            ("quantize", "x.gguf", "--target-size", "1M", "-ts", "1"),
+            2,
+            "nothing of this runs on a worker",
+        ),
     ):
         done = llmcli(*words)
         assert done.code == code, (words, done)

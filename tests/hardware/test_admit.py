@@ -1,4 +1,6 @@
-"""What may begin, what is refused and what is taken instead: held against the dry run, and against reality."""
+"""What may begin, what is refused and what is taken instead: held against the dry run, and against
+reality.
+"""
 
 import subprocess
 import sys
@@ -44,7 +46,9 @@ def need(wanted: Wish, part: str = "total") -> int:
     return sum(parts)
 
 
-def told(wanted: Wish, memory: int, monkeypatch: pytest.MonkeyPatch, fit: str = "") -> tuple[Wish, list[str]]:
+def told(
+    wanted: Wish, memory: int, monkeypatch: pytest.MonkeyPatch, fit: str = ""
+) -> tuple[Wish, list[str]]:
     monkeypatch.setattr(host, "available_memory", lambda: memory)
     words: list[str] = []
     return admit.admit(wanted, fit, words.append), words
@@ -69,7 +73,9 @@ def test_plenty_of_memory_is_not_rehearsed(model, monkeypatch):
 def test_the_refusal_names_the_nearest_setting_and_fit_takes_it(model, monkeypatch):
     wanted = wish(model)
     memory = need(wish(model, options=replace(OPTIONS, ctx_size=LONG // 2)))
-    with pytest.raises(UserError, match="tiny with 65,536 tokens of context does not fit: KV cache ") as caught:
+    with pytest.raises(
+        UserError, match="tiny with 65,536 tokens of context does not fit: KV cache "
+    ) as caught:
         told(wanted, memory, monkeypatch)
     assert caught.value.hint == f"-c {LONG // 2} would fit, and --fit takes that"
     taken, words = told(wanted, memory, monkeypatch, "on")
@@ -84,7 +90,9 @@ def test_smaller_types_come_before_a_context_that_is_of_no_use(model, monkeypatc
     taken, words = told(wanted, memory, monkeypatch, "on")
     assert (taken.options.cache_type_k, taken.options.cache_type_v) == ("q8_0", "q8_0")
     assert taken.options.ctx_size == scales.USEFUL
-    assert words == ["--fit: 2,048 tokens of context instead of 65,536, a q8_0 KV cache instead of f16"]
+    assert words == [
+        "--fit: 2,048 tokens of context instead of 65,536, a q8_0 KV cache instead of f16"
+    ]
     with pytest.raises(UserError) as caught:
         told(wanted, memory, monkeypatch)
     assert caught.value.hint.startswith("-c 2048 -ctk q8_0 -ctv q8_0 would fit")
@@ -124,11 +132,15 @@ def test_branches_of_a_chat_go_first(model, monkeypatch):
     wanted = wish(model, options=options, slots=64, asked=False)
     taken, words = told(wanted, need(wanted.but(slots=1)), monkeypatch)
     assert taken == wanted.but(slots=1)
-    assert words == ["as much as the memory holds: one branch of the chat, others are computed again"]
+    assert words == [
+        "as much as the memory holds: one branch of the chat, others are computed again"
+    ]
 
 
 def test_a_build_that_tells_nothing_is_left_to_try(model, monkeypatch):
-    """As on macOS: no account of what is allocated. A cache larger than the memory is still refused."""
+    """As on macOS: no account of what is allocated. A cache larger than the memory is still
+    refused.
+    """
     monkeypatch.setattr(Context, "allocated", lambda self: None)
     wanted = wish(model)
     cache = estimate.cache(wanted.header, wanted.context)
@@ -173,7 +185,9 @@ def test_a_setting_that_is_only_slow_is_the_user_s_to_choose(model, monkeypatch)
 
 def test_a_cache_beyond_all_measure_is_refused_by_arithmetic(model, monkeypatch):
     huge = wish(model, options=replace(OPTIONS, ctx_size=2_000_000_000))
-    with pytest.raises(UserError, match=r"2,000,000,000 tokens of context does not fit: KV cache 2\.8 TiB") as caught:
+    with pytest.raises(
+        UserError, match=r"2,000,000,000 tokens of context does not fit: KV cache 2\.8 TiB"
+    ) as caught:
         told(huge, 1 << 28, monkeypatch)
     assert "would fit" in caught.value.hint
     monkeypatch.setattr(host, "available_memory", lambda: None)
@@ -185,9 +199,12 @@ def test_a_cache_beyond_all_measure_is_refused_by_arithmetic(model, monkeypatch)
 def test_the_bound_is_above_the_truth(tmp_path, make, flash):
     header = container.read(make(tmp_path / "m.gguf"))
     for options in (
-        ContextOptions(256, flash_attn=flash), ContextOptions(8192, 2048, 512, 4, flash_attn=flash),
-        ContextOptions(4096, 64, 64, 16, type_k="f32", flash_attn=flash, unified=False, n_outputs=16),
-    ):  # fmt: skip
+        ContextOptions(256, flash_attn=flash),
+        ContextOptions(8192, 2048, 512, 4, flash_attn=flash),
+        ContextOptions(
+            4096, 64, 64, 16, type_k="f32", flash_attn=flash, unified=False, n_outputs=16
+        ),
+    ):
         with plan.planner(header, options, 0) as planner:
             total = planner.receipt().sum("total")
         assert total is not None
@@ -198,7 +215,10 @@ def test_the_bound_is_above_the_truth(tmp_path, make, flash):
 def test_the_bound_is_above_the_truth_for_real_models(smollm2, gemma3):
     for path in (smollm2, gemma3):
         header = container.read(path)
-        for options in (ContextOptions(8192, n_seq_max=4), ContextOptions(1024, flash_attn="off", n_outputs=16)):
+        for options in (
+            ContextOptions(8192, n_seq_max=4),
+            ContextOptions(1024, flash_attn="off", n_outputs=16),
+        ):
             with plan.planner(header, options, 0) as planner:
                 assert (planner.receipt().sum("total") or 0) <= estimate.bound(header, options)
 

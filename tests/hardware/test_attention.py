@@ -42,7 +42,10 @@ def test_the_stand_in_has_the_heads_and_computes(tmp_path: Path) -> None:
     container.check(header)
     form = kv.shape(header.metadata)
     assert form and Heads.of(header, form) == HEADS
-    with open_model(path, gpu_layers=0) as model, open_context(model, ContextOptions(64)) as context:
+    with (
+        open_model(path, gpu_layers=0) as model,
+        open_context(model, ContextOptions(64)) as context,
+    ):
         (row,) = context.decode(Rows([1, 2], [0, 1], [0, 0], [False, True]))
         assert not row.logits.any(), "all its weights are zero"
 
@@ -69,7 +72,9 @@ def test_it_is_measured_once_for_each_question(measured: list[Question]) -> None
 
 def test_what_a_busy_machine_tells_is_not_kept(measured: list[Question]) -> None:
     busy = Question(HEADS, "f16", "f16", 3, 3, 2)
-    assert attention.sooner_without(busy, config.load()) and attention.sooner_without(busy, config.load())
+    assert attention.sooner_without(busy, config.load()) and attention.sooner_without(
+        busy, config.load()
+    )
     assert measured == [busy, busy]
 
 
@@ -85,8 +90,12 @@ def test_what_is_damaged_is_measured_anew(text: str, measured: list[Question]) -
     assert json.loads(path.read_text()) == {"version": 1, "flash": 2.0, "plain": 1.0}
 
 
-@pytest.mark.parametrize("error", [UserError("no room", hint="none"), OSError(errno.ENOSPC, "No space left on device")])
-def test_where_it_cannot_be_measured_nothing_changes(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [UserError("no room", hint="none"), OSError(errno.ENOSPC, "No space left on device")]
+)
+def test_where_it_cannot_be_measured_nothing_changes(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(question: Question) -> None:
         raise error
 
@@ -98,7 +107,9 @@ def test_where_it_cannot_be_measured_nothing_changes(error: Exception, monkeypat
 def test_heads_that_llama_cpp_would_not_take_are_none(size: int, values: int) -> None:
     form = kv.Shape((2 * size,), (2 * values,), 0, (False,), (size,), (values,), 2 * values)
     assert Heads.of(fake_header(), form) is None
-    assert Heads.of(fake_header(), replace(form, k=(32,), k_heads=(16,), v_heads=(16,))) == Heads(2, 2, 16)
+    assert Heads.of(fake_header(), replace(form, k=(32,), k_heads=(16,), v_heads=(16,))) == Heads(
+        2, 2, 16
+    )
 
 
 def test_a_folder_that_cannot_be_written_does_not_matter(measured: list[Question]) -> None:

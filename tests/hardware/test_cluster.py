@@ -18,7 +18,9 @@ MEMORY = [struct.pack("<QQQ", 16, 10 * n, 20 * n) for n in (1, 2)]
 
 @pytest.fixture
 def worker() -> Iterator[Callable[..., str]]:
-    """Somebody who says these answers to whatever it is asked, one after another, and closes; None: says nothing."""
+    """Somebody who says these answers to whatever it is asked, one after another, and closes; None:
+    says nothing.
+    """
     held: list[socket.socket] = []
     threads: list[threading.Thread] = []
 
@@ -60,7 +62,9 @@ def test_nobody_there(worker: Callable[..., str]) -> None:
     assert f"--port {free}" in refused.value.hint
 
 
-def test_a_busy_worker_is_not_waited_for(worker: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_worker_is_not_waited_for(
+    worker: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cluster, "PATIENCE", 0.05)
     with pytest.raises(UserError, match="does not answer") as refused:
         cluster.ask(worker(None))
@@ -69,7 +73,9 @@ def test_a_busy_worker_is_not_waited_for(worker: Callable[..., str], monkeypatch
 
 @pytest.mark.parametrize("version", [(6, 0), (8, 0), (7, 1)])
 def test_another_protocol(worker: Callable[..., str], version: tuple[int, int]) -> None:
-    with pytest.raises(UserError, match=rf"speaks protocol {version[0]}\.{version[1]}, this build 7\.0"):
+    with pytest.raises(
+        UserError, match=rf"speaks protocol {version[0]}\.{version[1]}, this build 7\.0"
+    ):
         cluster.ask(worker(struct.pack("<Q", 28) + bytes([*version, 0, 0]) + bytes(24)))
 
 
@@ -107,7 +113,10 @@ def test_what_is_this_machine_alone() -> None:
 
 
 def test_the_kernel_probes_a_link_that_was_made() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as link:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as link,
+    ):
         assert not link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         remote.keep_alive()
         assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -1,4 +1,6 @@
-"""What a processor has against what a build uses, from texts as llama.cpp and the kernel write them."""
+"""What a processor has against what a build uses, from texts as llama.cpp and the kernel write
+them.
+"""
 
 import platform
 import subprocess
@@ -21,7 +23,9 @@ def test_a_build_without_what_the_processor_has_is_found() -> None:
 
 
 def test_a_build_for_another_processor_is_found() -> None:
-    found = cpu.compare(cpu.parse(OLD + "AVX2 = 1 | AMX_INT8 = 0 | "), frozenset({"pni", "ssse3", "avx"}))
+    found = cpu.compare(
+        cpu.parse(OLD + "AVX2 = 1 | AMX_INT8 = 0 | "), frozenset({"pni", "ssse3", "avx"})
+    )
     assert (cpu.idle(found), cpu.missing(found)) == ((), ("AVX2",))
 
 
@@ -68,7 +72,12 @@ def test_without_proc_macos_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = cpu.compare({"CPU": frozenset({"NEON", "MATMUL_INT8"})}, cpu.words())
     assert (cpu.idle(found), cpu.missing(found)) == (("DOTPROD",), ("MATMUL_INT8",))
     told = "machdep.cpu.features: FPU SSE3 AVX1.0 FMA\nmachdep.cpu.leaf7_features: BMI2 AVX2\n"
-    assert cpu.idle(cpu.compare({"CPU": frozenset({"AVX"})}, cpu.words())) == ("SSE3", "AVX2", "FMA", "BMI2")
+    assert cpu.idle(cpu.compare({"CPU": frozenset({"AVX"})}, cpu.words())) == (
+        "SSE3",
+        "AVX2",
+        "FMA",
+        "BMI2",
+    )
     monkeypatch.setattr(platform, "system", lambda: "Plan9")
     assert cpu.words() is None
 

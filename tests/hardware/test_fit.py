@@ -45,12 +45,16 @@ def test_samples_have_room_for_what_each_may_say(monkeypatch):
     warnings: list[str] = []
 
     def size(**options) -> int | None:
-        return fit.decide(fake_header(), RunOptions(**options), warnings.append, slots=4, predict=100)[0].ctx_size
+        return fit.decide(
+            fake_header(), RunOptions(**options), warnings.append, slots=4, predict=100
+        )[0].ctx_size
 
     assert size() == 768  # 256, and three times 100
     assert size(ctx_size=1024) == 1024
     assert not warnings  # no sample is longer than the training
-    monkeypatch.setattr(host, "available_memory", lambda: fit.SPARE + 66_560 + 3 * 4 * 260 + 512 * 600)
+    monkeypatch.setattr(
+        host, "available_memory", lambda: fit.SPARE + 66_560 + 3 * 4 * 260 + 512 * 600
+    )
     assert size() == 512
 
 
@@ -80,20 +84,27 @@ def test_this_machine_has_cores_and_memory():
 
 
 @pytest.mark.parametrize(
-    ("window", "ctx_size", "count"), [(0, 8192, fit.BRANCHES), (512, 8192, 1), (512, 512, fit.BRANCHES), (512, 400, 4)]
+    ("window", "ctx_size", "count"),
+    [(0, 8192, fit.BRANCHES), (512, 8192, 1), (512, 512, fit.BRANCHES), (512, 400, 4)],
 )
-def test_a_chat_holds_several_branches_where_they_share_cells(monkeypatch, window: int, ctx_size: int, count: int):
+def test_a_chat_holds_several_branches_where_they_share_cells(
+    monkeypatch, window: int, ctx_size: int, count: int
+):
     form = fit.kv.shape(fake_header().metadata)
     assert form
     monkeypatch.setattr(fit.kv, "shape", lambda metadata: replace(form, window=window))
     assert fit.branches(fake_header(), RunOptions(ctx_size=ctx_size)) == count
-    monkeypatch.setattr(fit.kv, "shape", lambda metadata: None)  # recurrent, or a cache of other rules
+    monkeypatch.setattr(
+        fit.kv, "shape", lambda metadata: None
+    )  # recurrent, or a cache of other rules
     assert fit.branches(fake_header(), RunOptions(ctx_size=ctx_size)) == 1
 
 
 def test_what_lies_outside_the_pool_leaves_half_of_what_is_free():
     assert fit.outside(None) == fit.outside(1 << 40) == Schedule().swap_bytes
-    assert fit.outside(100 << 20) == 25 << 20  # for answers that gave way, and as much for finished ones
+    assert (
+        fit.outside(100 << 20) == 25 << 20
+    )  # for answers that gave way, and as much for finished ones
     assert fit.outside(-1) == 0
 
 
@@ -106,8 +117,12 @@ def flash(monkeypatch, memory: int | None = 1 << 34, layers: int = 0, **options)
 def test_a_cpu_goes_without_flash_attention_where_nobody_asked_for_it(monkeypatch):
     assert flash(monkeypatch) == "off"
     assert flash(monkeypatch, flash_attn="on") == "on"
-    assert flash(monkeypatch, layers=-1) == flash(monkeypatch, layers=3) == "auto"  # a GPU's is llama.cpp's to say
-    assert flash(monkeypatch, cache_type_v="q8_0") == flash(monkeypatch, cache_type_k="q8_0") == "auto"
+    assert (
+        flash(monkeypatch, layers=-1) == flash(monkeypatch, layers=3) == "auto"
+    )  # a GPU's is llama.cpp's to say
+    assert (
+        flash(monkeypatch, cache_type_v="q8_0") == flash(monkeypatch, cache_type_k="q8_0") == "auto"
+    )
 
 
 def test_where_keys_and_values_count_it_is_measured(monkeypatch):

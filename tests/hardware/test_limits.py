@@ -1,4 +1,6 @@
-"""Memory within a container's limit, and on a machine without /proc: read from files that stand in for the kernel's."""
+"""Memory within a container's limit, and on a machine without /proc: read from files that stand in
+for the kernel's.
+"""
 
 import subprocess
 import sys
@@ -16,7 +18,9 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def group(folder: Path, names: tuple[str, str], values: tuple[str, str], stat: str = "anon 5\n") -> None:
+def group(
+    folder: Path, names: tuple[str, str], values: tuple[str, str], stat: str = "anon 5\n"
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in zip((*names, "memory.stat"), (*values, stat), strict=True):
         (folder / name).write_text(value)
@@ -29,7 +33,12 @@ def test_the_tightest_group_counts_and_pages_of_files_are_free(groups: Path) -> 
     (groups / "own").write_text("0::/user/app\n")
     group(groups / "cgroup/user/app", V2, ("max\n", "900\n"))
     assert limits.group_room() is None
-    group(groups / "cgroup/user", V2, ("1000\n", "900\n"), "anon 500\ninactive_file 250\nactive_file 100\nshmem 9\n")
+    group(
+        groups / "cgroup/user",
+        V2,
+        ("1000\n", "900\n"),
+        "anon 500\ninactive_file 250\nactive_file 100\nshmem 9\n",
+    )
     assert limits.group_room() == 450
     group(groups / "cgroup", V2, ("400\n", "390\n"))
     assert limits.group_room() == 10
@@ -84,9 +93,13 @@ Pages purgeable:                             20.
 
 def test_without_proc_macos_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Path.exists
-    monkeypatch.setattr(Path, "exists", lambda path: real(path) and not str(path).startswith("/proc"))
     monkeypatch.setattr(
-        subprocess, "run", lambda words, **more: subprocess.CompletedProcess(words, 0, stdout=VM_STAT, stderr="")
+        Path, "exists", lambda path: real(path) and not str(path).startswith("/proc")
+    )
+    monkeypatch.setattr(
+        subprocess,
+        "run",
+        lambda words, **more: subprocess.CompletedProcess(words, 0, stdout=VM_STAT, stderr=""),
     )
     assert host.available_memory() == 16384 * (10000 + 30000 + 500 + 20)
 
@@ -97,9 +110,13 @@ def test_without_proc_macos_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host.available_memory() is None
 
 
-def test_addresses_without_a_limit_or_without_proc_are_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_addresses_without_a_limit_or_without_proc_are_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     resource = limits.resource
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    )
     assert limits.address_room() is None
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 40, 1 << 40))
     if sys.platform.startswith("linux"):

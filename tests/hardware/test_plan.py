@@ -1,4 +1,6 @@
-"""Every byte planned against the one that llama.cpp allocates: both are asked, and the difference is none."""
+"""Every byte planned against the one that llama.cpp allocates: both are asked, and the difference
+is none.
+"""
 
 import random
 from dataclasses import replace
@@ -56,7 +58,8 @@ def test_a_llama_whose_weights_are_laid_out_anew(packed, options):
     assert share.weights is not None
     assert share.droppable is not None
     assert share.weights <= header.path.stat().st_size
-    # Which matrices it copies depends on the CPU; what stays in the map and what goes make up the file.
+    # Which matrices it copies depends on the CPU; what stays in the map and what goes make up the
+    # file.
     assert bool(share.repacked) == bool(share.droppable)
 
 
@@ -113,7 +116,9 @@ def test_nothing_is_allocated(packed):
     assert after - before < (told.sum("kv") or 0) / 10
 
 
-@pytest.mark.parametrize("options", [ContextOptions(512), ContextOptions(1024, 64, 64, 2, unified=False)])
+@pytest.mark.parametrize(
+    "options", [ContextOptions(512), ContextOptions(1024, 64, 64, 2, unified=False)]
+)
 def test_the_largest_context_fits_and_the_next_does_not(packed, monkeypatch, options):
     header = container.read(packed)
     monkeypatch.setattr(host, "available_memory", lambda: 24 << 20)

@@ -22,7 +22,9 @@ FOUND = {"threads": 1, "threads_batch": 2, "ubatch_size": 128, "flash_attn": "of
 
 @pytest.fixture(scope="module")
 def header(tmp_path_factory: pytest.TempPathFactory) -> Header:
-    return container.read(tiny.llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", hidden=64, ff=128, layers=2))
+    return container.read(
+        tiny.llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", hidden=64, ff=128, layers=2)
+    )
 
 
 @pytest.fixture
@@ -43,7 +45,9 @@ def test_what_was_not_typed_is_the_profile_s(header: Header, made: Profile) -> N
     options, warnings = chosen(header, RunOptions())
     assert not warnings
     told = "-t 1 -tb 2 -ub 128 -fa off (bench tune, 2026-11-22)"
-    assert options == RunOptions(threads=1, threads_batch=2, ubatch_size=128, flash_attn="off", profile=told)
+    assert options == RunOptions(
+        threads=1, threads_batch=2, ubatch_size=128, flash_attn="off", profile=told
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +61,9 @@ def test_what_was_not_typed_is_the_profile_s(header: Header, made: Profile) -> N
         ({"threads": 2, "ubatch_size": 64, "flash_attn": "on"}, ""),
     ],
 )
-def test_what_was_typed_wins(header: Header, made: Profile, typed: dict[str, Any], left: str) -> None:
+def test_what_was_typed_wins(
+    header: Header, made: Profile, typed: dict[str, Any], left: str
+) -> None:
     options, _ = chosen(header, RunOptions(**typed), *typed)
     assert {name: getattr(options, name) for name in typed} == typed
     assert options.profile.partition(" (")[0] == left
@@ -68,8 +74,12 @@ def test_the_reproducible_mode_is_left_alone(header: Header, made: Profile) -> N
     assert chosen(header, options) == (options, [])
 
 
-@pytest.mark.parametrize("other", [{"machine": "another"}, {"build": "older"}, {"fingerprint": "0" * 64}])
-def test_a_profile_of_something_else_is_not_used(header: Header, made: Profile, other: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "other", [{"machine": "another"}, {"build": "older"}, {"fingerprint": "0" * 64}]
+)
+def test_a_profile_of_something_else_is_not_used(
+    header: Header, made: Profile, other: dict[str, str]
+) -> None:
     (path,) = profile.paths(config.load())
     path.unlink()
     moved = replace(made, **other)
@@ -83,13 +93,29 @@ def test_a_profile_of_something_else_is_not_used(header: Header, made: Profile, 
 @pytest.mark.parametrize(
     "damage",
     [
-        b"", b"{", b"[]", b'{"version": 2}', b"\xff\xfe", b"[" * 50_000, b" " * 100_000, {"settings": {"threads": 0}},
-        {"settings": {"threads": True}}, {"settings": {"threads": "2"}}, {"settings": {"seed": 1}}, {"settings": None},
-        {"settings": {"flash_attn": "off", "cache_type_v": "q8_0"}}, {"settings": {"cache_type_k": "q9"}},
-        {"settings": {"cache_type_k": 8}}, {"ratio": "fast"}, {"low": -1}, {"machine": None},
+        b"",
+        b"{",
+        b"[]",
+        b'{"version": 2}',
+        b"\xff\xfe",
+        b"[" * 50_000,
+        b" " * 100_000,
+        {"settings": {"threads": 0}},
+        {"settings": {"threads": True}},
+        {"settings": {"threads": "2"}},
+        {"settings": {"seed": 1}},
+        {"settings": None},
+        {"settings": {"flash_attn": "off", "cache_type_v": "q8_0"}},
+        {"settings": {"cache_type_k": "q9"}},
+        {"settings": {"cache_type_k": 8}},
+        {"ratio": "fast"},
+        {"low": -1},
+        {"machine": None},
     ],
-)  # fmt: skip
-def test_a_damaged_profile_is_one_warning(header: Header, made: Profile, damage: bytes | dict[str, Any]) -> None:
+)
+def test_a_damaged_profile_is_one_warning(
+    header: Header, made: Profile, damage: bytes | dict[str, Any]
+) -> None:
     (path,) = profile.paths(config.load())
     if isinstance(damage, dict):
         damage = json.dumps({**json.loads(path.read_text()), **damage}).encode()
@@ -117,7 +143,9 @@ def test_a_profile_is_written_whole_or_not_at_all(
     assert [path.suffix for path in profile.folder(config.load()).iterdir()] == [".json"]
 
 
-def test_a_model_s_profiles_are_forgotten_those_of_others_stay(header: Header, made: Profile) -> None:
+def test_a_model_s_profiles_are_forgotten_those_of_others_stay(
+    header: Header, made: Profile
+) -> None:
     profile.save(replace(made, machine="another"), config.load())
     profile.save(replace(made, fingerprint="0" * 64, model="big"), config.load())
     profile.save(replace(made, fingerprint="1" * 64, model="big:Q4_K_M"), config.load())

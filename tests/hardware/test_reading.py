@@ -25,9 +25,10 @@ def test_the_line_says_how_many_times_as_fast_as_people_the_slowest_is():
 def test_the_document_has_every_pace():
     told = Pace(1.2).document(5.0)
     assert told == {
-        "tokens_per_word": 1.2, "words_per_minute": 250.0,
+        "tokens_per_word": 1.2,
+        "words_per_minute": 250.0,
         "times": {"silent_reading": 1.0, "listening": 0.556, "skimming": 0.357},
-    }  # fmt: skip
+    }
 
 
 def test_tokens_are_counted_over_the_text():

@@ -21,7 +21,9 @@ with served(sys.argv[1], ["-c", "64", "-np", "1"]) as url:
 
 def test_a_server_does_not_outlive_the_one_who_started_it(stories_gguf: Path) -> None:
     command = [sys.executable, "-c", STARTER, str(stories_gguf)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as starter:
         assert starter.stdout is not None
         url = urlsplit(starter.stdout.readline().strip())
         where = (str(url.hostname), int(url.port or 0))

@@ -15,7 +15,11 @@ def save(file: Path, tensors: dict[str, np.ndarray], dtype: str = "F32") -> Path
     blobs, at = [], 0
     for name, values in tensors.items():
         blob = encode(values, dtype)
-        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [at, at + len(blob)]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(values.shape),
+            "data_offsets": [at, at + len(blob)],
+        }
         blobs.append(blob)
         at += len(blob)
     text = json.dumps(header).encode()
@@ -37,28 +41,60 @@ def copy(folder: Path, target: Path, **changes: Any) -> Path:
     return target
 
 
-def grown(folder: Path, target: Path, *, hidden: int = 512, layers: int = 4, shards: int = 3, seed: int = 0) -> Path:
-    """A llama with the config and the tokenizer of `folder`, larger: random BF16 weights in several shards."""
+def grown(
+    folder: Path,
+    target: Path,
+    *,
+    hidden: int = 512,
+    layers: int = 4,
+    shards: int = 3,
+    seed: int = 0,
+) -> Path:
+    """A llama with the config and the tokenizer of `folder`, larger: random BF16 weights in several
+    shards.
+    """
     ff, rng = hidden * 11 // 4, np.random.default_rng(seed)
-    copy(folder, target, hidden_size=hidden, intermediate_size=ff, num_hidden_layers=layers, head_dim=hidden // 8)
+    copy(
+        folder,
+        target,
+        hidden_size=hidden,
+        intermediate_size=ff,
+        num_hidden_layers=layers,
+        head_dim=hidden // 8,
+    )
     (target / "model.safetensors").unlink()
     config = json.loads((target / "config.json").read_text())
     kv = hidden * config["num_key_value_heads"] // config["num_attention_heads"]
     block = {
-        "self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-        "self_attn.o_proj": (hidden, hidden), "mlp.gate_proj": (ff, hidden), "mlp.up_proj": (ff, hidden),
-        "mlp.down_proj": (hidden, ff), "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
-    }  # fmt: skip
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (config["vocab_size"], hidden), "model.norm": (hidden,)}
-    shapes |= {f"model.layers.{at}.{name}": shape for at in range(layers) for name, shape in block.items()}
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (ff, hidden),
+        "mlp.up_proj": (ff, hidden),
+        "mlp.down_proj": (hidden, ff),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens": (config["vocab_size"], hidden),
+        "model.norm": (hidden,),
+    }
+    shapes |= {
+        f"model.layers.{at}.{name}": shape for at in range(layers) for name, shape in block.items()
+    }
     names, places = sorted(shapes), {}
     for number in range(shards):
         shard = f"model-{number + 1:05}-of-{shards:05}.safetensors"
         mine = names[number * len(names) // shards : (number + 1) * len(names) // shards]
-        values = {f"{name}.weight": rng.standard_normal(shapes[name], np.float32) * 0.05 for name in mine}
+        values = {
+            f"{name}.weight": rng.standard_normal(shapes[name], np.float32) * 0.05 for name in mine
+        }
         save(target / shard, values, "BF16")
         places |= dict.fromkeys(values, shard)
-    (target / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (target / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": places})
+    )
     return target
 
 
@@ -76,7 +112,8 @@ def read(file: Path) -> dict[str, np.ndarray]:
     header = json.loads(data[8 : 8 + length])
     return {
         name: np.frombuffer(
-            data[8 + length + entry["data_offsets"][0] : 8 + length + entry["data_offsets"][1]], np.float32
+            data[8 + length + entry["data_offsets"][0] : 8 + length + entry["data_offsets"][1]],
+            np.float32,
         ).reshape(entry["shape"])
         for name, entry in header.items()
         if name != "__metadata__"

@@ -1,4 +1,6 @@
-"""A device that torch knows: nothing on it meets what is not, and less is asked of one that is full."""
+"""A device that torch knows: nothing on it meets what is not, and less is asked of one that is
+full.
+"""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -25,7 +27,9 @@ WORDS = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capac
 
 
 class Elsewhere(Torch):
-    """A device of which no value is known, only where it is: torch refuses to join it to what lies on the CPU."""
+    """A device of which no value is known, only where it is: torch refuses to join it to what lies
+    on the CPU.
+    """
 
     def __init__(self) -> None:
         super().__init__("meta")
@@ -105,7 +109,9 @@ def test_a_factor_is_the_same_by_torch() -> None:
     one, other = (factor(moments, ops) for ops in (Numpy(), Torch("cpu")))
     assert one.damping == other.damping == DAMPING
     for name in ("moments", "feed", "weights"):
-        np.testing.assert_allclose(getattr(one, name), getattr(other, name).numpy(), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            getattr(one, name), getattr(other, name).numpy(), rtol=1e-5, atol=1e-7
+        )
     assert not np.triu(other.feed.numpy()).any()
 
 
@@ -114,7 +120,9 @@ def test_what_is_not_positive_takes_more_damping_by_torch() -> None:
     assert factor(unsound, Torch("cpu")).damping == factor(unsound, Numpy()).damping > DAMPING
 
 
-def test_a_device_without_room_to_factor_leaves_that_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_room_to_factor_leaves_that_to_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def full(*_: object) -> None:
         raise RuntimeError(WORDS)
 
@@ -134,14 +142,18 @@ def test_only_memory_is_taken_for_memory() -> None:
 
 
 @pytest.mark.parametrize("type", ["Q4_K", "Q5_1"])
-def test_a_search_without_room_takes_fewer_rows_at_a_time(type: str, tmp_path: Path, use: Use) -> None:
+def test_a_search_without_room_takes_fewer_rows_at_a_time(
+    type: str, tmp_path: Path, use: Use
+) -> None:
     moments, rows = correlated(256), drawn(256, 64)
     known = evidence(moments, tmp_path, len(rows))
     use(Torch("cpu"))
     whole = made("search", type, rows, known)
     small = use(Small(16 * 256))
     parts = made("search", type, rows, known)
-    assert lost(parts, type, rows, moments) == pytest.approx(lost(whole, type, rows, moments), rel=1e-3)
+    assert lost(parts, type, rows, moments) == pytest.approx(
+        lost(whole, type, rows, moments), rel=1e-3
+    )
     assert max(map(np.prod, small.asked)) == rows.size
 
 
@@ -159,9 +171,14 @@ def test_a_panel_without_room_becomes_narrower_ones(tmp_path: Path, use: Use) ->
 
 @pytest.mark.parametrize(
     ("method", "room", "what"),
-    [("search", 0, "for blk.0.ffn_up.weight"), ("gptq", 256 * LANES, "for the second moments of blk.0.ffn_up.weight")],
+    [
+        ("search", 0, "for blk.0.ffn_up.weight"),
+        ("gptq", 256 * LANES, "for the second moments of blk.0.ffn_up.weight"),
+    ],
 )
-def test_no_room_at_all_is_told(method: str, room: int, what: str, tmp_path: Path, use: Use) -> None:
+def test_no_room_at_all_is_told(
+    method: str, room: int, what: str, tmp_path: Path, use: Use
+) -> None:
     use(Small(room))
     with pytest.raises(Refusal, match=f"the GPU has no memory left {what}") as told:
         made(method, "Q4_K", drawn(256), evidence(correlated(256), tmp_path))

@@ -16,7 +16,9 @@ from quant.source import Source, Weight
 
 
 class Shelf:
-    """Weights of rows that say what they are; remembers what was read, and how many reads were under way at once."""
+    """Weights of rows that say what they are; remembers what was read, and how many reads were
+    under way at once.
+    """
 
     def __init__(self, *rows: int, fails: tuple[int, int] | None = None) -> None:
         self.asked: list[tuple[int, int, int]] = []
@@ -55,7 +57,9 @@ def slabs(source: Source, begin: tuple[int, int] = (0, 0)) -> list[tuple[int, in
     for at, weight in enumerate(source.weights):
         start = begin[1] if at == begin[0] else 0
         found += [
-            (at, first, min(first + 10, weight.rows)) for first in range(start, weight.rows, 10) if at >= begin[0]
+            (at, first, min(first + 10, weight.rows))
+            for first in range(start, weight.rows, 10)
+            if at >= begin[0]
         ]
     return found
 

@@ -6,7 +6,11 @@ from quant import blas
 
 
 def threads() -> set[int]:
-    return {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"}
+    return {
+        pool["num_threads"]
+        for pool in threadpoolctl.threadpool_info()
+        if pool["user_api"] == "blas"
+    }
 
 
 def test_products_take_as_many_threads_as_were_given_and_all_again_behind() -> None:

@@ -30,11 +30,16 @@ class Elsewhere:
         return np.frombuffer(self.data[offset : offset + nbytes], np.uint8)
 
 
-def test_a_checkpoint_whose_weights_lie_elsewhere_is_the_same_source(stories: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_whose_weights_lie_elsewhere_is_the_same_source(
+    stories: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "stories260K"
     shutil.copytree(stories, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     blob = Elsewhere(folder / "model.safetensors", (stories / "model.safetensors").read_bytes())
-    here, there = convert.open_folder(stories), convert.open_folder(folder, blobs={"model.safetensors": blob})
+    here, there = (
+        convert.open_folder(stories),
+        convert.open_folder(folder, blobs={"model.safetensors": blob}),
+    )
     assert there.fingerprint == here.fingerprint
     assert blob.asked <= SAMPLES + 2
     for source, name in ((here, "here"), (there, "there")):
@@ -43,12 +48,16 @@ def test_a_checkpoint_whose_weights_lie_elsewhere_is_the_same_source(stories: Pa
 
 
 @pytest.mark.parametrize("size", [1, 4095, 4096, 5000, 300_000])
-def test_samples_lie_all_over_the_bytes_and_do_not_depend_on_where_those_are(size: int, tmp_path: Path) -> None:
+def test_samples_lie_all_over_the_bytes_and_do_not_depend_on_where_those_are(
+    size: int, tmp_path: Path
+) -> None:
     data = np.random.default_rng(0).integers(0, 256, size, np.uint8).tobytes()
     (tmp_path / "a").write_bytes(data[: size // 3])
     (tmp_path / "b").write_bytes(data[size // 3 :])
     local = samples([LocalFile(tmp_path / "a"), LocalFile(tmp_path / "b")])
-    remote = samples([Elsewhere(Path("a"), data[: size // 3]), Elsewhere(Path("b"), data[size // 3 :])])
+    remote = samples(
+        [Elsewhere(Path("a"), data[: size // 3]), Elsewhere(Path("b"), data[size // 3 :])]
+    )
     assert [piece.tobytes() for piece in local] == [piece.tobytes() for piece in remote]
     assert local[0].tobytes()[:8] == (data[: size // 3] or data)[:8]
     assert local[-1].tobytes() == data[size // 3 :][-len(local[-1]) :]
@@ -66,7 +75,9 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path) -> None
         blob.read(0, 1)
 
 
-def test_a_change_too_small_for_the_samples_is_seen_by_its_time(stories: Path, tmp_path: Path) -> None:
+def test_a_change_too_small_for_the_samples_is_seen_by_its_time(
+    stories: Path, tmp_path: Path
+) -> None:
     folder, out = tmp_path / "m", tmp_path / "m.gguf"
     shutil.copytree(stories, folder)
     file = folder / "model.safetensors"

@@ -1,4 +1,6 @@
-"""A certificate goes into a file, comes back the same, and knows whether these are still the bytes it is about."""
+"""A certificate goes into a file, comes back the same, and knows whether these are still the bytes
+it is about.
+"""
 
 import json
 import os
@@ -48,18 +50,42 @@ def certified(path: Path) -> Certificate:
     """A certificate of a file, with figures that nobody measured."""
     header = container.read(path)
     tensors = tuple(
-        Tensor(one.name, one.type, one.nbytes, one.nbytes * 8 / one.elements, 0.25, None) for one in header.tensors
+        Tensor(one.name, one.type, one.nbytes, one.nbytes * 8 / one.elements, 0.25, None)
+        for one in header.tensors
     )
     answers = Answers(
-        "a text ✓", "0" * 64, 512, 4, 1020, "F32", FIGURE, FIGURE, FIGURE, FIGURE, 0.5, {"99.9": 2.0}, 3.0, FIGURE,
+        "a text ✓",
+        "0" * 64,
+        512,
+        4,
+        1020,
+        "F32",
         FIGURE,
-    )  # fmt: skip
+        FIGURE,
+        FIGURE,
+        FIGURE,
+        0.5,
+        {"99.9": 2.0},
+        3.0,
+        FIGURE,
+        FIGURE,
+    )
     return Certificate(
-        certificate.FORMAT, "tiny", "Q4_K_M", "ggml", "{}", Origin("tiny-F32.gguf", "f" * 32, ("F32",), 1, 32.0),
-        certificate.content(header), World("0", "0", "a machine", 1, "2026-11-22T00:00:00Z"), answers,
-        (Steering("imatrix", "d", ("calibration.txt",), (), 3, None),), (), {"Q4_K": 3}, tensors,
+        certificate.FORMAT,
+        "tiny",
+        "Q4_K_M",
+        "ggml",
+        "{}",
+        Origin("tiny-F32.gguf", "f" * 32, ("F32",), 1, 32.0),
+        certificate.content(header),
+        World("0", "0", "a machine", 1, "2026-11-22T00:00:00Z"),
+        answers,
+        (Steering("imatrix", "d", ("calibration.txt",), (), 3, None),),
+        (),
+        {"Q4_K": 3},
+        tensors,
         (Speed("tg32", 10.0, 20.0, (9.0, 11.0), (19.0, 21.0), 2.0, None, None, 12),),
-    )  # fmt: skip
+    )
 
 
 def test_it_comes_back_as_it_was_written(file: Path) -> None:
@@ -75,7 +101,9 @@ def test_it_comes_back_as_it_was_written(file: Path) -> None:
     ]
 
 
-def test_the_gguf_package_reads_the_file_and_its_tensors_are_untouched(file: Path, made: Path) -> None:
+def test_the_gguf_package_reads_the_file_and_its_tensors_are_untouched(
+    file: Path, made: Path
+) -> None:
     stamp.stamp(file, certified(file))
     ours, theirs = gguf.GGUFReader(file), gguf.GGUFReader(made)
     assert json.loads(ours.fields[certificate.KEY].contents())["model"] == "tiny"
@@ -100,17 +128,23 @@ def test_a_certified_file_is_recognised_and_is_the_same_source(source: Path, fil
     assert quantize.open_gguf(file).fingerprint == before
 
 
-def test_what_is_made_of_a_certified_file_carries_no_certificate(file: Path, tmp_path: Path) -> None:
+def test_what_is_made_of_a_certified_file_carries_no_certificate(
+    file: Path, tmp_path: Path
+) -> None:
     stamp.stamp(file, certified(file))
     assert certificate.read(container.read(write(file, tmp_path / "again.gguf", "Q8_0"))) is None
 
 
-def test_shards_carry_it_in_the_first_and_it_speaks_of_all(source: Path, tmp_path: Path, made: Path) -> None:
+def test_shards_carry_it_in_the_first_and_it_speaks_of_all(
+    source: Path, tmp_path: Path, made: Path
+) -> None:
     first = write(source, tmp_path / "tiny.gguf", most=200_000)
     header = container.read(first)
     assert len(header.files) > 2
     written = certified(first)
-    assert written.content.data == certificate.content(container.read(made)).data  # however the file is cut
+    assert (
+        written.content.data == certificate.content(container.read(made)).data
+    )  # however the file is cut
     rest = [path.read_bytes() for path in header.files[1:]]
     stamp.stamp(first, written)
     header = container.read(first)
@@ -137,22 +171,29 @@ def test_one_changed_byte_is_noticed(file: Path) -> None:
     flip(tensor)
     header = container.read(file)
     assert certificate.doubts(header, written) == ()  # a look does not read that place
-    assert certificate.doubts(header, written, whole=True) == ("its tensors were changed after they were verified",)
+    assert certificate.doubts(header, written, whole=True) == (
+        "its tensors were changed after they were verified",
+    )
     flip(tensor, tensor.nbytes // 2)
     assert certificate.doubts(header, written) == ("its tensors are not those that were verified",)
 
 
-def test_the_certificate_of_another_file_is_noticed(source: Path, file: Path, tmp_path: Path) -> None:
+def test_the_certificate_of_another_file_is_noticed(
+    source: Path, file: Path, tmp_path: Path
+) -> None:
     other = tiny.llama(tmp_path / "other-F32.gguf", layers=2, seed=1)
     same_types = container.read(write(other, tmp_path / "other-Q4_K_M.gguf"))
     foreign = certified(file)
     told = certificate.doubts(same_types, foreign)
     assert told[0] == "its tensors are not those that were verified"
-    assert "its metadata was changed" in told[1]  # quantize wrote another source's fingerprint into it
+    assert (
+        "its metadata was changed" in told[1]
+    )  # quantize wrote another source's fingerprint into it
     other_types = container.read(write(source, tmp_path / "tiny-Q8_0.gguf", "Q8_0"))
-    assert "it names other tensors, or other types or sizes of them: blk.0.attn_k" in certificate.doubts(
-        other_types, foreign
-    )[0]
+    assert (
+        "it names other tensors, or other types or sizes of them: blk.0.attn_k"
+        in certificate.doubts(other_types, foreign)[0]
+    )
 
 
 def test_changed_metadata_is_noticed(file: Path) -> None:
@@ -181,11 +222,15 @@ def test_changed_metadata_is_noticed(file: Path) -> None:
         lambda said: said.update(mix=[1]),
     ],
 )
-def test_what_is_no_certificate_is_refused_in_words(file: Path, change: Callable[[dict[str, object]], object]) -> None:
+def test_what_is_no_certificate_is_refused_in_words(
+    file: Path, change: Callable[[dict[str, object]], object]
+) -> None:
     said = json.loads(certified(file).text())
     change(said)
     fields = tuple(
-        replace(field, key=certificate.KEY, value=json.dumps(said)) if field.key == "general.architecture" else field
+        replace(field, key=certificate.KEY, value=json.dumps(said))
+        if field.key == "general.architecture"
+        else field
         for field in container.read(file).fields
     )
     with pytest.raises(Refusal, match=r"the certificate in .* (cannot be read|has form 2)"):
@@ -200,7 +245,13 @@ def test_text_that_is_no_json_or_too_long_is_a_value_error() -> None:
         parse(Certificate, "null", 3)
 
 
-STEPS = ["quant.stamp._copy", "os.fsync", "shutil.copymode", "pathlib.Path.replace", "quant.stamp.sync_folder"]
+STEPS = [
+    "quant.stamp._copy",
+    "os.fsync",
+    "shutil.copymode",
+    "pathlib.Path.replace",
+    "quant.stamp.sync_folder",
+]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -256,7 +307,9 @@ def test_a_file_that_changed_while_it_was_verified_is_left_alone(file: Path) -> 
     assert file.read_bytes() == raw
 
 
-def test_two_at_once_are_refused_and_a_link_is_not_written_through(file: Path, tmp_path: Path) -> None:
+def test_two_at_once_are_refused_and_a_link_is_not_written_through(
+    file: Path, tmp_path: Path
+) -> None:
     fcntl = pytest.importorskip("fcntl")
     part = file.with_name(f".{file.name}.stamped")
     with part.open("wb") as other:
@@ -272,7 +325,9 @@ def test_two_at_once_are_refused_and_a_link_is_not_written_through(file: Path, t
     assert aim.read_text() == "mine"
 
 
-def test_a_full_disk_is_told_before_anything_is_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_before_anything_is_written(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw = file.read_bytes()
     monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 10))
     with pytest.raises(Refusal, match="has 10 bytes free"):
@@ -298,11 +353,19 @@ def test_errors_are_those_of_numpy_in_float64(source: Path, made: Path, tmp_path
     plan = quantize.plan(quantize.open_gguf(source), "Q4_K_M", imatrix=load(matrix))
     originals = {one.weight.name: Original(one.weight, one.evidence.weigh) for one in plan.steps}
     found = {one.name: one for one in deviations(originals, container.read(made), 2)}
-    ours, theirs = ({one.name: one for one in gguf.GGUFReader(path).tensors} for path in (source, made))
+    ours, theirs = (
+        {one.name: one for one in gguf.GGUFReader(path).tensors} for path in (source, made)
+    )
     for name, deviation in found.items():
         one = ours[name].data.astype(np.float64)
-        other = gguf.dequantize(theirs[name].data, theirs[name].tensor_type).astype(np.float64).reshape(one.shape)
-        assert deviation.error == pytest.approx(np.sqrt(((one - other) ** 2).sum() / (one**2).sum()), rel=1e-5)
+        other = (
+            gguf.dequantize(theirs[name].data, theirs[name].tensor_type)
+            .astype(np.float64)
+            .reshape(one.shape)
+        )
+        assert deviation.error == pytest.approx(
+            np.sqrt(((one - other) ** 2).sum() / (one**2).sum()), rel=1e-5
+        )
         if name == "blk.0.attn_q.weight":
             weigh = squares[0].astype(np.float64)
             expected = np.sqrt((weigh * (one - other) ** 2).sum() / (weigh * one**2).sum())

@@ -1,4 +1,6 @@
-"""Compiled rules for characters: as SentencePiece packs them, as the tokenizers library reads them, and damaged."""
+"""Compiled rules for characters: as SentencePiece packs them, as the tokenizers library reads them,
+and damaged.
+"""
 
 import random
 import unicodedata
@@ -10,7 +12,17 @@ import tokenizers
 from quant import battery, charsmap, sentencepiece
 
 DATA = Path(__file__).parents[1] / "data" / "unigram"
-RULES = {"ﬁ": "fi", "１": "1", "\t": " ", "e\u0301": "é", "e": "E", "ab": "x", "abc": "yy", "\u200b": "", "🙂": ":)"}
+RULES = {
+    "ﬁ": "fi",
+    "１": "1",
+    "\t": " ",
+    "e\u0301": "é",
+    "e": "E",
+    "ab": "x",
+    "abc": "yy",
+    "\u200b": "",
+    "🙂": ":)",
+}
 
 
 def by_hand(rules: dict[str, str], text: str) -> str:
@@ -26,7 +38,9 @@ def by_hand(rules: dict[str, str], text: str) -> str:
 def test_the_longest_prefix_is_replaced() -> None:
     rules, rng = charsmap.parse(charsmap.build(RULES)), random.Random(0)
     for _ in range(500):
-        text = "".join(rng.choice("abce\u0301\u0302ﬁ１\t\u200b🙂 é") for _ in range(rng.randrange(12)))
+        text = "".join(
+            rng.choice("abce\u0301\u0302ﬁ１\t\u200b🙂 é") for _ in range(rng.randrange(12))
+        )
         assert rules.apply(text) == by_hand(RULES, text)
 
 
@@ -48,10 +62,14 @@ def test_rules_packed_by_sentencepiece_are_read() -> None:
         assert rules.apply(text) == theirs, text
 
 
-@pytest.mark.parametrize("after", [str.upper, str.lower, lambda text: "".join(f"<{char}>" for char in text)])
+@pytest.mark.parametrize(
+    "after", [str.upper, str.lower, lambda text: "".join(f"<{char}>" for char in text)]
+)
 def test_rules_can_be_followed_by_others(after) -> None:
     letters, rng = "abceE\u0301\u0302ﬁ１\t\u200b🙂 éÉ漢", random.Random(0)
-    both = {prefix: after(made) for prefix, made in ({char: char for char in letters} | RULES).items()}
+    both = {
+        prefix: after(made) for prefix, made in ({char: char for char in letters} | RULES).items()
+    }
     rules = charsmap.parse(charsmap.followed(charsmap.build(RULES), after, letters))
     for _ in range(500):
         text = "".join(rng.choice(letters) for _ in range(rng.randrange(12)))
@@ -61,7 +79,11 @@ def test_rules_can_be_followed_by_others(after) -> None:
 def test_damaged_rules_are_refused_or_lead_nowhere_else() -> None:
     data, rng, refused = sentencepiece.load(DATA / "tokenizer.model").charsmap, random.Random(0), 0
     for _ in range(400):
-        broken = bytearray(data[: rng.randrange(1, len(data))]) if rng.random() < 0.1 else bytearray(data)
+        broken = (
+            bytearray(data[: rng.randrange(1, len(data))])
+            if rng.random() < 0.1
+            else bytearray(data)
+        )
         for _ in range(rng.choice((1, 1, 8))):
             broken[rng.randrange(len(broken))] = rng.randrange(256)
         try:

@@ -19,7 +19,9 @@ def pair(stories_gguf: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 def values(path: Path) -> dict[str, np.ndarray]:
     reader = gguf.GGUFReader(path)
-    return {t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype("f8") for t in reader.tensors}
+    return {
+        t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype("f8") for t in reader.tensors
+    }
 
 
 def test_errors_are_those_that_gguf_and_numpy_find(pair: tuple[Path, Path]) -> None:
@@ -46,8 +48,11 @@ def test_keys_that_one_side_lacks_or_has_otherwise_are_listed(pair: tuple[Path, 
     assert (found["general.file_type"].left, found["general.file_type"].right) == ("0", "7")
     assert "tokenizer.ggml.tokens" not in found
     assert set(found) <= {
-        "general.file_type", "llmcli.quantize.source", "llmcli.quantize.settings", "general.quantization_version"
-    }  # fmt: skip
+        "general.file_type",
+        "llmcli.quantize.source",
+        "llmcli.quantize.settings",
+        "general.quantization_version",
+    }
 
 
 def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
@@ -63,8 +68,12 @@ def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
 
 def test_tensors_of_one_side_and_of_another_shape_are_told(tmp_path: Path) -> None:
     ones = np.ones((4, 32), np.float32)
-    left = container.read(write(tmp_path / "a.gguf", {"a": ones, "b": ones, "c": ones, "z": ones * 0}))
-    right = container.read(write(tmp_path / "b.gguf", {"b": ones[:2], "c": ones * 1.5, "d": ones, "z": ones}))
+    left = container.read(
+        write(tmp_path / "a.gguf", {"a": ones, "b": ones, "c": ones, "z": ones * 0})
+    )
+    right = container.read(
+        write(tmp_path / "b.gguf", {"b": ones[:2], "c": ones * 1.5, "d": ones, "z": ones})
+    )
     assert compare.names(left, right) == compare.Names(("b", "c", "z"), ("a",), ("d",))
     b, c, z = compare.tensors(left, right)
     assert (b.error, b.same_bytes) == (None, False)
@@ -72,7 +81,9 @@ def test_tensors_of_one_side_and_of_another_shape_are_told(tmp_path: Path) -> No
     assert (z.error, z.same_bytes) == (None, False)  # there is nothing that it could be relative to
 
 
-def test_large_tensors_are_compared_in_slabs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tensors_are_compared_in_slabs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compare, "SLAB", 64)
     rows = np.random.default_rng(0).normal(size=(9, 32)).astype(np.float32)
     other = rows.copy()
@@ -82,12 +93,16 @@ def test_large_tensors_are_compared_in_slabs(tmp_path: Path, monkeypatch: pytest
     assert next(found).error == pytest.approx(1 / np.sqrt((rows.astype("f8") ** 2).sum()), rel=1e-5)
 
 
-def test_a_tensor_with_nan_is_the_same_as_itself_and_has_no_error_against_another(tmp_path: Path) -> None:
+def test_a_tensor_with_nan_is_the_same_as_itself_and_has_no_error_against_another(
+    tmp_path: Path,
+) -> None:
     rows = np.random.default_rng(0).normal(size=(2, 32)).astype(np.float32)
     broken = {"nan": rows.copy(), "infinite": rows.copy(), "large": rows * np.float32(1e38)}
     broken["nan"][1, 3], broken["infinite"][1, 3] = np.nan, np.inf
     left = container.read(write(tmp_path / "a.gguf", broken))
-    right = container.read(write(tmp_path / "b.gguf", {"nan": rows, "infinite": rows, "large": -broken["large"]}))
+    right = container.read(
+        write(tmp_path / "b.gguf", {"nan": rows, "infinite": rows, "large": -broken["large"]})
+    )
     assert [(d.error, d.same_bytes) for d in compare.tensors(left, left)] == [(0.0, True)] * 3
     assert [d.error for d in compare.tensors(left, right)] == [None] * 2 + [pytest.approx(2)]
     assert [d.error for d in compare.tensors(right, left)] == [None] * 2 + [pytest.approx(2)]

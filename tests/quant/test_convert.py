@@ -1,4 +1,6 @@
-"""From a checkpoint folder to a GGUF that computes the same function; transformers is the oracle where it is."""
+"""From a checkpoint folder to a GGUF that computes the same function; transformers is the oracle
+where it is.
+"""
 
 import contextlib
 import json
@@ -33,7 +35,9 @@ def made(tmp_path: Path) -> Callable[[Path, str], Path]:
 
 
 def llama(path: Path, **settings: Any) -> llama_cpp.Llama:
-    return llama_cpp.Llama(str(path), n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False, **settings)
+    return llama_cpp.Llama(
+        str(path), n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False, **settings
+    )
 
 
 def logits(path: Path, tokens: list[int]) -> np.ndarray:
@@ -48,8 +52,12 @@ def logits(path: Path, tokens: list[int]) -> np.ndarray:
 def oracle(folder: Path, tokens: list[int]) -> np.ndarray:
     """transformers' logits in float32."""
     torch = pytest.importorskip("torch", reason="torch is not installed: logits have no oracle")
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed: logits have no oracle")
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed: logits have no oracle"
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
     with torch.no_grad():
         return model(torch.tensor([[int(token) for token in tokens]])).logits[0].numpy()
 
@@ -66,12 +74,20 @@ def assert_same_choice(ours: np.ndarray, theirs: np.ndarray) -> None:
     assert (ours.argmax(-1) == theirs.argmax(-1))[clear].all()
 
 
-def random_llama(folder: Path, stories: Path, shards: int = 1, dtype: str = "F32", **changes: Any) -> Path:
+def random_llama(
+    folder: Path, stories: Path, shards: int = 1, dtype: str = "F32", **changes: Any
+) -> Path:
     """A random Llama with scaled weights, so that a wrong row, norm or bias shows in the logits."""
     config = {
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": False, "attention_bias": True,
-    }  # fmt: skip
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+    }
     shutil.copytree(stories, folder)
     (folder / "model.safetensors").unlink()
     checkpoint.edit(folder / "config.json", **{**config, **changes})
@@ -98,7 +114,10 @@ def random_llama(folder: Path, stories: Path, shards: int = 1, dtype: str = "F32
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     hidden, ff, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     wide, narrow = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (512, hidden), "model.norm.weight": (hidden,)}
+    found: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (512, hidden),
+        "model.norm.weight": (hidden,),
+    }
     if not config["tie_word_embeddings"]:
         found["lm_head.weight"] = (512, hidden)
     for i in range(config["num_hidden_layers"]):
@@ -131,9 +150,12 @@ def test_a_trained_model_computes_what_transformers_computes(stories: Path, made
 
 
 LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +188,9 @@ def test_a_converted_story_goes_on_as_it_was_trained_to(kind: str, stories: Path
     model = llama(made(stories, kind))
     answer = model("Once upon a time", max_tokens=32, temperature=0)["choices"][0]["text"]
     model.close()
-    assert answer.startswith(", there was a little girl named Lily. She loved to play outside in the park")
+    assert answer.startswith(
+        ", there was a little girl named Lily. She loved to play outside in the park"
+    )
 
 
 def test_shards_give_the_same_tensors_as_one_file(stories: Path, tmp_path: Path, made) -> None:
@@ -178,26 +202,41 @@ def test_shards_give_the_same_tensors_as_one_file(stories: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
-def test_half_floats_stay_as_they_are_and_norms_become_f32(dtype: str, stories: Path, tmp_path: Path, made) -> None:
+def test_half_floats_stay_as_they_are_and_norms_become_f32(
+    dtype: str, stories: Path, tmp_path: Path, made
+) -> None:
     header = container.read(made(random_llama(tmp_path / "half", stories, dtype=dtype), dtype))
     types = {tensor.name: tensor.type for tensor in header.tensors}
     assert types["blk.0.attn_q.weight"] == dtype
-    assert {types["blk.0.attn_norm.weight"], types["blk.0.attn_q.bias"], types["output_norm.weight"]} == {"F32"}
+    assert {
+        types["blk.0.attn_norm.weight"],
+        types["blk.0.attn_q.bias"],
+        types["output_norm.weight"],
+    } == {"F32"}
 
 
-def test_both_spellings_of_rotary_settings_give_the_same_file(stories: Path, tmp_path: Path, made) -> None:
+def test_both_spellings_of_rotary_settings_give_the_same_file(
+    stories: Path, tmp_path: Path, made
+) -> None:
     old = random_llama(tmp_path / "a" / "m", stories, rope_theta=500000.0, rope_scaling=LLAMA3)
     new = random_llama(
-        tmp_path / "b" / "m", stories, rope_theta=None, rope_parameters={**LLAMA3, "rope_theta": 500000.0}
+        tmp_path / "b" / "m",
+        stories,
+        rope_theta=None,
+        rope_parameters={**LLAMA3, "rope_theta": 500000.0},
     )
     first = made(old).read_bytes()
     assert made(new).read_bytes() == first
 
 
-def test_straight_to_k_quants_is_the_same_as_through_a_float_file(stories: Path, tmp_path: Path, made) -> None:
+def test_straight_to_k_quants_is_the_same_as_through_a_float_file(
+    stories: Path, tmp_path: Path, made
+) -> None:
     from tests.quant.upstream import content
 
-    folder = random_llama(tmp_path / "wide", stories, hidden_size=256, intermediate_size=512, head_dim=64)
+    folder = random_llama(
+        tmp_path / "wide", stories, hidden_size=256, intermediate_size=512, head_dim=64
+    )
     through = tmp_path / "through.gguf"
     quantize.run(quantize.plan(quantize.open_gguf(made(folder)), "Q4_K_M"), through, threads=1)
     assert content(made(folder, "Q4_K_M")) == content(through)
@@ -208,15 +247,23 @@ def test_rows_of_a_head_are_dealt_out_in_pairs() -> None:
     assert rope_rows(2, 6) == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
 
 
-def test_a_head_that_copies_the_embedding_of_a_tied_model_is_left_out(stories: Path, tmp_path: Path, made) -> None:
+def test_a_head_that_copies_the_embedding_of_a_tied_model_is_left_out(
+    stories: Path, tmp_path: Path, made
+) -> None:
     folder = checkpoint.copy(stories, tmp_path / "copy")
     tensors = checkpoint.read(stories / "model.safetensors")
-    checkpoint.save(folder / "model.safetensors", tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]})
+    checkpoint.save(
+        folder / "model.safetensors",
+        tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]},
+    )
     assert "output.weight" not in {tensor.name for tensor in container.read(made(folder)).tensors}
     checkpoint.save(
-        folder / "model.safetensors", tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] * 2}
+        folder / "model.safetensors",
+        tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] * 2},
     )
-    with pytest.raises(Refusal, match=r"ties the head to the embedding, but lm_head\.weight is another tensor"):
+    with pytest.raises(
+        Refusal, match=r"ties the head to the embedding, but lm_head\.weight is another tensor"
+    ):
         convert.open_folder(folder)
 
 
@@ -263,8 +310,12 @@ def test_a_config_that_cannot_be_followed_is_refused(
         convert.open_folder(checkpoint.copy(stories, tmp_path / "odd", **changes))
 
 
-@pytest.mark.parametrize("missing", [["config.json"], ["tokenizer.model", "tokenizer.json"], ["model.safetensors"]])
-def test_a_folder_that_lacks_something_is_told_what(missing: list[str], stories: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "missing", [["config.json"], ["tokenizer.model", "tokenizer.json"], ["model.safetensors"]]
+)
+def test_a_folder_that_lacks_something_is_told_what(
+    missing: list[str], stories: Path, tmp_path: Path
+) -> None:
     folder = checkpoint.copy(stories, tmp_path / "odd")
     for name in missing:
         (folder / name).unlink()
@@ -276,13 +327,20 @@ def test_a_folder_that_lacks_something_is_told_what(missing: list[str], stories:
 STRANGE: list[Any] = [None, True, -1, 0, 1.5, "x", [], [[]], {}, {"a": []}, 10**20, ["x", 1], [{}]]
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
-def test_any_value_of_a_wrong_kind_is_followed_or_refused(name: str, stories: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+)
+def test_any_value_of_a_wrong_kind_is_followed_or_refused(
+    name: str, stories: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     if name.startswith("tokenizer"):
         (folder / "tokenizer.model").unlink()
     checkpoint.edit(
-        folder / name, chat_template="x", eos_token_id=[2], rope_scaling={"rope_type": "linear", "factor": 2.0}
+        folder / name,
+        chat_template="x",
+        eos_token_id=[2],
+        rope_scaling={"rope_type": "linear", "factor": 2.0},
     )
     values = json.loads((folder / name).read_text())
     for path in places(values):
@@ -299,8 +357,16 @@ def test_any_value_of_a_wrong_kind_is_followed_or_refused(name: str, stories: Pa
 
 def places(value: Any, path: tuple[Any, ...] = (), depth: int = 5) -> list[tuple[Any, ...]]:
     """Paths to the values of a document, the first two of each list or large object."""
-    items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else [])
+    items = list(
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else []
+    )
     found = [path] if path else []
-    for key, item in (items[:2] if len(items) > 40 or isinstance(value, list) else items) if depth else []:
+    for key, item in (
+        (items[:2] if len(items) > 40 or isinstance(value, list) else items) if depth else []
+    ):
         found += places(item, (*path, key), depth - 1)
     return found

@@ -13,24 +13,42 @@ from quant.errors import Refusal
 from tests.quant import checkpoint, vocabularies
 from tests.quant.vocabularies import prove
 
-MISTRAL = Path(__file__).parents[3] / "shared" / "assets" / "tokenizers" / "mistral7b_v1" / "tokenizer.json"
+MISTRAL = (
+    Path(__file__).parents[3]
+    / "shared"
+    / "assets"
+    / "tokenizers"
+    / "mistral7b_v1"
+    / "tokenizer.json"
+)
 
 
 def pieces_of_mistral() -> list[tuple[str, float, int]]:
-    """The pieces of Mistral 7B's tokenizer.model; their scores are the order in which its tokenizer.json makes them."""
+    """The pieces of Mistral 7B's tokenizer.model; their scores are the order in which its
+    tokenizer.json makes them.
+    """
     if not MISTRAL.is_file():
         pytest.skip("../shared/assets/tokenizers is not here")
     model = json.loads(MISTRAL.read_text())["model"]
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(model["merges"]):
         ranks.setdefault("".join(merge.split(" ") if isinstance(merge, str) else merge), rank)
-    kinds = {"<unk>": sentencepiece.UNKNOWN, "<s>": sentencepiece.CONTROL, "</s>": sentencepiece.CONTROL}
+    kinds = {
+        "<unk>": sentencepiece.UNKNOWN,
+        "<s>": sentencepiece.CONTROL,
+        "</s>": sentencepiece.CONTROL,
+    }
     kinds |= {f"<0x{byte:02X}>": sentencepiece.BYTE for byte in range(256)}
     words = sorted(model["vocab"], key=model["vocab"].get)
-    return [(text, -float(ranks.get(text, 1e9)), kinds.get(text, sentencepiece.NORMAL)) for text in words]
+    return [
+        (text, -float(ranks.get(text, 1e9)), kinds.get(text, sentencepiece.NORMAL))
+        for text in words
+    ]
 
 
-def model_folder(folder: Path, pieces: list[tuple[str, float, int]], **settings: bool | bytes) -> Path:
+def model_folder(
+    folder: Path, pieces: list[tuple[str, float, int]], **settings: bool | bytes
+) -> Path:
     """A folder with a tokenizer.model and nothing else."""
     folder.mkdir()
     (folder / "tokenizer.model").write_bytes(vocabularies.sentencepiece(pieces, **settings))
@@ -45,7 +63,10 @@ def test_a_tokenizer_model_alone_is_proven(tmp_path: Path) -> None:
     oracle = tokenizers.Tokenizer.from_file(str(MISTRAL))
     with open_model(tmp_path / "v.gguf", vocab_only=True) as model:
         for text in battery.texts():
-            assert model.tokenize(text, special=True) == oracle.encode(text, add_special_tokens=False).ids, text
+            assert (
+                model.tokenize(text, special=True)
+                == oracle.encode(text, add_special_tokens=False).ids
+            ), text
 
 
 def test_the_stories_model_alone_is_proven(stories: Path, tmp_path: Path) -> None:
@@ -58,10 +79,14 @@ def test_the_stories_model_alone_is_proven(stories: Path, tmp_path: Path) -> Non
 def test_a_file_of_another_tokenizer_model_is_caught(tmp_path: Path) -> None:
     pieces, out = pieces_of_mistral(), tmp_path / "v.gguf"
     right = model_folder(tmp_path / "right", pieces)
-    wrong = [(text, -1e5 - score if -1e5 < score < 0 else score, kind) for text, score, kind in pieces]
+    wrong = [
+        (text, -1e5 - score if -1e5 < score < 0 else score, kind) for text, score, kind in pieces
+    ]
     prove(model_folder(tmp_path / "wrong", wrong), 32000, out)
     with open_model(out, vocab_only=True) as model:
-        with pytest.raises(Refusal, match=r"otherwise than .*right/tokenizer.model does; the first 10:"):
+        with pytest.raises(
+            Refusal, match=r"otherwise than .*right/tokenizer.model does; the first 10:"
+        ):
             proof.prove(right, container.read(out).metadata, model)
 
 
@@ -75,8 +100,14 @@ def test_a_file_of_another_tokenizer_model_is_caught(tmp_path: Path) -> None:
         ({"kind": 3}, "a model of words or of characters"),
     ],
 )
-def test_what_a_tokenizer_model_asks_for_and_llama_cpp_cannot_do_is_refused_by_name(settings, said, tmp_path) -> None:
-    pieces = [("<unk>", 0.0, 2), *((f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)), ("▁a", -1.0, 1)]
+def test_what_a_tokenizer_model_asks_for_and_llama_cpp_cannot_do_is_refused_by_name(
+    settings, said, tmp_path
+) -> None:
+    pieces = [
+        ("<unk>", 0.0, 2),
+        *((f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)),
+        ("▁a", -1.0, 1),
+    ]
     with pytest.raises(Refusal, match=said):
         prove(model_folder(tmp_path / "folder", pieces, **settings), 258, tmp_path / "v.gguf")
 

@@ -57,7 +57,10 @@ def test_what_was_kept_in_part_tells_the_divergence_within_its_error(spread: flo
         assert (len(top.ids), len(top.drawn)) == (KEPT, DRAWN)
         nll, base_nll, kld, same, doubt = lane.kept(row / 4, top, 3)
         p, q = logp(base / 4), logp(row / 4)
-        assert (nll, base_nll, same) == (*lane.against(row / 4, base / 4, 3)[:2], float(base.argmax() == row.argmax()))
+        assert (nll, base_nll, same) == (
+            *lane.against(row / 4, base / 4, 3)[:2],
+            float(base.argmax() == row.argmax()),
+        )
         exact.append(float((np.exp(p) * (p - q)).sum()))
         drawn.append(kld)
         doubts.append(doubt)
@@ -75,7 +78,9 @@ def test_of_a_row_that_few_tokens_hold_nothing_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("span", [256, 512])
-def test_the_pieces_that_a_row_is_cut_into_change_nothing(span: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pieces_that_a_row_is_cut_into_change_nothing(
+    span: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (base, *_), (row, *_) = rows(0.5)
     whole = Lane(WORDS).against(row, base, 5)
     monkeypatch.setattr(divergence, "SPAN", span)

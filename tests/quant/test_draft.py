@@ -1,4 +1,6 @@
-"""What lies beside a file that is to be written is gone on with if it is ours and sound, and never written through."""
+"""What lies beside a file that is to be written is gone on with if it is ours and sound, and never
+written through.
+"""
 
 import errno
 import hashlib
@@ -46,11 +48,17 @@ def noted(out: Path, *positions: object) -> None:
     """A journal that says of these positions what the part holds there."""
     part, journal = beside(out)
     data, first = part.read_bytes(), journal.read_bytes().splitlines()[0]
-    notes = [{"bytes": at, "sha256": hashlib.sha256(data[:at]).hexdigest()} for at in positions if isinstance(at, int)]
+    notes = [
+        {"bytes": at, "sha256": hashlib.sha256(data[:at]).hexdigest()}
+        for at in positions
+        if isinstance(at, int)
+    ]
     journal.write_bytes(b"\n".join([first, *(json.dumps(note).encode() for note in notes), b""]))
 
 
-def test_a_note_in_the_middle_of_a_row_is_not_gone_on_from(broken: tuple[Path, bytes], model: Path) -> None:
+def test_a_note_in_the_middle_of_a_row_is_not_gone_on_from(
+    broken: tuple[Path, bytes], model: Path
+) -> None:
     out, expected = broken
     slot = plan(model).layout.slots[0]
     noted(out, slot.offset + 8, slot.offset + slot.nbytes)
@@ -89,14 +97,18 @@ def test_what_is_written_goes_to_the_disk_on_the_way_and_what_that_meets_is_told
 
 
 @pytest.mark.parametrize("at", [True, 1, 100])
-def test_a_note_within_the_header_is_not_gone_on_from(at: int, broken: tuple[Path, bytes], model: Path) -> None:
+def test_a_note_within_the_header_is_not_gone_on_from(
+    at: int, broken: tuple[Path, bytes], model: Path
+) -> None:
     out, expected = broken
     noted(out, at)
     quantize.run(plan(model), out, threads=1)
     assert out.read_bytes() == expected
 
 
-def test_another_header_under_an_honest_journal_is_written_anew(broken: tuple[Path, bytes], model: Path) -> None:
+def test_another_header_under_an_honest_journal_is_written_anew(
+    broken: tuple[Path, bytes], model: Path
+) -> None:
     out, expected = broken
     part, journal = beside(out)
     data = bytearray(part.read_bytes())
@@ -111,9 +123,18 @@ def test_another_header_under_an_honest_journal_is_written_anew(broken: tuple[Pa
 
 @pytest.mark.parametrize(
     "line",
-    [b"[" * 100_000, b'{"bytes": 1e999}', b'{"bytes": -1}', b'{"bytes": [1]}', b'{"bytes": 99999999999999999}', b"7"],
-)  # fmt: skip
-def test_a_line_of_nonsense_ends_what_is_believed(line: bytes, broken: tuple[Path, bytes], model: Path) -> None:
+    [
+        b"[" * 100_000,
+        b'{"bytes": 1e999}',
+        b'{"bytes": -1}',
+        b'{"bytes": [1]}',
+        b'{"bytes": 99999999999999999}',
+        b"7",
+    ],
+)
+def test_a_line_of_nonsense_ends_what_is_believed(
+    line: bytes, broken: tuple[Path, bytes], model: Path
+) -> None:
     out, expected = broken
     _, journal = beside(out)
     lines = journal.read_bytes().splitlines()
@@ -123,9 +144,14 @@ def test_a_line_of_nonsense_ends_what_is_believed(line: bytes, broken: tuple[Pat
     assert out.read_bytes() == expected
 
 
-def test_the_journal_of_another_source_is_begun_anew(broken: tuple[Path, bytes], tmp_path: Path) -> None:
+def test_the_journal_of_another_source_is_begun_anew(
+    broken: tuple[Path, bytes], tmp_path: Path
+) -> None:
     out, _ = broken
-    other, whole = tiny.llama(tmp_path / "other.gguf", layers=1, seed=9), tmp_path / "other-whole.gguf"
+    other, whole = (
+        tiny.llama(tmp_path / "other.gguf", layers=1, seed=9),
+        tmp_path / "other-whole.gguf",
+    )
     quantize.run(plan(other), whole, threads=1)
     assert quantize.run(plan(other), out, threads=1).resumed_bytes == 0
     assert out.read_bytes() == whole.read_bytes()
@@ -133,7 +159,9 @@ def test_the_journal_of_another_source_is_begun_anew(broken: tuple[Path, bytes],
 
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("dangling", [False, True])
-def test_a_link_is_not_written_through(which: int, dangling: bool, model: Path, tmp_path: Path) -> None:
+def test_a_link_is_not_written_through(
+    which: int, dangling: bool, model: Path, tmp_path: Path
+) -> None:
     out, precious = tmp_path / "out.gguf", tmp_path / "precious"
     if not dangling:
         precious.write_bytes(b"mine")

@@ -1,4 +1,6 @@
-"""Experts that stand apart or are fused become one tensor a projection; what does not fit is told by name."""
+"""Experts that stand apart or are fused become one tensor a projection; what does not fit is told
+by name.
+"""
 
 import json
 from pathlib import Path
@@ -23,7 +25,11 @@ RANDOM = np.random.default_rng(7)
 def apart(count: int = 3) -> Tensors:
     """Experts of ff 6 and hidden 8, each projection a tensor."""
     shapes = {"gate_proj": (6, 8), "up_proj": (6, 8), "down_proj": (8, 6)}
-    names = [(f"{PREFIX}.{i}.{kind}.weight", shape) for i in range(count) for kind, shape in shapes.items()]
+    names = [
+        (f"{PREFIX}.{i}.{kind}.weight", shape)
+        for i in range(count)
+        for kind, shape in shapes.items()
+    ]
     return {name: lazy(RANDOM.normal(size=shape).astype(np.float32), name) for name, shape in names}
 
 
@@ -34,13 +40,21 @@ def test_experts_apart_are_stacked_in_order_however_they_come() -> None:
     for kind in ("gate", "up", "down"):
         stack = values(made[f"{PREFIX}.{kind}_proj.weight"])
         for i in range(3):
-            np.testing.assert_array_equal(stack[i], values(tensors[f"{PREFIX}.{i}.{kind}_proj.weight"]))
+            np.testing.assert_array_equal(
+                stack[i], values(tensors[f"{PREFIX}.{i}.{kind}_proj.weight"])
+            )
 
 
 @pytest.mark.parametrize("ending", ["", ".weight"])
 def test_fused_experts_give_gate_first_and_up_second(ending: str) -> None:
-    both, down = RANDOM.normal(size=(3, 12, 8)).astype(np.float32), RANDOM.normal(size=(3, 8, 6)).astype(np.float32)
-    tensors = {f"{PREFIX}.{kind}{ending}": lazy(data) for kind, data in (("gate_up_proj", both), ("down_proj", down))}
+    both, down = (
+        RANDOM.normal(size=(3, 12, 8)).astype(np.float32),
+        RANDOM.normal(size=(3, 8, 6)).astype(np.float32),
+    )
+    tensors = {
+        f"{PREFIX}.{kind}{ending}": lazy(data)
+        for kind, data in (("gate_up_proj", both), ("down_proj", down))
+    }
     made = experts.gather(CONFIG, tensors)
     gate, up = (np.empty((3, 6, 8), np.float32) for _ in range(2))
     for i in range(3):
@@ -75,8 +89,9 @@ def test_strange_experts_stay_what_they_are() -> None:
     tensors[odd] = lazy(np.zeros((5, 8), np.float32), odd)
     made = experts.gather(CONFIG, tensors)
     assert {name for name in made if name in tensors} == {
-        odd, *(f"{PREFIX}.3.{kind}_proj.weight" for kind in ("gate", "up", "down"))
-    }  # fmt: skip
+        odd,
+        *(f"{PREFIX}.3.{kind}_proj.weight" for kind in ("gate", "up", "down")),
+    }
     assert made[f"{PREFIX}.gate_proj.weight"].shape == (2, 6, 8)
 
 
@@ -99,7 +114,11 @@ def test_a_fused_tensor_of_another_form_is_left_to_the_error(shape: tuple[int, .
     [({"num_experts": 1025}, "1025 experts"), ({"num_experts_per_tok": 4}, "4 experts of 3")],
 )
 def test_counts_that_cannot_be_are_problems(changes: dict[str, int], problem: str) -> None:
-    told = [text for wrong, text in experts.problems(Config({**CONFIG.values, **changes}, "config.json")) if wrong]
+    told = [
+        text
+        for wrong, text in experts.problems(Config({**CONFIG.values, **changes}, "config.json"))
+        if wrong
+    ]
     assert len(told) == 1
     assert problem in told[0]
 
@@ -108,26 +127,43 @@ def test_counts_that_cannot_be_are_problems(changes: dict[str, int], problem: st
 def mixtral(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
     """A mixtral of zeros, one block, four experts, with the stories' tokenizer."""
     config: dict[str, Any] = {
-        "architectures": ["MixtralForCausalLM"], "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 128,
+        "architectures": ["MixtralForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+        "max_position_embeddings": 128,
         "num_local_experts": 4,
-    }  # fmt: skip
+    }
     for file in STORIES.iterdir():
         if file.name.startswith(("tokenizer", "special_tokens")):
             (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(config))
     block = "model.layers.0"
     shapes = {
-        "model.embed_tokens": (512, 64), "lm_head": (512, 64), "model.norm": (64,), f"{block}.input_layernorm": (64,),
-        f"{block}.post_attention_layernorm": (64,), f"{block}.block_sparse_moe.gate": (4, 64),
+        "model.embed_tokens": (512, 64),
+        "lm_head": (512, 64),
+        "model.norm": (64,),
+        f"{block}.input_layernorm": (64,),
+        f"{block}.post_attention_layernorm": (64,),
+        f"{block}.block_sparse_moe.gate": (4, 64),
         **{f"{block}.self_attn.{kind}_proj": (64, 64) for kind in "qkvo"},
-        **{f"{block}.block_sparse_moe.experts.{i}.{kind}": (64, 32) if kind == "w2" else (32, 64)
-           for i in range(4) for kind in ("w1", "w2", "w3")},
-    }  # fmt: skip
-    return tmp_path, {f"{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        **{
+            f"{block}.block_sparse_moe.experts.{i}.{kind}": (64, 32) if kind == "w2" else (32, 64)
+            for i in range(4)
+            for kind in ("w1", "w2", "w3")
+        },
+    }
+    return tmp_path, {
+        f"{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()
+    }
 
 
-def test_every_missing_and_leftover_expert_is_in_one_error(mixtral: tuple[Path, dict[str, np.ndarray]]) -> None:
+def test_every_missing_and_leftover_expert_is_in_one_error(
+    mixtral: tuple[Path, dict[str, np.ndarray]],
+) -> None:
     folder, tensors = mixtral
     moe = "model.layers.0.block_sparse_moe.experts"
     del tensors[f"{moe}.2.w1.weight"]
@@ -145,9 +181,13 @@ def test_every_missing_and_leftover_expert_is_in_one_error(mixtral: tuple[Path, 
         assert told in str(caught.value)
 
 
-def test_a_recipe_knows_that_there_are_experts(mixtral: tuple[Path, dict[str, np.ndarray]], tmp_path: Path) -> None:
+def test_a_recipe_knows_that_there_are_experts(
+    mixtral: tuple[Path, dict[str, np.ndarray]], tmp_path: Path
+) -> None:
     folder, tensors = mixtral
-    tensors = {name: RANDOM.normal(size=data.shape).astype(np.float32) for name, data in tensors.items()}
+    tensors = {
+        name: RANDOM.normal(size=data.shape).astype(np.float32) for name, data in tensors.items()
+    }
     checkpoint.save(folder / "model.safetensors", tensors)
     source = convert.open_folder(folder)
     assert source.facts.experts == 4

@@ -15,7 +15,9 @@ def test_every_family_has_a_case() -> None:
 
 @pytest.mark.parametrize("case", families.cases(), ids=lambda case: case.name)
 def test_logits_equal_those_of_transformers(case: families.Case, tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed: logits have no oracle")
+    pytest.importorskip(
+        "transformers", reason="transformers is not installed: logits have no oracle"
+    )
     folder, out = families.build(case, tmp_path / "model"), tmp_path / "model.gguf"
     quantize.run(quantize.plan(convert.open_folder(folder), "F32"), out)
     container.check(container.read(out))

@@ -1,7 +1,8 @@
-"""The mixtures at full size: types by role and layer, held against llama.cpp's own choice and its snapshot files.
+"""The mixtures at full size: types by role and layer, held against llama.cpp's own choice and its
+snapshot files.
 
-llama_quant_compute_types (llama-ext.h) chooses for named shapes without a weight; it is C++ and known here by its
-mangled name, so these tests are skipped where another compiler made the library.
+llama_quant_compute_types (llama-ext.h) chooses for named shapes without a weight; it is C++ and
+known here by its mangled name, so these tests are skipped where another compiler made the library.
 """
 
 import ctypes
@@ -29,31 +30,59 @@ class Desc(ctypes.Structure):
     _fields_ = [("architecture", ctypes.c_char_p)] + [
         (name, ctypes.c_uint32)
         for name in ("embd", "ff", "layers", "heads", "kv_heads", "experts", "head_k", "head_v")
-    ]  # fmt: skip
+    ]
 
 
-def dense(layers: int, columns: int = 2048, ff: int = 5120, *, tied: bool = False, fused: bool = False) -> Shapes:
+def dense(
+    layers: int, columns: int = 2048, ff: int = 5120, *, tied: bool = False, fused: bool = False
+) -> Shapes:
     attention = ("attn_qkv",) if fused else ("attn_q", "attn_k", "attn_v")
     shapes: Shapes = {"token_embd.weight": (columns, 999), "output_norm.weight": (columns,)}
     for i in range(layers):
-        shapes |= {f"blk.{i}.{name}.weight": (columns, 512) for name in (*attention, "attn_output", "ffn_gate")}
-        shapes |= {f"blk.{i}.ffn_up.weight": (columns, ff), f"blk.{i}.ffn_down.weight": (ff, columns)}
+        shapes |= {
+            f"blk.{i}.{name}.weight": (columns, 512)
+            for name in (*attention, "attn_output", "ffn_gate")
+        }
+        shapes |= {
+            f"blk.{i}.ffn_up.weight": (columns, ff),
+            f"blk.{i}.ffn_down.weight": (ff, columns),
+        }
     return shapes if tied else shapes | {"output.weight": (columns, 999)}
 
 
 def experts(layers: int, count: int, columns: int = 2048, ff: int = 1536) -> Shapes:
     shapes = {name: shape for name, shape in dense(layers, columns).items() if "ffn_" not in name}
     for i in range(layers):
-        shapes |= {f"blk.{i}.ffn_{name}_exps.weight": (columns, ff, count) for name in ("gate", "up")}
-        shapes |= {f"blk.{i}.ffn_down_exps.weight": (ff, columns, count), f"blk.{i}.ffn_gate_inp.weight": (columns, 8)}
-        shapes |= {f"blk.{i}.ffn_{name}_shexp.weight": (columns, ff) for name in ("gate", "up", "down")}
-        shapes |= {f"blk.{i}.attn_k_b.weight": (128, 512, 16), f"blk.{i}.attn_kv_b.weight": (512, 4096)}
+        shapes |= {
+            f"blk.{i}.ffn_{name}_exps.weight": (columns, ff, count) for name in ("gate", "up")
+        }
+        shapes |= {
+            f"blk.{i}.ffn_down_exps.weight": (ff, columns, count),
+            f"blk.{i}.ffn_gate_inp.weight": (columns, 8),
+        }
+        shapes |= {
+            f"blk.{i}.ffn_{name}_shexp.weight": (columns, ff) for name in ("gate", "up", "down")
+        }
+        shapes |= {
+            f"blk.{i}.attn_k_b.weight": (128, 512, 16),
+            f"blk.{i}.attn_kv_b.weight": (512, 4096),
+        }
     return shapes
 
 
 def glm5(layers: int) -> Shapes:
-    names = ("attn_q_a", "attn_q_b", "ssm_f_a", "hc_attn", "indexer.proj", "attn_k_b", "nextn.eh_proj")
-    return experts(layers, 16) | {f"blk.{i}.{name}.weight": (2048, 64) for i in range(layers) for name in names}
+    names = (
+        "attn_q_a",
+        "attn_q_b",
+        "ssm_f_a",
+        "hc_attn",
+        "indexer.proj",
+        "attn_k_b",
+        "nextn.eh_proj",
+    )
+    return experts(layers, 16) | {
+        f"blk.{i}.{name}.weight": (2048, 64) for i in range(layers) for name in names
+    }
 
 
 MODELS: dict[str, tuple[Facts, Shapes]] = {
@@ -76,11 +105,15 @@ MODELS: dict[str, tuple[Facts, Shapes]] = {
 
 @pytest.fixture(scope="module")
 def upstream() -> Callable[[Facts, Shapes, str], dict[str, str]]:
-    """The types of what may be quantized, as llama.cpp chooses them; an empty table where it refuses."""
+    """The types of what may be quantized, as llama.cpp chooses them; an empty table where it
+    refuses.
+    """
     folder = Path(llama_cpp.__file__).parent / "lib"
     lib, ggml = ctypes.CDLL(str(folder / "libllama.so")), native.library()
     if not hasattr(lib, "_Z31llama_quant_model_from_metadataPK22llama_quant_model_desc"):
-        pytest.skip("this libllama does not export llama_quant_compute_types under the name known here")
+        pytest.skip(
+            "this libllama does not export llama_quant_compute_types under the name known here"
+        )
     make, start, allowed, types, stop = (
         getattr(lib, name)
         for name in (
@@ -91,20 +124,40 @@ def upstream() -> Callable[[Facts, Shapes, str], dict[str, str]]:
             "_Z16llama_quant_freeP19quantize_state_impl",
         )
     )
-    make.restype = start.restype = ggml.ggml_init.restype = ggml.ggml_new_tensor_4d.restype = ctypes.c_void_p
+    make.restype = start.restype = ggml.ggml_init.restype = ggml.ggml_new_tensor_4d.restype = (
+        ctypes.c_void_p
+    )
     allowed.restype = ctypes.c_bool
 
     class Init(ctypes.Structure):
-        _fields_ = [("size", ctypes.c_size_t), ("buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+        _fields_ = [
+            ("size", ctypes.c_size_t),
+            ("buffer", ctypes.c_void_p),
+            ("no_alloc", ctypes.c_bool),
+        ]
 
     ggml.ggml_init.argtypes = [Init]
     ggml.ggml_new_tensor_4d.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_int64] * 4]
     ggml.ggml_set_name.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    types.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    types.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+    ]
 
     def choose(facts: Facts, shapes: Shapes, kind: str) -> dict[str, str]:
         llama_cpp.llama_log_set(QUIET, None)  # one that stays: llama.cpp goes on calling it
-        desc = Desc(facts.architecture.encode(), 2048, 5120, facts.layers, facts.heads, facts.kv_heads, facts.experts)
+        desc = Desc(
+            facts.architecture.encode(),
+            2048,
+            5120,
+            facts.layers,
+            facts.heads,
+            facts.kv_heads,
+            facts.experts,
+        )
         model = ctypes.c_void_p(make(ctypes.byref(desc)))
         params = llama_cpp.llama_model_quantize_default_params()
         state = ctypes.c_void_p(start(model, ctypes.byref(params)))
@@ -117,7 +170,9 @@ def upstream() -> Callable[[Facts, Shapes, str], dict[str, str]]:
                 kept.append(tensor)
                 names.append(name)
         found = (ctypes.c_int * len(kept))()
-        types(state, FILE_TYPES[kind].number, (ctypes.c_void_p * len(kept))(*kept), found, len(kept))
+        types(
+            state, FILE_TYPES[kind].number, (ctypes.c_void_p * len(kept))(*kept), found, len(kept)
+        )
         stop(state)
         ggml.ggml_free(ctypes.c_void_p(context))
         return dict(zip(names, (native.TYPE_IDS[number] for number in found), strict=True))
@@ -129,7 +184,11 @@ def ours(facts: Facts, shapes: Shapes, kind: str) -> dict[str, str]:
     """Our choice for what may be quantized, as if every type were allowed without an imatrix."""
     tensors = [(name, shape, "F32") for name, shape in shapes.items()]
     chosen = recipe.types(tensors, FILE_TYPES[kind], facts)
-    return {name: chosen[name].type for name, shape in shapes.items() if recipe.allowed(name, shape, facts)}
+    return {
+        name: chosen[name].type
+        for name, shape in shapes.items()
+        if recipe.allowed(name, shape, facts)
+    }
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -154,26 +213,46 @@ def sections(file: Path) -> dict[str, dict[str, str]]:
 
 
 def rebuilt(file: Path) -> tuple[Facts, Shapes]:
-    """The model behind a snapshot: its first lines, and names and row lengths as its sections imply them.
+    """The model behind a snapshot: its first lines, and names and row lengths as its sections imply
+    them.
 
-    A row is a multiple of 256 where TQ1_0 did not fall back; a matrix is stacked where MXFP4_MOE took it.
+    A row is a multiple of 256 where TQ1_0 did not fall back; a matrix is stacked where MXFP4_MOE
+    took it.
     """
     parts = sections(file)
     numbers = {key: int(value) for key, value in re.findall(r"n_(\w+)=(\d+)", file.read_text())}
     names = {name for part in parts.values() for name in part}
-    for name in [name for name in names if "_down_exps" in name]:  # its siblings are named only where they differ
-        names |= {other for role in ("up", "gate") for other in [name.replace("down", role)]
-                  if any(f"ffn_{role}_exps" in known for known in names)}  # fmt: skip
+    for name in [
+        name for name in names if "_down_exps" in name
+    ]:  # its siblings are named only where they differ
+        names |= {
+            other
+            for role in ("up", "gate")
+            for other in [name.replace("down", role)]
+            if any(f"ffn_{role}_exps" in known for known in names)
+        }
     shapes: Shapes = {}
     for name in names:
         columns = 32 if parts["TQ1_0"].get(name) in ("Q4_0", "Q5_0", "Q8_0") else 256
-        shapes[name] = (columns, 64) if name in parts["MXFP4_MOE"] or "embd" in name else (columns, 64, 4)
+        shapes[name] = (
+            (columns, 64) if name in parts["MXFP4_MOE"] or "embd" in name else (columns, 64, 4)
+        )
     architecture = {"meta-llama-3.1-70b-instruct": "llama"}.get(file.stem, file.stem.split("-")[0])
-    return Facts(architecture, numbers["layer"], numbers["head"], numbers["head_kv"], numbers.get("expert", 0)), shapes
+    return Facts(
+        architecture,
+        numbers["layer"],
+        numbers["head"],
+        numbers["head_kv"],
+        numbers.get("expert", 0),
+    ), shapes
 
 
-@pytest.mark.skipif(not SNAPSHOTS.is_dir(), reason="LLMCLI_LLAMA_SOURCE does not name llama.cpp's source")
-@pytest.mark.parametrize("file", sorted(SNAPSHOTS.glob("*.schema")) or [None], ids=lambda file: file and file.stem)
+@pytest.mark.skipif(
+    not SNAPSHOTS.is_dir(), reason="LLMCLI_LLAMA_SOURCE does not name llama.cpp's source"
+)
+@pytest.mark.parametrize(
+    "file", sorted(SNAPSHOTS.glob("*.schema")) or [None], ids=lambda file: file and file.stem
+)
 def test_llama_cpps_snapshots_are_met(file: Path) -> None:
     facts, shapes = rebuilt(file)
     for kind, listed in sections(file).items():

@@ -1,4 +1,6 @@
-"""Folds are chosen where they pay: the finished file is held against its source in numpy, weighed by what enters."""
+"""Folds are chosen where they pay: the finished file is held against its source in numpy, weighed
+by what enters.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -50,13 +52,18 @@ def made(plan: planning.Plan, out: Path) -> Source:
 
 def values(source: Source, role: str) -> np.ndarray:
     weight = next(weight for weight in source.weights if weight.name == f"blk.0.{role}.weight")
-    return native.decode(weight.read(0, weight.rows), weight.type, weight.columns, label=role).astype(np.float64)
+    return native.decode(
+        weight.read(0, weight.rows), weight.type, weight.columns, label=role
+    ).astype(np.float64)
 
 
 def error(source: Source, finished: Source, imatrix: Imatrix, role: str) -> float:
     """The error of q, k, v, gate or up together with the norm before it, for the norm's own inputs."""
     norm = "ffn_norm" if role.startswith("ffn") else "attn_norm"
-    inputs = imatrix.entries[f"blk.0.{role}.weight"].vectors(0, 1, HIDDEN)[0] / values(source, norm)[0] ** 2
+    inputs = (
+        imatrix.entries[f"blk.0.{role}.weight"].vectors(0, 1, HIDDEN)[0]
+        / values(source, norm)[0] ** 2
+    )
     before, after = (values(one, role) * values(one, norm) for one in (source, finished))
     return float((np.square(after - before) @ inputs).sum())
 
@@ -74,7 +81,9 @@ def test_the_finished_file_has_less_error_and_the_same_size(
         assert error(source, better, imatrix, role) < 0.95 * error(source, plain, imatrix, role)
 
 
-def test_channels_that_nothing_enters_do_not_hide_the_others(source: Source, imatrix: Imatrix) -> None:
+def test_channels_that_nothing_enters_do_not_hide_the_others(
+    source: Source, imatrix: Imatrix
+) -> None:
     sums, dead = np.fromfile(imatrix.path, "<f4"), np.arange(HIDDEN) % 5 == 0
     for entry in imatrix.entries.values():
         sums[entry.offset // 4 : entry.offset // 4 + entry.count : 5] = 0
@@ -86,13 +95,17 @@ def test_channels_that_nothing_enters_do_not_hide_the_others(source: Source, ima
     assert (fold.scale[dead] == fold.scale.min()).all()
 
 
-def test_a_loss_is_that_of_rounded_weights_and_rounded_inputs(source: Source, imatrix: Imatrix) -> None:
+def test_a_loss_is_that_of_rounded_weights_and_rounded_inputs(
+    source: Source, imatrix: Imatrix
+) -> None:
     plan = quantize.plan(source, "Q4_0", imatrix=imatrix)
     step = next(step for step in plan.steps if step.weight.name == "blk.0.attn_output.weight")
     means = imatrix.entries[step.weight.name].vectors(0, 1, HIDDEN)[0]
     rows = values(source, "attn_output")[:: HIDDEN // 64].astype(np.float32)
     weights = native.Importance(means[None], len(rows))
-    again = native.decode(native.encode(rows, "Q4_0", label="", importance=weights), "Q4_0", HIDDEN, label="")
+    again = native.decode(
+        native.encode(rows, "Q4_0", label="", importance=weights), "Q4_0", HIDDEN, label=""
+    )
     random = np.random.default_rng(2).normal(size=(4000, HIDDEN)) * np.sqrt(means)
     scale = np.abs(random.reshape(-1, 8, 32)).max(2, keepdims=True) / 127
     inputs = (np.rint(random.reshape(-1, 8, 32) / scale) * scale).reshape(random.shape)
@@ -101,7 +114,10 @@ def test_a_loss_is_that_of_rounded_weights_and_rounded_inputs(source: Source, im
 
 
 def test_second_moments_weigh_the_loss_and_follow_a_fold(source: Source, imatrix: Imatrix) -> None:
-    random, name = np.random.default_rng(3).normal(size=(64, HIDDEN)).astype(np.float32), "blk.0.attn_q.weight"
+    random, name = (
+        np.random.default_rng(3).normal(size=(64, HIDDEN)).astype(np.float32),
+        "blk.0.attn_q.weight",
+    )
 
     class Known:
         columns, matrices = HIDDEN, 1
@@ -119,23 +135,27 @@ def test_second_moments_weigh_the_loss_and_follow_a_fold(source: Source, imatrix
     assert Reader(step).samples[0].energy(changes) == pytest.approx(measured, rel=1e-4)
     factors = np.exp(np.random.default_rng(5).normal(size=(1, HIDDEN))).astype(np.float32)
     second = followed(step.evidence, folds.Edit(columns=factors)).second
-    assert second and np.einsum("ij,jk,ik", changes * factors, second.mean(), changes * factors) == pytest.approx(
-        measured, rel=1e-4
-    )
+    assert second and np.einsum(
+        "ij,jk,ik", changes * factors, second.mean(), changes * factors
+    ) == pytest.approx(measured, rel=1e-4)
 
 
 @pytest.mark.parametrize("size", [32, 256])
 def test_the_largest_square_of_a_block_is_expected_as_it_is_drawn(size: int) -> None:
     means = np.exp(np.random.default_rng(1).normal(0, 1, (3, size))).astype(np.float32)
-    drawn = np.random.default_rng(2).normal(size=(4000, 3, size)).astype(np.float32) * np.sqrt(means)
+    drawn = np.random.default_rng(2).normal(size=(4000, 3, size)).astype(np.float32) * np.sqrt(
+        means
+    )
     assert rounding.largest(means) == pytest.approx(np.square(drawn).max(2).mean(0), rel=0.03)
 
 
 def test_dealt_channels_share_the_highest_scores_out(source: Source, imatrix: Imatrix) -> None:
     plan = quantize.plan(source, "Q2_K", imatrix=imatrix)
     found = {one.site.name: one for one in choose.choose(plan, ("deal",), 1)}
-    order = choose._dealt(found["blk.0.ffn_down"].site, [Reader(next(
-        step for step in plan.steps if step.weight.name == "blk.0.ffn_down.weight"))])  # fmt: skip
+    order = choose._dealt(
+        found["blk.0.ffn_down"].site,
+        [Reader(next(step for step in plan.steps if step.weight.name == "blk.0.ffn_down.weight"))],
+    )
     assert order is not None and sorted(order) == list(range(FF))
     means = imatrix.entries["blk.0.ffn_down.weight"].vectors(0, 1, FF)[0]
     best = np.argsort(-means * np.square(values(source, "ffn_down")).mean(0))[: FF // 16]
@@ -147,14 +167,22 @@ def test_the_same_plan_gets_the_same_folds_and_its_file_is_recognised(
     source: Source, imatrix: Imatrix, tmp_path: Path
 ) -> None:
     plan, out = quantize.plan(source, "Q4_0", imatrix=imatrix), tmp_path / "out.gguf"
-    chosen = [[one.fold for one in choose.choose(plan, choose.parse("awq,smooth,deal"), threads) if one.fold]
-              for threads in (1, 2)]  # fmt: skip
+    chosen = [
+        [
+            one.fold
+            for one in choose.choose(plan, choose.parse("awq,smooth,deal"), threads)
+            if one.fold
+        ]
+        for threads in (1, 2)
+    ]
     first, second = (replan.folded(plan, some, "all") for some in chosen)
     quantize.run(first, out, threads=1)
     assert quantize.finished(second, out) and not quantize.finished(plan, out)
 
 
-def test_codes_that_are_kept_are_not_folded(source: Source, imatrix: Imatrix, tmp_path: Path) -> None:
+def test_codes_that_are_kept_are_not_folded(
+    source: Source, imatrix: Imatrix, tmp_path: Path
+) -> None:
     kept = made(quantize.plan(source, "Q8_0"), tmp_path / "kept.gguf")
     assert choose.choose(quantize.plan(kept, "Q8_0", imatrix=imatrix), ("awq", "deal"), 1) == ()
 

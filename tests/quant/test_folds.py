@@ -24,32 +24,67 @@ FUSED_QKV = {"attn_qkv.weight": (128, 64)}
 SPLIT_QKV = ("attn_q.weight", "attn_k.weight", "attn_v.weight")
 EXPERTS = {"expert_feed_forward_length": FF}
 SHARED = {
-    "ffn_gate_inp_shexp.weight": (64,), "ffn_gate_shexp.weight": (FF, 64), "ffn_up_shexp.weight": (FF, 64),
+    "ffn_gate_inp_shexp.weight": (64,),
+    "ffn_gate_shexp.weight": (FF, 64),
+    "ffn_up_shexp.weight": (FF, 64),
     "ffn_down_shexp.weight": (64, FF),
-}  # fmt: skip
-GRANITE = {"logit_scale": 3.0, "residual_scale": 0.5, "embedding_scale": 2.0, "attention.scale": 0.1}
+}
+GRANITE = {
+    "logit_scale": 3.0,
+    "residual_scale": 0.5,
+    "embedding_scale": 2.0,
+    "attention.scale": 0.1,
+}
 LATENT = {
-    "attn_q_a.weight": (24, 64), "attn_q_a_norm.weight": (24,), "attn_q_b.weight": (96, 24),
-    "attn_kv_a_mqa.weight": (40, 64), "attn_kv_a_norm.weight": (32,), "attn_k_b.weight": (4, 32, 16),
-    "attn_v_b.weight": (4, 12, 32), "attn_output.weight": (64, 48),
+    "attn_q_a.weight": (24, 64),
+    "attn_q_a_norm.weight": (24,),
+    "attn_q_b.weight": (96, 24),
+    "attn_kv_a_mqa.weight": (40, 64),
+    "attn_kv_a_norm.weight": (32,),
+    "attn_k_b.weight": (4, 32, 16),
+    "attn_v_b.weight": (4, 12, 32),
+    "attn_output.weight": (64, 48),
     **{role: shape for role, shape in SHARED.items() if "inp" not in role},
-}  # fmt: skip
+}
 LATENT_SETTINGS = {
-    "attention.q_lora_rank": 24, "attention.kv_lora_rank": 32, "attention.key_length": 40,
-    "attention.value_length": 32, "attention.key_length_mla": 24, "attention.value_length_mla": 12,
-    "rope.dimension_count": 8, "leading_dense_block_count": 0, "expert_shared_count": 1, "expert_gating_func": 2,
-    "expert_weights_scale": 1.0, "expert_weights_norm": True, **EXPERTS,
-}  # fmt: skip
+    "attention.q_lora_rank": 24,
+    "attention.kv_lora_rank": 32,
+    "attention.key_length": 40,
+    "attention.value_length": 32,
+    "attention.key_length_mla": 24,
+    "attention.value_length_mla": 12,
+    "rope.dimension_count": 8,
+    "leading_dense_block_count": 0,
+    "expert_shared_count": 1,
+    "expert_gating_func": 2,
+    "expert_weights_scale": 1.0,
+    "expert_weights_norm": True,
+    **EXPERTS,
+}
 OPEN_AI = {
-    "attn_output.bias": (64,), "attn_sinks.weight": (4,), "ffn_gate_inp.bias": (4,), "ffn_gate_exps.bias": (4, FF),
-    "ffn_up_exps.bias": (4, FF), "ffn_down_exps.bias": (4, 64), "post_attention_norm.weight": (64,), **QKV,
-}  # fmt: skip
-LLAMA = {"attn_output.bias": (64,), "ffn_gate.bias": (FF,), "ffn_up.bias": (FF,), "ffn_down.bias": (64,), **QKV}
+    "attn_output.bias": (64,),
+    "attn_sinks.weight": (4,),
+    "ffn_gate_inp.bias": (4,),
+    "ffn_gate_exps.bias": (4, FF),
+    "ffn_up_exps.bias": (4, FF),
+    "ffn_down_exps.bias": (4, 64),
+    "post_attention_norm.weight": (64,),
+    **QKV,
+}
+LLAMA = {
+    "attn_output.bias": (64,),
+    "ffn_gate.bias": (FF,),
+    "ffn_up.bias": (FF,),
+    "ffn_down.bias": (64,),
+    **QKV,
+}
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A tiny model of an architecture: roles that every block has besides llama's, or instead of `without`."""
+    """A tiny model of an architecture: roles that every block has besides llama's, or instead of
+    `without`.
+    """
 
     arch: str
     block: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -60,11 +95,23 @@ class Graph:
     kv_heads: int = 2
 
     def write(self, path: Path) -> Path:
-        extra = {f"blk.{i}.{role}": shape for i in range(LAYERS) for role, shape in self.block.items()}
+        extra = {
+            f"blk.{i}.{role}": shape for i in range(LAYERS) for role, shape in self.block.items()
+        }
         return tiny.llama(
-            path, hidden=HIDDEN, ff=FF, layers=LAYERS, heads=HEADS, kv_heads=self.kv_heads, arch=self.arch,
-            tied=self.tied, experts=self.experts, extra=extra, settings=self.settings, without=self.without,
-        )  # fmt: skip
+            path,
+            hidden=HIDDEN,
+            ff=FF,
+            layers=LAYERS,
+            heads=HEADS,
+            kv_heads=self.kv_heads,
+            arch=self.arch,
+            tied=self.tied,
+            experts=self.experts,
+            extra=extra,
+            settings=self.settings,
+            without=self.without,
+        )
 
 
 GRAPHS = (
@@ -82,20 +129,37 @@ GRAPHS = (
     Graph("granite", {}, GRANITE),
     Graph("granitemoe", {}, GRANITE, experts=4),
     Graph("smollm3", tied=True),
-    Graph("phi3", FUSED_UP | FUSED_QKV, {"attention.sliding_window": 0}, (*SPLIT_QKV, "ffn_gate.weight")),
+    Graph(
+        "phi3",
+        FUSED_UP | FUSED_QKV,
+        {"attention.sliding_window": 0},
+        (*SPLIT_QKV, "ffn_gate.weight"),
+    ),
     Graph("glm4", FUSED_UP | POST | QKV, {}, ("ffn_gate.weight",)),
-    Graph("olmo2", POST | {"attn_q_norm.weight": (64,), "attn_k_norm.weight": (32,)}, {},
-          (".attn_norm.weight", ".ffn_norm.weight")),
-    Graph("gpt-oss", OPEN_AI, SIZES | EXPERTS | {"attention.sliding_window": 8}, (".ffn_norm.weight",), experts=4),
+    Graph(
+        "olmo2",
+        POST | {"attn_q_norm.weight": (64,), "attn_k_norm.weight": (32,)},
+        {},
+        (".attn_norm.weight", ".ffn_norm.weight"),
+    ),
+    Graph(
+        "gpt-oss",
+        OPEN_AI,
+        SIZES | EXPERTS | {"attention.sliding_window": 8},
+        (".ffn_norm.weight",),
+        experts=4,
+    ),
     Graph("deepseek2", LATENT, LATENT_SETTINGS, SPLIT_QKV, experts=4, kv_heads=1),
-)  # fmt: skip
+)
 
 
 def test_every_architecture_of_the_table_has_a_graph() -> None:
     assert {graph.arch for graph in GRAPHS} == folds.WIRINGS.keys()
 
 
-@pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: f"{graph.arch}{' tied' * graph.tied}{graph.experts or ''}")
+@pytest.mark.parametrize(
+    "graph", GRAPHS, ids=lambda graph: f"{graph.arch}{' tied' * graph.tied}{graph.experts or ''}"
+)
 def test_folds_leave_logits_as_they_are(graph: Graph, tmp_path: Path) -> None:
     path = graph.write(tmp_path / "model.gguf")
     source, out = quantize.open_gguf(path), tmp_path / "folded.gguf"
@@ -112,7 +176,9 @@ def missing(graph: Graph) -> set[str]:
 def everything(source: Source) -> list[folds.Fold]:
     """Factors and orders wherever they are free."""
     random = np.random.default_rng(2)
-    return [folds.Fold(site, factors(random, site), order(random, site)) for site in folds.sites(source)]
+    return [
+        folds.Fold(site, factors(random, site), order(random, site)) for site in folds.sites(source)
+    ]
 
 
 def factors(random: np.random.Generator, site: folds.Site) -> np.ndarray | None:
@@ -123,7 +189,9 @@ def order(random: np.random.Generator, site: folds.Site) -> np.ndarray | None:
     """Channels change places within their runs."""
     if not site.group:
         return None
-    return np.concatenate([start + random.permutation(site.group) for start in range(0, site.width, site.group)])
+    return np.concatenate(
+        [start + random.permutation(site.group) for start in range(0, site.width, site.group)]
+    )
 
 
 def logits(path: Path) -> np.ndarray:
@@ -131,9 +199,16 @@ def logits(path: Path) -> np.ndarray:
     import llama_cpp
 
     model = llama_cpp.Llama(
-        str(path), n_ctx=64, n_threads=1, n_threads_batch=1, logits_all=True, flash_attn=False, verbose=False,
-        type_k=0, type_v=0,
-    )  # fmt: skip
+        str(path),
+        n_ctx=64,
+        n_threads=1,
+        n_threads_batch=1,
+        logits_all=True,
+        flash_attn=False,
+        verbose=False,
+        type_k=0,
+        type_v=0,
+    )
     model.eval(TOKENS)
     scores = np.array(model.scores[: len(TOKENS)])
     model.close()
@@ -143,7 +218,9 @@ def logits(path: Path) -> np.ndarray:
 def test_every_channel_and_every_tensor_of_a_tied_model_changes(tmp_path: Path) -> None:
     source = quantize.open_gguf(Graph("llama", tied=True).write(tmp_path / "model.gguf"))
     folded = folds.apply(source, folds.shaken(source, 1))
-    assert folded.fingerprint == source.fingerprint and folded.fold == folds.digest(folds.shaken(source, 1))
+    assert folded.fingerprint == source.fingerprint and folded.fold == folds.digest(
+        folds.shaken(source, 1)
+    )
     assert folded.fold != folds.digest(folds.shaken(source, 2))
     assert folded.fold.encode() in dict(folded.entries)["llmcli.quantize.fold"]
     for old, new in zip(source.weights, folded.weights, strict=True):
@@ -153,7 +230,9 @@ def test_every_channel_and_every_tensor_of_a_tied_model_changes(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 300), (7, 8), (100, 250)])
-def test_rows_are_the_same_however_they_are_asked_for(first: int, last: int, tmp_path: Path) -> None:
+def test_rows_are_the_same_however_they_are_asked_for(
+    first: int, last: int, tmp_path: Path
+) -> None:
     source = quantize.open_gguf(Graph("llama", experts=4).write(tmp_path / "model.gguf"))
     folded = folds.apply(source, everything(source))
     for weight in folded.weights:
@@ -178,7 +257,15 @@ def test_an_architecture_that_is_not_in_the_table_is_refused_by_name(tmp_path: P
     assert "qwen3moe" in told.value.hint
 
 
-def test_a_block_with_an_unknown_tensor_stays_and_with_it_what_everything_hangs_on(tmp_path: Path) -> None:
-    path = tiny.llama(tmp_path / "model.gguf", hidden=64, ff=96, layers=2, extra={"blk.1.attn_extra.weight": (4, 64)})
+def test_a_block_with_an_unknown_tensor_stays_and_with_it_what_everything_hangs_on(
+    tmp_path: Path,
+) -> None:
+    path = tiny.llama(
+        tmp_path / "model.gguf",
+        hidden=64,
+        ff=96,
+        layers=2,
+        extra={"blk.1.attn_extra.weight": (4, 64)},
+    )
     found = folds.sites(quantize.open_gguf(path))
     assert {site.name.split(".")[1] for site in found} == {"0"}

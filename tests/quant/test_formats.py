@@ -1,5 +1,5 @@
-"""The contract of every block format: taken apart and put together to the byte, read to the last bit as ggml reads,
-fitted as ggml fits, and coded as near as the format can come.
+"""The contract of every block format: taken apart and put together to the byte, read to the last
+bit as ggml reads, fitted as ggml fits, and coded as near as the format can come.
 """
 
 from dataclasses import replace
@@ -18,11 +18,20 @@ SLOW = [name for name in FORMATS if name.startswith(("IQ1", "IQ2", "IQ3"))]
 QUICK = [name for name in FORMATS if name not in SLOW]
 SCALARS = [name for name, known in FORMATS.items() if isinstance(known, Scalar)]
 IN_GGUF = [name for name in FORMATS if name not in ("Q1_0", "Q2_0")]
-ROUNDED_LAST = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4"]  # by ggml, with the scales as they are stored
+ROUNDED_LAST = [
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "MXFP4",
+]  # by ggml, with the scales as they are stored
 
 
 def values(name: str) -> np.ndarray:
-    """Blocks of all kinds: small, large, tiny, huge, all above zero, constant, zero of both signs, one outlier."""
+    """Blocks of all kinds: small, large, tiny, huge, all above zero, constant, zero of both signs,
+    one outlier.
+    """
     random, width = np.random.default_rng(5), native.block(name).values
     blocks = random.normal(0, 1, (96, width)) * np.exp(random.normal(0, 3, (96, 1)))
     blocks[:8] = np.abs(blocks[:8])
@@ -74,7 +83,9 @@ def test_all_formats_that_can_be_written_are_there() -> None:
 
 @pytest.mark.parametrize("weighed", [False, True])
 @pytest.mark.parametrize("name", QUICK)
-def test_what_ggml_wrote_comes_back_to_the_byte_and_reads_to_the_last_bit(name: str, weighed: bool) -> None:
+def test_what_ggml_wrote_comes_back_to_the_byte_and_reads_to_the_last_bit(
+    name: str, weighed: bool
+) -> None:
     known = FORMATS[name]
     blocks = known.encode(values(name), importance=weights(name) if weighed else None)
     fields = known.unpack(blocks)
@@ -124,7 +135,9 @@ def test_what_is_fitted_is_what_ggml_writes(name: str, weighed: bool) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e9])
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "Q4_K"])
-def test_what_a_format_cannot_hold_is_not_fitted(name: str, bad: float, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_format_cannot_hold_is_not_fitted(
+    name: str, bad: float, capfd: pytest.CaptureFixture[str]
+) -> None:
     blocks = values(name)
     blocks[40, 3] = bad
     with pytest.raises(Refusal, match=r"holds NaN or infinite|does not fit"):
@@ -136,7 +149,12 @@ def every_code(known: Format, fields: Fields) -> np.ndarray:
     low, high = getattr(known, "low", 0), getattr(known, "high", 15)
     if known.name == "Q1_0":
         high = 1
-    return np.array([known.value(replace(fields, codes=np.full_like(fields.codes, c))) for c in range(low, high + 1)])
+    return np.array(
+        [
+            known.value(replace(fields, codes=np.full_like(fields.codes, c)))
+            for c in range(low, high + 1)
+        ]
+    )
 
 
 @pytest.mark.parametrize("name", SCALARS)
@@ -146,7 +164,9 @@ def test_no_other_code_is_nearer(name: str) -> None:
     codes = known.code(numbers, fields)
     found = known.value(replace(fields, codes=codes))
     errors = np.abs(every_code(known, fields).astype(np.float64) - numbers)
-    slack = 1e-6 * np.abs(numbers).max(axis=1, keepdims=True)  # where two are as near but for a rounding
+    slack = 1e-6 * np.abs(numbers).max(
+        axis=1, keepdims=True
+    )  # where two are as near but for a rounding
     assert (np.abs(found.astype(np.float64) - numbers) <= errors.min(axis=0) + slack).all()
 
 
@@ -155,7 +175,9 @@ def test_what_codes_stand_for_gets_the_same_codes(name: str) -> None:
     known = FORMATS[name]
     fields = known.fit(values(name))
     codes = known.code(known.value(fields), fields)
-    told = np.broadcast_to(known.steps(fields)[0] != 0, codes.reshape(len(codes), fields.groups, -1).shape)
+    told = np.broadcast_to(
+        known.steps(fields)[0] != 0, codes.reshape(len(codes), fields.groups, -1).shape
+    )
     told = told.reshape(codes.shape)
     assert told.any()
     assert np.array_equal(codes[told], fields.codes[told])
@@ -167,7 +189,9 @@ def test_what_codes_stand_for_gets_the_same_codes(name: str) -> None:
 def test_codes_are_ggmls_where_it_rounds_with_the_stored_scales(name: str, weighed: bool) -> None:
     known, numbers = FORMATS[name], values(name)
     fields = known.fit(numbers, weights(name) if weighed else None)
-    step = np.broadcast_to(known.steps(fields)[0], (len(numbers), fields.groups, numbers.shape[1] // fields.groups))
+    step = np.broadcast_to(
+        known.steps(fields)[0], (len(numbers), fields.groups, numbers.shape[1] // fields.groups)
+    )
     told = step.reshape(numbers.shape) != 0  # where it is zero ggml leaves what it tried last
     assert np.array_equal(known.code(numbers, fields)[told], fields.codes[told])
 
@@ -177,7 +201,9 @@ def test_codes_are_in_range_whatever_the_numbers_and_the_scales(name: str) -> No
     known, random = FORMATS[name], np.random.default_rng(9)
     fields = known.unpack(anything(name))
     shape = fields.codes.shape
-    numbers = random.integers(0, 1 << 32, shape, np.uint32).view(np.float32)  # all kinds: NaN, infinite, subnormal
+    numbers = random.integers(0, 1 << 32, shape, np.uint32).view(
+        np.float32
+    )  # all kinds: NaN, infinite, subnormal
     codes = known.code(numbers, fields)
     least, most = (0, 2) if name.startswith("TQ") else (fields.codes.min(), fields.codes.max())
     assert codes.shape == shape and codes.dtype == np.int16
@@ -218,7 +244,9 @@ def test_tensors_of_torch_get_the_same_codes_and_values(name: str) -> None:
 
 def test_a_block_by_hand() -> None:
     known = FORMATS["Q4_0"]
-    block = np.concatenate([np.array([0.5], np.float16).view(np.uint8), np.arange(16, dtype=np.uint8) * 17])[None]
+    block = np.concatenate(
+        [np.array([0.5], np.float16).view(np.uint8), np.arange(16, dtype=np.uint8) * 17]
+    )[None]
     fields = known.unpack(block)
     assert fields.codes.tolist() == [[*range(16), *range(16)]]
     assert known.value(fields)[0, :3].tolist() == [-4.0, -3.5, -3.0]
@@ -228,11 +256,15 @@ def test_a_block_of_vectors_by_hand() -> None:
     known = FORMATS["IQ2_XXS"]
     block = np.zeros((1, 66), np.uint8)
     block[0, :2] = np.array([2.0], np.float16).view(np.uint8)
-    block[0, 6], block[0, 9] = 0b101, 3 << 4  # signs of the first vector, and the scale of the first four
+    block[0, 6], block[0, 9] = (
+        0b101,
+        3 << 4,
+    )  # signs of the first vector, and the scale of the first four
     fields = known.unpack(block)
     assert fields.codes[0, :2].tolist() == [0b101 << 8, 0]
     assert fields.scales.tolist() == [[7, *[1] * 7]]
-    # ggml: d times (0.5 + 3) / 4, the first vector of the grid is eight times 8, the eighth sign is even
+    # ggml: d times (0.5 + 3) / 4, the first vector of the grid is eight times 8, the eighth sign is
+    # even
     assert known.value(fields)[0, :9].tolist() == [-14, 14, -14, 14, 14, 14, 14, 14, 14]
 
 

@@ -1,4 +1,6 @@
-"""The fuzzer itself, briefly: whatever is done to a file's header, it is read right or refused in one line."""
+"""The fuzzer itself, briefly: whatever is done to a file's header, it is read right or refused in
+one line.
+"""
 
 import subprocess
 import sys
@@ -11,11 +13,16 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited through /proc and RLIMIT_AS")
 def test_mutated_files_are_read_right_or_refused() -> None:
-    pytest.importorskip("safetensors", reason="the safetensors library is not installed: nothing to compare with")
+    pytest.importorskip(
+        "safetensors", reason="the safetensors library is not installed: nothing to compare with"
+    )
     done = subprocess.run(
         [sys.executable, ROOT / "scripts" / "fuzz_files.py", "--count", "120", "--seed", "7"],
-        capture_output=True, text=True, cwd=ROOT, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "refused" in done.stdout
     assert " read\n" in done.stdout

@@ -1,4 +1,6 @@
-"""Second moments gathered from known rows: against numpy in float64, in any number of passes, and after any kill."""
+"""Second moments gathered from known rows: against numpy in float64, in any number of passes, and
+after any kill.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +34,9 @@ def rows(chunk: int, width: int, seed: int) -> np.ndarray:
 
 def chosen(chunk: int) -> np.ndarray:
     """Two experts for each token, expert 3 never."""
-    return np.random.default_rng(chunk).permuted(np.tile(np.arange(3, dtype=np.int32), (TOKENS, 1)), axis=1)[:, :2]
+    return np.random.default_rng(chunk).permuted(
+        np.tile(np.arange(3, dtype=np.int32), (TOKENS, 1)), axis=1
+    )[:, :2]
 
 
 def products(chunk: int) -> Iterator[Product]:
@@ -53,7 +57,9 @@ def surveyed() -> Survey:
     return survey
 
 
-def gathered(folder: Path, memory: int = 1 << 20, chunks: range = range(CHUNKS)) -> tuple[Path, int]:
+def gathered(
+    folder: Path, memory: int = 1 << 20, chunks: range = range(CHUNKS)
+) -> tuple[Path, int]:
     """A file of moments in as many passes as `memory` asks for."""
     survey = surveyed()
     groups = gather.groups(survey, range(len(survey.inputs)), memory)
@@ -74,7 +80,12 @@ def gathered(folder: Path, memory: int = 1 << 20, chunks: range = range(CHUNKS))
 def test_weights_that_the_same_rows_enter_share_an_input() -> None:
     survey = surveyed()
     assert [one.names for one in survey.inputs] == [NAMES[:2], *((name,) for name in NAMES[2:])]
-    assert [(one.columns, one.matrices) for one in survey.inputs] == [(6, 1), (12, 1), (6, 4), (6, 1)]
+    assert [(one.columns, one.matrices) for one in survey.inputs] == [
+        (6, 1),
+        (12, 1),
+        (6, 4),
+        (6, 1),
+    ]
     assert survey.rows == [2 * 4 * TOKENS * one.columns for one in survey.inputs]
 
 
@@ -95,7 +106,9 @@ def test_each_expert_has_the_rows_that_went_to_it(tmp_path: Path) -> None:
     assert second is not None
     assert second.unseen == 1
     for expert in range(3):
-        x = np.concatenate([rows(chunk, WIDE, 2)[(chosen(chunk) == expert).any(1)] for chunk in range(CHUNKS)])
+        x = np.concatenate(
+            [rows(chunk, WIDE, 2)[(chosen(chunk) == expert).any(1)] for chunk in range(CHUNKS)]
+        )
         assert second.counts[expert] == len(x)
         np.testing.assert_allclose(second.sums(expert), x.T.astype(float) @ x, rtol=2e-6, atol=1e-5)
 
@@ -108,7 +121,10 @@ def test_little_memory_takes_several_passes_and_gives_the_same_bytes(tmp_path: P
     few, passes = gathered(tmp_path / "few", memory=largest)
     assert passes > 1
     assert one.read_bytes() == few.read_bytes()
-    with pytest.raises(Refusal, match=r"second moments of blk\.0\.ffn_down\.weight \(12 columns\) need .* may be used"):
+    with pytest.raises(
+        Refusal,
+        match=r"second moments of blk\.0\.ffn_down\.weight \(12 columns\) need .* may be used",
+    ):
         gather.groups(survey, range(4), largest - 1)
 
 
@@ -141,7 +157,10 @@ def test_a_pass_that_was_saved_goes_on_with_the_same_bytes(tmp_path: Path) -> No
     assert whole.seconds
     for number in range(4):
         one, other = again.seconds.gathered[number], whole.seconds.gathered[number]
-        assert all(np.array_equal(getattr(one, key), getattr(other, key)) for key in ("second", "first", "counts"))
+        assert all(
+            np.array_equal(getattr(one, key), getattr(other, key))
+            for key in ("second", "first", "counts")
+        )
     raw = (tmp_path / "state").read_bytes()
     (tmp_path / "state").write_bytes(raw[:-3])  # a torn file is none
     assert interim.load() is None
@@ -151,7 +170,10 @@ def test_a_pass_that_was_saved_goes_on_with_the_same_bytes(tmp_path: Path) -> No
 
 def test_merged_runs_are_one_run(tmp_path: Path) -> None:
     whole = moments.load(gathered(tmp_path / "whole")[0])
-    parts = [gathered(tmp_path / "a", chunks=range(2))[0], gathered(tmp_path / "b", chunks=range(2, CHUNKS))[0]]
+    parts = [
+        gathered(tmp_path / "a", chunks=range(2))[0],
+        gathered(tmp_path / "b", chunks=range(2, CHUNKS))[0],
+    ]
     made = merge_moments(parts, tmp_path / "merged")
     found = moments.load(tmp_path / "merged")
     assert (made.chunks, found.about.chunks) == (CHUNKS, CHUNKS)
@@ -163,7 +185,9 @@ def test_merged_runs_are_one_run(tmp_path: Path) -> None:
 
 def test_moments_of_different_models_are_not_merged(tmp_path: Path) -> None:
     def write(name: str, weight: str, width: int, about: About) -> Path:
-        return momentfile.write(tmp_path / name, [([weight], momentfile.Gathered.of(np.ones((3, width))))], about)
+        return momentfile.write(
+            tmp_path / name, [([weight], momentfile.Gathered.of(np.ones((3, width))))], about
+        )
 
     first = write("a", "w", 4, About("m"))
     for other, why in (
@@ -175,7 +199,9 @@ def test_moments_of_different_models_are_not_merged(tmp_path: Path) -> None:
         with pytest.raises(Refusal, match=why):
             merge_moments([first, other], tmp_path / "out")
         assert not (tmp_path / "out").exists()
-    twice = merge_moments([write("f", "w", 4, About("m", texts=("t",), chunk_size=8))] * 2, tmp_path / "out")
+    twice = merge_moments(
+        [write("f", "w", 4, About("m", texts=("t",), chunk_size=8))] * 2, tmp_path / "out"
+    )
     assert "counts twice" in twice.notes[0]
 
 
@@ -203,7 +229,10 @@ def test_importance_matrices_of_both_forms_add_up(tmp_path: Path) -> None:
 
     values = np.random.default_rng(0).uniform(1, 9, (1, 5)).astype(np.float32)
     experts = np.random.default_rng(1).uniform(1, 9, (3, 5)).astype(np.float32)
-    one = {"blk.0.a.weight": Given(values, np.array([4])), "blk.0.a_exps.weight": Given(experts, np.array([4, 2, 0]))}
+    one = {
+        "blk.0.a.weight": Given(values, np.array([4])),
+        "blk.0.a_exps.weight": Given(experts, np.array([4, 2, 0])),
+    }
     new = write_gguf(tmp_path / "new", one)
     _, pieces = merged([new, new])
     (out := tmp_path / "out").write_bytes(b"".join(pieces))
@@ -218,12 +247,20 @@ def test_importance_matrices_of_both_forms_add_up(tmp_path: Path) -> None:
     found = imatrix.load(out)
     assert "older form" in made.notes[0]
     assert found.entries["blk.0.a.weight"].divisors == (4 + 7 * 512,)
-    np.testing.assert_allclose(found.entries["blk.0.a.weight"].sums(), values + values / 4 * 7 * 512, rtol=1e-6)
-    other = write_gguf(tmp_path / "other", {**one, "blk.0.a.weight": Given(values[:, :4], np.array([4]))})
-    with pytest.raises(Refusal, match=r"other is of another model than .*: blk\.0\.a\.weight has 4 values, not 5"):
+    np.testing.assert_allclose(
+        found.entries["blk.0.a.weight"].sums(), values + values / 4 * 7 * 512, rtol=1e-6
+    )
+    other = write_gguf(
+        tmp_path / "other", {**one, "blk.0.a.weight": Given(values[:, :4], np.array([4]))}
+    )
+    with pytest.raises(
+        Refusal, match=r"other is of another model than .*: blk\.0\.a\.weight has 4 values, not 5"
+    ):
         merged([new, other])
     more = write_gguf(tmp_path / "more", {**one, "blk.1.a.weight": one["blk.0.a.weight"]})
-    with pytest.raises(Refusal, match=r"new is of another model than .*more: it has no blk\.1\.a\.weight"):
+    with pytest.raises(
+        Refusal, match=r"new is of another model than .*more: it has no blk\.1\.a\.weight"
+    ):
         merged([more, new])
 
 
@@ -248,14 +285,18 @@ def test_a_chunk_may_come_in_several_passes() -> None:
     apart.flush(Sums())
     for number in range(4):
         assert np.array_equal(apart.gathered[number].counts, whole.gathered[number].counts)
-        np.testing.assert_allclose(apart.gathered[number].first, whole.gathered[number].first, rtol=1e-6)
+        np.testing.assert_allclose(
+            apart.gathered[number].first, whole.gathered[number].first, rtol=1e-6
+        )
         one, other = (np.tril(each.gathered[number].second) for each in (apart, whole))
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 def shares(chunk: int) -> np.ndarray:
     """Of three heads, each query seeing itself and what stands before it, some by next to nothing."""
-    found = np.random.default_rng((chunk, 9)).exponential(1, (3, TOKENS, TOKENS)) ** 40 * np.tri(TOKENS)
+    found = np.random.default_rng((chunk, 9)).exponential(1, (3, TOKENS, TOKENS)) ** 40 * np.tri(
+        TOKENS
+    )
     made: np.ndarray = (found / found.sum(-1, keepdims=True)).astype(np.float32)
     return made
 
@@ -271,7 +312,10 @@ def test_values_have_the_moments_of_what_attention_mixes_however_many_threads_mu
         listener.mix(Mixture("kqv-0", shares(chunk)))
 
     read(0, survey)
-    assert [(one.names, one.mixed) for one in survey.inputs] == [(names[:1], False), (names[1:], True)]
+    assert [(one.names, one.mixed) for one in survey.inputs] == [
+        (names[:1], False),
+        (names[1:], True),
+    ]
     assert survey.together == 4
     with ThreadPoolExecutor(2) as pool:
         for each in (map, pool.map):
@@ -287,7 +331,12 @@ def test_values_have_the_moments_of_what_attention_mixes_however_many_threads_mu
     mixed = mixed.reshape(-1, wide)
     for number, entered in enumerate((x, mixed)):
         one, other = (seconds.gathered[number] for seconds in made)
-        assert all(np.array_equal(getattr(one, key), getattr(other, key)) for key in ("second", "first", "counts"))
+        assert all(
+            np.array_equal(getattr(one, key), getattr(other, key))
+            for key in ("second", "first", "counts")
+        )
         assert one.counts == len(entered)
-        np.testing.assert_allclose(np.tril(one.second[0]), np.tril(entered.T @ entered), rtol=2e-5, atol=2e-3)
+        np.testing.assert_allclose(
+            np.tril(one.second[0]), np.tril(entered.T @ entered), rtol=2e-5, atol=2e-3
+        )
         np.testing.assert_allclose(one.first[0], entered.sum(0), rtol=1e-5, atol=1e-3)

@@ -1,4 +1,6 @@
-"""Error feedback: less error in what a layer puts out, from moments of every kind, in exactly the stock formats."""
+"""Error feedback: less error in what a layer puts out, from moments of every kind, in exactly the
+stock formats.
+"""
 
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -67,7 +69,9 @@ def evidence(moments: np.ndarray, folder: Path, rows: int = ROWS) -> Evidence:
     squares = moments.diagonal(axis1=1, axis2=2).astype("<f4")
     file.write_bytes(squares.tobytes())
     sums = Entry(file, 0, squares.size, (1.0,) * len(moments))
-    return Evidence("blk.0.ffn_up.weight", moments.shape[-1], rows, len(moments), sums, Known(moments))
+    return Evidence(
+        "blk.0.ffn_up.weight", moments.shape[-1], rows, len(moments), sums, Known(moments)
+    )
 
 
 def drawn(columns: int, rows: int = ROWS) -> np.ndarray:
@@ -84,16 +88,25 @@ def lost(blocks: np.ndarray, type: str, rows: np.ndarray, moments: np.ndarray) -
     return float(((off @ moments) * off).sum())
 
 
-@pytest.mark.parametrize(("type", "columns"), [(type, 512) for type in KS] + [(type, 576) for type in FLAT])
-def test_a_layers_output_is_nearer_than_by_a_search_with_an_imatrix(type: str, columns: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("type", "columns"), [(type, 512) for type in KS] + [(type, 576) for type in FLAT]
+)
+def test_a_layers_output_is_nearer_than_by_a_search_with_an_imatrix(
+    type: str, columns: int, tmp_path: Path
+) -> None:
     moments, rows = correlated(columns), drawn(columns)
     known = evidence(moments, tmp_path)
-    off = {name: lost(made(name, type, rows, known), type, rows, moments) for name in ("ggml", "search", "gptq")}
+    off = {
+        name: lost(made(name, type, rows, known), type, rows, moments)
+        for name in ("ggml", "search", "gptq")
+    }
     assert off["gptq"] < 0.8 * min(off["ggml"], off["search"])
 
 
 @pytest.mark.parametrize("type", ["Q4_K", "Q8_0"])
-def test_a_row_gets_the_same_bytes_wherever_it_stands(type: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_row_gets_the_same_bytes_wherever_it_stands(
+    type: str, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(gptq, "PANEL", 64)
     known = evidence(correlated(256), tmp_path, rows=150)
     rows, solve = drawn(256, 150), METHODS["gptq"].solver(FORMATS[type], known)
@@ -122,19 +135,25 @@ def test_a_row_that_is_no_better_keeps_the_codes_of_search(tmp_path: Path, monke
     assert METHODS["gptq"].remark(solve) == Remark(ROWS, ROWS // 2)
 
 
-def test_a_row_whose_error_is_no_number_keeps_the_codes_of_search(tmp_path: Path, monkeypatch) -> None:
+def test_a_row_whose_error_is_no_number_keeps_the_codes_of_search(
+    tmp_path: Path, monkeypatch
+) -> None:
     rows, known = drawn(256), evidence(correlated(256), tmp_path)
 
     def unknown(off: np.ndarray, *_: object) -> np.ndarray:
         return np.full(off.shape[1], np.nan, np.float32)
 
     monkeypatch.setattr(gptq, "lost", unknown)
-    np.testing.assert_array_equal(made("gptq", "Q4_K", rows, known), made("search", "Q4_K", rows, known))
+    np.testing.assert_array_equal(
+        made("gptq", "Q4_K", rows, known), made("search", "Q4_K", rows, known)
+    )
 
 
 def test_values_want_the_moments_of_what_attention_mixes() -> None:
     for mixed in (True, False):
-        known = Evidence("blk.0.attn_v.weight", 256, ROWS, 1, None, Known(correlated(256)[None], mixed))
+        known = Evidence(
+            "blk.0.attn_v.weight", 256, ROWS, 1, None, Known(correlated(256)[None], mixed)
+        )
         assert METHODS["gptq"].handles(FORMATS["Q4_K"], known) is mixed
         for name, wanted in (("attn_kv_b", mixed), ("attn_v_b", True)):  # MLA mixes first
             known = replace(known, name=f"blk.0.{name}.weight")
@@ -148,7 +167,9 @@ def test_of_fused_rows_all_but_the_values_are_solved(tmp_path: Path) -> None:
     assert values == 8
     assert recipe.values("blk.0.attn_q.weight", rows, facts) == 0
     assert recipe.values("blk.0.attn_qkv.weight", rows + 1, facts) == 0
-    known = replace(evidence(correlated(256), tmp_path, rows), name="blk.0.attn_qkv.weight", values=values)
+    known = replace(
+        evidence(correlated(256), tmp_path, rows), name="blk.0.attn_qkv.weight", values=values
+    )
     floats = drawn(256, rows)
     found, plain = (made("gptq", "Q4_K", floats, one) for one in (known, replace(known, values=0)))
     searched = made("search", "Q4_K", floats, known)
@@ -164,7 +185,9 @@ def test_of_fused_rows_all_but_the_values_are_solved(tmp_path: Path) -> None:
 
 def test_eight_bits_are_left_to_search(tmp_path: Path) -> None:
     source = quantize.open_gguf(tiny.llama(tmp_path / "a.gguf", layers=1))
-    plan = quantize.plan(source, "Q8_0", method="gptq", moments=load(measured(source, tmp_path / "m.gguf")))
+    plan = quantize.plan(
+        source, "Q8_0", method="gptq", moments=load(measured(source, tmp_path / "m.gguf"))
+    )
     assert list(plan.methods) == ["search"]
 
 
@@ -199,7 +222,9 @@ def test_moments_without_an_inverse_still_steer(what: str, tmp_path: Path) -> No
     found = native.decode(blocks, "Q4_K", 256, label="made")
     plain = native.decode(native.encode(rows, "Q4_K", label="ggml"), "Q4_K", 256, label="ggml")
     assert np.isfinite(found).all()
-    assert lost(blocks, "Q4_K", rows, moments) <= lost(made("ggml", "Q4_K", rows, known), "Q4_K", rows, moments)
+    assert lost(blocks, "Q4_K", rows, moments) <= lost(
+        made("ggml", "Q4_K", rows, known), "Q4_K", rows, moments
+    )
     if what in ("dead channels", "nothing"):  # what nothing is known of is rounded, not given up
         off, theirs = (np.square(one[:, ::5] - rows[:, ::5]).sum() for one in (found, plain))
         assert off < 2 * theirs
@@ -207,7 +232,12 @@ def test_moments_without_an_inverse_still_steer(what: str, tmp_path: Path) -> No
 
 def test_a_matrix_that_is_not_positive_takes_more_damping() -> None:
     assert factor(correlated(64).astype(np.float32), accelerate.operations()).damping == DAMPING
-    assert factor((correlated(64) - 0.1 * np.eye(64)).astype(np.float32), accelerate.operations()).damping > DAMPING
+    assert (
+        factor(
+            (correlated(64) - 0.1 * np.eye(64)).astype(np.float32), accelerate.operations()
+        ).damping
+        > DAMPING
+    )
 
 
 def test_the_factor_is_of_the_damped_moments() -> None:
@@ -240,15 +270,20 @@ def measured(source: quantize.Source, out: Path, unsound: tuple[str, ...] = ()) 
         ((weight.name,), Gathered(moments(weight)[None] * 1200, none((1, weight.columns)), count))
         for weight in source.weights
         if len(weight.shape) == 2 and weight.name != "token_embd.weight"
-    ]  # fmt: skip
+    ]
     return write(out, gathered)
 
 
-def test_a_file_is_the_same_from_any_number_of_threads_and_names_its_moments(tmp_path: Path) -> None:
+def test_a_file_is_the_same_from_any_number_of_threads_and_names_its_moments(
+    tmp_path: Path,
+) -> None:
     source = quantize.open_gguf(tiny.llama(tmp_path / "a.gguf", layers=1))
     moments = load(measured(source, tmp_path / "m.gguf"))
     plan = quantize.plan(source, "Q4_K_M", method="gptq", moments=moments)
-    assert {step.weight.name for step in plan.methods["gptq"]} >= {"blk.0.ffn_down.weight", "blk.0.attn_q.weight"}
+    assert {step.weight.name for step in plan.methods["gptq"]} >= {
+        "blk.0.ffn_down.weight",
+        "blk.0.attn_q.weight",
+    }
     assert "token_embd.weight" not in {step.weight.name for step in plan.methods["gptq"]}
     one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
     quantize.run(plan, one, threads=1)
@@ -267,11 +302,15 @@ def test_moments_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
         file.seek(second.offset + 4)
         file.write(np.array([np.nan], "<f4").tobytes())
     with pytest.raises(Refusal, match=r"attn_q.*not finite"):
-        quantize.run(quantize.plan(source, "Q4_K_M", method="gptq", moments=moments), tmp_path / "o.gguf")
+        quantize.run(
+            quantize.plan(source, "Q4_K_M", method="gptq", moments=moments), tmp_path / "o.gguf"
+        )
 
 
 @pytest.mark.parametrize("type", ["Q2_K", "Q3_K", "Q4_1"])
-def test_torch_computes_the_same_as_numpy(type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_computes_the_same_as_numpy(
+    type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch")
     moments, rows = correlated(256), drawn(256)
     known = evidence(moments, tmp_path)

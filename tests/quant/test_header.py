@@ -32,7 +32,8 @@ def test_every_key_and_tensor_is_what_the_gguf_package_reads(model: Path) -> Non
         expected = reader.fields[key].contents()
         assert (value.values() if isinstance(value, container.Array) else value) == expected
     assert [(t.name, t.shape, t.type, t.nbytes, t.offset) for t in header.tensors] == [
-        (t.name, tuple(int(n) for n in t.shape), t.tensor_type.name, t.n_bytes, t.data_offset) for t in reader.tensors
+        (t.name, tuple(int(n) for n in t.shape), t.tensor_type.name, t.n_bytes, t.data_offset)
+        for t in reader.tensors
     ]
 
 
@@ -90,7 +91,13 @@ def test_what_is_no_gguf_is_told_in_one_line(first: bytes, said: str, tmp_path: 
 
 
 def test_a_huge_array_costs_nothing_until_it_is_asked_for(tmp_path: Path) -> None:
-    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 5, 2**61)
+    head = (
+        b"GGUF"
+        + struct.pack("<IQQ", 3, 0, 1)
+        + struct.pack("<Q", 1)
+        + b"k"
+        + struct.pack("<IIQ", 9, 5, 2**61)
+    )
     file = tmp_path / "x.gguf"
     file.write_bytes(head + bytes(64))
     with pytest.raises(Refusal, match="claims 2305843009213693952 elements"):
@@ -139,7 +146,9 @@ def test_more_words_than_any_model_has_are_not_looked_at_one_by_one(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("tensors", "keys"), [(0, 1 << 17), (1 << 21, 0)])
-def test_more_keys_and_tensors_than_any_model_has_are_not_believed(tensors: int, keys: int, tmp_path: Path) -> None:
+def test_more_keys_and_tensors_than_any_model_has_are_not_believed(
+    tensors: int, keys: int, tmp_path: Path
+) -> None:
     file = tmp_path / "x.gguf"
     file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, tensors, keys))
     os.truncate(file, 1 << 27)
@@ -169,7 +178,9 @@ def test_the_first_shard_opens_all(model: Path, tmp_path: Path) -> None:
     first, *others = split(model, tmp_path, 3)
     header = container.read(first)
     assert header.files == (first, *others)
-    assert sorted(t.name for t in header.tensors) == sorted(t.name for t in container.read(model).tensors)
+    assert sorted(t.name for t in header.tensors) == sorted(
+        t.name for t in container.read(model).tensors
+    )
 
 
 def test_a_missing_or_wrong_shard_is_refused(model: Path, tmp_path: Path) -> None:
@@ -189,7 +200,12 @@ def test_a_missing_or_wrong_shard_is_refused(model: Path, tmp_path: Path) -> Non
     ("key", "kind", "value", "said"),
     [
         ("llama.block_count", "uint32", 4096, "block_count is 4096"),
-        ("llama.attention.layer_norm_rms_epsilon", "float32", -1.0, "layer_norm_rms_epsilon is -1.0"),
+        (
+            "llama.attention.layer_norm_rms_epsilon",
+            "float32",
+            -1.0,
+            "layer_norm_rms_epsilon is -1.0",
+        ),
         ("llama.expert_used_count", "uint32", 3, "uses 3 of 0 experts"),
         ("llama.rope.scaling.type", "string", "spiral", "rope scaling 'spiral' is unknown"),
         ("llama.attention.head_count", "uint32", 0, "its attention has no heads"),
@@ -203,7 +219,9 @@ def test_numbers_that_would_abort_llama_cpp_are_refused(
     from quant.writer import entry, layout
 
     source, file = quantize.open_gguf(model), tmp_path / "bad.gguf"
-    entries = [(name, blob) for name, blob in source.entries if name != key] + [(key, entry(kind, value))]
+    entries = [(name, blob) for name, blob in source.entries if name != key] + [
+        (key, entry(kind, value))
+    ]
     plan = layout(entries, [(w.name, w.shape, w.type) for w in source.weights], 32)
     file.write_bytes(plan.header.ljust(plan.nbytes, b"\0"))
     with pytest.raises(Refusal, match=f"would crash llama.cpp: .*{said}"):
@@ -211,9 +229,14 @@ def test_numbers_that_would_abort_llama_cpp_are_refused(
 
 
 LATENT = {
-    "attention.head_count": 8, "attention.head_count_kv": 1, "embedding_length": 256, "rope.dimension_count": 32,
-    "attention.kv_lora_rank": 64, "attention.key_length": 96, "attention.key_length_mla": 80,
-}  # fmt: skip
+    "attention.head_count": 8,
+    "attention.head_count_kv": 1,
+    "embedding_length": 256,
+    "rope.dimension_count": 32,
+    "attention.kv_lora_rank": 64,
+    "attention.key_length": 96,
+    "attention.key_length_mla": 80,
+}
 
 
 @pytest.mark.parametrize(
@@ -224,7 +247,9 @@ LATENT = {
         ({"attention.key_length_mla": 32}, "its whole ones 32, of which 32 are rotary"),
     ],
 )
-def test_sizes_that_deepseek_s_graph_takes_for_granted(changes: dict[str, int], said: str, tmp_path: Path) -> None:
+def test_sizes_that_deepseek_s_graph_takes_for_granted(
+    changes: dict[str, int], said: str, tmp_path: Path
+) -> None:
     from quant.writer import entry
 
     files = []
@@ -254,11 +279,17 @@ HEAD = {"embedding_length": 256, "attention.head_count": 8}
 @pytest.mark.parametrize(
     ("arch", "planted", "told"),
     [
-        *((arch, {"rope.dimension_count": 16}, "rope.dimension_count 16") for arch in sorted(ONE_HEAD_SIZE)),
-        *((arch, {"attention.value_length": 64}, "value_length 64") for arch in sorted(ONE_KEY_SIZE)),
+        *(
+            (arch, {"rope.dimension_count": 16}, "rope.dimension_count 16")
+            for arch in sorted(ONE_HEAD_SIZE)
+        ),
+        *(
+            (arch, {"attention.value_length": 64}, "value_length 64")
+            for arch in sorted(ONE_KEY_SIZE)
+        ),
         ("exaone4", {"rope.dimension_count_swa": 16}, "rope.dimension_count_swa 16"),
     ],
-)  # fmt: skip
+)
 def test_heads_whose_parts_differ_are_refused_where_a_graph_takes_them_for_one_size(
     arch: str, planted: dict[str, int], told: str, tmp_path: Path
 ) -> None:
@@ -276,11 +307,15 @@ def test_heads_whose_parts_differ_are_refused_where_a_graph_takes_them_for_one_s
 
 
 @pytest.mark.parametrize("words", [["a", "a\0b"], ["[EMPTY_1]", "\0a"]])
-def test_words_that_are_the_same_up_to_a_zero_byte_are_there_twice(words: list[str], tmp_path: Path) -> None:
+def test_words_that_are_the_same_up_to_a_zero_byte_are_there_twice(
+    words: list[str], tmp_path: Path
+) -> None:
     from quant.writer import entry
 
     kind = ("tokenizer.ggml.model", entry("string", "gpt2"))
-    file = holding(tmp_path / "x.gguf", LLAMA, kind, ("tokenizer.ggml.tokens", entry("array:string", words)))
+    file = holding(
+        tmp_path / "x.gguf", LLAMA, kind, ("tokenizer.ggml.tokens", entry("array:string", words))
+    )
     with pytest.raises(Refusal, match="its vocabulary has 1 tokens twice"):
         container.check(container.read(file))
 

@@ -1,4 +1,6 @@
-"""Importance matrices: read as llama.cpp reads them, and used so that the bytes are llama.cpp's own."""
+"""Importance matrices: read as llama.cpp reads them, and used so that the bytes are llama.cpp's
+own.
+"""
 
 import os
 import struct
@@ -35,7 +37,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return get
 
 
-def assert_equal(source: Path, kind: str, folder: Path, sums: dict[str, Sums], wishes: Wishes = recipe.STOCK) -> None:
+def assert_equal(
+    source: Path, kind: str, folder: Path, sums: dict[str, Sums], wishes: Wishes = recipe.STOCK
+) -> None:
     ours, theirs = folder / "ours.gguf", folder / "theirs.gguf"
     importance = {name: found.means for name, found in sums.items()}
     assert upstream.quantize(source, theirs, recipe.FILE_TYPES[kind].number, Settings(importance))
@@ -44,19 +48,25 @@ def assert_equal(source: Path, kind: str, folder: Path, sums: dict[str, Sums], w
     upstream.assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in recipe.FILE_TYPES if kind not in ("F32", "F16", "BF16", "Q8_0")])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in recipe.FILE_TYPES if kind not in ("F32", "F16", "BF16", "Q8_0")]
+)
 def test_every_file_type_with_an_imatrix_is_llama_cpps(kind: str, models, tmp_path: Path) -> None:
     assert_equal(models("one"), kind, tmp_path, collected(models("one")))
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_0", "IQ4_NL", "IQ3_XXS", "Q4_K_M", "Q2_K_S"])
 @pytest.mark.parametrize("model", ["long", "experts", "odd"])
-def test_each_expert_has_its_vector_and_an_unseen_one_has_ones(kind: str, model: str, models, tmp_path: Path) -> None:
+def test_each_expert_has_its_vector_and_an_unseen_one_has_ones(
+    kind: str, model: str, models, tmp_path: Path
+) -> None:
     assert_equal(models(model), kind, tmp_path, collected(models(model)))
 
 
 @pytest.mark.parametrize("kind", BLIND)
-def test_types_of_few_bits_are_refused_without_an_imatrix_before_anything_is_written(kind, models, tmp_path) -> None:
+def test_types_of_few_bits_are_refused_without_an_imatrix_before_anything_is_written(
+    kind, models, tmp_path
+) -> None:
     source = quantize.open_gguf(models("one"))
     with pytest.raises(Refusal, match=f"{kind} needs an importance matrix") as caught:
         quantize.plan(source, kind)
@@ -66,8 +76,15 @@ def test_types_of_few_bits_are_refused_without_an_imatrix_before_anything_is_wri
 
 def test_which_types_need_one() -> None:
     assert set(BLIND) == {
-        "Q2_K_S", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S",
-    }  # fmt: skip
+        "Q2_K_S",
+        "IQ3_XXS",
+        "IQ2_M",
+        "IQ2_S",
+        "IQ2_XS",
+        "IQ2_XXS",
+        "IQ1_M",
+        "IQ1_S",
+    }
 
 
 def test_slabs_and_threads_do_not_change_the_bytes(models, tmp_path: Path, monkeypatch) -> None:
@@ -89,16 +106,22 @@ def test_both_forms_say_the_same(models, tmp_path: Path) -> None:
         matrices, columns = found.sums.shape
         assert np.array_equal(new.entries[name].vectors(0, matrices, columns), found.means)
         assert np.allclose(old.entries[name].vectors(0, matrices, columns), found.means, rtol=1e-6)
-        assert np.array_equal(new.entries[name].vectors(matrices - 1, matrices, columns), found.means[-1:])
+        assert np.array_equal(
+            new.entries[name].vectors(matrices - 1, matrices, columns), found.means[-1:]
+        )
 
 
 @pytest.mark.parametrize("form", ["gguf", "dat"])
-def test_the_new_file_says_what_steered_it_as_llama_quantize_does(form: str, models, tmp_path: Path) -> None:
+def test_the_new_file_says_what_steered_it_as_llama_quantize_does(
+    form: str, models, tmp_path: Path
+) -> None:
     write = {"gguf": write_gguf, "dat": write_dat}[form]
     sums = collected(models("one"))
     weights = imatrix.load(write(tmp_path / f"imatrix.{form}", sums))
     out = tmp_path / "out.gguf"
-    quantize.run(quantize.plan(quantize.open_gguf(models("one")), "Q4_0", imatrix=weights), out, threads=1)
+    quantize.run(
+        quantize.plan(quantize.open_gguf(models("one")), "Q4_0", imatrix=weights), out, threads=1
+    )
     fields = gguf.GGUFReader(out).fields
     found = {key: fields[key].contents() for key in fields if key.startswith("quantize.imatrix.")}
     assert found == {
@@ -131,25 +154,36 @@ def test_another_imatrix_makes_the_file_anew_and_the_same_does_not(models, tmp_p
     assert not quantize.run(quantize.plan(source, "Q4_0"), out).present
 
 
-def test_a_vector_of_another_length_is_refused_by_name_but_the_embeddings_is_passed_over(models, tmp_path) -> None:
+def test_a_vector_of_another_length_is_refused_by_name_but_the_embeddings_is_passed_over(
+    models, tmp_path
+) -> None:
     source, sums = quantize.open_gguf(models("one")), collected(models("one"))
     sums["token_embd.weight"] = Sums(np.ones((1, 5), np.float32), np.ones(1))
-    plan = quantize.plan(source, "Q4_0", imatrix=imatrix.load(write_gguf(tmp_path / "a.gguf", sums)))
+    plan = quantize.plan(
+        source, "Q4_0", imatrix=imatrix.load(write_gguf(tmp_path / "a.gguf", sums))
+    )
     assert plan.unweighed == ("token_embd.weight",)
     for name in ("blk.0.ffn_up.weight", "output.weight"):
         sums[name] = Sums(np.ones((1, 77), np.float32), np.ones(1))
     weights = imatrix.load(write_gguf(tmp_path / "b.gguf", sums))
-    with pytest.raises(Refusal, match=r"blk\.0\.ffn_up\.weight has 77 values, the tensor needs 256; .*output\.weight"):
+    with pytest.raises(
+        Refusal,
+        match=r"blk\.0\.ffn_up\.weight has 77 values, the tensor needs 256; .*output\.weight",
+    ):
         quantize.plan(source, "Q4_0", imatrix=weights)
 
 
-def test_a_tensor_it_does_not_speak_of_is_told_or_where_it_would_be_noise_refused(models, tmp_path: Path) -> None:
+def test_a_tensor_it_does_not_speak_of_is_told_or_where_it_would_be_noise_refused(
+    models, tmp_path: Path
+) -> None:
     source, sums = quantize.open_gguf(models("one")), collected(models("one"))
     del sums["blk.0.ffn_gate.weight"]
     weights = imatrix.load(write_gguf(tmp_path / "a.gguf", sums))
     plan = quantize.plan(source, "Q4_K_M", imatrix=weights)
     assert set(plan.unweighed) == {"token_embd.weight", "blk.0.ffn_gate.weight"}
-    with pytest.raises(Refusal, match=r"does not speak of 1 tensors .*blk\.0\.ffn_gate\.weight \(IQ2_XXS\)"):
+    with pytest.raises(
+        Refusal, match=r"does not speak of 1 tensors .*blk\.0\.ffn_gate\.weight \(IQ2_XXS\)"
+    ):
         quantize.plan(source, "IQ2_XXS", imatrix=weights)
 
 
@@ -177,7 +211,8 @@ def damaged(folder: Path, sums: dict[str, Sums]) -> dict[str, bytes]:
         "less than nothing": old[:at] + struct.pack("<i", -5) + old[at + 4 :],
         "many": struct.pack("<i", 2**31 - 1) + old[4:],
         "long name": old[:4] + struct.pack("<i", 2**30) + old[8:],
-        "twice": struct.pack("<i", 2) + 2 * old[4 : 4 + 4 + len(name) + 8 + 4 * sums[name].sums.size],
+        "twice": struct.pack("<i", 2)
+        + 2 * old[4 : 4 + 4 + len(name) + 8 + 4 * sums[name].sums.size],
     }
 
 
@@ -194,11 +229,18 @@ def test_a_damaged_file_is_one_clear_refusal(models, tmp_path: Path) -> None:
         imatrix.load(tmp_path)
 
 
-def test_texts_in_the_new_file_are_whole_characters_whatever_the_names(models, tmp_path: Path) -> None:
+def test_texts_in_the_new_file_are_whole_characters_whatever_the_names(
+    models, tmp_path: Path
+) -> None:
     folder = tmp_path / os.fsdecode(b"odd \xff name")
     folder.mkdir()
-    for name in ("\u00fc" * 99, "x" + "\u00fc" * 99):  # of two bytes each: one of both is cut in the middle of one
-        path = write_gguf(folder / "a.gguf", collected(models("one"))).rename(folder / f"{name}.gguf")
+    for name in (
+        "\u00fc" * 99,
+        "x" + "\u00fc" * 99,
+    ):  # of two bytes each: one of both is cut in the middle of one
+        path = write_gguf(folder / "a.gguf", collected(models("one"))).rename(
+            folder / f"{name}.gguf"
+        )
         out = tmp_path / "out.gguf"
         plan = quantize.plan(quantize.open_gguf(models("one")), "Q4_0", imatrix=imatrix.load(path))
         quantize.run(plan, out, force=True)
@@ -222,17 +264,26 @@ def test_numbers_that_no_imatrix_has_are_refused(value: str, tmp_path: Path, mod
     writer.write_tensors_to_file()
     writer.close()
     if value == "tensor":
-        with pytest.raises(Refusal, match="imatrix of another model: a has 4 values, the tensor needs 8"):
+        with pytest.raises(
+            Refusal, match="imatrix of another model: a has 4 values, the tensor needs 8"
+        ):
             imatrix.load(path).fitting([("a", (4, 9, 1, 2))])
     else:
         with pytest.raises(Refusal, match=r"a\.gguf: .*(counts|chunk_count)"):
             imatrix.load(path)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in recipe.TENSOR_TYPES if kind not in ("F32", "F16", "BF16")])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in recipe.TENSOR_TYPES if kind not in ("F32", "F16", "BF16")]
+)
 def test_a_vector_of_zeros_is_no_crash(kind: str, models, tmp_path: Path) -> None:
-    sums = {name: Sums(np.zeros_like(found.sums), found.counts) for name, found in collected(models("one")).items()}
+    sums = {
+        name: Sums(np.zeros_like(found.sums), found.counts)
+        for name, found in collected(models("one")).items()
+    }
     weights = imatrix.load(write_gguf(tmp_path / "a.gguf", sums))
-    plan = quantize.plan(quantize.open_gguf(models("one")), "Q4_K_M", Wishes((f"ffn_up={kind}",)), weights)
+    plan = quantize.plan(
+        quantize.open_gguf(models("one")), "Q4_K_M", Wishes((f"ffn_up={kind}",)), weights
+    )
     assert quantize.run(plan, tmp_path / "out.gguf", threads=1).tallies
     assert container.read(tmp_path / "out.gguf").tensors

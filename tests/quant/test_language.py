@@ -24,8 +24,12 @@ TOWERS = {
 }
 
 
-def seeing(stories: Path, folder: Path, outer: str, inner: str = "model.", head: str = "lm_head.") -> Path:
-    """The stories as the language part of a model that sees; `outer` stands for `inner` in its names."""
+def seeing(
+    stories: Path, folder: Path, outer: str, inner: str = "model.", head: str = "lm_head."
+) -> Path:
+    """The stories as the language part of a model that sees; `outer` stands for `inner` in its
+    names.
+    """
     shutil.copytree(stories, folder)
     tensors = {
         outer + name.removeprefix(inner): values
@@ -35,7 +39,11 @@ def seeing(stories: Path, folder: Path, outer: str, inner: str = "model.", head:
     tensors |= {name: np.ones(shape, np.float32) for name, shape in TOWERS.items()}
     checkpoint.save(folder / "model.safetensors", tensors)
     config = json.loads((stories / "config.json").read_text()) | {"tie_word_embeddings": False}
-    whole = {"architectures": ["SeeingForConditionalGeneration"], "text_config": config, "vision_config": {}}
+    whole = {
+        "architectures": ["SeeingForConditionalGeneration"],
+        "text_config": config,
+        "vision_config": {},
+    }
     (folder / "config.json").write_text(json.dumps(whole))
     return folder
 
@@ -54,7 +62,9 @@ def test_the_language_part_is_converted_and_the_rest_is_named(
     source = convert.open_folder(seeing(stories, tmp_path / "seeing", outer, head=head))
     note = next(note for note in source.notes if "language part" in note)
     assert f"{len(TOWERS)} tensors of" in note
-    assert all(kind in note for kind in ("vision_tower", "visual", "audio_tower", "multi_modal_projector"))
+    assert all(
+        kind in note for kind in ("vision_tower", "visual", "audio_tower", "multi_modal_projector")
+    )
     plain = weights(convert.open_folder(stories))
     found = weights(source)
     assert found.pop("output.weight")
@@ -62,29 +72,43 @@ def test_the_language_part_is_converted_and_the_rest_is_named(
 
 
 def test_a_tensor_of_no_known_part_is_told(stories: Path, tmp_path: Path) -> None:
-    folder = seeing(stories, tmp_path / "seeing", "language_model.model.", head="language_model.lm_head.")
+    folder = seeing(
+        stories, tmp_path / "seeing", "language_model.model.", head="language_model.lm_head."
+    )
     tensors = checkpoint.read(folder / "model.safetensors")
-    checkpoint.save(folder / "model.safetensors", tensors | {"touch_tower.weight": np.ones((2, 2), np.float32)})
+    checkpoint.save(
+        folder / "model.safetensors", tensors | {"touch_tower.weight": np.ones((2, 2), np.float32)}
+    )
     with pytest.raises(Refusal, match=r"touch_tower\.weight is unknown"):
         convert.open_folder(folder)
 
 
 def test_two_tensors_of_one_name_are_refused(stories: Path, tmp_path: Path) -> None:
-    folder = seeing(stories, tmp_path / "seeing", "language_model.model.", head="language_model.lm_head.")
+    folder = seeing(
+        stories, tmp_path / "seeing", "language_model.model.", head="language_model.lm_head."
+    )
     tensors = checkpoint.read(folder / "model.safetensors")
-    checkpoint.save(folder / "model.safetensors", tensors | {"model.norm.weight": np.ones(64, np.float32)})
+    checkpoint.save(
+        folder / "model.safetensors", tensors | {"model.norm.weight": np.ones(64, np.float32)}
+    )
     with pytest.raises(Refusal, match=r"two tensors for model\.norm\.weight"):
         convert.open_folder(folder)
 
 
-def test_biases_of_zeros_that_a_family_does_not_have_are_left_out(stories: Path, tmp_path: Path) -> None:
+def test_biases_of_zeros_that_a_family_does_not_have_are_left_out(
+    stories: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(stories, tmp_path / "zeros")
     tensors = checkpoint.read(stories / "model.safetensors")
     name = "model.layers.0.input_layernorm.bias"
     checkpoint.save(folder / "model.safetensors", tensors | {name: np.zeros(64, np.float32)})
     source = convert.open_folder(folder)
-    assert any("1 biases that this family does not have are left out" in note for note in source.notes)
+    assert any(
+        "1 biases that this family does not have are left out" in note for note in source.notes
+    )
     assert weights(source) == weights(convert.open_folder(stories))
-    checkpoint.save(folder / "model.safetensors", tensors | {name: np.eye(1, 64, dtype=np.float32)[0]})
+    checkpoint.save(
+        folder / "model.safetensors", tensors | {name: np.eye(1, 64, dtype=np.float32)[0]}
+    )
     with pytest.raises(Refusal, match=r"input_layernorm\.bias .*does not belong here"):
         convert.open_folder(folder)

@@ -1,4 +1,6 @@
-"""The general keys of a converted file: llama.cpp's order and names, from a card that is not trusted."""
+"""The general keys of a converted file: llama.cpp's order and names, from a card that is not
+trusted.
+"""
 
 import json
 import shutil
@@ -42,14 +44,22 @@ def test_the_card_the_name_and_the_size_are_told(folder: Path, tmp_path: Path) -
     (folder / "README.md").write_text(CARD)
     found = made(folder, tmp_path / "x.gguf")
     expected = {
-        "general.architecture": "llama", "general.type": "model", "general.name": "Stories",
-        "general.basename": "stories", "general.finetune": "chat", "general.size_label": "260K",
-        "general.license": "apache-2.0", "general.base_model.count": 1,
-        "general.base_model.0.name": "Story Base 1B", "general.base_model.0.organization": "Org",
+        "general.architecture": "llama",
+        "general.type": "model",
+        "general.name": "Stories",
+        "general.basename": "stories",
+        "general.finetune": "chat",
+        "general.size_label": "260K",
+        "general.license": "apache-2.0",
+        "general.base_model.count": 1,
+        "general.base_model.0.name": "Story Base 1B",
+        "general.base_model.0.organization": "Org",
         "general.base_model.0.repo_url": "https://huggingface.co/org/Story-Base-1B",
-        "general.dataset.count": 1, "general.dataset.0.name": "Tales",
-        "general.tags": ["tiny", "stories", "text-generation"], "general.languages": ["en", "no"],
-    }  # fmt: skip
+        "general.dataset.count": 1,
+        "general.dataset.0.name": "Tales",
+        "general.tags": ["tiny", "stories", "text-generation"],
+        "general.languages": ["en", "no"],
+    }
     assert {key: found.get(key) for key in expected} == expected
     assert "llmcli.convert.source_method" not in found
 
@@ -69,15 +79,25 @@ def test_the_same_as_the_gguf_package_would_write(folder: Path, tmp_path: Path) 
 
 def test_keys_stand_in_llamacpps_order(folder: Path, tmp_path: Path) -> None:
     keys = list(made(folder, tmp_path / "x.gguf", "Q8_0"))
-    places = [keys.index(key) for key in (
-        "general.architecture", "general.type", "general.name", "llama.block_count", "general.file_type",
-        "general.quantization_version", "tokenizer.ggml.model",
-    )]  # fmt: skip
+    places = [
+        keys.index(key)
+        for key in (
+            "general.architecture",
+            "general.type",
+            "general.name",
+            "llama.block_count",
+            "general.file_type",
+            "general.quantization_version",
+            "tokenizer.ggml.model",
+        )
+    ]
     assert places == sorted(places)
     assert container.read(tmp_path / "x.gguf").file_type == "Q8_0"
 
 
-def test_a_model_without_a_name_that_tells_gets_its_size_counted(stories: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_name_that_tells_gets_its_size_counted(
+    stories: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(stories, tmp_path / "mine")
     found = made(folder, tmp_path / "x.gguf")
     assert (found["general.name"], found["general.size_label"]) == ("Mine", "260K")
@@ -88,21 +108,32 @@ def test_the_hubs_cache_tells_repository_and_commit(stories: Path, tmp_path: Pat
     commit = "0123456789abcdef0123456789abcdef01234567"
     folder = tmp_path / "models--org--Small-260K-Instruct" / "snapshots" / commit
     shutil.copytree(stories, folder)
-    assert metadata.origin(folder) == metadata.Origin("Small-260K-Instruct", "org/Small-260K-Instruct", commit)
+    assert metadata.origin(folder) == metadata.Origin(
+        "Small-260K-Instruct", "org/Small-260K-Instruct", commit
+    )
     assert metadata.origin(tmp_path / "mine") == metadata.Origin("mine")
     found = made(folder, tmp_path / "x.gguf")
     expected = {
-        "general.name": "Small 260K Instruct", "general.organization": "Org", "general.finetune": "Instruct",
-        "general.source.repo_url": "https://huggingface.co/org/Small-260K-Instruct", "llmcli.convert.revision": commit,
-    }  # fmt: skip
+        "general.name": "Small 260K Instruct",
+        "general.organization": "Org",
+        "general.finetune": "Instruct",
+        "general.source.repo_url": "https://huggingface.co/org/Small-260K-Instruct",
+        "llmcli.convert.revision": commit,
+    }
     assert {key: found.get(key) for key in expected} == expected
 
 
 def test_settings_for_sampling_are_checked(folder: Path, tmp_path: Path) -> None:
     checkpoint.edit(
-        folder / "generation_config.json", top_k=20, top_p="x", min_p=-1, temperature=0.6, mirostat=True,
-        penalty_last_n=2**40, xtc_threshold=[1],
-    )  # fmt: skip
+        folder / "generation_config.json",
+        top_k=20,
+        top_p="x",
+        min_p=-1,
+        temperature=0.6,
+        mirostat=True,
+        penalty_last_n=2**40,
+        xtc_threshold=[1],
+    )
     found = made(folder, tmp_path / "x.gguf")
     sampling = {key: value for key, value in found.items() if key.startswith("general.sampling.")}
     assert sampling == {"general.sampling.top_k": 20, "general.sampling.temp": pytest.approx(0.6)}
@@ -111,15 +142,24 @@ def test_settings_for_sampling_are_checked(folder: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "text",
     [
-        "", "# no head\n", "---\nlicense: mit\n", "---\n- a\n- b\n---\n", "---\nlicense: [\n---\n",
-        "---\na: &a [x, x]\nb: [*a, *a]\nlicense: mit\n---\n", "---\n" + "[" * 5000 + "\n---\n",
-        "---\na: " + "[" * 100_000 + "]" * 100_000 + "\nlicense: mit\n---\n", "---\n" + "- " * 100_000 + "x\n---\n",
+        "",
+        "# no head\n",
+        "---\nlicense: mit\n",
+        "---\n- a\n- b\n---\n",
+        "---\nlicense: [\n---\n",
+        "---\na: &a [x, x]\nb: [*a, *a]\nlicense: mit\n---\n",
+        "---\n" + "[" * 5000 + "\n---\n",
+        "---\na: " + "[" * 100_000 + "]" * 100_000 + "\nlicense: mit\n---\n",
+        "---\n" + "- " * 100_000 + "x\n---\n",
         "---\nlicense: mit\na: " + "{a: " * 40_000 + "}" * 40_000 + "\n---\n",
-        "---\nlicense: " + "x" * 5000 + "\n---\n", "---\nlicense: ~\nname: null\n---\n",
-        "---\nlicense: mit\n" + "x: y\n" * 100_000 + "---\n", '---\nlicense: "\\ud800"\n---\n',
-        "---\n!!python/object/apply:os.system ['false']\n---\n", "---\nlicense: {a: b}\nname: [x]\nversion: 1\n---\n",
+        "---\nlicense: " + "x" * 5000 + "\n---\n",
+        "---\nlicense: ~\nname: null\n---\n",
+        "---\nlicense: mit\n" + "x: y\n" * 100_000 + "---\n",
+        '---\nlicense: "\\ud800"\n---\n',
+        "---\n!!python/object/apply:os.system ['false']\n---\n",
+        "---\nlicense: {a: b}\nname: [x]\nversion: 1\n---\n",
     ],
-)  # fmt: skip
+)
 def test_no_card_can_do_more_than_be_passed_over(text: str, folder: Path, tmp_path: Path) -> None:
     (folder / "README.md").write_text(text)
     assert "license" not in card.load(folder)

@@ -1,6 +1,7 @@
 """What every method promises, whatever it does: one contract for the whole registry.
 
-A new leaf of quant/methods is held against libggml's own search, the gguf package's reading, and itself.
+A new leaf of quant/methods is held against libggml's own search, the gguf package's reading, and
+itself.
 """
 
 from dataclasses import dataclass
@@ -70,32 +71,44 @@ def solved(method: Method, type: str, rows: np.ndarray, known: Evidence) -> np.n
     return native.decode(method.solver(FORMATS[type], known)(rows, 0), type, COLUMNS, label="made")
 
 
-def lost(method: Method, type: str, rows: np.ndarray, importance: np.ndarray, known: Evidence) -> float:
+def lost(
+    method: Method, type: str, rows: np.ndarray, importance: np.ndarray, known: Evidence
+) -> float:
     off = solved(method, type, rows, known).astype(np.float64) - rows
     return float((np.square(off) * importance).sum())
 
 
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("kind", ["random", "outliers"])
-def test_the_weighted_error_is_below_that_of_ggmls_search(kind, type, method: Method, importance, tmp_path) -> None:
+def test_the_weighted_error_is_below_that_of_ggmls_search(
+    kind, type, method: Method, importance, tmp_path
+) -> None:
     rows, known = drawn(kind), evidence(importance, tmp_path)
     while not method.handles(FORMATS[type], known):  # as a plan does
         method = METHODS[method.instead]
     assert method.name != "ggml"
-    assert lost(method, type, rows, importance, known) < lost(METHODS["ggml"], type, rows, importance, known)
+    assert lost(method, type, rows, importance, known) < lost(
+        METHODS["ggml"], type, rows, importance, known
+    )
 
 
 @pytest.mark.parametrize("type", TYPES)
-def test_the_blocks_say_the_same_to_every_reader(type: str, method: Method, importance, tmp_path: Path) -> None:
+def test_the_blocks_say_the_same_to_every_reader(
+    type: str, method: Method, importance, tmp_path: Path
+) -> None:
     made = method.solver(FORMATS[type], evidence(importance, tmp_path))(drawn("outliers"), 0)
     blocks = made.reshape(-1, native.block(type).nbytes)
     value = FORMATS[type].value(FORMATS[type].unpack(blocks)).reshape(ROWS, COLUMNS)
-    np.testing.assert_array_equal(gguf.quants.dequantize(made, gguf.GGMLQuantizationType[type]), value)
+    np.testing.assert_array_equal(
+        gguf.quants.dequantize(made, gguf.GGMLQuantizationType[type]), value
+    )
     np.testing.assert_array_equal(FORMATS[type].pack(FORMATS[type].unpack(blocks)), blocks)
 
 
 @pytest.mark.parametrize("type", TYPES)
-def test_rows_do_not_depend_on_how_they_are_cut(type: str, method: Method, importance, tmp_path: Path) -> None:
+def test_rows_do_not_depend_on_how_they_are_cut(
+    type: str, method: Method, importance, tmp_path: Path
+) -> None:
     rows, solve = drawn("outliers"), method.solver(FORMATS[type], evidence(importance, tmp_path))
     whole = solve(rows, 0)
     cut = [solve(rows[first:last], first) for first, last in ((0, 1), (1, 2), (2, 9), (9, ROWS))]
@@ -103,18 +116,28 @@ def test_rows_do_not_depend_on_how_they_are_cut(type: str, method: Method, impor
 
 
 @pytest.mark.parametrize("type", TYPES)
-def test_odd_rows_are_rounded_as_well_as_by_ggml(type: str, method: Method, importance, tmp_path: Path) -> None:
+def test_odd_rows_are_rounded_as_well_as_by_ggml(
+    type: str, method: Method, importance, tmp_path: Path
+) -> None:
     rows = drawn("random")
     rows[0], rows[1], rows[2], rows[3] = 0, 0.25, -0.25, 1e-41
     rows[4, 7], rows[5, :256], rows[6], rows[7] = 3e3, 0, abs(rows[6]) + 1, -abs(rows[7]) - 1
-    for vector in (importance, np.zeros_like(importance), np.where(np.arange(COLUMNS) % 7, 0, importance)):
+    for vector in (
+        importance,
+        np.zeros_like(importance),
+        np.where(np.arange(COLUMNS) % 7, 0, importance),
+    ):
         known = evidence(vector, tmp_path)
         made = solved(method, type, rows, known)
         other = solved(METHODS["ggml"], type, rows, known) if vector is importance else made
         assert np.isfinite(made).all()
         assert not made[[0, 3]].any()
-        off, theirs, all_ = (np.square(found - rows, dtype=np.float64) @ importance for found in (made, other, 0))
-        assert (off <= 1.05 * theirs + 1e-5 * all_)[3:8].all()  # an F16 of a scale is off by as much
+        off, theirs, all_ = (
+            np.square(found - rows, dtype=np.float64) @ importance for found in (made, other, 0)
+        )
+        assert (off <= 1.05 * theirs + 1e-5 * all_)[
+            3:8
+        ].all()  # an F16 of a scale is off by as much
         assert (np.square(made - rows).sum(1)[1:3] <= 1e-4 * np.square(rows[1:3]).sum(1)).all()
 
 
@@ -129,16 +152,24 @@ def test_without_an_imatrix_it_does_what_it_can(method: Method, tmp_path: Path) 
         assert lost(method, type, rows, even, known) < 1.02 * ggml
 
 
-@pytest.mark.parametrize(("value", "words"), [(np.nan, "NaN"), (np.inf, "NaN"), (3e9, "does not fit"), (9e8, "fit")])
-def test_what_cannot_be_held_is_refused_by_name(value, words, method: Method, importance, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "words"), [(np.nan, "NaN"), (np.inf, "NaN"), (3e9, "does not fit"), (9e8, "fit")]
+)
+def test_what_cannot_be_held_is_refused_by_name(
+    value, words, method: Method, importance, tmp_path: Path
+) -> None:
     rows = drawn("random")
     rows[3, 3] = value
     with pytest.raises(Damaged, match=f"blk.0.ffn_up.weight.*{words}"):
         method.solver(FORMATS["Q4_K"], evidence(importance, tmp_path))(rows, 0)
 
 
-def test_a_run_that_was_stopped_ends_with_the_same_bytes(method: Method, tmp_path: Path, monkeypatch) -> None:
-    plan = quantize.plan(quantize.open_gguf(tiny.llama(tmp_path / "a.gguf", layers=1)), "Q4_K_M", method=method.name)
+def test_a_run_that_was_stopped_ends_with_the_same_bytes(
+    method: Method, tmp_path: Path, monkeypatch
+) -> None:
+    plan = quantize.plan(
+        quantize.open_gguf(tiny.llama(tmp_path / "a.gguf", layers=1)), "Q4_K_M", method=method.name
+    )
     one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
     quantize.run(plan, one, threads=1)
 
@@ -156,7 +187,9 @@ def test_a_run_that_was_stopped_ends_with_the_same_bytes(method: Method, tmp_pat
 
 
 def test_what_other_means_began_is_made_anew(tmp_path: Path, monkeypatch) -> None:
-    plan = quantize.plan(quantize.open_gguf(tiny.llama(tmp_path / "a.gguf", layers=1)), "Q4_K_M", method="search")
+    plan = quantize.plan(
+        quantize.open_gguf(tiny.llama(tmp_path / "a.gguf", layers=1)), "Q4_K_M", method="search"
+    )
     out = tmp_path / "out.gguf"
 
     def stop(progress: quantize.Progress) -> None:

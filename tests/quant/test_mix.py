@@ -52,7 +52,9 @@ def test_a_mix_makes_exactly_its_types_and_is_recognised_when_finished(tmp_path:
         ({"blk.0.attn_q.weight": None}, "says nothing of blk.0.attn_q.weight"),
     ],
 )
-def test_a_mix_of_other_tensors_is_refused(tmp_path: Path, change: dict[str, str | None], word: str) -> None:
+def test_a_mix_of_other_tensors_is_refused(
+    tmp_path: Path, change: dict[str, str | None], word: str
+) -> None:
     path = tiny.llama(tmp_path / "m.gguf", layers=1)
     types = {name: kind for name, kind in (mixed(path).types | change).items() if kind}
     with pytest.raises(Refusal, match=word):
@@ -62,7 +64,9 @@ def test_a_mix_of_other_tensors_is_refused(tmp_path: Path, change: dict[str, str
 def test_a_type_that_rows_do_not_fill_is_refused(tmp_path: Path) -> None:
     path = tiny.llama(tmp_path / "m.gguf", layers=1, hidden=96, ff=256)
     with pytest.raises(Refusal, match="rows of 96 do not fill the blocks of Q4_K"):
-        quantize.plan(quantize.open_gguf(path), "Q4_K_M", Wishes(mix=dict.fromkeys(mixed(path).types, "Q4_K")))
+        quantize.plan(
+            quantize.open_gguf(path), "Q4_K_M", Wishes(mix=dict.fromkeys(mixed(path).types, "Q4_K"))
+        )
 
 
 def test_a_plan_and_other_wishes_exclude_each_other(tmp_path: Path) -> None:
@@ -72,9 +76,12 @@ def test_a_plan_and_other_wishes_exclude_each_other(tmp_path: Path) -> None:
 
 
 GOOD: dict[str, Any] = {
-    "format": "llmcli.plan", "version": 1, "source": "abc", "steered": {"method": "ggml"},
+    "format": "llmcli.plan",
+    "version": 1,
+    "source": "abc",
+    "steered": {"method": "ggml"},
     "tensors": {"a.weight": {"type": "Q4_K"}},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -93,14 +100,18 @@ GOOD: dict[str, Any] = {
         ({"tensors": {"a": {"type": ["Q4_K"]}}}, "has no type that there is"),
     ],
 )
-def test_damaged_plans_are_refused_in_words(tmp_path: Path, change: dict[str, Any], word: str) -> None:
+def test_damaged_plans_are_refused_in_words(
+    tmp_path: Path, change: dict[str, Any], word: str
+) -> None:
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(GOOD | change))
     with pytest.raises(Refusal, match=word):
         load(path)
 
 
-@pytest.mark.parametrize("raw", [b"", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"format": "llmcli.plan"'])
+@pytest.mark.parametrize(
+    "raw", [b"", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"format": "llmcli.plan"']
+)
 def test_what_is_no_json_is_no_plan(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "plan.json").write_bytes(raw)
     with pytest.raises(Refusal):
@@ -116,7 +127,11 @@ def test_a_plan_is_for_its_source_and_what_steered_it() -> None:
         ("abd", {"method": "search", "imatrix": "12"}, "another source"),
         ("abc", {"method": "ggml", "imatrix": "12"}, "method search, this run has method ggml"),
         ("abc", {"method": "search"}, "imatrix 12, this run has no imatrix"),
-        ("abc", {"method": "search", "imatrix": "12", "moments": "5"}, "no moments, this run has moments 5"),
+        (
+            "abc",
+            {"method": "search", "imatrix": "12", "moments": "5"},
+            "no moments, this run has moments 5",
+        ),
     ]:
         with pytest.raises(Refusal, match=word):
             mix.check(fingerprint, steered)

@@ -1,4 +1,6 @@
-"""The file of second moments: what was gathered comes back, shared inputs once, and nothing in it is believed."""
+"""The file of second moments: what was gathered comes back, shared inputs once, and nothing in it
+is believed.
+"""
 
 import struct
 from pathlib import Path
@@ -22,14 +24,21 @@ def rows(*shape: int, seed: int = 0) -> np.ndarray:
 def written(folder: Path) -> Path:
     experts = Gathered.of(rows(3, 50, 8, seed=1))
     experts.second[1] = experts.first[1] = experts.counts[1] = 0  # never seen
-    qkv = (["blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight"], Gathered.of(rows(70, 40)))
-    return momentfile.write(folder / "m.gguf", [qkv, (["blk.0.ffn_up_exps.weight"], experts)], ABOUT)
+    qkv = (
+        ["blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight"],
+        Gathered.of(rows(70, 40)),
+    )
+    return momentfile.write(
+        folder / "m.gguf", [qkv, (["blk.0.ffn_up_exps.weight"], experts)], ABOUT
+    )
 
 
 def test_what_was_gathered_comes_back(tmp_path: Path) -> None:
     found = moments.load(written(tmp_path))
     assert found.about == ABOUT
-    assert found.names == {f"blk.0.{role}.weight" for role in ("attn_q", "attn_k", "attn_v", "ffn_up_exps")}
+    assert found.names == {
+        f"blk.0.{role}.weight" for role in ("attn_q", "attn_k", "attn_v", "ffn_up_exps")
+    }
     assert found.of("blk.0.attn_q.weight") is found.of("blk.0.attn_v.weight")
     assert found.of("output.weight") is None
     second, x = found.of("blk.0.attn_k.weight"), rows(70, 40)
@@ -56,8 +65,12 @@ def test_each_expert_has_its_own_and_an_unseen_one_the_identity(tmp_path: Path) 
 
 def test_its_diagonal_is_an_imatrix(tmp_path: Path) -> None:
     found = moments.load(written(tmp_path))
-    entries = found.imatrix.fitting([("blk.0.attn_q.weight", (40, 4)), ("blk.0.ffn_up_exps.weight", (8, 4, 3))])
-    assert np.array_equal(entries["blk.0.attn_q.weight"].vectors(0, 1, 40)[0], found.inputs[0].squares())
+    entries = found.imatrix.fitting(
+        [("blk.0.attn_q.weight", (40, 4)), ("blk.0.ffn_up_exps.weight", (8, 4, 3))]
+    )
+    assert np.array_equal(
+        entries["blk.0.attn_q.weight"].vectors(0, 1, 40)[0], found.inputs[0].squares()
+    )
     experts = entries["blk.0.ffn_up_exps.weight"].vectors(0, 3, 8)
     assert np.array_equal(experts, [found.inputs[1].squares(matrix) for matrix in range(3)])
     assert (found.imatrix.dataset, found.imatrix.chunks) == ("some.txt", 3)
@@ -67,14 +80,21 @@ def test_the_container_is_a_gguf_file(tmp_path: Path) -> None:
     reader = gguf.GGUFReader(written(tmp_path))
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     x = rows(70, 40)
-    np.testing.assert_allclose(tensors["0.second"].data.reshape(40, 40), x.T @ x, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        tensors["0.second"].data.reshape(40, 40), x.T @ x, rtol=1e-5, atol=1e-5
+    )
     assert reader.fields["general.type"].contents() == "llmcli.moments"
 
 
 def test_another_model_or_other_folds_are_refused_by_name(tmp_path: Path) -> None:
     found = moments.load(written(tmp_path))
-    assert set(found.fitting([("blk.0.attn_q.weight", (40, 4)), ("output.weight", (40, 9))])) == {"blk.0.attn_q.weight"}
-    with pytest.raises(Refusal, match=r"another model: blk\.0\.attn_q\.weight has 1 x 40 columns, the tensor 1 x 41"):
+    assert set(found.fitting([("blk.0.attn_q.weight", (40, 4)), ("output.weight", (40, 9))])) == {
+        "blk.0.attn_q.weight"
+    }
+    with pytest.raises(
+        Refusal,
+        match=r"another model: blk\.0\.attn_q\.weight has 1 x 40 columns, the tensor 1 x 41",
+    ):
         found.fitting([("blk.0.attn_q.weight", (41, 4))])
     with pytest.raises(Refusal, match=r"another model: .*ffn_up_exps"):
         found.fitting([("blk.0.ffn_up_exps.weight", (8, 4, 4))])
@@ -83,17 +103,33 @@ def test_another_model_or_other_folds_are_refused_by_name(tmp_path: Path) -> Non
 
 
 def test_its_digest_tells_its_content(tmp_path: Path) -> None:
-    one = moments.load(momentfile.write(tmp_path / "a", [(["a"], Gathered.of(rows(9, 4)))], ABOUT)).digest
-    assert one == moments.load(momentfile.write(tmp_path / "b", [(["a"], Gathered.of(rows(9, 4)))], ABOUT)).digest
-    other = moments.load(momentfile.write(tmp_path / "c", [(["a"], Gathered.of(rows(9, 4, seed=1)))], ABOUT)).digest
+    one = moments.load(
+        momentfile.write(tmp_path / "a", [(["a"], Gathered.of(rows(9, 4)))], ABOUT)
+    ).digest
+    assert (
+        one
+        == moments.load(
+            momentfile.write(tmp_path / "b", [(["a"], Gathered.of(rows(9, 4)))], ABOUT)
+        ).digest
+    )
+    other = moments.load(
+        momentfile.write(tmp_path / "c", [(["a"], Gathered.of(rows(9, 4, seed=1)))], ABOUT)
+    ).digest
     assert one != other
-    assert one != moments.load(momentfile.write(tmp_path / "d", [(["b"], Gathered.of(rows(9, 4)))], ABOUT)).digest
+    assert (
+        one
+        != moments.load(
+            momentfile.write(tmp_path / "d", [(["b"], Gathered.of(rows(9, 4)))], ABOUT)
+        ).digest
+    )
 
 
 def test_a_file_in_the_making_is_gone_on_with(tmp_path: Path) -> None:
     inputs = [Input((f"w{number}",), 6) for number in range(3)]
     gathered = [Gathered.of(rows(9, 6, seed=number)) for number in range(3)]
-    whole = momentfile.write(tmp_path / "whole", [((f"w{n}",), one) for n, one in enumerate(gathered)], ABOUT)
+    whole = momentfile.write(
+        tmp_path / "whole", [((f"w{n}",), one) for n, one in enumerate(gathered)], ABOUT
+    )
     with MomentFile(tmp_path / "m", ABOUT, inputs) as file:
         file.put(2, gathered[2])
     assert not (tmp_path / "m").exists()
@@ -106,7 +142,9 @@ def test_a_file_in_the_making_is_gone_on_with(tmp_path: Path) -> None:
     assert list(tmp_path.glob(".*")) == []
     with MomentFile(tmp_path / "m", ABOUT, inputs) as file:
         file.put(1, gathered[1])
-    with MomentFile(tmp_path / "m", About("other"), inputs) as file:  # of something else: begun anew
+    with MomentFile(
+        tmp_path / "m", About("other"), inputs
+    ) as file:  # of something else: begun anew
         assert file.done == frozenset()
 
 
@@ -124,7 +162,9 @@ def damaged(path: Path) -> dict[str, bytes]:
     def at(offset: int, value: bytes) -> bytes:
         return raw[:offset] + value + raw[offset + len(value) :]
 
-    second, squares, counts = (tensors[f"0.{end}"].data_offset for end in ("second", "squares", "counts"))
+    second, squares, counts = (
+        tensors[f"0.{end}"].data_offset for end in ("second", "squares", "counts")
+    )
     return {
         "no sound file.*not finished": raw.replace(
             gguf.GGUFReader(path).fields["llmcli.moments.digest"].contents().encode(), b"0" * 64

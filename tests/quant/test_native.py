@@ -25,7 +25,9 @@ def test_our_table_of_types_is_the_librarys() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(QUANTIZED) - {"Q1_0", "Q2_0"}))
 def test_decoding_gives_what_the_gguf_package_reads(name: str) -> None:
-    codes = native.encode(rows(), name, label="t", importance=native.Importance(np.ones((1, 512), np.float32), 24))
+    codes = native.encode(
+        rows(), name, label="t", importance=native.Importance(np.ones((1, 512), np.float32), 24)
+    )
     ours = native.decode(codes, name, 512, label="t")
     theirs = gguf.dequantize(codes, gguf.GGMLQuantizationType[name])
     assert np.array_equal(ours, theirs)
@@ -53,7 +55,12 @@ def test_every_matrix_of_a_stack_is_weighed_by_its_own_vector(name: str) -> None
     vectors = np.random.default_rng(2).exponential(1, (3, 512)).astype(np.float32)
     whole = native.encode(rows(), name, label="t", importance=native.Importance(vectors, 8))
     each = [
-        native.encode(rows()[8 * i : 8 * i + 8], name, label="t", importance=native.Importance(vectors[i : i + 1], 8))
+        native.encode(
+            rows()[8 * i : 8 * i + 8],
+            name,
+            label="t",
+            importance=native.Importance(vectors[i : i + 1], 8),
+        )
         for i in range(3)
     ]
     assert np.array_equal(whole, np.concatenate(each))
@@ -64,7 +71,9 @@ def test_every_matrix_of_a_stack_is_weighed_by_its_own_vector(name: str) -> None
 
 def test_the_types_ggml_aborts_on_without_an_imatrix_are_known() -> None:
     lib = native.library()
-    found = {name for name in QUANTIZED if lib.ggml_quantize_requires_imatrix(native.TYPE_NUMBERS[name])}
+    found = {
+        name for name in QUANTIZED if lib.ggml_quantize_requires_imatrix(native.TYPE_NUMBERS[name])
+    }
     assert found == FATAL
 
 
@@ -81,7 +90,9 @@ def test_what_is_copied_is_looked_at_too(name: str, capfd: pytest.CaptureFixture
     codes = native.encode(rows(), name, label="t")
     native.check(codes, name, label="t")
     end = {"F32": b"\0\0\xc0\x7f", "F16": b"\0\x7c", "BF16": b"\x80\xff"}.get(name, b"\0\x7e")
-    codes[7, : len(end)] = np.frombuffer(end, np.uint8)  # NaN, infinity, -infinity, a NaN for a block's scale
+    codes[7, : len(end)] = np.frombuffer(
+        end, np.uint8
+    )  # NaN, infinity, -infinity, a NaN for a block's scale
     with pytest.raises(Refusal, match=r"blk\.3\.ffn_up\.weight holds NaN or infinite"):
         native.check(codes, name, label="blk.3.ffn_up.weight")
 
@@ -114,13 +125,17 @@ def test_an_importance_too_large_for_a_search_is_refused_before_it_could_abort(n
 def test_what_needs_no_search_may_be_large() -> None:
     for name in ("MXFP4", "BF16", "F32"):
         large = rows() * np.float32(1e30)
-        codes = native.encode(large, name, label="t", importance=native.Importance(np.ones((1, 512), np.float32), 24))
+        codes = native.encode(
+            large, name, label="t", importance=native.Importance(np.ones((1, 512), np.float32), 24)
+        )
         assert np.allclose(native.decode(codes, name, 512, label="t"), large, rtol=0.3, atol=1e29)
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
 def test_our_encoders_choose_ggmls_bytes(name: str) -> None:
-    """Of ordinary weights and odd ones: flat groups, outliers, one sign, tiny, huge; an odd number of superblocks."""
+    """Of ordinary weights and odd ones: flat groups, outliers, one sign, tiny, huge; an odd number
+    of superblocks.
+    """
     if native._encoder(name) is None:
         pytest.skip("this build of llama.cpp has no encoders of ours: they are for x86-64 and GCC")
     random, lib = np.random.default_rng(5), native.library()
@@ -129,9 +144,20 @@ def test_our_encoders_choose_ggmls_bytes(name: str) -> None:
     outlier = normal * np.where(random.random(normal.shape) < 0.004, 1e5, 1e-3)
     ties = np.round(normal * 2) / 2
     wide = normal * np.exp2(random.uniform(-60, 20, normal.shape))
-    for values in (normal * 0.02, grouped, outlier, ties, np.abs(normal), -np.abs(normal), wide, normal * 0 - 0.0):
+    for values in (
+        normal * 0.02,
+        grouped,
+        outlier,
+        ties,
+        np.abs(normal),
+        -np.abs(normal),
+        wide,
+        normal * 0 - 0.0,
+    ):
         rows = np.ascontiguousarray(values, np.float32)
         expected = np.empty((3, native.row_bytes(name, rows.shape[1])), np.uint8)
         number = native.TYPE_NUMBERS[name]
-        lib.ggml_quantize_chunk(number, rows.ctypes.data, expected.ctypes.data, 0, 3, rows.shape[1], None)
+        lib.ggml_quantize_chunk(
+            number, rows.ctypes.data, expected.ctypes.data, 0, 3, rows.shape[1], None
+        )
         assert np.array_equal(native.encode(rows, name, label="t"), expected)

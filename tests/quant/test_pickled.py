@@ -1,4 +1,6 @@
-"""Pickled checkpoints, written by torch.save: the same tensors as safetensors, and nothing in them is run."""
+"""Pickled checkpoints, written by torch.save: the same tensors as safetensors, and nothing in them
+is run.
+"""
 
 import json
 import pickle
@@ -19,7 +21,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pickles hav
 
 @pytest.fixture
 def weights(stories: Path) -> dict[str, Any]:
-    return {name: torch.from_numpy(a.copy()) for name, a in checkpoint.read(stories / "model.safetensors").items()}
+    return {
+        name: torch.from_numpy(a.copy())
+        for name, a in checkpoint.read(stories / "model.safetensors").items()
+    }
 
 
 @pytest.fixture
@@ -45,9 +50,14 @@ def test_a_pickle_gives_the_same_file_as_safetensors_but_for_the_name_of_its_sou
 def test_shards_and_every_dtype_are_read(tmp_path: Path) -> None:
     random = torch.randn(3, 4, 6)
     kept = {
-        "a": random, "b": random[0].bfloat16(), "c": random[1].half(), "d": (random[0] * 9).to(torch.int32),
-        "e": random[1].to(torch.float8_e4m3fn), "f": torch.tensor(2.5), "g": random[2, 1:3],
-    }  # fmt: skip
+        "a": random,
+        "b": random[0].bfloat16(),
+        "c": random[1].half(),
+        "d": (random[0] * 9).to(torch.int32),
+        "e": random[1].to(torch.float8_e4m3fn),
+        "f": torch.tensor(2.5),
+        "g": random[2, 1:3],
+    }
     places = {}
     for i, (name, value) in enumerate(kept.items()):
         file = f"pytorch_model-{i % 2 + 1:05}-of-00002.bin"
@@ -59,7 +69,11 @@ def test_shards_and_every_dtype_are_read(tmp_path: Path) -> None:
     assert {name: t.dtype for name, t in sorted(found.items())} == dict(
         zip("abcdefg", ["F32", "BF16", "F16", "I32", "F8_E4M3", "F32", "F32"], strict=True)
     )
-    assert {name: t.shape for name, t in found.items() if name in "afg"} == {"a": (3, 4, 6), "f": (1,), "g": (2, 6)}
+    assert {name: t.shape for name, t in found.items() if name in "afg"} == {
+        "a": (3, 4, 6),
+        "f": (1,),
+        "g": (2, 6),
+    }
     assert np.array_equal(views.floats(found["a"], 5, 9), random.reshape(12, 6)[5:9].numpy())
     assert np.array_equal(views.floats(found["b"]), kept["b"].float().numpy())
     assert np.array_equal(views.floats(found["g"]), kept["g"].numpy())
@@ -97,7 +111,10 @@ class Bomb:
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_code_in_a_pickle_is_not_run(wrapped: bool, tmp_path: Path) -> None:
     target = tmp_path / "touched"
-    torch.save({"w": torch.ones(2, 2), "x": Bomb(target)} if wrapped else Bomb(target), tmp_path / "pytorch_model.bin")
+    torch.save(
+        {"w": torch.ones(2, 2), "x": Bomb(target)} if wrapped else Bomb(target),
+        tmp_path / "pytorch_model.bin",
+    )
     with pytest.raises(Refusal, match=r"is not read: Weights only load failed"):
         pickled.load(tmp_path)
     assert not target.exists()
@@ -111,7 +128,10 @@ def old_format(file: Path, values: Any) -> None:
 
 def compressed(file: Path, values: Any) -> None:
     torch.save(values, file.with_suffix(".tmp"))
-    with zipfile.ZipFile(file.with_suffix(".tmp")) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+    with (
+        zipfile.ZipFile(file.with_suffix(".tmp")) as old,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
         for member in old.infolist():
             new.writestr(member.filename, old.read(member))
 
@@ -134,16 +154,42 @@ def bare(file: Path, values: Any) -> None:
         (bare, {"w": [1, 2]}, "torch's format of before 2020"),
         (compressed, {"w": torch.ones(2, 2)}, "is compressed"),
         (lambda file, values: torch.save(values, file), {}, "holds no table of tensors"),
-        (lambda file, values: torch.save(values, file), [torch.ones(2, 2)], "holds no table of tensors"),
-        (lambda file, values: torch.save(values, file), {"w": torch.ones(2, 2), "epoch": 3}, "more than tensors"),
-        (lambda file, values: torch.save(values, file), {"w": torch.ones(4, 2).T}, "in memory order: 'w'"),
-        (lambda file, values: torch.save(values, file), {"w": torch.ones(2, 2).to_sparse()}, "in memory order: 'w'"),
+        (
+            lambda file, values: torch.save(values, file),
+            [torch.ones(2, 2)],
+            "holds no table of tensors",
+        ),
+        (
+            lambda file, values: torch.save(values, file),
+            {"w": torch.ones(2, 2), "epoch": 3},
+            "more than tensors",
+        ),
+        (
+            lambda file, values: torch.save(values, file),
+            {"w": torch.ones(4, 2).T},
+            "in memory order: 'w'",
+        ),
+        (
+            lambda file, values: torch.save(values, file),
+            {"w": torch.ones(2, 2).to_sparse()},
+            "in memory order: 'w'",
+        ),
         (lambda file, values: torch.save(values, file), {"w": negated()}, "in memory order: 'w'"),
-        (lambda file, values: torch.save(values, file), {"w": torch.ones(2, 2, dtype=torch.complex64)}, "order: 'w'"),
-        (lambda file, values: torch.save(values, file), {3: torch.ones(2, 2)}, "in memory order: 3"),
+        (
+            lambda file, values: torch.save(values, file),
+            {"w": torch.ones(2, 2, dtype=torch.complex64)},
+            "order: 'w'",
+        ),
+        (
+            lambda file, values: torch.save(values, file),
+            {3: torch.ones(2, 2)},
+            "in memory order: 3",
+        ),
     ],
-)  # fmt: skip
-def test_what_is_no_table_of_tensors_is_refused(save: Any, values: Any, said: str, tmp_path: Path) -> None:
+)
+def test_what_is_no_table_of_tensors_is_refused(
+    save: Any, values: Any, said: str, tmp_path: Path
+) -> None:
     save(tmp_path / "pytorch_model.bin", values)
     with pytest.raises(Refusal) as caught:
         pickled.load(tmp_path)
@@ -157,8 +203,10 @@ def test_a_damaged_pickle_is_read_or_refused(weights: dict[str, Any], tmp_path: 
     data, random = good.read_bytes(), np.random.default_rng(0)
     with zipfile.ZipFile(good) as archive:
         head = next(m for m in archive.infolist() if m.filename.endswith("data.pkl"))
-    spots = [*random.integers(head.header_offset, head.header_offset + head.file_size, 150),
-             *random.integers(len(data) - 900, len(data), 100)]  # fmt: skip
+    spots = [
+        *random.integers(head.header_offset, head.header_offset + head.file_size, 150),
+        *random.integers(len(data) - 900, len(data), 100),
+    ]
     refused = 0
     for spot in spots:
         broken = bytearray(data)
@@ -178,7 +226,9 @@ def test_a_trainers_own_files_do_not_count(weights: dict[str, Any], tmp_path: Pa
     assert [file.name for file in pickled.files(tmp_path)] == ["model.pt"]
     assert list(pickled.load(tmp_path)) == ["w"]
     torch.save({"w": torch.ones(2, 2)}, tmp_path / "other.pth")
-    with pytest.raises(Refusal, match=r"has 2 pickled files and no pytorch_model\.bin: model\.pt, other\.pth"):
+    with pytest.raises(
+        Refusal, match=r"has 2 pickled files and no pytorch_model\.bin: model\.pt, other\.pth"
+    ):
         pickled.load(tmp_path)
 
 

@@ -93,17 +93,25 @@ def whole(model: Path, out: Path) -> bytes:
     return out.read_bytes()
 
 
-def tasks(count: int, read: Callable[[int, int], np.ndarray] | None = None) -> tuple[quantize.Step, ...]:
+def tasks(
+    count: int, read: Callable[[int, int], np.ndarray] | None = None
+) -> tuple[quantize.Step, ...]:
     rng = np.random.default_rng(0)
     data = rng.normal(0, 1, (ROWS, COLUMNS)).astype(np.float32).view(np.uint8)
-    weight = Weight("w", (COLUMNS, ROWS), "F32", read or (lambda first, last: data[first:last].copy()))
+    weight = Weight(
+        "w", (COLUMNS, ROWS), "F32", read or (lambda first, last: data[first:last].copy())
+    )
     return (quantize.Step(weight, "Q8_0", None, ROWS * 272, Evidence("w", COLUMNS, ROWS)),) * count
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])
 @pytest.mark.parametrize("sizes", [(1 << 24, 1 << 18), (16384, 2048), (2560, 1)])
 def test_threads_slabs_and_pieces_do_not_change_the_bytes(
-    threads: int, sizes: tuple[int, int], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    threads: int,
+    sizes: tuple[int, int],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = whole(model, tmp_path / "whole.gguf")
     monkeypatch.setattr(pipeline, "SLAB", sizes[0])
@@ -140,11 +148,15 @@ def test_what_is_alive_is_bounded_and_read_ahead(monkeypatch: pytest.MonkeyPatch
 
 def test_a_slab_larger_than_all_room_goes_through_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "ALIVE", 100)
-    assert sum(piece.last - piece.first for piece in pipeline.stream(tasks(3), threads=2)) == 3 * ROWS
+    assert (
+        sum(piece.last - piece.first for piece in pipeline.stream(tasks(3), threads=2)) == 3 * ROWS
+    )
 
 
 @pytest.mark.usefixtures("small")
-def test_rows_are_read_once_in_order_by_one_thread_that_is_not_the_writers(model: Path, tmp_path: Path) -> None:
+def test_rows_are_read_once_in_order_by_one_thread_that_is_not_the_writers(
+    model: Path, tmp_path: Path
+) -> None:
     seen: list[tuple[str, int, int]] = []
     readers = set()
 
@@ -164,7 +176,9 @@ def test_rows_are_read_once_in_order_by_one_thread_that_is_not_the_writers(model
         spans = [(first, last) for name, first, last in seen if name == step.weight.name]
         assert [first for first, _ in spans] == [0, *(last for _, last in spans[:-1])]
         assert spans[-1][1] == step.weight.rows
-    assert list(dict.fromkeys(name for name, _, _ in seen)) == [step.weight.name for step in made.steps]
+    assert list(dict.fromkeys(name for name, _, _ in seen)) == [
+        step.weight.name for step in made.steps
+    ]
 
 
 def test_leaving_early_ends_the_threads() -> None:
@@ -192,14 +206,18 @@ def poisoned(*names: str) -> Callable[[Weight], Weight]:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", ["output.weight", "output_norm.weight"])
-def test_a_nan_in_the_last_tensor_is_named_and_nothing_is_finished(name: str, model: Path, tmp_path: Path) -> None:
+def test_a_nan_in_the_last_tensor_is_named_and_nothing_is_finished(
+    name: str, model: Path, tmp_path: Path
+) -> None:
     with pytest.raises(Damaged, match=f"{name} holds NaN"):
         quantize.run(plan(model, poisoned(name)), tmp_path / "out.gguf", threads=2)
     assert not [path.name for path in tmp_path.iterdir() if path.name != "home"]
 
 
 def test_of_two_mistakes_the_first_in_the_files_order_is_told(model: Path, tmp_path: Path) -> None:
-    bad = plan(model, poisoned("blk.0.ffn_gate.weight", "blk.0.ffn_up.weight", "blk.0.ffn_norm.weight"))
+    bad = plan(
+        model, poisoned("blk.0.ffn_gate.weight", "blk.0.ffn_up.weight", "blk.0.ffn_norm.weight")
+    )
     for _ in range(5):
         with pytest.raises(Damaged, match=r"blk\.0\.ffn_norm\.weight holds NaN"):
             quantize.run(bad, tmp_path / "out.gguf", threads=4)
@@ -258,13 +276,19 @@ def test_a_failure_at_every_step_of_the_journal_is_resumed_to_the_same_file(
     assert failed > 30
 
 
-def test_a_run_killed_again_and_again_ends_with_the_same_sha256(model: Path, tmp_path: Path) -> None:
+def test_a_run_killed_again_and_again_ends_with_the_same_sha256(
+    model: Path, tmp_path: Path
+) -> None:
     unbroken = quantize.run(plan(model), tmp_path / "whole.gguf", threads=1).sha256
     out, killed, chance = tmp_path / "out.gguf", 0, random.Random(7)
     command = [sys.executable, "-c", CHILD, str(model), str(out)]
     while True:
         child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
         )
         assert child.stdin is not None
         assert child.stdout is not None
@@ -289,7 +313,9 @@ def test_a_real_ctrl_c_leaves_at_once_and_the_next_run_goes_on(model: Path, tmp_
     """Of a source that does not answer: the reader hangs, the rest is at work."""
     expected, out = whole(model, tmp_path / "whole.gguf"), tmp_path / "out.gguf"
     child = subprocess.Popen(
-        [sys.executable, "-c", HANGING, str(model), str(out)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", HANGING, str(model), str(out)],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
     )
     with child:
         assert child.stdout is not None

@@ -1,4 +1,6 @@
-"""A converted vocabulary encodes as the model's own tokenizer does, or the conversion fails and says where."""
+"""A converted vocabulary encodes as the model's own tokenizer does, or the conversion fails and
+says where.
+"""
 
 import base64
 import functools
@@ -32,13 +34,18 @@ def test_the_battery_is_large_and_has_nothing_twice() -> None:
     texts = battery.texts()
     assert len(set(texts)) == len(texts) >= 500
     assert all(
-        any(sample in text for text in texts) for sample in ("\u200d", "\u0301", "中", "ا", "<|im_end|>", "0x1F")
+        any(sample in text for text in texts)
+        for sample in ("\u200d", "\u0301", "中", "ا", "<|im_end|>", "0x1F")
     )
 
 
 @pytest.mark.parametrize(
     ("name", "size", "notes"),
-    [("smollm2", 49152, []), ("qwen3", 151936, ["(NFC)", "takes </s> for special"]), ("mistral7b_v1", 32000, [])],
+    [
+        ("smollm2", 49152, []),
+        ("qwen3", 151936, ["(NFC)", "takes </s> for special"]),
+        ("mistral7b_v1", 32000, []),
+    ],
 )
 def test_real_tokenizers_are_proven(name: str, size: int, notes: list[str], tmp_path: Path) -> None:
     found = prove(tokenizer(name), size, tmp_path / "v.gguf")
@@ -52,13 +59,18 @@ def test_both_sources_of_the_stories_are_proven(stories: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("prefix", [True, False])
-def test_a_file_that_puts_spaces_otherwise_is_caught(prefix: bool, stories: Path, tmp_path: Path) -> None:
+def test_a_file_that_puts_spaces_otherwise_is_caught(
+    prefix: bool, stories: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(stories, tmp_path / "folder")
     (folder / "tokenizer.model").unlink()
     values = json.loads((folder / "tokenizer.json").read_text())
     steps = [{"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
     steps = [{"type": "Prepend", "prepend": "▁"}, *steps] if prefix else steps
-    checkpoint.edit(folder / "tokenizer.json", **values | {"normalizer": {"type": "Sequence", "normalizers": steps}})
+    checkpoint.edit(
+        folder / "tokenizer.json",
+        **values | {"normalizer": {"type": "Sequence", "normalizers": steps}},
+    )
     prove(folder, 512, tmp_path / "v.gguf")
     with pytest.raises(Refusal, match=r"test strings otherwise .*; the first 10:\n  'a'"):
         prove(folder, 512, tmp_path / "w.gguf", add_space_prefix=("bool", not prefix))
@@ -66,7 +78,9 @@ def test_a_file_that_puts_spaces_otherwise_is_caught(prefix: bool, stories: Path
 
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe"])
 def test_a_wrong_pre_tokenizer_fails_and_shows_ten(pre: str, tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match=r"would encode \d+ test strings otherwise .*; the first 10:") as caught:
+    with pytest.raises(
+        Refusal, match=r"would encode \d+ test strings otherwise .*; the first 10:"
+    ) as caught:
         prove(tokenizer("smollm2"), 49152, tmp_path / "v.gguf", pre)
     assert str(caught.value).count("llama.cpp: ") == 10
     assert "--pre" in caught.value.hint
@@ -84,11 +98,15 @@ def test_a_finetune_with_one_more_token_is_known_all_the_same(tmp_path: Path) ->
     new = values["added_tokens"][0] | {"id": 49152, "content": "<|my_turn|>"}
     checkpoint.edit(file, added_tokens=[*values["added_tokens"], new])
     assert prove(folder, 49153, tmp_path / "v.gguf").notes == ()
-    assert prove(folder, None, tmp_path / "less.gguf").notes == ()  # a token without a row is left out
+    assert (
+        prove(folder, None, tmp_path / "less.gguf").notes == ()
+    )  # a token without a row is left out
 
 
 @pytest.mark.parametrize("path", vocabularies.files(), ids=lambda path: path.name)
-def test_llama_cpps_own_vocabularies_give_its_expected_ids_and_are_proven(path: Path, tmp_path: Path) -> None:
+def test_llama_cpps_own_vocabularies_give_its_expected_ids_and_are_proven(
+    path: Path, tmp_path: Path
+) -> None:
     name = path.name.removeprefix("ggml-vocab-").removesuffix(".gguf")
     if name not in (*vocabularies.STEPS, *vocabularies.PIECES):
         pytest.skip(f"{name} is of a kind that is not converted")
@@ -110,11 +128,17 @@ def test_llama_cpps_own_vocabularies_are_here() -> None:
 def learnt() -> dict[str, Any]:
     """A model whose merges cross every boundary, learnt from the battery: any other split shows."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=20000, initial_alphabet=alphabet, show_progress=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=20000, initial_alphabet=alphabet, show_progress=False
+    )
     # Without words that llama.cpp takes for special tokens.
-    made.train_from_iterator([text for text in battery.texts() if text not in battery.LOOKALIKES] * 2, trainer)
+    made.train_from_iterator(
+        [text for text in battery.texts() if text not in battery.LOOKALIKES] * 2, trainer
+    )
     return json.loads(made.to_str())["model"]
 
 
@@ -127,13 +151,35 @@ def trained(folder: Path, steps: tuple[str, ...], whole: bool) -> int:
     return len(model["vocab"])
 
 
-EXACT = {"gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "qwen35", "bailingmoe", "deepseek-v3", "spark2_5",
-         "bloom", "viking", "minicpm5", "seed-coder", "exaone-moe", "jais-2"}  # fmt: skip
-CHAINS = [(steps, item) for steps, items in pretokenizer.KNOWN.items() for item in items if item.name in EXACT]
+EXACT = {
+    "gpt-2",
+    "smollm",
+    "llama-bpe",
+    "smaug-bpe",
+    "qwen2",
+    "qwen35",
+    "bailingmoe",
+    "deepseek-v3",
+    "spark2_5",
+    "bloom",
+    "viking",
+    "minicpm5",
+    "seed-coder",
+    "exaone-moe",
+    "jais-2",
+}
+CHAINS = [
+    (steps, item)
+    for steps, items in pretokenizer.KNOWN.items()
+    for item in items
+    if item.name in EXACT
+]
 
 
 @pytest.mark.parametrize(("steps", "pre"), CHAINS, ids=lambda item: getattr(item, "name", ""))
-def test_known_structures_split_as_llama_cpp_does_to_the_last_character(steps, pre, tmp_path: Path) -> None:
+def test_known_structures_split_as_llama_cpp_does_to_the_last_character(
+    steps, pre, tmp_path: Path
+) -> None:
     size = trained(tmp_path / "folder", steps, pre.whole)
     assert prove(tmp_path / "folder", size, tmp_path / "v.gguf").notes == ()
 
@@ -141,29 +187,52 @@ def test_known_structures_split_as_llama_cpp_does_to_the_last_character(steps, p
 @pytest.mark.parametrize(
     ("steps", "whole", "said"),
     [
-        ((pretokenizer.GPT4O,), False, "gpt-4o tells case and combining marks by ASCII letters alone"),
-        ((pretokenizer.TEKKEN,), True, "tekken tells case and combining marks by ASCII letters alone"),
+        (
+            (pretokenizer.GPT4O,),
+            False,
+            "gpt-4o tells case and combining marks by ASCII letters alone",
+        ),
+        (
+            (pretokenizer.TEKKEN,),
+            True,
+            "tekken tells case and combining marks by ASCII letters alone",
+        ),
         ((pretokenizer.KIMI,), False, "kimi-k2 tells no case, and marks in its own way"),
-        ((pretokenizer.THREES, pretokenizer.GPT4O), False, "tiny_aya tells no case, and marks in its own way"),
+        (
+            (pretokenizer.THREES, pretokenizer.GPT4O),
+            False,
+            "tiny_aya tells no case, and marks in its own way",
+        ),
     ],
     ids=["gpt-4o", "tekken", "kimi-k2", "tiny_aya"],
 )
-def test_an_expression_that_llama_cpp_rewrote_is_told_with_how_much_it_changes(steps, whole, said, tmp_path) -> None:
+def test_an_expression_that_llama_cpp_rewrote_is_told_with_how_much_it_changes(
+    steps, whole, said, tmp_path
+) -> None:
     size = trained(tmp_path / "folder", steps, whole)
     (note,) = prove(tmp_path / "folder", size, tmp_path / "v.gguf").notes
     assert re.search(rf"llama.cpp's {said}: \d+ of \d+ test strings", note)
 
 
 def test_added_tokens_that_take_the_space_around_them_are_told(tmp_path: Path) -> None:
-    token = {"id": 0, "content": "<|turn|>", "single_word": False, "lstrip": True, "rstrip": True, "normalized": True,
-             "special": True}  # fmt: skip
+    token = {
+        "id": 0,
+        "content": "<|turn|>",
+        "single_word": False,
+        "lstrip": True,
+        "rstrip": True,
+        "normalized": True,
+        "special": True,
+    }
     size = trained(tmp_path / "folder", ("gpt2",), False)
     checkpoint.edit(tmp_path / "folder" / "tokenizer.json", added_tokens=[token | {"id": size}])
     (note,) = prove(tmp_path / "folder", size + 1, tmp_path / "v.gguf").notes
     assert "strips no space (<|turn|>)" in note
 
 
-def test_whole_words_before_merges_are_compared_one_by_one_where_llama_cpp_has_no_such_rule(tmp_path: Path) -> None:
+def test_whole_words_before_merges_are_compared_one_by_one_where_llama_cpp_has_no_such_rule(
+    tmp_path: Path,
+) -> None:
     size = trained(tmp_path / "folder", ("gpt2",), whole=True)
     values = json.loads((tmp_path / "folder" / "tokenizer.json").read_text())
     values["model"]["vocab"]["zqzq"] = size
@@ -187,37 +256,68 @@ def changed(stories: Path, target: Path, **changes: Any) -> Path:
     folder = shutil.copytree(stories, target)
     (folder / "tokenizer.model").unlink()
     values = json.loads((folder / "tokenizer.json").read_text())
-    changes = {key: values[key] | change if key == "model" else change for key, change in changes.items()}
+    changes = {
+        key: values[key] | change if key == "model" else change for key, change in changes.items()
+    }
     (folder / "tokenizer.json").write_text(json.dumps(values | changes))
     return folder
 
 
 @pytest.mark.parametrize(
     ("first", "last", "told"),
-    [(1, 2, ""), (1, None, ""), (2, 1, "puts </s> <s> around a text, llama.cpp '<s>"), (2, None, "puts </s> around")],
+    [
+        (1, 2, ""),
+        (1, None, ""),
+        (2, 1, "puts </s> <s> around a text, llama.cpp '<s>"),
+        (2, None, "puts </s> around"),
+    ],
 )
-def test_what_a_file_cannot_put_around_a_text_is_told(first, last, told: str, stories: Path, tmp_path: Path) -> None:
+def test_what_a_file_cannot_put_around_a_text_is_told(
+    first, last, told: str, stories: Path, tmp_path: Path
+) -> None:
     names = {1: "<s>", 2: "</s>"}
     put = [{"SpecialToken": {"id": names[row], "type_id": 0}} for row in (first, last) if row]
     put.insert(1, {"Sequence": {"id": "A", "type_id": 0}})
     special = {name: {"id": name, "ids": [row], "tokens": [name]} for row, name in names.items()}
     post = {"type": "TemplateProcessing", "single": put, "pair": [], "special_tokens": special}
-    notes = prove(changed(stories, tmp_path / "folder", post_processor=post), 512, tmp_path / "v.gguf").notes
+    notes = prove(
+        changed(stories, tmp_path / "folder", post_processor=post), 512, tmp_path / "v.gguf"
+    ).notes
     assert [told in note for note in notes] == [True] * bool(told)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}},
-        {"padding": {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
-                     "pad_type_id": 0, "pad_token": "<unk>"}},
+        {
+            "truncation": {
+                "direction": "Right",
+                "max_length": 4,
+                "strategy": "LongestFirst",
+                "stride": 0,
+            }
+        },
+        {
+            "padding": {
+                "strategy": {"Fixed": 64},
+                "direction": "Right",
+                "pad_to_multiple_of": None,
+                "pad_id": 0,
+                "pad_type_id": 0,
+                "pad_token": "<unk>",
+            }
+        },
         {"model": {"dropout": 0.5}},
     ],
     ids=["truncation", "padding", "dropout"],
-)  # fmt: skip
-def test_what_a_tokenizer_was_trained_with_does_not_disturb_the_proof(changes, stories: Path, tmp_path: Path) -> None:
-    assert prove(changed(stories, tmp_path / "folder", **changes), 512, tmp_path / "v.gguf").notes == ()
+)
+def test_what_a_tokenizer_was_trained_with_does_not_disturb_the_proof(
+    changes, stories: Path, tmp_path: Path
+) -> None:
+    assert (
+        prove(changed(stories, tmp_path / "folder", **changes), 512, tmp_path / "v.gguf").notes
+        == ()
+    )
 
 
 def test_a_tokenizer_that_fails_over_a_text_is_refused(tmp_path: Path) -> None:
@@ -232,13 +332,22 @@ def test_a_tokenizer_that_fails_over_a_text_is_refused(tmp_path: Path) -> None:
 def test_a_tokenizer_that_makes_the_library_panic_is_refused(stories: Path, tmp_path: Path) -> None:
     rules = base64.b64encode(struct.pack("<II", 4, 1 << 20) + b"a\0").decode()
     step = {"type": "Precompiled", "precompiled_charsmap": rules}
-    with pytest.raises(Refusal, match=r"tokenizer.json is not understood by tokenizers: index out of bounds"):
+    with pytest.raises(
+        Refusal, match=r"tokenizer.json is not understood by tokenizers: index out of bounds"
+    ):
         prove(changed(stories, tmp_path / "folder", normalizer=step), 512, tmp_path / "v.gguf")
 
 
-def test_an_expression_in_a_tokenizer_of_pieces_is_refused_by_name(stories: Path, tmp_path: Path) -> None:
+def test_an_expression_in_a_tokenizer_of_pieces_is_refused_by_name(
+    stories: Path, tmp_path: Path
+) -> None:
     """Not run: it may take for ever, and llama.cpp would not do it."""
-    step = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    step = {
+        "type": "Split",
+        "pattern": {"Regex": "(a+)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     with pytest.raises(Refusal, match=r"by the expression '\(a\+\)\+\$'"):
         prove(changed(stories, tmp_path / "folder", pre_tokenizer=step), 512, tmp_path / "v.gguf")
 
@@ -247,7 +356,11 @@ def test_long_strings_are_shown_cut(tmp_path: Path) -> None:
     folder = shutil.copytree(tokenizer("smollm2"), tmp_path / "folder")
     (folder / "tokenizer.json").chmod(0o644)
     values = json.loads((folder / "tokenizer.json").read_text())
-    values["added_tokens"][3] |= {"content": "<" + "y" * 5000 + ">", "lstrip": True, "special": False}
+    values["added_tokens"][3] |= {
+        "content": "<" + "y" * 5000 + ">",
+        "lstrip": True,
+        "special": False,
+    }
     values["model"]["merges"].reverse()
     (folder / "tokenizer.json").write_text(json.dumps(values))
     with pytest.raises(Refusal, match="test strings otherwise") as caught:

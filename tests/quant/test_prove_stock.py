@@ -23,7 +23,10 @@ def test_words_about_a_tensor_are_told(line):
 
 
 def test_other_words_are_none_of_ours():
-    prove_stock.quiet("I llama_model_loader: - type q4_K: 24 tensors\nW no chat template: using chatml\n", "llama-cli")
+    prove_stock.quiet(
+        "I llama_model_loader: - type q4_K: 24 tensors\nW no chat template: using chatml\n",
+        "llama-cli",
+    )
 
 
 def test_blank_is_no_answer():

@@ -13,14 +13,22 @@ def some(count: int = 500) -> Scores:
     random = np.random.default_rng(3)
     base = random.exponential(2, count)
     nll = base + random.normal(0.1, 0.3, count)
-    return Scores(nll, base, random.exponential(0.05, count), (random.random(count) < 0.8) * 1.0, np.full(count, 0.01))
+    return Scores(
+        nll,
+        base,
+        random.exponential(0.05, count),
+        (random.random(count) < 0.8) * 1.0,
+        np.full(count, 0.01),
+    )
 
 
 def test_means_and_their_errors_are_llama_perplexity_s() -> None:
     values = some().kld
     found = mean(values)
     assert found.value == pytest.approx(statistics.fmean(values))
-    assert found.error == pytest.approx(math.sqrt(((values**2).mean() - values.mean() ** 2) / (len(values) - 1)))
+    assert found.error == pytest.approx(
+        math.sqrt(((values**2).mean() - values.mean() ** 2) / (len(values) - 1))
+    )
 
 
 def test_a_ratio_s_error_counts_what_both_share() -> None:
@@ -50,7 +58,12 @@ def test_a_model_beside_itself_differs_in_nothing() -> None:
     zero = np.zeros(len(scores.nll))
     told = quality(Scores(scores.nll, scores.nll, zero, zero + 1, zero)).against
     assert told
-    assert (told.ratio.value, told.ratio.error, told.kld.value, told.delta_rms.value) == (1, 0, 0, 0)
+    assert (told.ratio.value, told.ratio.error, told.kld.value, told.delta_rms.value) == (
+        1,
+        0,
+        0,
+        0,
+    )
     assert (told.same_top.value, told.same_top.error) == (1, 0)
     assert told.correlation == pytest.approx(1)
 

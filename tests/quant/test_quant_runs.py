@@ -1,4 +1,6 @@
-"""scripts/quant_runs.py: what a program took is its own; a teacher's kept logits lie beside those of a file."""
+"""scripts/quant_runs.py: what a program took is its own; a teacher's kept logits lie beside those
+of a file.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -44,5 +46,7 @@ def test_a_programs_memory_is_its_own_and_not_what_we_hold() -> None:
 def test_a_program_that_fails_is_told_in_its_own_words() -> None:
     with pytest.raises(quant_runs.Failed, match="no such thing"):
         quant_runs.run([sys.executable, "-c", "raise SystemExit('no such thing')"])
-    with pytest.raises(quant_runs.Failed, match="exit 134"):  # as a shell tells a signal: an abort of llama.cpp's
+    with pytest.raises(
+        quant_runs.Failed, match="exit 134"
+    ):  # as a shell tells a signal: an abort of llama.cpp's
         quant_runs.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 6)"])

@@ -1,4 +1,6 @@
-"""scripts/quant_table.py: what compare_quants.py keeps and prints, on figures that can be checked by eye."""
+"""scripts/quant_table.py: what compare_quants.py keeps and prints, on figures that can be checked
+by eye.
+"""
 
 import sys
 from pathlib import Path
@@ -40,7 +42,9 @@ def test_interval_of_a_ratio_holds_it_and_does_not_depend_on_the_run():
 
 
 def test_ratio_joins_calibration_texts_before_chunks_are_drawn():
-    found = ratio([np.array([1.0, 1.0]), np.array([3.0, 3.0])], [np.array([4.0, 4.0]), np.array([4.0, 4.0])])
+    found = ratio(
+        [np.array([1.0, 1.0]), np.array([3.0, 3.0])], [np.array([4.0, 4.0]), np.array([4.0, 4.0])]
+    )
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
 
 
@@ -76,7 +80,12 @@ def test_table_holds_methods_against_the_baseline_seed_by_seed(tmp_path):
 def test_figures_are_those_of_quality():
     flat = np.array([[[2.0, 1.0]], [[1.5, 1.0]], [[0.5, 0.1]], [[0.0, 1.0]]])
     kld, top_rank, same, ppl = figures(flat)
-    assert kld.startswith("0.300000 ± 0.2000") and top_rank == "0.4996" and same == "50.00%" and ppl == "1.2840"
+    assert (
+        kld.startswith("0.300000 ± 0.2000")
+        and top_rank == "0.4996"
+        and same == "50.00%"
+        and ppl == "1.2840"
+    )
 
 
 def test_row_from_before_files_were_asked_to_answer_is_one_that_was_not_asked(tmp_path):
@@ -88,7 +97,9 @@ def test_row_from_before_files_were_asked_to_answer_is_one_that_was_not_asked(tm
     assert found.answers == ""
 
 
-def test_a_method_that_is_refused_is_told_with_why_and_kept_for_the_exit_code(tmp_path, monkeypatch, capsys):
+def test_a_method_that_is_refused_is_told_with_why_and_kept_for_the_exit_code(
+    tmp_path, monkeypatch, capsys
+):
     ledger, text = Ledger(tmp_path), tmp_path / "text"
     text.write_text("words")
     setting = Setting(tmp_path, tmp_path, 512, {}, [text], None, None, 1, None)
@@ -104,4 +115,7 @@ def test_a_method_that_is_refused_is_told_with_why_and_kept_for_the_exit_code(tm
     made = list(compare_quants.rows(work, "Q4_K_M", {"gptq": ""}, range(1), []))
     assert [key.method for key in made] == [compare_quants.PLAIN, compare_quants.BASELINE]
     assert work.refused == ["gptq"]
-    assert capsys.readouterr().err == "tiny Q4_K_M gptq: error: --method gptq needs torch; hint: install it\n"
+    assert (
+        capsys.readouterr().err
+        == "tiny Q4_K_M gptq: error: --method gptq needs torch; hint: install it\n"
+    )

@@ -52,7 +52,9 @@ def kill(model: Path, out: Path, after: int) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 9, 30])
-def test_a_killed_run_is_resumed_and_ends_with_the_same_bytes(after: int, model: Path, tmp_path: Path) -> None:
+def test_a_killed_run_is_resumed_and_ends_with_the_same_bytes(
+    after: int, model: Path, tmp_path: Path
+) -> None:
     whole, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
     make(model, whole)
     kill(model, out, after)
@@ -76,8 +78,14 @@ def test_a_tensor_that_a_power_cut_took_is_made_again(model: Path, tmp_path: Pat
     assert out.read_bytes() == whole.read_bytes()
 
 
-def test_a_journal_cut_in_the_middle_of_a_line_is_read_up_to_there(model: Path, tmp_path: Path) -> None:
-    whole, out, journal = tmp_path / "whole.gguf", tmp_path / "out.gguf", tmp_path / ".out.gguf.journal"
+def test_a_journal_cut_in_the_middle_of_a_line_is_read_up_to_there(
+    model: Path, tmp_path: Path
+) -> None:
+    whole, out, journal = (
+        tmp_path / "whole.gguf",
+        tmp_path / "out.gguf",
+        tmp_path / ".out.gguf.journal",
+    )
     make(model, whole)
     kill(model, out, 9)
     journal.write_bytes(journal.read_bytes()[:-20])
@@ -93,13 +101,19 @@ def test_an_interrupted_run_of_other_settings_is_not_taken_up(model: Path, tmp_p
     assert container.read(out).file_type == "Q8_0"
 
 
-def test_a_finished_file_of_the_same_source_and_settings_is_left_alone(model: Path, tmp_path: Path) -> None:
+def test_a_finished_file_of_the_same_source_and_settings_is_left_alone(
+    model: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out.gguf"
     make(model, out)
     before = out.stat()
     assert make(model, out).present
     now = out.stat()  # but for when it was read
-    assert (now.st_ino, now.st_mtime_ns, now.st_size) == (before.st_ino, before.st_mtime_ns, before.st_size)
+    assert (now.st_ino, now.st_mtime_ns, now.st_size) == (
+        before.st_ino,
+        before.st_mtime_ns,
+        before.st_size,
+    )
     assert not make(model, out, force=True).present
     assert out.stat().st_ino != before.st_ino
 
@@ -126,13 +140,17 @@ def test_too_little_disk_is_refused_before_the_first_byte(model, tmp_path, monke
     assert out.stat().st_size == need
 
 
-def test_what_an_earlier_run_left_counts_as_room_and_is_not_spoilt_by_a_refusal(model, tmp_path, monkeypatch) -> None:
+def test_what_an_earlier_run_left_counts_as_room_and_is_not_spoilt_by_a_refusal(
+    model, tmp_path, monkeypatch
+) -> None:
     out, part = tmp_path / "out.gguf", tmp_path / ".out.gguf.part"
     kill(model, out, 9)
     plan = quantize.plan(quantize.open_gguf(model), "Q8_0")
     need, held = plan.layout.nbytes, part.stat().st_blocks * 512
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(draft.shutil, "disk_usage", lambda folder: usage._replace(free=need - held - 1))
+    monkeypatch.setattr(
+        draft.shutil, "disk_usage", lambda folder: usage._replace(free=need - held - 1)
+    )
     with pytest.raises(Refusal, match="bytes free"):
         quantize.run(plan, out, threads=1)
     monkeypatch.setattr(draft.shutil, "disk_usage", lambda folder: usage._replace(free=need - held))
@@ -143,7 +161,9 @@ def test_what_an_earlier_run_left_counts_as_room_and_is_not_spoilt_by_a_refusal(
     assert make(model, out, "Q8_0").resumed == 0
 
 
-def test_a_disk_that_fills_up_leaves_what_was_there_and_can_be_resumed(model, tmp_path, monkeypatch) -> None:
+def test_a_disk_that_fills_up_leaves_what_was_there_and_can_be_resumed(
+    model, tmp_path, monkeypatch
+) -> None:
     out, whole = tmp_path / "out.gguf", tmp_path / "whole.gguf"
     make(model, whole)
     out.write_bytes(b"precious")
@@ -188,8 +208,10 @@ def test_the_source_is_never_written_over(model: Path, tmp_path: Path) -> None:
 def test_a_folder_or_a_missing_folder_is_no_place_for_a_file(model: Path, tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     for out, said in (
-        (tmp_path, "is a folder"), (tmp_path / "no" / "x.gguf", "there is no folder"), (pipe, "is no ordinary file"),
-    ):  # fmt: skip
+        (tmp_path, "is a folder"),
+        (tmp_path / "no" / "x.gguf", "there is no folder"),
+        (pipe, "is no ordinary file"),
+    ):
         with pytest.raises(Refusal, match=said):
             make(model, out)
     assert pipe.is_fifo()
@@ -203,18 +225,31 @@ def test_two_writers_of_one_file_do_not_meet(model: Path, tmp_path: Path) -> Non
             quantize.run(plan, out, threads=1)
 
 
-def test_every_key_is_copied_as_it_stands_and_only_three_say_something_new(model: Path, tmp_path: Path) -> None:
+def test_every_key_is_copied_as_it_stands_and_only_three_say_something_new(
+    model: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out.gguf"
     make(model, out)
     old, new = gguf.GGUFReader(model), gguf.GGUFReader(out)
     kept = [key for key in old.fields if not key.startswith("GGUF.") and key != "general.file_type"]
-    assert [new.fields[key].contents() for key in kept] == [old.fields[key].contents() for key in kept]
+    assert [new.fields[key].contents() for key in kept] == [
+        old.fields[key].contents() for key in kept
+    ]
     added = {key: new.fields[key].contents() for key in new.fields if key not in old.fields}
-    assert added.keys() == {"general.quantization_version", quantize.SOURCE_KEY, quantize.SETTINGS_KEY}
-    assert (added["general.quantization_version"], new.fields["general.file_type"].contents()) == (2, 15)
+    assert added.keys() == {
+        "general.quantization_version",
+        quantize.SOURCE_KEY,
+        quantize.SETTINGS_KEY,
+    }
+    assert (added["general.quantization_version"], new.fields["general.file_type"].contents()) == (
+        2,
+        15,
+    )
 
 
-def test_slabs_and_threads_do_not_change_the_bytes(model: Path, tmp_path: Path, monkeypatch) -> None:
+def test_slabs_and_threads_do_not_change_the_bytes(
+    model: Path, tmp_path: Path, monkeypatch
+) -> None:
     whole, out = tmp_path / "whole.gguf", tmp_path / "out.gguf"
     make(model, whole)
     monkeypatch.setattr(pipeline, "SLAB", 3000)
@@ -236,7 +271,9 @@ def test_a_split_source_becomes_one_file(model: Path, tmp_path: Path) -> None:
     assert plan.source.name == "m"
 
 
-def test_rounding_what_was_rounded_is_named_and_its_error_measured(model: Path, tmp_path: Path) -> None:
+def test_rounding_what_was_rounded_is_named_and_its_error_measured(
+    model: Path, tmp_path: Path
+) -> None:
     first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
     make(model, first, "Q5_1")
     plan = quantize.plan(quantize.open_gguf(first), "Q4_0")
@@ -244,7 +281,9 @@ def test_rounding_what_was_rounded_is_named_and_its_error_measured(model: Path, 
     report = quantize.run(plan, second, threads=1)
     error = next(line.error for line in report.tallies if line.type == "Q4_0")
     name = "blk.0.ffn_up.weight"
-    before, after = (next(t for t in gguf.GGUFReader(path).tensors if t.name == name) for path in (first, second))
+    before, after = (
+        next(t for t in gguf.GGUFReader(path).tensors if t.name == name) for path in (first, second)
+    )
     a, b = (gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in (before, after))
     assert error == pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(a), rel=0.05)
 
@@ -276,7 +315,9 @@ def test_a_vocabulary_without_weights_is_refused(tmp_path: Path) -> None:
         ("model", "names no architecture", "llmcli show"),
     ],
 )
-def test_tensors_of_what_is_no_model_are_refused(kind: str, said: str, hint: str, tmp_path: Path) -> None:
+def test_tensors_of_what_is_no_model_are_refused(
+    kind: str, said: str, hint: str, tmp_path: Path
+) -> None:
     """Neither written in another type nor handed to llama.cpp."""
     file = tmp_path / "sums.gguf"
     out = gguf.GGUFWriter(file, "")

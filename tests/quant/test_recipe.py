@@ -1,4 +1,6 @@
-"""Which type each tensor gets, held against llama_model_quantize: types and bytes, tensor for tensor."""
+"""Which type each tensor gets, held against llama_model_quantize: types and bytes, tensor for
+tensor.
+"""
 
 import re
 from collections.abc import Callable
@@ -38,10 +40,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def assert_equal(
-    source: Path, kind: str, folder: Path, wishes: Wishes = recipe.STOCK, settings: Settings | None = None
+    source: Path,
+    kind: str,
+    folder: Path,
+    wishes: Wishes = recipe.STOCK,
+    settings: Settings | None = None,
 ) -> None:
     """Both quantizers make the same tensors, or both refuse."""
-    ours, theirs, number = folder / "ours.gguf", folder / "theirs.gguf", recipe.FILE_TYPES[kind].number
+    ours, theirs, number = (
+        folder / "ours.gguf",
+        folder / "theirs.gguf",
+        recipe.FILE_TYPES[kind].number,
+    )
     agreed = upstream.quantize(source, theirs, number, settings or Settings())
     if not agreed:
         with pytest.raises(Refusal, match=r"importance matrix|nothing stands in"):
@@ -66,21 +76,30 @@ def test_many_rows_are_llama_cpps(kind, models, tmp_path) -> None:
     ("name", "kind", "wishes", "settings"),
     [
         ("untied", "Q4_K_M", Wishes(head="q8_0"), Settings(head="Q8_0")),
-        ("untied", "F16", Wishes(head="q8_0", embedding="q4_0"), Settings(head="Q8_0", embedding="Q4_0")),
+        (
+            "untied",
+            "F16",
+            Wishes(head="q8_0", embedding="q4_0"),
+            Settings(head="Q8_0", embedding="Q4_0"),
+        ),
         ("tied", "Q4_K_M", Wishes(head="f16"), Settings(head="F16")),
         ("tied", "Q4_K_M", Wishes(embedding="q5_1"), Settings(embedding="Q5_1")),
         ("untied", "Q3_K_M", Wishes(keep_head=True), Settings(keep_head=True)),
         ("untied", "IQ4_XS", Wishes(pure=True), Settings(pure=True)),
         (
-            "eight experts", "Q4_K_M", Wishes(("attn_v=iq4_nl", r"ffn_.*=tq2_0", "attn_k=iq3_s")),
+            "eight experts",
+            "Q4_K_M",
+            Wishes(("attn_v=iq4_nl", r"ffn_.*=tq2_0", "attn_k=iq3_s")),
             Settings(patterns=(("attn_v", "IQ4_NL"), ("ffn_.*", "TQ2_0"), ("attn_k", "IQ3_S"))),
         ),
         (
-            "odd rows", "Q4_0", Wishes(("ffn_up=mxfp4", "attn_k=nvfp4"), pure=True),
+            "odd rows",
+            "Q4_0",
+            Wishes(("ffn_up=mxfp4", "attn_k=nvfp4"), pure=True),
             Settings(patterns=(("ffn_up", "MXFP4"), ("attn_k", "NVFP4")), pure=True),
         ),
     ],
-)  # fmt: skip
+)
 def test_wishes_are_llama_cpps(name, kind, wishes, settings, models, tmp_path) -> None:
     assert_equal(models(name), kind, tmp_path, wishes, settings)
 
@@ -91,22 +110,38 @@ def test_a_70b_models_values_get_more_bits_as_in_llama_cpp(kind, models, tmp_pat
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("kind", [kind for kind in recipe.FILE_TYPES if re.match("Q[3-8]_|Q2_K$", kind)])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in recipe.FILE_TYPES if re.match("Q[3-8]_|Q2_K$", kind)]
+)
 def test_a_real_model_becomes_what_llama_cpp_makes_of_it(kind, smollm2, tmp_path) -> None:
     assert_equal(smollm2, kind, tmp_path)
 
 
 def test_tensors_are_counted_by_layer_then_name_not_in_the_files_order() -> None:
-    names = ["blk.10.a.weight", "output.weight", "blk.2.b.weight", "blk.2.a.weight", "token_embd.weight"]
+    names = [
+        "blk.10.a.weight",
+        "output.weight",
+        "blk.2.b.weight",
+        "blk.2.a.weight",
+        "token_embd.weight",
+    ]
     assert sorted(names, key=recipe.order) == [
-        "output.weight", "token_embd.weight", "blk.2.a.weight", "blk.2.b.weight", "blk.10.a.weight",
-    ]  # fmt: skip
+        "output.weight",
+        "token_embd.weight",
+        "blk.2.a.weight",
+        "blk.2.b.weight",
+        "blk.10.a.weight",
+    ]
 
 
 def test_names_are_found_in_any_case_and_short_names_are_llama_cpps() -> None:
     assert [recipe.parse(text).name for text in ("q4_k", "Q4_K_M", "q3-k", "q5_K", " f16 ")] == [
-        "Q4_K_M", "Q4_K_M", "Q3_K_M", "Q5_K_M", "F16",
-    ]  # fmt: skip
+        "Q4_K_M",
+        "Q4_K_M",
+        "Q3_K_M",
+        "Q5_K_M",
+        "F16",
+    ]
 
 
 def test_a_typo_is_answered_with_the_nearest_names() -> None:
@@ -128,7 +163,9 @@ def test_a_pattern_goes_before_the_recipe_and_pure_has_no_mixture(models) -> Non
 HARD = ["a{99999999999}=q8_0", "(" * 5000 + ")" * 5000 + "=q8_0"]
 
 
-@pytest.mark.parametrize("text", ["attn_v", "=q8_0", "attn(=q8_0", "attn_v=q9", *HARD], ids=lambda text: text[:12])
+@pytest.mark.parametrize(
+    "text", ["attn_v", "=q8_0", "attn(=q8_0", "attn_v=q9", *HARD], ids=lambda text: text[:12]
+)
 def test_a_pattern_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(Refusal):
         recipe.overrides([text])
@@ -162,7 +199,9 @@ def test_a_wish_that_cannot_be_is_refused(name: str, wishes: Wishes, said: str, 
 
 def test_mxfp4_stays_as_the_model_was_trained_unless_a_pattern_asks(models, tmp_path) -> None:
     first = tmp_path / "first.gguf"
-    quantize.run(quantize.plan(quantize.open_gguf(models("eight experts")), "MXFP4_MOE"), first, threads=2)
+    quantize.run(
+        quantize.plan(quantize.open_gguf(models("eight experts")), "MXFP4_MOE"), first, threads=2
+    )
     name = "blk.0.ffn_up_exps.weight"
     for wishes, kind in ((recipe.STOCK, "MXFP4"), (Wishes(("exps=q4_k",)), "Q4_K")):
         plan = quantize.plan(quantize.open_gguf(first), "Q4_K_M", wishes)

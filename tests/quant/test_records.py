@@ -49,8 +49,17 @@ def test_a_flipped_bit_is_noticed(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"GGUF", b"{}\n", b'{"format": 3}\n', b"[1]\n", b'{"format": "llmcli records 1"}', b"{" * 99999,
-     b'{"format": "llmcli records 1", "deep": ' + b"[" * 60_000 + b"\n"],
+    "raw",
+    [
+        b"",
+        b"GGUF",
+        b"{}\n",
+        b'{"format": 3}\n',
+        b"[1]\n",
+        b'{"format": "llmcli records 1"}',
+        b"{" * 99999,
+        b'{"format": "llmcli records 1", "deep": ' + b"[" * 60_000 + b"\n",
+    ],
 )
 def test_a_file_of_another_kind_is_none(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "other"

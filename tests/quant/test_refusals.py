@@ -1,4 +1,6 @@
-"""Settings that change a model's graph where llama.cpp's stays as it is: refused by name, never passed over."""
+"""Settings that change a model's graph where llama.cpp's stays as it is: refused by name, never
+passed over.
+"""
 
 from typing import Any
 
@@ -24,11 +26,19 @@ def config(hf: str, **changes: Any) -> Config:
     [
         ("Qwen2ForCausalLM", WINDOW | {"max_window_layers": 1}, "window"),
         ("Qwen2ForCausalLM", WINDOW | {"max_window_layers": 0}, "window"),
-        ("Qwen2ForCausalLM", WINDOW | {"layer_types": ["full_attention", "sliding_attention"]}, "window"),
+        (
+            "Qwen2ForCausalLM",
+            WINDOW | {"layer_types": ["full_attention", "sliding_attention"]},
+            "window",
+        ),
         ("Qwen2ForCausalLM", {"head_dim": 64}, "hidden_size / heads"),
         ("Qwen2ForCausalLM", {"rope_scaling": {"type": "llama3", "factor": 8.0}}, "llama3"),
         ("Qwen2ForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
-        ("Qwen2ForCausalLM", {"rope_scaling": {"type": "mrope", "mrope_section": [8, 4, 4]}}, "mrope"),
+        (
+            "Qwen2ForCausalLM",
+            {"rope_scaling": {"type": "mrope", "mrope_section": [8, 4, 4]}},
+            "mrope",
+        ),
         ("Qwen3ForCausalLM", {"attention_bias": True}, "attention_bias"),
         ("Qwen3ForCausalLM", WINDOW | {"max_window_layers": 1}, "window"),
         ("Qwen3ForCausalLM", {"hidden_act": "gelu"}, "gelu"),
@@ -54,7 +64,9 @@ def config(hf: str, **changes: Any) -> Config:
         ("Olmo2ForCausalLM", {"head_dim": 64}, "hidden_size / heads"),
     ],
 )
-def test_a_setting_that_is_not_followed_is_refused(hf: str, changes: dict[str, Any], problem: str) -> None:
+def test_a_setting_that_is_not_followed_is_refused(
+    hf: str, changes: dict[str, Any], problem: str
+) -> None:
     with pytest.raises(Refusal, match=problem):
         ARCHS[hf].check(config(hf, **changes))
 
@@ -63,7 +75,10 @@ def test_a_setting_that_is_not_followed_is_refused(hf: str, changes: dict[str, A
     ("hf", "changes"),
     [
         ("Qwen2ForCausalLM", {"sliding_window": 64, "max_window_layers": 1}),  # not used
-        ("Qwen2ForCausalLM", WINDOW | {"sliding_window": 4096, "max_window_layers": 1}),  # wider than the model
+        (
+            "Qwen2ForCausalLM",
+            WINDOW | {"sliding_window": 4096, "max_window_layers": 1},
+        ),  # wider than the model
         ("Qwen3ForCausalLM", WINDOW | {"layer_types": ["full_attention", "full_attention"]}),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": []}),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 1, 1, 0, 1]}),
@@ -75,7 +90,9 @@ def test_a_setting_that_changes_nothing_is_no_hindrance(hf: str, changes: dict[s
 
 def test_several_problems_are_told_at_once() -> None:
     changes = {"mlp_only_layers": [0], "norm_topk_prob": True, "head_dim": 64, "hidden_act": "gelu"}
-    with pytest.raises(Refusal, match=r"gelu.*mlp_only_layers.*hidden_size / heads.*norm_topk_prob"):
+    with pytest.raises(
+        Refusal, match=r"gelu.*mlp_only_layers.*hidden_size / heads.*norm_topk_prob"
+    ):
         ARCHS["Qwen2MoeForCausalLM"].check(config("Qwen2MoeForCausalLM", **changes))
 
 

@@ -27,7 +27,10 @@ def importance() -> native.Importance:
 
 def lost(fields, type: str, rows: np.ndarray, importance: native.Importance) -> float:
     off = FORMATS[type].value(fields).reshape(rows.shape).astype(np.float64) - rows
-    return sum(float(off[a:b] ** 2 @ vector @ np.ones(b - a)) for a, b, vector in importance.spans(0, len(rows)))
+    return sum(
+        float(off[a:b] ** 2 @ vector @ np.ones(b - a))
+        for a, b, vector in importance.spans(0, len(rows))
+    )
 
 
 def by_arrays(rows: np.ndarray, importance, type: str, grid: Grid, ops: Ops):
@@ -36,7 +39,9 @@ def by_arrays(rows: np.ndarray, importance, type: str, grid: Grid, ops: Ops):
 
 @pytest.mark.parametrize("spread", [0.0, 2.0])
 @pytest.mark.parametrize("type", GRIDS)
-def test_c_finds_what_numpy_finds_and_more_with_more_effort(type: str, spread: float, rows, importance) -> None:
+def test_c_finds_what_numpy_finds_and_more_with_more_effort(
+    type: str, spread: float, rows, importance
+) -> None:
     if native.searches() is None:
         pytest.skip("this build of llama.cpp has no search of ours: it is for x86-64 and GCC")
     grid = replace(GRIDS[type], spread=spread)
@@ -50,13 +55,17 @@ def test_c_finds_what_numpy_finds_and_more_with_more_effort(type: str, spread: f
 
 
 @pytest.mark.parametrize("type", GRIDS)
-def test_c_puts_into_blocks_what_the_format_puts_there(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c_puts_into_blocks_what_the_format_puts_there(
+    type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng, grid, format = np.random.default_rng(3), GRIDS[type], FORMATS[type]
     low, high = grid.whole or (0, 0)
     levels = rng.integers(format.low - format.zero, format.high - format.zero + 1, (9, grid.values))
     d, m = rng.normal(0, 0.1, (2, 9)).astype(np.float16).astype(np.float32)
     scales, mins = rng.integers(low, high + 1, (2, 9, grid.groups))
-    found = native.Found(levels.astype(np.int16), d, m, scales.astype(np.int16), mins.astype(np.int16))
+    found = native.Found(
+        levels.astype(np.int16), d, m, scales.astype(np.int16), mins.astype(np.int16)
+    )
     made = search.packed(found, format, grid)
     fields = format.unpack(made)
     assert (fields.codes - format.zero == levels).all()
@@ -72,17 +81,24 @@ def test_c_puts_into_blocks_what_the_format_puts_there(type: str, monkeypatch: p
 def test_torch_finds_what_numpy_finds(type: str, rows, importance) -> None:
     pytest.importorskip("torch")
     grid = GRIDS[type]
-    slow, same = (by_arrays(rows, importance, type, grid, ops) for ops in (operations(), Torch("cpu")))
-    assert lost(same, type, rows, importance) == pytest.approx(lost(slow, type, rows, importance), rel=3e-3)
+    slow, same = (
+        by_arrays(rows, importance, type, grid, ops) for ops in (operations(), Torch("cpu"))
+    )
+    assert lost(same, type, rows, importance) == pytest.approx(
+        lost(slow, type, rows, importance), rel=3e-3
+    )
     assert (same.codes == slow.codes).mean() > 0.97
 
 
 @pytest.mark.parametrize("type", GRIDS)
 def test_importance_moves_the_error_to_where_it_does_not_matter(type: str, rows) -> None:
     vector = np.where(np.arange(COLUMNS) % 2, 1, 1e-3).astype(np.float32)
-    weighed = by_arrays(rows, native.Importance(vector[None], ROWS), type, GRIDS[type], operations())
+    weighed = by_arrays(
+        rows, native.Importance(vector[None], ROWS), type, GRIDS[type], operations()
+    )
     plain = by_arrays(rows, None, type, GRIDS[type], operations())
     off = [
-        np.square(FORMATS[type].value(fields).reshape(rows.shape) - rows)[:, 1::2].sum() for fields in (weighed, plain)
+        np.square(FORMATS[type].value(fields).reshape(rows.shape) - rows)[:, 1::2].sum()
+        for fields in (weighed, plain)
     ]
     assert off[0] < 0.97 * off[1]

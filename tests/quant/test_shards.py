@@ -1,4 +1,6 @@
-"""A model in several files: cut as llama-gguf-split cuts, loaded through the first, each whole or not at all."""
+"""A model in several files: cut as llama-gguf-split cuts, loaded through the first, each whole or
+not at all.
+"""
 
 import itertools
 import shutil
@@ -37,9 +39,13 @@ def test_the_shards_together_are_the_whole_file(model: Path, tmp_path: Path) -> 
     assert report.out == tmp_path / files[0]
     assert report.plan.nbytes == sum((tmp_path / file).stat().st_size for file in files)
     one, many = container.read(whole), container.read(report.out)
-    assert [(t.name, t.shape, t.type) for t in many.tensors] == [(t.name, t.shape, t.type) for t in one.tensors]
+    assert [(t.name, t.shape, t.type) for t in many.tensors] == [
+        (t.name, t.shape, t.type) for t in one.tensors
+    ]
     for a, b in zip(one.tensors, many.tensors, strict=True):
-        assert np.array_equal(*(np.fromfile(t.file, np.uint8, t.nbytes, offset=t.offset) for t in (a, b)))
+        assert np.array_equal(
+            *(np.fromfile(t.file, np.uint8, t.nbytes, offset=t.offset) for t in (a, b))
+        )
     assert len(report.tallies) == 2 and report.tallies[0].error
 
 
@@ -51,7 +57,11 @@ def test_each_is_filled_as_far_as_it_goes_and_says_which_it_is(model: Path, tmp_
     assert all(sum(each) + after[0] > MOST for each, after in itertools.pairwise(sizes))
     for number, file in enumerate(files):
         fields = gguf.GGUFReader(file).fields
-        found = {key: (fields[key].contents(), fields[key].types[0].name) for key in fields if key.startswith("split.")}
+        found = {
+            key: (fields[key].contents(), fields[key].types[0].name)
+            for key in fields
+            if key.startswith("split.")
+        }
         assert found == {
             "split.no": (number, "UINT16"),
             "split.count": (len(files), "UINT16"),
@@ -60,15 +70,21 @@ def test_each_is_filled_as_far_as_it_goes_and_says_which_it_is(model: Path, tmp_
         assert ("general.architecture" in fields) == (number == 0)
 
 
-def test_llama_cpp_loads_them_through_the_first_and_computes_the_same(model: Path, tmp_path: Path) -> None:
+def test_llama_cpp_loads_them_through_the_first_and_computes_the_same(
+    model: Path, tmp_path: Path
+) -> None:
     quantize.run(plan(model, 0), tmp_path / "whole.gguf", threads=2)
     first = quantize.run(plan(model), tmp_path / "m.gguf", threads=2).out
     tokens = [1, *range(5, 25)]
-    assert np.array_equal(families.ours(first, tokens), families.ours(tmp_path / "whole.gguf", tokens))
+    assert np.array_equal(
+        families.ours(first, tokens), families.ours(tmp_path / "whole.gguf", tokens)
+    )
 
 
 @pytest.mark.parametrize("after", [2, 14, 29])
-def test_a_broken_run_goes_on_in_the_shard_where_it_stopped(after: int, model: Path, tmp_path: Path) -> None:
+def test_a_broken_run_goes_on_in_the_shard_where_it_stopped(
+    after: int, model: Path, tmp_path: Path
+) -> None:
     whole, broken = tmp_path / "a", tmp_path / "b"
     whole.mkdir()
     broken.mkdir()
@@ -83,7 +99,12 @@ def test_a_broken_run_goes_on_in_the_shard_where_it_stopped(after: int, model: P
     there = sorted(path.name for path in broken.iterdir() if not path.name.startswith("."))
     assert all((broken / name).read_bytes() == (whole / name).read_bytes() for name in there)
     seen: list[int] = []
-    report = quantize.run(plan(model), broken / "m.gguf", threads=1, watch=lambda progress: seen.append(progress.index))
+    report = quantize.run(
+        plan(model),
+        broken / "m.gguf",
+        threads=1,
+        watch=lambda progress: seen.append(progress.index),
+    )
     assert seen == list(range(1, len(plan(model).steps) + 1))
     assert report.resumed >= after - 9
     assert {path.name: path.read_bytes() for path in broken.iterdir()} == {
@@ -91,7 +112,9 @@ def test_a_broken_run_goes_on_in_the_shard_where_it_stopped(after: int, model: P
     }
 
 
-def test_finished_shards_are_left_alone_and_a_lost_one_is_made_again(model: Path, tmp_path: Path) -> None:
+def test_finished_shards_are_left_alone_and_a_lost_one_is_made_again(
+    model: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "m.gguf"
     quantize.run(plan(model), out, threads=1)
     assert quantize.run(plan(model), out, threads=1).present
@@ -106,7 +129,9 @@ def test_finished_shards_are_left_alone_and_a_lost_one_is_made_again(model: Path
     assert not quantize.run(plan(model, MOST + 32), out, threads=1).present
 
 
-def test_too_little_disk_for_all_is_refused_before_the_first(model: Path, tmp_path: Path, monkeypatch) -> None:
+def test_too_little_disk_for_all_is_refused_before_the_first(
+    model: Path, tmp_path: Path, monkeypatch
+) -> None:
     usage, need = shutil.disk_usage(tmp_path), plan(model).nbytes
     monkeypatch.setattr(quantize.shutil, "disk_usage", lambda folder: usage._replace(free=need - 1))
     with pytest.raises(Refusal, match=f"{need - 1:,} bytes free, the .* shards need {need:,}"):
@@ -121,7 +146,11 @@ def test_a_tensor_larger_than_a_shard_is_refused_by_name(model: Path) -> None:
 
 
 def test_sizes_are_thousands_of_thousands() -> None:
-    assert [shard_size(text) for text in ("500M", "2g", " 48G ")] == [500_000_000, 2_000_000_000, 48_000_000_000]
+    assert [shard_size(text) for text in ("500M", "2g", " 48G ")] == [
+        500_000_000,
+        2_000_000_000,
+        48_000_000_000,
+    ]
     for text in ("", "M", "12", "1.5G", "-1G", "0M", "2T", "٣M"):
         with pytest.raises(Refusal, match="is no size of a shard"):
             shard_size(text)

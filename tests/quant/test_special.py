@@ -32,13 +32,21 @@ def test_more_ends_than_slots_are_refused_by_name() -> None:
 
 
 BYTES = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
-TEMPLATE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "pair": []}
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [],
+}
 
 
-@pytest.mark.parametrize("silent", [BYTES, None, {"type": "Sequence", "processors": [BYTES, BYTES]}])
+@pytest.mark.parametrize(
+    "silent", [BYTES, None, {"type": "Sequence", "processors": [BYTES, BYTES]}]
+)
 @pytest.mark.parametrize("kind", ["LlamaTokenizer", "LlamaTokenizerFast"])
 def test_deepseek_gets_the_bos_that_its_settings_ask_for(silent, kind: str) -> None:
-    """tokenizer_config.json of DeepSeek V2, V3, R1 and its distillates, whose tokenizer.json has no template."""
+    """tokenizer_config.json of DeepSeek V2, V3, R1 and its distillates, whose tokenizer.json has no
+    template.
+    """
     settings = {"tokenizer_class": kind, "add_bos_token": True, "add_eos_token": False}
     first, last, notes = special.around({"post_processor": silent}, settings, pieces=False)
     assert (first, last, len(notes)) == (True, False, 1)

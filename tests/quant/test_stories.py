@@ -16,13 +16,19 @@ PROMPT, COUNT = "Once upon a time", 64
 
 @pytest.fixture(params=["F32", "BF16"])
 def stored(request: pytest.FixtureRequest, stories: Path, tmp_path: Path) -> tuple[Path, str]:
-    """The stories as a checkpoint of one dtype; in BF16 every value is rounded to the nearest, ties to even."""
+    """The stories as a checkpoint of one dtype; in BF16 every value is rounded to the nearest, ties
+    to even.
+    """
     if request.param == "F32":
         return stories, "F32"
     folder = shutil.copytree(stories, tmp_path / "hf-bf16")
     checkpoint.edit(folder / "config.json", torch_dtype="bfloat16")
     tensors = checkpoint.read(stories / "model.safetensors")
-    checkpoint.save(folder / "model.safetensors", {name: rounded(values) for name, values in tensors.items()}, "BF16")
+    checkpoint.save(
+        folder / "model.safetensors",
+        {name: rounded(values) for name, values in tensors.items()},
+        "BF16",
+    )
     return folder, "BF16"
 
 
@@ -34,7 +40,9 @@ def rounded(values: np.ndarray) -> np.ndarray:
 
 def told(path: Path) -> str:
     """llama.cpp's greedy words, flash attention off."""
-    model = llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=False, verbose=False)
+    model = llama_cpp.Llama(
+        str(path), n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=False, verbose=False
+    )
     ids = model.tokenize(PROMPT.encode())
     found: list[int] = []
     for token in model.generate(ids, temp=0.0):
@@ -48,15 +56,21 @@ def told(path: Path) -> str:
 
 def test_a_story_is_told_as_transformers_tells_it(stored: tuple[Path, str], tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: there is no oracle")
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed: there is no oracle")
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed: there is no oracle"
+    )
     folder, dtype = stored
     out = tmp_path / "story.gguf"
     quantize.run(quantize.plan(convert.open_folder(folder), dtype), out, threads=1)
     assert container.read(out).file_type == dtype
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
-    found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=COUNT, do_sample=False)
+    found = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=COUNT, do_sample=False
+    )
     assert found.shape[1] == ids.shape[1] + COUNT
     assert told(out).strip() == tokenizer.decode(found[0], skip_special_tokens=True).strip()
 

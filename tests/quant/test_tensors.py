@@ -30,9 +30,15 @@ def write(file: Path, header: object, body: bytes = bytes(64)) -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ({"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]}, "is truncated: tensor w ends at byte"),
+        (
+            {"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]},
+            "is truncated: tensor w ends at byte",
+        ),
         ({"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 16]}, "has 16 bytes for 8 values"),
-        ({"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}, "stored as F4; what is read are F32, F16, BF16"),
+        (
+            {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]},
+            "stored as F4; what is read are F32, F16, BF16",
+        ),
         ({"dtype": "F32", "shape": [-2, 4], "data_offsets": [0, 32]}, "no sound shape"),
         ({"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}, "no sound shape"),
         ({"dtype": "F32", "shape": [0, 4], "data_offsets": [0, 0]}, "is empty"),
@@ -50,7 +56,13 @@ def test_a_tensor_that_cannot_be_right_is_refused(entry: object, said: str, tmp_
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"123", struct.pack("<Q", 2**63) + b"{}", struct.pack("<Q", 4) + b"nope", struct.pack("<Q", 2) + b"[]"],
+    [
+        b"",
+        b"123",
+        struct.pack("<Q", 2**63) + b"{}",
+        struct.pack("<Q", 4) + b"nope",
+        struct.pack("<Q", 2) + b"[]",
+    ],
 )
 def test_a_file_that_is_no_safetensors_is_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
@@ -58,7 +70,9 @@ def test_a_file_that_is_no_safetensors_is_refused(data: bytes, tmp_path: Path) -
         tensors.load(tmp_path)
 
 
-def test_a_file_damaged_anywhere_in_its_header_is_read_or_refused(stories: Path, tmp_path: Path) -> None:
+def test_a_file_damaged_anywhere_in_its_header_is_read_or_refused(
+    stories: Path, tmp_path: Path
+) -> None:
     data, rng = (stories / "model.safetensors").read_bytes(), random.Random(0)
     end = 8 + int.from_bytes(data[:8], "little")
     refused = 0
@@ -74,7 +88,9 @@ def test_a_file_damaged_anywhere_in_its_header_is_read_or_refused(stories: Path,
     assert refused > 50
 
 
-def test_an_index_may_not_name_files_elsewhere_nor_missing_ones(stories: Path, tmp_path: Path) -> None:
+def test_an_index_may_not_name_files_elsewhere_nor_missing_ones(
+    stories: Path, tmp_path: Path
+) -> None:
     for places, said in (
         ({"w": "../x.safetensors"}, "outside of it"),
         ({"w": "no.safetensors"}, "lacks no.safetensors"),
@@ -100,8 +116,13 @@ def test_a_header_length_that_shifts_every_tensor_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("spans", [[[0, 32], [36, 68]], [[0, 32], [28, 60]]])
-def test_tensors_that_overlap_or_leave_gaps_are_refused(spans: list[list[int]], tmp_path: Path) -> None:
-    header = {str(i): {"dtype": "F32", "shape": [1, 8], "data_offsets": span} for i, span in enumerate(spans)}
+def test_tensors_that_overlap_or_leave_gaps_are_refused(
+    spans: list[list[int]], tmp_path: Path
+) -> None:
+    header = {
+        str(i): {"dtype": "F32", "shape": [1, 8], "data_offsets": span}
+        for i, span in enumerate(spans)
+    }
     blob = json.dumps(header).encode()
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(blob).to_bytes(8, "little") + blob + bytes(spans[-1][1]))

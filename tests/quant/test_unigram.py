@@ -1,4 +1,5 @@
-"""Unigram tokenizers: converted and proven where llama.cpp can do the same, refused by the setting's name where not.
+"""Unigram tokenizers: converted and proven where llama.cpp can do the same, refused by the
+setting's name where not.
 
 tests/data/unigram is a model that SentencePiece trained, with the ids that SentencePiece gives.
 """
@@ -27,7 +28,10 @@ from tests.quant.vocabularies import prove
 
 DATA = Path(__file__).parents[1] / "data" / "unigram"
 PIECES = sentencepiece.load(DATA / "tokenizer.model")
-COMPILED = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(PIECES.charsmap).decode()}
+COMPILED = {
+    "type": "Precompiled",
+    "precompiled_charsmap": base64.b64encode(PIECES.charsmap).decode(),
+}
 METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
 WORDS = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, METASPACE]}
 MERGE = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
@@ -54,16 +58,27 @@ def json_folder(target: Path, normalizer: Any, pre_tokenizer: Any, **model: Any)
     target.mkdir()
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
-        {"id": row, "content": piece.text, "special": piece.type != sentencepiece.USER_DEFINED, **flags}
+        {
+            "id": row,
+            "content": piece.text,
+            "special": piece.type != sentencepiece.USER_DEFINED,
+            **flags,
+        }
         for row, piece in enumerate(PIECES.pieces)
         if piece.type != sentencepiece.NORMAL
     ]
     pieces = [[piece.text, piece.score] for piece in PIECES.pieces]
     values = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": normalizer,
-        "pre_tokenizer": pre_tokenizer, "post_processor": None, "decoder": METASPACE,
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": METASPACE,
         "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": pieces} | model,
-    }  # fmt: skip
+    }
     (target / "tokenizer.json").write_text(json.dumps(values))
     shutil.copy(DATA / "tokenizer_config.json", target)
     return target
@@ -78,7 +93,9 @@ def test_a_model_of_sentencepiece_gets_its_ids_to_the_last(tmp_path: Path) -> No
             assert model.tokenize(text, special=False) == ids, text
 
 
-def test_a_whole_checkpoint_with_a_unigram_tokenizer_converts_and_runs(stories: Path, tmp_path: Path) -> None:
+def test_a_whole_checkpoint_with_a_unigram_tokenizer_converts_and_runs(
+    stories: Path, tmp_path: Path
+) -> None:
     folder, out = shutil.copytree(stories, tmp_path / "folder"), tmp_path / "out.gguf"
     (folder / "tokenizer.json").unlink()
     shutil.copytree(DATA, folder, dirs_exist_ok=True)
@@ -104,8 +121,18 @@ SPACES = "puts a space before text that starts with one"
         pytest.param(chain(COMPILED, STRIP, MERGE), METASPACE, [RULES], id="from transformers"),
         pytest.param(chain(COMPILED, MERGE), METASPACE, [SPACES, RULES], id="mT5"),
         pytest.param(chain(COMPILED, "Lowercase"), WORDS, [RULES], id="lower case"),
-        pytest.param(chain("Nmt", "NFKC", MERGE), METASPACE, ["(NFKC)", SPACES], id="SentencePieceUnigramTokenizer"),
-        pytest.param(chain("NFKD", "StripAccents", "Lowercase"), WORDS, ["(NFKD)", SPACES], id="accents stripped"),
+        pytest.param(
+            chain("Nmt", "NFKC", MERGE),
+            METASPACE,
+            ["(NFKC)", SPACES],
+            id="SentencePieceUnigramTokenizer",
+        ),
+        pytest.param(
+            chain("NFKD", "StripAccents", "Lowercase"),
+            WORDS,
+            ["(NFKD)", SPACES],
+            id="accents stripped",
+        ),
         pytest.param(None, METASPACE, [SPACES], id="no rules"),
         pytest.param(None, METASPACE | {"prepend_scheme": "never"}, [], id="no prefix"),
     ],
@@ -124,7 +151,9 @@ def learnt() -> str:
     made = tokenizers.SentencePieceUnigramTokenizer()
     texts = [text for text in battery.texts() if text not in battery.LOOKALIKES]
     special = ["<unk>", "<s>", "</s>"]
-    made.train_from_iterator(texts, vocab_size=1500, special_tokens=special, unk_token="<unk>", show_progress=False)
+    made.train_from_iterator(
+        texts, vocab_size=1500, special_tokens=special, unk_token="<unk>", show_progress=False
+    )
     return made.to_str()
 
 
@@ -136,7 +165,9 @@ def test_a_tokenizer_of_the_librarys_own_trainer_is_proven(tmp_path: Path) -> No
     oracle = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     with open_model(tmp_path / "v.gguf", vocab_only=True) as model:
         for text in (*battery.PROSE, *battery.SCRIPTS[:20], *battery.EMOJI):
-            if text == text.strip():  # "!!!" may be "!!" and "!" or "!" and "!!", to float32 the same
+            if (
+                text == text.strip()
+            ):  # "!!!" may be "!!" and "!" or "!" and "!!", to float32 the same
                 theirs = oracle.encode(text, add_special_tokens=False).ids
                 assert sorted(model.tokenize(text, special=False)) == sorted(theirs), text
     assert found.texts > 1000
@@ -154,17 +185,39 @@ def test_a_tokenizer_of_the_librarys_own_trainer_is_proven(tmp_path: Path) -> No
         (COMPILED, WORDS, {"vocab": {"a": 1}}, "pieces without a text and a score"),
         (COMPILED, None, {}, "it has no Metaspace"),
         (chain(COMPILED, STRIP), METASPACE, {}, r"ends of a text \(Strip\)"),
-        (chain(COMPILED, MERGE), METASPACE | {"prepend_scheme": "never"}, {}, "remove_extra_whitespaces"),
-        (chain({"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"}), METASPACE, {}, "text by Replace .*a+"),
+        (
+            chain(COMPILED, MERGE),
+            METASPACE | {"prepend_scheme": "never"},
+            {},
+            "remove_extra_whitespaces",
+        ),
+        (
+            chain({"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"}),
+            METASPACE,
+            {},
+            "text by Replace .*a+",
+        ),
         ({"type": "BertNormalizer"}, METASPACE, {}, "changes text by BertNormalizer"),
         (7, METASPACE, {}, "changes text by 7"),
         (None, {"type": "Digits", "individual_digits": True}, {}, "splits text by Digits"),
         (None, METASPACE | {"replacement": "_"}, {}, "splits text by Metaspace"),
-        (COMPILED | {"precompiled_charsmap": "####"}, METASPACE, {}, "precompiled_charsmap is damaged"),
-        (COMPILED | {"precompiled_charsmap": "AAAA"}, METASPACE, {}, "precompiled_charsmap is damaged"),
+        (
+            COMPILED | {"precompiled_charsmap": "####"},
+            METASPACE,
+            {},
+            "precompiled_charsmap is damaged",
+        ),
+        (
+            COMPILED | {"precompiled_charsmap": "AAAA"},
+            METASPACE,
+            {},
+            "precompiled_charsmap is damaged",
+        ),
     ],
 )
-def test_what_llama_cpp_cannot_do_is_refused_by_name(normalizer, pre_tokenizer, model, said, tmp_path: Path) -> None:
+def test_what_llama_cpp_cannot_do_is_refused_by_name(
+    normalizer, pre_tokenizer, model, said, tmp_path: Path
+) -> None:
     folder = json_folder(tmp_path / "folder", normalizer, pre_tokenizer, **model)
     with pytest.raises(Refusal, match=said):
         prove(folder, 512, tmp_path / "v.gguf")
@@ -180,14 +233,21 @@ def test_what_llama_cpp_cannot_do_is_refused_by_name(normalizer, pre_tokenizer, 
         ({"precompiled_charsmap": b"\0" * 9}, "precompiled_charsmap is damaged"),
     ],
 )
-def test_settings_of_a_model_that_llama_cpp_cannot_do_are_refused_by_name(settings, said, tmp_path: Path) -> None:
+def test_settings_of_a_model_that_llama_cpp_cannot_do_are_refused_by_name(
+    settings, said, tmp_path: Path
+) -> None:
     with pytest.raises(Refusal, match=said):
         prove(model_folder(tmp_path / "folder", **settings), 512, tmp_path / "v.gguf")
 
 
-@pytest.mark.parametrize("settings", [{"remove_extra_whitespaces": False}, {"precompiled_charsmap": b""}])
+@pytest.mark.parametrize(
+    "settings", [{"remove_extra_whitespaces": False}, {"precompiled_charsmap": b""}]
+)
 def test_settings_of_a_model_that_llama_cpp_can_do_are_proven(settings, tmp_path: Path) -> None:
-    assert len(prove(model_folder(tmp_path / "folder", **settings), 512, tmp_path / "v.gguf").notes) <= 2
+    assert (
+        len(prove(model_folder(tmp_path / "folder", **settings), 512, tmp_path / "v.gguf").notes)
+        <= 2
+    )
 
 
 SCORES = [piece.score for piece in PIECES.pieces]
@@ -207,8 +267,14 @@ SCORES = [piece.score for piece in PIECES.pieces]
 @pytest.mark.parametrize("source", ["tokenizer.model", "tokenizer.json"])
 def test_a_file_that_says_otherwise_is_caught(source, changes, tmp_path: Path) -> None:
     made = source == "tokenizer.model"
-    folder = model_folder(tmp_path / "folder") if made else json_folder(tmp_path / "folder", COMPILED, WORDS)
-    with pytest.raises(Refusal, match=rf"test strings otherwise than .*{source} does; the first 10:"):
+    folder = (
+        model_folder(tmp_path / "folder")
+        if made
+        else json_folder(tmp_path / "folder", COMPILED, WORDS)
+    )
+    with pytest.raises(
+        Refusal, match=rf"test strings otherwise than .*{source} does; the first 10:"
+    ):
         prove(folder, 512, tmp_path / "v.gguf", **changes)
 
 
@@ -216,12 +282,22 @@ def test_a_file_that_says_otherwise_is_caught(source, changes, tmp_path: Path) -
     ("normalizer", "model", "said"),
     [
         (COMPILED, {"unk_id": None}, "is not understood by tokenizers"),
-        (COMPILED | {"precompiled_charsmap": "BAAAAGFiY2QAAA=="}, {}, "is not understood by tokenizers: index out of"),
-        (COMPILED, {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}, "test strings otherwise"),
+        (
+            COMPILED | {"precompiled_charsmap": "BAAAAGFiY2QAAA=="},
+            {},
+            "is not understood by tokenizers: index out of",
+        ),
+        (
+            COMPILED,
+            {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+            "test strings otherwise",
+        ),
     ],
     ids=["no unknown", "damaged rules", "another kind"],
 )
-def test_a_strange_tokenizer_json_beside_a_sound_model_is_refused(normalizer, model, said, tmp_path: Path) -> None:
+def test_a_strange_tokenizer_json_beside_a_sound_model_is_refused(
+    normalizer, model, said, tmp_path: Path
+) -> None:
     folder = json_folder(tmp_path / "folder", normalizer, WORDS, **model)
     shutil.copy(DATA / "tokenizer.model", folder)
     with pytest.raises(Refusal, match=said):
@@ -230,13 +306,21 @@ def test_a_strange_tokenizer_json_beside_a_sound_model_is_refused(normalizer, mo
 
 def test_settings_that_rename_the_unknown_piece_do_not(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "folder")
-    words = {"0": {"content": "<what>"}, "600": {"content": "<beyond>"}, "7": {"content": "<seven>", "special": True}}
-    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"added_tokens_decoder": words}
+    words = {
+        "0": {"content": "<what>"},
+        "600": {"content": "<beyond>"},
+        "7": {"content": "<seven>", "special": True},
+    }
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {
+        "added_tokens_decoder": words
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(Refusal, match=r"token 600 \('<beyond>'\) lies outside"):
         prove(folder, 512, tmp_path / "v.gguf")
     assert prove(folder, None, tmp_path / "v.gguf").notes == ()
-    assert "<seven>" in container.read(tmp_path / "v.gguf").metadata["tokenizer.ggml.tokens"].values()
+    assert (
+        "<seven>" in container.read(tmp_path / "v.gguf").metadata["tokenizer.ggml.tokens"].values()
+    )
 
 
 def test_pieces_over_a_space_are_not_found_where_words_are_split_apart(tmp_path: Path) -> None:
@@ -262,7 +346,9 @@ def test_rules_that_would_end_llama_cpp_are_refused_and_the_others_do_not(tmp_pa
     for number, rules in enumerate(damaged()):
         file = tmp_path / f"{number}.gguf"
         found = vocab.load(DATA, Config({"vocab_size": 512}, "config.json"))
-        said = dict(found.entries) | {"tokenizer.ggml.precompiled_charsmap": entry("array:uint8", list(rules))}
+        said = dict(found.entries) | {
+            "tokenizer.ggml.precompiled_charsmap": entry("array:uint8", list(rules))
+        }
         said["general.architecture"] = entry("string", "llama")
         file.write_bytes(layout(list(said.items()), [], 32).header)
         try:
@@ -279,13 +365,19 @@ def test_rules_that_would_end_llama_cpp_are_refused_and_the_others_do_not(tmp_pa
 def test_a_piece_as_long_as_a_book_is_refused(tmp_path: Path) -> None:
     """llama.cpp's tree of pieces is as deep as the longest, and it walks it by recursion."""
     words = [*(piece.text for piece in PIECES.pieces[:-1]), "a" * 100_000]
-    with pytest.raises(Refusal, match=r"would crash llama.cpp: its vocabulary has a piece of 100000 bytes"):
+    with pytest.raises(
+        Refusal, match=r"would crash llama.cpp: its vocabulary has a piece of 100000 bytes"
+    ):
         prove(DATA, 512, tmp_path / "v.gguf", tokens=("array:string", words))
 
 
-def test_a_piece_as_long_as_a_book_beside_a_sound_model_is_refused(stories: Path, tmp_path: Path) -> None:
+def test_a_piece_as_long_as_a_book_beside_a_sound_model_is_refused(
+    stories: Path, tmp_path: Path
+) -> None:
     """The library would take its tree of pieces down by recursion too."""
-    folder = json_folder(tmp_path / "folder", None, METASPACE, vocab=[["<unk>", 0.0], ["a" * 1_000_000, -1.0]])
+    folder = json_folder(
+        tmp_path / "folder", None, METASPACE, vocab=[["<unk>", 0.0], ["a" * 1_000_000, -1.0]]
+    )
     shutil.copy(stories / "tokenizer.model", folder)
     with pytest.raises(Refusal, match=r"tokenizer.json has a piece of 1,000,000 characters"):
         prove(folder, 512, tmp_path / "v.gguf")

@@ -1,4 +1,6 @@
-"""Views of lazy tensors, each against a loop that spells it out; read whole, by rows, and across borders."""
+"""Views of lazy tensors, each against a loop that spells it out; read whole, by rows, and across
+borders.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,16 +57,22 @@ def loop(shape: tuple[int, ...], entry: Callable[..., float]) -> np.ndarray:
 def test_rows_of_a_matrix_in_another_order() -> None:
     order = [5, 0, 0, 3]
     picked = views.pick(lazy(MATRIX), order)
-    np.testing.assert_array_equal(values(picked), loop((4, 4), lambda row, at: MATRIX[order[row], at]))
+    np.testing.assert_array_equal(
+        values(picked), loop((4, 4), lambda row, at: MATRIX[order[row], at])
+    )
 
 
-@pytest.mark.parametrize("order", [[7, 0, 2], [3, 1, 2, 0, 7, 6, 5, 4], [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]])
+@pytest.mark.parametrize(
+    "order", [[7, 0, 2], [3, 1, 2, 0, 7, 6, 5, 4], [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]]
+)
 def test_values_of_a_vector_in_another_order(order: list[int]) -> None:
     picked = views.pick(lazy(VECTOR), order)
     np.testing.assert_array_equal(values(picked), loop((len(order),), lambda at: VECTOR[order[at]]))
 
 
-@pytest.mark.parametrize(("start", "stop", "step"), [(0, 6, 2), (1, 6, 2), (0, 3, 1), (3, 6, 1), (2, 4, 1), (0, 6, 5)])
+@pytest.mark.parametrize(
+    ("start", "stop", "step"), [(0, 6, 2), (1, 6, 2), (0, 3, 1), (3, 6, 1), (2, 4, 1), (0, 6, 5)]
+)
 def test_part_of_the_rows_of_every_matrix(start: int, stop: int, step: int) -> None:
     chosen = range(start, stop, step)
     np.testing.assert_array_equal(
@@ -78,14 +86,18 @@ def test_part_of_the_rows_of_every_matrix(start: int, stop: int, step: int) -> N
 
 
 def test_part_of_a_vector() -> None:
-    np.testing.assert_array_equal(values(views.part(lazy(VECTOR), 1, 8, 3)), loop((3,), lambda at: VECTOR[1 + 3 * at]))
+    np.testing.assert_array_equal(
+        values(views.part(lazy(VECTOR), 1, 8, 3)), loop((3,), lambda at: VECTOR[1 + 3 * at])
+    )
 
 
 def test_matrices_in_a_stack() -> None:
     parts = [lazy(STACK[2]), lazy(STACK[0])]
     stacked = views.stack("both", parts)
     assert (stacked.name, stacked.shape) == ("both", (2, 6, 4))
-    np.testing.assert_array_equal(values(stacked), loop((2, 6, 4), lambda i, row, at: STACK[(2, 0)[i], row, at]))
+    np.testing.assert_array_equal(
+        values(stacked), loop((2, 6, 4), lambda i, row, at: STACK[(2, 0)[i], row, at])
+    )
 
 
 def test_matrices_one_below_the_other() -> None:
@@ -100,7 +112,9 @@ def test_rows_and_columns_exchanged(made: Callable[[np.ndarray], LazyTensor]) ->
     stored = views.floats(source).reshape(STACK.shape)
     turned = views.transposed(source)
     assert turned.shape == (3, 4, 6)
-    np.testing.assert_array_equal(values(turned), loop((3, 4, 6), lambda i, row, at: stored[i, at, row]))
+    np.testing.assert_array_equal(
+        values(turned), loop((3, 4, 6), lambda i, row, at: stored[i, at, row])
+    )
     np.testing.assert_array_equal(values(views.transposed(turned)), stored)
 
 
@@ -114,9 +128,13 @@ def test_norms_plus_one_are_f32(made: Callable[[np.ndarray], LazyTensor]) -> Non
     shifted = views.plus_one(source)
     assert shifted.dtype == "F32"
     stored = views.floats(source)[0]
-    np.testing.assert_array_equal(values(shifted), loop((8,), lambda at: np.float32(stored[at] + np.float32(1))))
+    np.testing.assert_array_equal(
+        values(shifted), loop((8,), lambda at: np.float32(stored[at] + np.float32(1)))
+    )
 
 
 def test_every_second_value_of_every_row() -> None:
     chosen = views.columns(lazy(STACK), 1, 2)
-    np.testing.assert_array_equal(values(chosen), loop((3, 6, 2), lambda i, row, at: STACK[i, row, 1 + 2 * at]))
+    np.testing.assert_array_equal(
+        values(chosen), loop((3, 6, 2), lambda i, row, at: STACK[i, row, 1 + 2 * at])
+    )

@@ -8,13 +8,27 @@ import numpy as np
 
 
 def llama(
-    path: Path, *, hidden: int = 256, ff: int = 256, layers: int = 8, heads: int = 4, kv_heads: int = 2,
-    tied: bool = False, experts: int = 0, arch: str = "llama", vocab: int = 300, seed: int = 0, dtype: Any = np.float32,
-    extra: dict[str, tuple[int, ...]] | None = None, settings: dict[str, Any] | None = None,
+    path: Path,
+    *,
+    hidden: int = 256,
+    ff: int = 256,
+    layers: int = 8,
+    heads: int = 4,
+    kv_heads: int = 2,
+    tied: bool = False,
+    experts: int = 0,
+    arch: str = "llama",
+    vocab: int = 300,
+    seed: int = 0,
+    dtype: Any = np.float32,
+    extra: dict[str, tuple[int, ...]] | None = None,
+    settings: dict[str, Any] | None = None,
     without: tuple[str, ...] = (),
-) -> Path:  # fmt: skip
-    """A random model of the Llama family, loadable by llama.cpp where arch is llama; `extra` adds tensors, `settings`
-    metadata of the architecture, `without` are endings of names that are left out."""
+) -> Path:
+    """A random model of the Llama family, loadable by llama.cpp where arch is llama; `extra` adds
+    tensors, `settings` metadata of the architecture, `without` are endings of names that are left
+    out.
+    """
     writer = gguf.GGUFWriter(path, arch)
     writer.add_context_length(64)
     writer.add_embedding_length(hidden)
@@ -36,12 +50,18 @@ def llama(
         writer.add_key_length(hidden // heads)
         writer.add_value_length(hidden // heads)
     add: dict[type, Any] = {
-        str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, bool: writer.add_bool,
-    }  # fmt: skip
+        str: writer.add_string,
+        float: writer.add_float32,
+        int: writer.add_uint32,
+        bool: writer.add_bool,
+    }
     for key, value in more.items():
         add[type(value)](f"{arch}.{key}", value)
     random = np.random.default_rng(seed)
-    for name, shape in {**_shapes(hidden, ff, layers, heads, kv_heads, tied, experts, vocab), **(extra or {})}.items():
+    for name, shape in {
+        **_shapes(hidden, ff, layers, heads, kv_heads, tied, experts, vocab),
+        **(extra or {}),
+    }.items():
         if name.endswith(without):
             continue
         norm = name.endswith("_norm.weight")
@@ -68,17 +88,26 @@ def mamba(path: Path, hidden: int = 32, layers: int = 2) -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_file_type(0)
     vocabulary(writer, 300)
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (300, hidden), "output_norm.weight": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (300, hidden),
+        "output_norm.weight": (hidden,),
+    }
     for i in range(layers):
         shapes |= {
             f"blk.{i}.{name}": shape
             for name, shape in {
-                "attn_norm.weight": (hidden,), "ssm_in.weight": (2 * inner, hidden),
-                "ssm_conv1d.weight": (inner, kernel), "ssm_conv1d.bias": (inner,),
-                "ssm_x.weight": (rank + 2 * state, inner), "ssm_dt.weight": (inner, rank), "ssm_dt.bias": (inner,),
-                "ssm_a": (inner, state), "ssm_d": (inner,), "ssm_out.weight": (hidden, inner),
+                "attn_norm.weight": (hidden,),
+                "ssm_in.weight": (2 * inner, hidden),
+                "ssm_conv1d.weight": (inner, kernel),
+                "ssm_conv1d.bias": (inner,),
+                "ssm_x.weight": (rank + 2 * state, inner),
+                "ssm_dt.weight": (inner, rank),
+                "ssm_dt.bias": (inner,),
+                "ssm_a": (inner, state),
+                "ssm_d": (inner,),
+                "ssm_out.weight": (hidden, inner),
             }.items()
-        }  # fmt: skip
+        }
     random = np.random.default_rng(0)
     for name, shape in shapes.items():
         values = random.normal(0.0, 0.1, shape).astype(np.float32)
@@ -122,7 +151,9 @@ def byte_level(writer: gguf.GGUFWriter, size: int) -> None:
     writer.add_eos_token_id(257)
 
 
-def gemma3(path: Path, hidden: int = 32, layers: int = 2, settings: dict[str, Any] | None = None) -> Path:
+def gemma3(
+    path: Path, hidden: int = 32, layers: int = 2, settings: dict[str, Any] | None = None
+) -> Path:
     """A random Gemma 3: sliding window, norms before and behind, norms of queries and keys."""
     head = hidden // 4
     extra = {
@@ -135,15 +166,34 @@ def gemma3(path: Path, hidden: int = 32, layers: int = 2, settings: dict[str, An
             ("attn_k_norm", head),
         )
     }
-    return llama(path, arch="gemma3", hidden=hidden, ff=64, layers=layers, tied=True, extra=extra, settings=settings)
+    return llama(
+        path,
+        arch="gemma3",
+        hidden=hidden,
+        ff=64,
+        layers=layers,
+        tied=True,
+        extra=extra,
+        settings=settings,
+    )
 
 
 def _shapes(
-    hidden: int, ff: int, layers: int, heads: int, kv_heads: int, tied: bool, experts: int, vocab: int
+    hidden: int,
+    ff: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    tied: bool,
+    experts: int,
+    vocab: int,
 ) -> dict[str, tuple[int, ...]]:
     kv, many = hidden // heads * kv_heads, (experts,) if experts else ()
     suffix = "_exps" if experts else ""
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab, hidden), "output_norm.weight": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (vocab, hidden),
+        "output_norm.weight": (hidden,),
+    }
     for i in range(layers):
         shapes |= {
             f"blk.{i}.attn_norm.weight": (hidden,),

@@ -1,4 +1,5 @@
-"""Tokenizer folders for tests: rebuilt from vocabulary-only GGUFs, whose expected ids lie beside them, or written.
+"""Tokenizer folders for tests: rebuilt from vocabulary-only GGUFs, whose expected ids lie beside
+them, or written.
 
 And the proof of a folder, as the commands ask for it.
 """
@@ -35,10 +36,13 @@ STEPS: dict[str, tuple[tuple[str, ...], bool]] = {
 PIECES = ("llama-spm", "phi-3")
 
 
-def prove(folder: Path, size: int | None, out: Path, pre: str | None = None, **changes: Any) -> Proof:
+def prove(
+    folder: Path, size: int | None, out: Path, pre: str | None = None, **changes: Any
+) -> Proof:
     """Convert a folder's vocabulary, let llama.cpp load it, compare.
 
-    Without a `size`, as for a model whose config names none; `changes` (kind, value) are made to the file's entries.
+    Without a `size`, as for a model whose config names none; `changes` (kind, value) are made to
+    the file's entries.
     """
     config = Config({} if size is None else {"vocab_size": size}, "config.json")
     found = vocab.load(folder, config, pre, spare=size is None)
@@ -52,9 +56,18 @@ def prove(folder: Path, size: int | None, out: Path, pre: str | None = None, **c
 
 
 def files() -> list[Path]:
-    """Every vocabulary with expected ids: the shared ones, and those of llama.cpp's source distribution if here."""
-    found = {path.name: path for folder in (_sources(), HERE) if folder for path in folder.glob("ggml-vocab-*.gguf")}
-    return [path for _, path in sorted(found.items()) if path.with_name(f"{path.name}.out").is_file()]
+    """Every vocabulary with expected ids: the shared ones, and those of llama.cpp's source
+    distribution if here.
+    """
+    found = {
+        path.name: path
+        for folder in (_sources(), HERE)
+        if folder
+        for path in folder.glob("ggml-vocab-*.gguf")
+    }
+    return [
+        path for _, path in sorted(found.items()) if path.with_name(f"{path.name}.out").is_file()
+    ]
 
 
 def _sources() -> Path | None:
@@ -68,65 +81,116 @@ def expected(path: Path) -> list[tuple[str, list[int]]]:
     """The strings and ids that llama.cpp's own tests compare."""
     texts = path.with_name(f"{path.name}.inp").read_bytes().decode().split(SEPARATOR)
     lines = path.with_name(f"{path.name}.out").read_text().split("\n")
-    return [(text, [int(number) for number in line.split()]) for text, line in zip(texts, lines, strict=False)]
+    return [
+        (text, [int(number) for number in line.split()])
+        for text, line in zip(texts, lines, strict=False)
+    ]
 
 
 def rebuild(path: Path, folder: Path) -> int:
     """Write the checkpoint's tokenizer files; returns the size of the vocabulary."""
-    name, metadata = path.name.removeprefix("ggml-vocab-").removesuffix(".gguf"), container.read(path).metadata
+    name, metadata = (
+        path.name.removeprefix("ggml-vocab-").removesuffix(".gguf"),
+        container.read(path).metadata,
+    )
     tokens, types = (metadata[f"tokenizer.ggml.{key}"].values() for key in ("tokens", "token_type"))
     folder.mkdir()
     if name in PIECES:
         scores = metadata["tokenizer.ggml.scores"].values()
-        (folder / "tokenizer.model").write_bytes(sentencepiece(list(zip(tokens, scores, types, strict=True))))
+        (folder / "tokenizer.model").write_bytes(
+            sentencepiece(list(zip(tokens, scores, types, strict=True)))
+        )
         return len(tokens)
     steps, whole = STEPS[name]
     added = [
-        {"id": index, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-         "special": kind == CONTROL}
-        for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind in (CONTROL, USER_DEFINED)
-    ]  # fmt: skip
-    words = {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != UNUSED}
+        {
+            "id": index,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind == CONTROL,
+        }
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in (CONTROL, USER_DEFINED)
+    ]
+    words = {
+        token: index
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind != UNUSED
+    }
     merges = metadata["tokenizer.ggml.merges"].values()
     (folder / "tokenizer.json").write_text(json.dumps(bytewise(words, merges, steps, added, whole)))
     return len(tokens)
 
 
 def bytewise(
-    words: dict[str, int], merges: list[Any], steps: tuple[str, ...], added: list[dict[str, Any]], whole: bool
+    words: dict[str, int],
+    merges: list[Any],
+    steps: tuple[str, ...],
+    added: list[dict[str, Any]],
+    whole: bool,
 ) -> dict[str, Any]:
     """A tokenizer.json of byte-level BPE."""
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
-        "pre_tokenizer": pretokenizer.node(steps), "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": whole,
-            "vocab": words, "merges": merges,
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": pretokenizer.node(steps),
+        "post_processor": None,
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
         },
-    }  # fmt: skip
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": whole,
+            "vocab": words,
+            "merges": merges,
+        },
+    }
 
 
-def sentencepiece(pieces: list[tuple[str, float, int]], kind: int = 2, **settings: bool | bytes) -> bytes:
+def sentencepiece(
+    pieces: list[tuple[str, float, int]], kind: int = 2, **settings: bool | bytes
+) -> bytes:
     """A tokenizer.model with these pieces (text, score, type); `kind` 2 is BPE, 1 unigram.
 
-    `settings` are by the names of their fields; a BPE model merges no spaces unless they say so, as Llama's.
+    `settings` are by the names of their fields; a BPE model merges no spaces unless they say so, as
+    Llama's.
     """
     data = b""
     for text, score, piece in pieces:
         word = _field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + _field(3, piece)
         data += _field(1, word)
     said = {"remove_extra_whitespaces": kind != 2} | settings
-    trainer = _field(3, kind) + b"".join(_field(TRAINER[name], said[name]) for name in said if name in TRAINER)
-    normalizer = b"".join(_field(NORMALIZER[name], said[name]) for name in said if name in NORMALIZER)
+    trainer = _field(3, kind) + b"".join(
+        _field(TRAINER[name], said[name]) for name in said if name in TRAINER
+    )
+    normalizer = b"".join(
+        _field(NORMALIZER[name], said[name]) for name in said if name in NORMALIZER
+    )
     return data + _field(2, trainer) + _field(3, normalizer)
 
 
 TRAINER = {"treat_whitespace_as_suffix": 24, "byte_fallback": 35}
 NORMALIZER = {
-    "precompiled_charsmap": 2, "add_dummy_prefix": 3, "remove_extra_whitespaces": 4, "escape_whitespaces": 5,
-}  # fmt: skip
+    "precompiled_charsmap": 2,
+    "add_dummy_prefix": 3,
+    "remove_extra_whitespaces": 4,
+    "escape_whitespaces": 5,
+}
 
 
 def _field(number: int, value: int | bytes) -> bytes:

@@ -1,4 +1,6 @@
-"""Tiny random encoders for tests, BERT and T5's: as a GGUF, and the same weights in transformers, the oracle."""
+"""Tiny random encoders for tests, BERT and T5's: as a GGUF, and the same weights in transformers,
+the oracle.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,22 @@ import gguf
 import numpy as np
 import pytest
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world", "the", "cat", "sat", "##s", "on", "a", "mat"]
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "hello",
+    "world",
+    "the",
+    "cat",
+    "sat",
+    "##s",
+    "on",
+    "a",
+    "mat",
+]
 HIDDEN, LAYERS, HEADS, FF, CONTEXT = 32, 2, 4, 64, 64
 
 
@@ -18,15 +35,27 @@ def oracle(seed: int = 0) -> Any:
 
     torch.manual_seed(seed)
     config = transformers.BertConfig(
-        vocab_size=len(WORDS), hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        intermediate_size=FF, max_position_embeddings=CONTEXT, hidden_act="gelu", layer_norm_eps=1e-12,
-    )  # fmt: skip
+        vocab_size=len(WORDS),
+        hidden_size=HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=FF,
+        max_position_embeddings=CONTEXT,
+        hidden_act="gelu",
+        layer_norm_eps=1e-12,
+    )
     return transformers.BertModel(config, add_pooling_layer=False).eval()
 
 
-def bert(path: Path, pooling: int | None = 1, model: Any = None, head: dict[str, np.ndarray] | None = None) -> Path:
-    """The model as a GGUF; random weights of its own without `model`. `pooling`: llama.h, enum llama_pooling_type;
-    `head`: more tensors, of a model that ranks."""
+def bert(
+    path: Path,
+    pooling: int | None = 1,
+    model: Any = None,
+    head: dict[str, np.ndarray] | None = None,
+) -> Path:
+    """The model as a GGUF; random weights of its own without `model`. `pooling`: llama.h, enum
+    llama_pooling_type; `head`: more tensors, of a model that ranks.
+    """
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(HIDDEN)
@@ -40,9 +69,12 @@ def bert(path: Path, pooling: int | None = 1, model: Any = None, head: dict[str,
         writer.add_pooling_type(gguf.PoolingType(pooling))
     writer.add_token_type_count(2)
     writer.add_tokenizer_model("bert")
-    # WordPiece as convert_hf_to_gguf writes it: words begin with U+2581, what continues one stands bare.
+    # WordPiece as convert_hf_to_gguf writes it: words begin with U+2581, what continues one stands
+    # bare.
     special = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
-    writer.add_token_list([w if w in special else w[2:] if w.startswith("##") else "\u2581" + w for w in WORDS])
+    writer.add_token_list(
+        [w if w in special else w[2:] if w.startswith("##") else "\u2581" + w for w in WORDS]
+    )
     writer.add_token_types([3 if w in special else 1 for w in WORDS])
     for name, number in (("pad", 0), ("unk", 1), ("sep", 3), ("mask", 4)):
         getattr(writer, f"add_{name}_token_id")(number)
@@ -58,18 +90,27 @@ def bert(path: Path, pooling: int | None = 1, model: Any = None, head: dict[str,
 
 
 NAMES = {
-    "embeddings.word_embeddings": "token_embd", "embeddings.position_embeddings": "position_embd",
-    "embeddings.token_type_embeddings": "token_types", "embeddings.LayerNorm": "token_embd_norm",
-}  # fmt: skip
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.LayerNorm": "token_embd_norm",
+}
 BLOCK = {
-    "attention.self.query": "attn_q", "attention.self.key": "attn_k", "attention.self.value": "attn_v",
-    "attention.output.dense": "attn_output", "attention.output.LayerNorm": "attn_output_norm",
-    "intermediate.dense": "ffn_up", "output.dense": "ffn_down", "output.LayerNorm": "layer_output_norm",
-}  # fmt: skip
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
+}
 
 
 def _names() -> dict[str, str]:
-    more = {f"encoder.layer.{i}.{k}": f"blk.{i}.{v}" for i in range(LAYERS) for k, v in BLOCK.items()}
+    more = {
+        f"encoder.layer.{i}.{k}": f"blk.{i}.{v}" for i in range(LAYERS) for k, v in BLOCK.items()
+    }
     return NAMES | more
 
 
@@ -85,8 +126,13 @@ def _weights(model: Any) -> dict[str, np.ndarray]:
 
 def _random() -> dict[str, np.ndarray]:
     random, found = np.random.default_rng(0), {}
-    shapes = {"token_embd": (len(WORDS), HIDDEN), "position_embd": (CONTEXT, HIDDEN), "token_types": (2, HIDDEN),
-              "ffn_up": (FF, HIDDEN), "ffn_down": (HIDDEN, FF)}  # fmt: skip
+    shapes = {
+        "token_embd": (len(WORDS), HIDDEN),
+        "position_embd": (CONTEXT, HIDDEN),
+        "token_types": (2, HIDDEN),
+        "ffn_up": (FF, HIDDEN),
+        "ffn_down": (HIDDEN, FF),
+    }
     for name in _names().values():
         role = name.rsplit(".", 1)[-1]
         shape = (HIDDEN,) if role.endswith("norm") else shapes.get(role, (HIDDEN, HIDDEN))
@@ -96,13 +142,24 @@ def _random() -> dict[str, np.ndarray]:
     return found
 
 
-PIECES = ["<pad>", "</s>", "<unk>", *(f"\u2581{word}" for word in ("hello", "world", "the", "cat")), *"abcdefghij"]
+PIECES = [
+    "<pad>",
+    "</s>",
+    "<unk>",
+    *(f"\u2581{word}" for word in ("hello", "world", "the", "cat")),
+    *"abcdefghij",
+]
 BUCKETS = 32
 T5_NAMES = {
-    "layer.0.SelfAttention.q": "attn_q", "layer.0.SelfAttention.k": "attn_k", "layer.0.SelfAttention.v": "attn_v",
-    "layer.0.SelfAttention.o": "attn_o", "layer.0.layer_norm": "attn_norm", "layer.1.DenseReluDense.wi": "ffn_up",
-    "layer.1.DenseReluDense.wo": "ffn_down", "layer.1.layer_norm": "ffn_norm",
-}  # fmt: skip
+    "layer.0.SelfAttention.q": "attn_q",
+    "layer.0.SelfAttention.k": "attn_k",
+    "layer.0.SelfAttention.v": "attn_v",
+    "layer.0.SelfAttention.o": "attn_o",
+    "layer.0.layer_norm": "attn_norm",
+    "layer.1.DenseReluDense.wi": "ffn_up",
+    "layer.1.DenseReluDense.wo": "ffn_down",
+    "layer.1.layer_norm": "ffn_norm",
+}
 
 
 def t5_oracle() -> Any:
@@ -112,9 +169,15 @@ def t5_oracle() -> Any:
 
     torch.manual_seed(0)
     config = transformers.T5Config(
-        vocab_size=len(PIECES), d_model=HIDDEN, d_kv=HIDDEN // HEADS, d_ff=FF, num_layers=LAYERS, num_heads=HEADS,
-        relative_attention_num_buckets=BUCKETS, feed_forward_proj="relu",
-    )  # fmt: skip
+        vocab_size=len(PIECES),
+        d_model=HIDDEN,
+        d_kv=HIDDEN // HEADS,
+        d_ff=FF,
+        num_layers=LAYERS,
+        num_heads=HEADS,
+        relative_attention_num_buckets=BUCKETS,
+        feed_forward_proj="relu",
+    )
     return transformers.T5EncoderModel(config).eval()
 
 
@@ -142,11 +205,20 @@ def t5(path: Path, model: Any) -> Path:
     writer.add_add_eos_token(True)
     writer.add_add_space_prefix(True)
     state = model.state_dict()
-    names = {"shared": "token_embd", "encoder.final_layer_norm": "enc.output_norm",
-             "encoder.block.0.layer.0.SelfAttention.relative_attention_bias": "enc.blk.0.attn_rel_b"}  # fmt: skip
-    names |= {f"encoder.block.{i}.{k}": f"enc.blk.{i}.{v}" for i in range(LAYERS) for k, v in T5_NAMES.items()}
+    names = {
+        "shared": "token_embd",
+        "encoder.final_layer_norm": "enc.output_norm",
+        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias": "enc.blk.0.attn_rel_b",
+    }
+    names |= {
+        f"encoder.block.{i}.{k}": f"enc.blk.{i}.{v}"
+        for i in range(LAYERS)
+        for k, v in T5_NAMES.items()
+    }
     for theirs, ours in names.items():
-        writer.add_tensor(f"{ours}.weight", np.ascontiguousarray(state[f"{theirs}.weight"].numpy(), np.float32))
+        writer.add_tensor(
+            f"{ours}.weight", np.ascontiguousarray(state[f"{theirs}.weight"].numpy(), np.float32)
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,4 +1,6 @@
-"""The door to llama.cpp on the real model: same tokens as its high-level API, and no way to an abort."""
+"""The door to llama.cpp on the real model: same tokens as its high-level API, and no way to an
+abort.
+"""
 
 import signal
 import threading
@@ -35,12 +37,24 @@ def ids_of(runner, request: Request) -> list[int]:
 def test_greedy_text_equals_the_high_level_api(smollm2, kind):
     from llama_cpp import Llama
 
-    with open_runner(smollm2, options(flash_attn="on", cache_type_k=kind, cache_type_v=kind)) as runner:
+    with open_runner(
+        smollm2, options(flash_attn="on", cache_type_k=kind, cache_type_v=kind)
+    ) as runner:
         prompt = runner.encode_chat(QUESTION)
         ours = ids_of(runner, Request(prompt, GREEDY, max_tokens=64))
     number = {"f16": 1, "q8_0": 8}[kind]
-    high = Llama(str(smollm2), n_ctx=1024, n_batch=512, n_ubatch=512, n_threads=1, n_threads_batch=1, flash_attn=True,
-                 type_k=number, type_v=number, verbose=False)  # fmt: skip
+    high = Llama(
+        str(smollm2),
+        n_ctx=1024,
+        n_batch=512,
+        n_ubatch=512,
+        n_threads=1,
+        n_threads_batch=1,
+        flash_attn=True,
+        type_k=number,
+        type_v=number,
+        verbose=False,
+    )
     theirs = []
     for token in high.generate(list(prompt), temp=0.0, top_k=1):
         if token == high.token_eos() or len(theirs) == 64:
@@ -57,7 +71,11 @@ def test_a_resumed_turn_says_what_a_fresh_one_says_with_q8_0_kv(smollm2):
         first = runner.reply(Request(runner.encode_chat(QUESTION), GREEDY, max_tokens=12))
         for _ in first:
             pass
-        turns = [*QUESTION, Message("assistant", first.answer.text), Message("user", "And of Italy?")]
+        turns = [
+            *QUESTION,
+            Message("assistant", first.answer.text),
+            Message("user", "And of Italy?"),
+        ]
         second = runner.reply(Request(runner.encode_chat(turns), GREEDY, max_tokens=12))
         for _ in second:
             pass
@@ -71,9 +89,12 @@ def test_a_resumed_turn_says_what_a_fresh_one_says_with_q8_0_kv(smollm2):
 
 def test_the_same_seed_gives_the_same_text_and_the_native_chain_ends_it(smollm2):
     everything = {
-        "repeat_penalty": 1.1, "dry_multiplier": 0.8, "xtc_probability": 0.5, "dynatemp_range": 0.3,
+        "repeat_penalty": 1.1,
+        "dry_multiplier": 0.8,
+        "xtc_probability": 0.5,
+        "dynatemp_range": 0.3,
         "logit_bias": "28+1,29-inf",
-    }  # fmt: skip
+    }
     with open_runner(smollm2, options()) as runner:
         prompt = runner.encode_chat(QUESTION)
         for more in ({"repeat_penalty": 1.1}, everything, {"mirostat": 1}, {"mirostat": 2}):
@@ -84,11 +105,15 @@ def test_the_same_seed_gives_the_same_text_and_the_native_chain_ends_it(smollm2)
 
 def test_ctrl_c_stops_a_long_prompt_at_once_and_the_cells_stay_in_order(smollm2):
     with open_runner(smollm2, options(ctx_size=4096, batch_size=2048)) as runner:
-        prompt = tuple(runner.model.tokenize("one two three four five " * 300, special=False))[:1900]
+        prompt = tuple(runner.model.tokenize("one two three four five " * 300, special=False))[
+            :1900
+        ]
         reply = runner.reply(Request(prompt, GREEDY))
         threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
         assert [event.finish for event in reply][-1] == "cancelled"
-        assert runner.engine.ledger.used < len(prompt)  # it is one pass of several seconds, and was cut
+        assert runner.engine.ledger.used < len(
+            prompt
+        )  # it is one pass of several seconds, and was cut
         runner.engine.ledger.check()
         assert ids_of(runner, Request(prompt[:20], GREEDY, max_tokens=2))
 
@@ -102,7 +127,11 @@ def test_many_sequences_in_one_batch_say_what_each_says_alone(smollm2):
     kind = ContextOptions(2048, 512, 512, 3, 1, 1, "q8_0", "q8_0", "on")
     with open_model(smollm2) as model:
         prompts = [
-            tuple(model.tokenize(f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n", special=True))
+            tuple(
+                model.tokenize(
+                    f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n", special=True
+                )
+            )
             for q in questions
         ]
         texts = []
@@ -112,7 +141,9 @@ def test_many_sequences_in_one_batch_say_what_each_says_alone(smollm2):
                 engine = Engine(context, words, NativeChains(model.n_vocab))
                 answers = []
                 for group in [prompts] if together else [[prompt] for prompt in prompts]:
-                    numbers = [engine.submit(Request(prompt, GREEDY, max_tokens=10)) for prompt in group]
+                    numbers = [
+                        engine.submit(Request(prompt, GREEDY, max_tokens=10)) for prompt in group
+                    ]
                     while engine.busy:
                         engine.step()
                     answers += [engine.answer(number) for number in numbers]
@@ -129,7 +160,10 @@ def test_settings_that_llama_cpp_would_refuse_are_told_in_words(smollm2):
             {"type_v": "q8_0", "flash_attn": "off"},
             {"n_seq_max": 999},
         ):
-            with pytest.raises(UserError) as caught, open_context(model, ContextOptions(512, **wrong)):
+            with (
+                pytest.raises(UserError) as caught,
+                open_context(model, ContextOptions(512, **wrong)),
+            ):
                 pass
             assert caught.value.hint
 
@@ -146,7 +180,10 @@ def test_an_unknown_architecture_is_told_in_llama_cpp_s_words(tmp_path, stories_
 
 def test_an_interrupt_that_comes_just_before_a_pass_stops_it(stories_gguf):
     rows = Rows(range(1, 33), range(32), [0] * 32, [False] * 31 + [True])
-    with open_model(stories_gguf) as model, open_context(model, ContextOptions(256, 32, 32)) as context:
+    with (
+        open_model(stories_gguf) as model,
+        open_context(model, ContextOptions(256, 32, 32)) as context,
+    ):
         context.interrupt()
         with pytest.raises(Aborted):
             context.decode(rows)

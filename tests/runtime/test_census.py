@@ -6,15 +6,26 @@ from tests.fakes import FakeContext
 
 
 def ledger(*texts: tuple[list[int], int | None]) -> Ledger:
-    """Slots that hold texts; a number is the slot whose cells are shared as far as the texts are alike."""
+    """Slots that hold texts; a number is the slot whose cells are shared as far as the texts are
+    alike.
+    """
     memory = FakeContext(n_ctx=256, n_seq_max=8)
     made = Ledger(memory)
     for text, source in texts:
         slot = made.claim()
         if source is not None:
             made.fork(source, slot)
-            made.trim(slot, next((i for i, (a, b) in enumerate(zip(text, made.tokens[slot], strict=False)) if a != b),
-                                 min(len(text), len(made.tokens[slot]))))  # fmt: skip
+            made.trim(
+                slot,
+                next(
+                    (
+                        i
+                        for i, (a, b) in enumerate(zip(text, made.tokens[slot], strict=False))
+                        if a != b
+                    ),
+                    min(len(text), len(made.tokens[slot])),
+                ),
+            )
         for token in text[len(made.tokens[slot]) :]:
             memory.put(slot, token)
             made.append(slot, [token])
@@ -47,6 +58,8 @@ def test_an_empty_cache_holds_nothing():
 
 
 def test_the_tree_is_as_deep_as_texts_part():
-    found = census(ledger(([1, 2, 3, 4, 5, 6], None), ([1, 2, 3, 4, 8], 0), ([1, 2, 9], 0), ([3], None)))
+    found = census(
+        ledger(([1, 2, 3, 4, 5, 6], None), ([1, 2, 3, 4, 8], 0), ([1, 2, 9], 0), ([3], None))
+    )
     lower = Node(2, [0, 1], [Node(2, [0]), Node(1, [1])])
     assert found.prefixes == (Node(2, [0, 1, 2], [lower, Node(1, [2])]), Node(1, [3]))

@@ -16,9 +16,13 @@ def vocabulary(path: Path, template: str | None, *, add_bos: bool = True) -> Pat
     """A file with a SentencePiece vocabulary of bytes and three specials, and a template."""
     writer = gguf.GGUFWriter(path, "llama")
     for add, value in (
-        (writer.add_context_length, 64), (writer.add_embedding_length, 32), (writer.add_block_count, 1),
-        (writer.add_feed_forward_length, 32), (writer.add_head_count, 2), (writer.add_layer_norm_rms_eps, 1e-5),
-    ):  # fmt: skip
+        (writer.add_context_length, 64),
+        (writer.add_embedding_length, 32),
+        (writer.add_block_count, 1),
+        (writer.add_feed_forward_length, 32),
+        (writer.add_head_count, 2),
+        (writer.add_layer_norm_rms_eps, 1e-5),
+    ):
         add(value)
     writer.add_tokenizer_model("llama")
     writer.add_token_list(["<unk>", "<s>", "</s>", "[turn]", *(f"<0x{i:02X}>" for i in range(256))])
@@ -51,13 +55,17 @@ def test_a_bos_that_would_come_twice_is_told(tmp_path):
 
 
 def test_a_turn_that_ends_where_generation_would_not_stop_is_told(tmp_path):
-    (warning,) = template_report(vocabulary(tmp_path / "a.gguf", TURNS.replace("{end}", "[turn]"))).warnings
+    (warning,) = template_report(
+        vocabulary(tmp_path / "a.gguf", TURNS.replace("{end}", "[turn]"))
+    ).warnings
     assert "[turn]" in warning
     assert "not stop" in warning
 
 
 def test_a_template_that_hides_the_answer_is_told(tmp_path):
-    (warning,) = template_report(vocabulary(tmp_path / "a.gguf", "{{ messages[0].content }}")).warnings
+    (warning,) = template_report(
+        vocabulary(tmp_path / "a.gguf", "{{ messages[0].content }}")
+    ).warnings
     assert "answer" in warning
 
 

@@ -1,4 +1,6 @@
-"""A smaller model guesses: what it says, that its cells follow the text, and that only its own kind is let in."""
+"""A smaller model guesses: what it says, that its cells follow the text, and that only its own kind
+is let in.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,9 +52,13 @@ def finish(machine: Engine, request: Request) -> Answer:
     raise AssertionError("it never ended")
 
 
-@pytest.mark.parametrize("drafted", [VERSE, VERSE.replace(b"fox", b"cow"), b"something else altogether"])
+@pytest.mark.parametrize(
+    "drafted", [VERSE, VERSE.replace(b"fox", b"cow"), b"something else altogether"]
+)
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-def test_the_text_is_the_model_s_and_the_draft_s_cells_are_its_beginning(drafted: bytes, sampling: Sampling):
+def test_the_text_is_the_model_s_and_the_draft_s_cells_are_its_beginning(
+    drafted: bytes, sampling: Sampling
+):
     machine, drafter, small = pair(drafted)
     answer = finish(machine, Request(tuple(b"ask"), sampling, strategy="speculative"))
     assert answer.text == VERSE.decode()
@@ -110,7 +116,9 @@ def answered(runner: Runner, strategy: str, sampling: Sampling) -> Answer:
     return reply.answer
 
 
-def test_a_real_model_that_drafts_for_itself_is_believed(stories_q8: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_real_model_that_drafts_for_itself_is_believed(
+    stories_q8: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("llmcli.runtime.drafting.wish._pays", lambda curve, most: True)
     options = RunOptions(ctx_size=256, threads=1)
     with open_runner(stories_q8, options, drafting=Drafting("off", stories_q8)) as runner:
@@ -119,7 +127,9 @@ def test_a_real_model_that_drafts_for_itself_is_believed(stories_q8: Path, monke
         (drafter,) = means.speculation.drafters
         drafter.one = 0.001
         runner.engine.means = replace(means, speculation=Speculation((drafter,), Steady(CHEAP), 16))
-        plain, guessed = (answered(runner, strategy, GREEDY) for strategy in ("plain", "speculative"))
+        plain, guessed = (
+            answered(runner, strategy, GREEDY) for strategy in ("plain", "speculative")
+        )
         assert guessed.text == plain.text
         assert guessed.accepted >= 0.9 * guessed.drafted > 30
         drawn = answered(runner, "speculative", defaults().with_values({"temp": 1.0, "seed": 2}))
@@ -129,12 +139,16 @@ def test_a_real_model_that_drafts_for_itself_is_believed(stories_q8: Path, monke
 def test_another_vocabulary_is_refused_by_the_first_difference(stories_q8: Path, tmp_path: Path):
     mine = container.read(stories_q8)
     other = container.read(tiny.llama(tmp_path / "other.gguf"))
-    with pytest.raises(UserError, match="vocabulary is another: 300 tokens, the model has 512") as error:
+    with pytest.raises(
+        UserError, match="vocabulary is another: 300 tokens, the model has 512"
+    ) as error:
         refuse_other(mine, other)
     assert "--model-draft" in error.value.hint
     with (
         pytest.raises(UserError, match="its vocabulary is another"),
-        open_runner(stories_q8, RunOptions(ctx_size=256, threads=1), drafting=Drafting("off", other.path)),
+        open_runner(
+            stories_q8, RunOptions(ctx_size=256, threads=1), drafting=Drafting("off", other.path)
+        ),
     ):
         pass
     refuse_other(mine, mine)

@@ -44,7 +44,9 @@ def test_nothing_is_guessed_where_nothing_stood_before():
 
 
 def test_the_latest_occurrence_is_taken_and_its_length_counted_back():
-    matches = following(Lookup().start(REQUEST, 0), [7, 1, 2, 3, 4, 8, 9, 1, 2, 3, 4, 6, 5, 9, 1, 2, 3, 4])
+    matches = following(
+        Lookup().start(REQUEST, 0), [7, 1, 2, 3, 4, 8, 9, 1, 2, 3, 4, 6, 5, 9, 1, 2, 3, 4]
+    )
     assert matches.draft(1).tokens == [6]
     assert matches.length == 5
 
@@ -52,7 +54,9 @@ def test_the_latest_occurrence_is_taken_and_its_length_counted_back():
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
 def test_a_guess_runs_on_beyond_the_end_of_the_text(period: int):
     tokens = [index % period for index in range(24)]
-    assert following(Lookup().start(REQUEST, 0), tokens).draft(10).tokens == [index % period for index in range(24, 34)]
+    assert following(Lookup().start(REQUEST, 0), tokens).draft(10).tokens == [
+        index % period for index in range(24, 34)
+    ]
 
 
 def test_a_text_read_at_once_and_one_read_token_by_token_give_the_same_guesses():
@@ -102,7 +106,9 @@ class Sure:
 NOTES = {1: 1.0, 4: 2.7, 8: 4.57, 12: 6.67, 16: 7.78}
 
 
-@pytest.mark.parametrize(("chance", "rows"), [(0.5, 0), (0.7, 0), (0.8, 4), (0.85, 4), (0.95, 8), (1.0, 16)])
+@pytest.mark.parametrize(
+    ("chance", "rows"), [(0.5, 0), (0.7, 0), (0.8, 4), (0.85, 4), (0.95, 8), (1.0, 16)]
+)
 def test_as_many_are_guessed_as_the_curve_says_pays_most(chance: float, rows: int):
     pace = Pace(Steady(NOTES))
     pace.saved, pace.turned = 100.0, True
@@ -123,7 +129,9 @@ def test_a_dear_drafter_is_asked_less():
 
 
 @pytest.mark.parametrize(("chance", "tries"), [(0.85, 1), (1.0, 2)])
-def test_no_more_is_risked_than_a_short_draft_a_fiftieth_of_the_answer_and_what_was_won(chance: float, tries: int):
+def test_no_more_is_risked_than_a_short_draft_a_fiftieth_of_the_answer_and_what_was_won(
+    chance: float, tries: int
+):
     pace = Pace(Steady(NOTES))
     first, lost, turned = tries * (NOTES[4] - 1 + TURN), 0.0, False
     for _ in range(600):
@@ -184,7 +192,16 @@ def test_no_more_is_guessed_than_asked_for():
 def test_what_was_not_measured_is_told_from_its_neighbours():
     """Rows beyond a multiple of four cost as much as four more."""
     curve = Curve({1: 1.0, 4: 2.5, 12: 6.5})
-    assert [curve(rows) for rows in (1, 2, 4, 6, 8, 12, 13, 16)] == [1.0, 2.5, 2.5, 4.5, 4.5, 6.5, 8.5, 8.5]
+    assert [curve(rows) for rows in (1, 2, 4, 6, 8, 12, 13, 16)] == [
+        1.0,
+        2.5,
+        2.5,
+        4.5,
+        4.5,
+        6.5,
+        8.5,
+        8.5,
+    ]
     assert Curve({1: 2.0})(8) == 16.0
 
 
@@ -205,7 +222,9 @@ def test_when_the_machine_s_speed_changes_passes_of_any_rows_take_part(pace: flo
     curve = Curve({1: 1.0, 4: 2.8})
     for _ in range(100):
         curve.saw(1, pace)
-    assert [curve(rows) for rows in (1, 4, 8)] == pytest.approx([pace, 2.8 * pace, 5.2 * pace], rel=0.01)
+    assert [curve(rows) for rows in (1, 4, 8)] == pytest.approx(
+        [pace, 2.8 * pace, 5.2 * pace], rel=0.01
+    )
 
 
 def test_a_row_behind_several_tells_what_turning_costs_and_not_the_machine_s_speed():
@@ -227,7 +246,9 @@ def test_more_rows_are_never_thought_cheaper_than_fewer():
 
 
 def test_passes_held_up_at_the_start_do_not_end_guessing_for_good():
-    """T(4) looked like 3.3 T(1) and is 2: a short draft is tried once, and what it took is believed."""
+    """T(4) looked like 3.3 T(1) and is 2: a short draft is tried once, and what it took is
+    believed.
+    """
     curve = Curve({1: 1.0, 4: 3.3, 8: 6.0})
     assert Pace(curve).choose(Sure(0.9), 100) == 3
     for _ in range(2):

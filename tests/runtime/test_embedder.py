@@ -1,4 +1,6 @@
-"""Vectors of texts against transformers' hidden states, for models that look back and for one that sees both ways."""
+"""Vectors of texts against transformers' hidden states, for models that look back and for one that
+sees both ways.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +22,9 @@ from tests.quant import tiny
 from tests.runtime import bert
 
 TEXTS = ["hello world", "the cat sat on a mat", "cats", *(f"hello {'cat ' * n}" for n in range(20))]
-OPTIONS = RunOptions(ctx_size=512, threads=1, cache_type_k="f32", cache_type_v="f32", flash_attn="off")
+OPTIONS = RunOptions(
+    ctx_size=512, threads=1, cache_type_k="f32", cache_type_v="f32", flash_attn="off"
+)
 
 
 @contextmanager
@@ -53,7 +57,9 @@ def test_an_encoder_gives_what_transformers_gives(tmp_path):
             found, steps = vectors(embedder, ids)
         assert steps < len(ids)
         with torch.no_grad():
-            states = states or [model(torch.tensor([one])).last_hidden_state[0].numpy() for one in ids]
+            states = states or [
+                model(torch.tensor([one])).last_hidden_state[0].numpy() for one in ids
+            ]
         for hidden, vector in zip(states, found, strict=True):
             np.testing.assert_allclose(vector, pooled(hidden, name), atol=1e-4)
 
@@ -68,7 +74,9 @@ def test_the_encoder_of_t5_sees_a_text_whole_too(tmp_path):
         found, _ = vectors(embedder, ids)
     for tokens, vector in zip(ids, found, strict=True):
         with torch.no_grad():
-            np.testing.assert_allclose(vector, pooled(model(torch.tensor([tokens]))[0][0].numpy(), "mean"), atol=1e-4)
+            np.testing.assert_allclose(
+                vector, pooled(model(torch.tensor([tokens]))[0][0].numpy(), "mean"), atol=1e-4
+            )
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +94,9 @@ def hidden(stories: Path) -> Callable[[list[int]], np.ndarray]:
 
 
 @pytest.mark.parametrize("rows", [512, 32])
-def test_a_model_that_generates_gives_what_transformers_gives(stories_gguf, hidden, monkeypatch, rows):
+def test_a_model_that_generates_gives_what_transformers_gives(
+    stories_gguf, hidden, monkeypatch, rows
+):
     monkeypatch.setattr(subject, "ROWS", rows)
     with opened(stories_gguf) as runner:
         embedder = runner.embedder()
@@ -108,7 +118,9 @@ def test_recurrent_state_and_windows_are_read_in_pieces_too(tmp_path, monkeypatc
     for rows in (64, 16):
         monkeypatch.setattr(subject, "ROWS", rows)
         with opened(make(tmp_path / "model.gguf")) as runner:
-            found.append(vectors(runner.embedder(), [list(range(3, 63)), [5], list(range(3, 63, 2))])[0])
+            found.append(
+                vectors(runner.embedder(), [list(range(3, 63)), [5], list(range(3, 63, 2))])[0]
+            )
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-3)
 
@@ -149,7 +161,9 @@ def test_an_encoder_takes_no_more_than_it_has_positions(tmp_path):
     with opened(bert.bert(tmp_path / "bert.gguf")) as runner:
         embedder = runner.embedder()
         vectors(embedder, [[5] * bert.CONTEXT, [6] * bert.CONTEXT])
-        with pytest.raises(UserError, match=f"65 tokens, and this model embeds up to {bert.CONTEXT}"):
+        with pytest.raises(
+            UserError, match=f"65 tokens, and this model embeds up to {bert.CONTEXT}"
+        ):
             embedder.work([[5] * (bert.CONTEXT + 1)])
 
 
@@ -168,7 +182,10 @@ def test_what_ranks_is_refused_and_what_embeds_writes_no_text(tmp_path):
 def test_what_writes_by_diffusion_is_told_as_that(tmp_path):
     path = tiny.llama(tmp_path / "llada.gguf", arch="llada", layers=1)
     for answers in (True, False):
-        with pytest.raises(UserError, match="writes by diffusion"), open_runner(path, OPTIONS, answers=answers):
+        with (
+            pytest.raises(UserError, match="writes by diffusion"),
+            open_runner(path, OPTIONS, answers=answers),
+        ):
             pass
     options = ContextOptions(64, 64, 64)
     with open_model(path) as model, open_context(model, options) as context:
@@ -182,7 +199,11 @@ def test_a_unit_is_as_long_as_one_and_nothing_stays_nothing():
 
 
 def test_texts_are_cut_into_passes_one_behind_the_other():
-    assert list(pieced([3, 0, 6], lambda: 4)) == [((0, 0, 3), (2, 0, 1)), ((2, 1, 5),), ((2, 5, 6),)]
+    assert list(pieced([3, 0, 6], lambda: 4)) == [
+        ((0, 0, 3), (2, 0, 1)),
+        ((2, 1, 5),),
+        ((2, 5, 6),),
+    ]
     most = iter([2, 5, 9])
     assert list(pieced([9], lambda: next(most))) == [((0, 0, 2),), ((0, 2, 7),), ((0, 7, 9),)]
 

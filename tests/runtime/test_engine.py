@@ -16,7 +16,9 @@ GREEDY = defaults().with_values({"temp": 0})
 
 def engine(context: FakeContext, schedule: Schedule = ALONE) -> Engine:
     model = FakeModel()
-    return Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None, schedule=schedule)
+    return Engine(
+        context, Vocabulary(model.piece, model.ends, model.n_vocab), None, schedule=schedule
+    )
 
 
 def finish(machine: Engine, *ids: int) -> list[Answer]:
@@ -34,7 +36,12 @@ def request(text: str, **more) -> Request:
 def test_it_says_what_the_model_says_and_stops_at_the_end_token():
     machine = engine(FakeContext(reply=b"hello"))
     (answer,) = finish(machine, machine.submit(request("ask")))
-    assert (answer.text, answer.finish, len(answer.tokens), answer.prompt_tokens) == ("hello", "stop", 5, 3)
+    assert (answer.text, answer.finish, len(answer.tokens), answer.prompt_tokens) == (
+        "hello",
+        "stop",
+        5,
+        3,
+    )
 
 
 def test_max_tokens_stop_strings_and_ignored_ends_are_obeyed():
@@ -51,14 +58,19 @@ def test_max_tokens_stop_strings_and_ignored_ends_are_obeyed():
 def test_many_sequences_share_passes_and_each_gets_its_own_text():
     context = FakeContext(n_ctx=512, n_seq_max=3, reply=b"the same answer")
     machine = engine(context)
-    ids = [machine.submit(request(prompt)) for prompt in ("one", "another", "third one", "waits for its place")]
+    ids = [
+        machine.submit(request(prompt))
+        for prompt in ("one", "another", "third one", "waits for its place")
+    ]
     assert [answer.text for answer in finish(machine, *ids)] == ["the same answer"] * 4
     assert max(context.batches[1:]) >= 3  # three tokens in one pass
     machine.ledger.check()
 
 
 @pytest.mark.parametrize("wait", [0, 300, 1500])
-def test_whoever_comes_late_does_not_wait_for_all_that_another_client_has_sent_before(wait: int) -> None:
+def test_whoever_comes_late_does_not_wait_for_all_that_another_client_has_sent_before(
+    wait: int,
+) -> None:
     machine = engine(FakeContext(n_ctx=2048, n_seq_max=4), Schedule(running=4))
     long = {"ignore_eos": True, "max_tokens": 200}
     many = {machine.submit(request(f"{number:03}", client="much", **long)) for number in range(64)}
@@ -87,7 +99,9 @@ def test_a_client_of_small_priority_waits_long_but_not_for_ever() -> None:
         for event in machine.step():
             if event.finish:
                 over.append(event.sequence)
-                machine.submit(request("more", client="bc"[len(over) % 2], ignore_eos=True, max_tokens=20))
+                machine.submit(
+                    request("more", client="bc"[len(over) % 2], ignore_eos=True, max_tokens=20)
+                )
         assert len(over) < 50
     assert len(over) > 3
 
@@ -125,7 +139,9 @@ def test_when_the_pool_is_full_the_newest_gives_way_and_goes_on_later(swap):
         preempted = max(preempted, machine.load.preempted)
         machine.check()
     assert (ended, preempted) == ([old, new], 1)
-    assert [(a.text, a.finish) for a in map(machine.answer, (old, new))] == [("0123456789", "stop")] * 2
+    assert [(a.text, a.finish) for a in map(machine.answer, (old, new))] == [
+        ("0123456789", "stop")
+    ] * 2
 
 
 def test_a_cancelled_answer_keeps_its_text_and_its_cells():
@@ -229,7 +245,13 @@ def test_no_more_run_at_once_than_are_allowed_and_no_more_wait():
     ids = [machine.submit(request(prompt)) for prompt in ("a", "b", "c")]
     machine.step()
     load = machine.load
-    assert (load.running, load.waiting, load.preempted, load.prompt_tokens, load.tokens) == (2, 1, 0, 2, 2)
+    assert (load.running, load.waiting, load.preempted, load.prompt_tokens, load.tokens) == (
+        2,
+        1,
+        0,
+        2,
+        2,
+    )
     ids += machine.sample(request("d"), 2)
     with pytest.raises(Crowded, match="3 requests wait already"):
         machine.submit(request("e"))
@@ -243,7 +265,13 @@ def test_who_matters_more_goes_first_and_who_runs_nothing_before_who_runs_much()
     machine = engine(FakeContext(n_ctx=512, n_seq_max=2))
     ids = {
         machine.submit(request(name, client=client, priority=priority)): name
-        for name, client, priority in (("a", "x", 0), ("b", "x", 0), ("c", "x", 0), ("d", "y", 0), ("e", "z", 1))
+        for name, client, priority in (
+            ("a", "x", 0),
+            ("b", "x", 0),
+            ("c", "x", 0),
+            ("d", "y", 0),
+            ("e", "z", 1),
+        )
     }
     ended = []
     while machine.busy:
@@ -252,7 +280,9 @@ def test_who_matters_more_goes_first_and_who_runs_nothing_before_who_runs_much()
 
 
 @pytest.mark.parametrize(("row", "rows"), [(0.0047, 128), (0.0026, 192), (0.02, 64)])
-def test_a_prompt_s_pass_lasts_about_as_long_as_the_gap_between_others_tokens_may(row: float, rows: int) -> None:
+def test_a_prompt_s_pass_lasts_about_as_long_as_the_gap_between_others_tokens_may(
+    row: float, rows: int
+) -> None:
     context = FakeContext(n_ctx=2048, n_seq_max=4, n_batch=512)
     machine = engine(context, Schedule(gap=0.5, aside=128))
     machine.scheduler.saw(64, 64 * row)

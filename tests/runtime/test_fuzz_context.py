@@ -1,4 +1,6 @@
-"""The one door to llama.cpp: random operations in a child process, so that an abort is a failed test."""
+"""The one door to llama.cpp: random operations in a child process, so that an abort is a failed
+test.
+"""
 
 import json
 import os
@@ -18,9 +20,21 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("more", [[], ["--streams"]], ids=["one pool", "a stream a sequence"])
 def test_random_operations_are_refused_or_do_what_the_reference_says(stories_gguf, more):
-    command = [sys.executable, ROOT / "scripts" / "fuzz_context.py", stories_gguf, "--operations", "1000", *more]
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "fuzz_context.py",
+        stories_gguf,
+        "--operations",
+        "1000",
+        *more,
+    ]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     figures = json.loads(done.stdout)
@@ -33,9 +47,16 @@ def test_random_operations_are_refused_or_do_what_the_reference_says(stories_ggu
 
 @pytest.mark.parametrize(
     ("positions", "sequences"),
-    [((0, 2), (0, 0)), ((0, 0), (0, 0)), ((1, 0), (0, 0)), ((0, 5, 2), (0, 1, 0)), ((1, 2), (0, 0)), ((0,), (1,)),
-     ((-1,), (0,))],
-)  # fmt: skip
+    [
+        ((0, 2), (0, 0)),
+        ((0, 0), (0, 0)),
+        ((1, 0), (0, 0)),
+        ((0, 5, 2), (0, 1, 0)),
+        ((1, 2), (0, 0)),
+        ((0,), (1,)),
+        ((-1,), (0,)),
+    ],
+)
 def test_rows_that_do_not_follow_on_are_refused(positions, sequences):
     reached = Positions(2)
     reached.put(1, 5)
@@ -65,20 +86,34 @@ def test_a_window_that_has_moved_on_cannot_be_cut_back(tmp_path):
 @pytest.mark.parametrize(("slots", "rows"), [(1, 128), (3, 16)])
 def test_several_sequences_of_a_window_are_computed_a_micro_batch_at_a_time(tmp_path, slots, rows):
     path = tiny.gemma3(tmp_path / "m.gguf", hidden=128)
-    with open_model(path) as model, open_context(model, ContextOptions(512, 128, 16, slots)) as context:
+    with (
+        open_model(path) as model,
+        open_context(model, ContextOptions(512, 128, 16, slots)) as context,
+    ):
         assert context.n_batch == rows
         with pytest.raises(AssertionError):
-            context.decode(Rows([5] * (rows + 1), range(rows + 1), [0] * (rows + 1), [False] * (rows + 1)))
+            context.decode(
+                Rows([5] * (rows + 1), range(rows + 1), [0] * (rows + 1), [False] * (rows + 1))
+            )
         context.decode(Rows([5] * rows, range(rows), [0] * rows, [False] * rows))
 
 
 def test_a_copy_goes_onto_a_sequence_that_ends_where_it_begins(stories_gguf):
-    with open_model(stories_gguf) as model, open_context(model, ContextOptions(256, 32, 32, 3)) as context:
+    with (
+        open_model(stories_gguf) as model,
+        open_context(model, ContextOptions(256, 32, 32, 3)) as context,
+    ):
         context.decode(Rows([5, 6, 7, 8], range(4), [0] * 4, [False] * 4))
         context.copy(0, 1, 0, 3)
         for wrong in (
-            (0, 1, 0, 4), (0, 1, 2, 4), (0, 2, 0, 5), (0, 0, 0, 1), (0, 2, 0, 0), (0, 3, 0, 1), (2, 1, 0, 1),
-        ):  # fmt: skip
+            (0, 1, 0, 4),
+            (0, 1, 2, 4),
+            (0, 2, 0, 5),
+            (0, 0, 0, 1),
+            (0, 2, 0, 0),
+            (0, 3, 0, 1),
+            (2, 1, 0, 1),
+        ):
             with pytest.raises(AssertionError):
                 context.copy(*wrong)
         context.copy(0, 1, 3, 4)

@@ -1,5 +1,6 @@
-"""Our own products of many rows: numpy's of the decoded weights, the same bits for a row whatever is beside it, and a
-model that answers more like its floats than by ggml's."""
+"""Our own products of many rows: numpy's of the decoded weights, the same bits for a row whatever
+is beside it, and a model that answers more like its floats than by ggml's.
+"""
 
 from pathlib import Path
 
@@ -31,12 +32,20 @@ def drawn(*shape: int, seed: int = 0) -> F32:
 def bfloat16(values: F32) -> NDArray[np.float64]:
     """Rounded to the nearest, ties to even."""
     bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
+    return (
+        ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000)
+        .astype(np.uint32)
+        .view(np.float32)
+        .astype(np.float64)
+    )
 
 
 @pytest.fixture
 def own() -> None:
-    if gemm.product(TYPES["Q8_0"], native.encode(drawn(1, 32), "Q8_0", label=""), drawn(1, 32), 1) is None:
+    if (
+        gemm.product(TYPES["Q8_0"], native.encode(drawn(1, 32), "Q8_0", label=""), drawn(1, 32), 1)
+        is None
+    ):
         pytest.skip("this CPU has no bfloat16, or this build none of our C")
 
 
@@ -55,13 +64,25 @@ def test_products_are_those_of_decoded_weights_and_inputs_in_bfloat16(kind: str,
 
 @pytest.mark.usefixtures("own")
 def test_a_row_has_the_same_bits_whatever_is_beside_it_and_however_many_threads_there_are() -> None:
-    blocks, inputs = native.encode(drawn(200, COLUMNS), "Q4_1", label=""), drawn(60, COLUMNS, seed=1)
+    blocks, inputs = (
+        native.encode(drawn(200, COLUMNS), "Q4_1", label=""),
+        drawn(60, COLUMNS, seed=1),
+    )
     whole = gemm.product(TYPES["Q4_1"], blocks, inputs, 1)
     assert whole is not None
-    few = gemm.product(TYPES["Q4_1"], blocks, inputs[:FEWEST], 1)  # which are added up in another order
+    few = gemm.product(
+        TYPES["Q4_1"], blocks, inputs[:FEWEST], 1
+    )  # which are added up in another order
     assert few is not None
     assert not np.array_equal(few, whole[:FEWEST])
-    for first, last, threads in ((0, 60, 2), (0, 60, 3), (10, 45, 2), (7, 8, 1), (3, 7, 2), (1, 8, 2)):
+    for first, last, threads in (
+        (0, 60, 2),
+        (0, 60, 3),
+        (10, 45, 2),
+        (7, 8, 1),
+        (3, 7, 2),
+        (1, 8, 2),
+    ):
         part = gemm.product(TYPES["Q4_1"], blocks, inputs[first:last], threads)
         assert part is not None
         assert np.array_equal(part, (few if last - first <= FEWEST else whole)[first:last])
@@ -96,8 +117,14 @@ def decoded(floats: Path, weights: Path) -> Path:
 def logits(path: Path, own: int, passes: tuple[int, ...] = (PROMPT,)) -> F32:
     """Of a prompt's last tokens, its rows computed in `passes`."""
     tokens, at, found = [(7 + 31 * i) % 300 for i in range(sum(passes))], 0, []
-    options = ContextOptions(256, n_outputs=max(passes), n_threads=2, n_threads_batch=2, flash_attn="on")
-    with gemm.used(own), open_model(path, gpu_layers=0) as model, open_context(model, options) as context:
+    options = ContextOptions(
+        256, n_outputs=max(passes), n_threads=2, n_threads_batch=2, flash_attn="on"
+    )
+    with (
+        gemm.used(own),
+        open_model(path, gpu_layers=0) as model,
+        open_context(model, options) as context,
+    ):
         for count in passes:
             wants = [True] * count
             rows = Rows(tokens[at : at + count], range(at, at + count), [0] * count, wants)
@@ -111,7 +138,9 @@ def apart(one: F32, other: F32) -> float:
 
 
 @pytest.mark.usefixtures("own")
-def test_a_prompt_is_nearer_to_that_of_floats_than_ggmls_of_eight_bits(weights: Path, decoded: Path) -> None:
+def test_a_prompt_is_nearer_to_that_of_floats_than_ggmls_of_eight_bits(
+    weights: Path, decoded: Path
+) -> None:
     exact = logits(decoded, 0)
     ours, ggmls = apart(logits(weights, 4), exact), apart(logits(weights, 0), exact)
     assert 0 < ours < 0.5 * ggmls
@@ -141,7 +170,10 @@ def test_who_asks_for_ggml_or_the_same_bits_gets_ggmls(weights: Path) -> None:
     """What a runner computes, by the logits of one prompt."""
     prompt = [(7 + 31 * i) % 300 for i in range(PROMPT)]
     found = {}
-    for name, options in {"auto": RunOptions(256, 2), "ggml": RunOptions(256, 2, gemm="ggml")}.items():
+    for name, options in {
+        "auto": RunOptions(256, 2),
+        "ggml": RunOptions(256, 2, gemm="ggml"),
+    }.items():
         with open_runner(weights, options, raw=True, gpu_layers=0) as runner:
             wants = [False] * (PROMPT - 1) + [True]
             (row,) = runner.context.decode(Rows(prompt, range(PROMPT), [0] * PROMPT, wants))

@@ -1,4 +1,6 @@
-"""Predicted bytes against the ones llama.cpp allocates: the difference is 0. scripts/measure_kv.py measures more."""
+"""Predicted bytes against the ones llama.cpp allocates: the difference is 0. scripts/measure_kv.py
+measures more.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +17,18 @@ from llmcli.runtime.runner import open_runner
 from quant import container, convert, quantize
 from tests.quant import families, tiny
 
-LLAMA = {"general.architecture": "llama", "llama.block_count": 30, "llama.embedding_length": 576,
-         "llama.attention.head_count": 9, "llama.attention.head_count_kv": 3}  # fmt: skip
+LLAMA = {
+    "general.architecture": "llama",
+    "llama.block_count": 30,
+    "llama.embedding_length": 576,
+    "llama.attention.head_count": 9,
+    "llama.attention.head_count_kv": 3,
+}
 
 
-@pytest.mark.parametrize(("kind", "nbytes"), [("f16", 47_185_920), ("q8_0", 25_067_520), ("q4_0", 13_271_040)])
+@pytest.mark.parametrize(
+    ("kind", "nbytes"), [("f16", 47_185_920), ("q8_0", 25_067_520), ("q4_0", 13_271_040)]
+)
 def test_the_worked_example_of_the_notes(kind, nbytes):
     form = kv.shape(LLAMA)
     assert form is not None
@@ -35,17 +44,28 @@ def check(path: Path, n_ctx: int, type_k: str, type_v: str, flash: str, slots: i
     with open_model(path) as model, open_context(model, options) as context:
         held = context.allocated()
         cache = kv.predict(
-            form, context.n_ctx, type_k, type_v, n_ubatch=context.n_ubatch, n_seq_max=slots, flash=flash != "off"
+            form,
+            context.n_ctx,
+            type_k,
+            type_v,
+            n_ubatch=context.n_ubatch,
+            n_seq_max=slots,
+            flash=flash != "off",
         )
         assert held is not None
         assert cache.nbytes - held.context == 0
 
 
 CASES = [
-    (512, "f16", "f16", "auto", 1), (2048, "q8_0", "q8_0", "auto", 1), (1000, "q8_0", "q4_0", "on", 1),
-    (1024, "f32", "f16", "off", 1), (768, "bf16", "iq4_nl", "on", 1), (2048, "q5_1", "q5_0", "on", 3),
-    (4096, "f16", "f16", "off", 2), (1500, "q4_1", "f16", "auto", 4),
-]  # fmt: skip
+    (512, "f16", "f16", "auto", 1),
+    (2048, "q8_0", "q8_0", "auto", 1),
+    (1000, "q8_0", "q4_0", "on", 1),
+    (1024, "f32", "f16", "off", 1),
+    (768, "bf16", "iq4_nl", "on", 1),
+    (2048, "q5_1", "q5_0", "on", 3),
+    (4096, "f16", "f16", "off", 2),
+    (1500, "q4_1", "f16", "auto", 4),
+]
 
 
 @pytest.mark.model
@@ -62,9 +82,19 @@ def test_gemma3_with_its_sliding_window(gemma3, n_ctx, type_k, type_v, flash, sl
 
 def test_what_is_not_known_is_not_guessed():
     assert kv.shape({**LLAMA, "llama.attention.kv_lora_rank": 512}) is None
-    assert kv.shape({"general.architecture": "mamba", "mamba.block_count": 4, "mamba.ssm.state_size": 16}) is None
+    assert (
+        kv.shape(
+            {"general.architecture": "mamba", "mamba.block_count": 4, "mamba.ssm.state_size": 16}
+        )
+        is None
+    )
     strange = {key.replace("llama.", "strange."): value for key, value in LLAMA.items()}
-    assert kv.shape({**strange, "general.architecture": "strange", "strange.attention.sliding_window": 128}) is None
+    assert (
+        kv.shape(
+            {**strange, "general.architecture": "strange", "strange.attention.sliding_window": 128}
+        )
+        is None
+    )
     assert kv.shape({}) is None
 
 
@@ -75,10 +105,21 @@ def test_a_window_that_llama_cpp_does_not_read_changes_nothing():
 
 def test_only_compressed_keys_are_kept_where_values_are_made_from_them():
     """DeepSeek V2 Lite: 27 layers of 512 + 64 values, and no V."""
-    head = {"block_count": 27, "embedding_length": 2048, "attention.head_count": 16, "attention.head_count_kv": 1,
-            "attention.key_length": 576, "attention.value_length": 512, "attention.kv_lora_rank": 512,
-            "attention.key_length_mla": 192, "attention.value_length_mla": 128}  # fmt: skip
-    metadata = {"general.architecture": "deepseek2", **{f"deepseek2.{key}": value for key, value in head.items()}}
+    head = {
+        "block_count": 27,
+        "embedding_length": 2048,
+        "attention.head_count": 16,
+        "attention.head_count_kv": 1,
+        "attention.key_length": 576,
+        "attention.value_length": 512,
+        "attention.kv_lora_rank": 512,
+        "attention.key_length_mla": 192,
+        "attention.value_length_mla": 128,
+    }
+    metadata = {
+        "general.architecture": "deepseek2",
+        **{f"deepseek2.{key}": value for key, value in head.items()},
+    }
     form = kv.shape(metadata)
     assert form is not None
     cache = kv.predict(form, 4096, "f16", "f16", n_ubatch=512)
@@ -91,10 +132,13 @@ def test_only_compressed_keys_are_kept_where_values_are_made_from_them():
 
 # Contexts of the tiny models: type K, type V, flash, one pool, tokens, sequences, micro-batch.
 TINY = [
-    ("f16", "f16", "auto", True, 300, 1, 512), ("q8_0", "q8_0", "auto", False, 2500, 3, 64),
-    ("q4_0", "q4_0", "on", True, 2500, 8, 128), ("iq4_nl", "iq4_nl", "auto", False, 1024, 8, 16),
-    ("f32", "f32", "off", True, 1024, 3, 64), ("bf16", "q5_1", "on", False, 700, 2, 32),
-]  # fmt: skip
+    ("f16", "f16", "auto", True, 300, 1, 512),
+    ("q8_0", "q8_0", "auto", False, 2500, 3, 64),
+    ("q4_0", "q4_0", "on", True, 2500, 8, 128),
+    ("iq4_nl", "iq4_nl", "auto", False, 1024, 8, 16),
+    ("f32", "f32", "off", True, 1024, 3, 64),
+    ("bf16", "q5_1", "on", False, 700, 2, 32),
+]
 
 
 def check_tiny(path: Path) -> kv.Shape:
@@ -102,13 +146,25 @@ def check_tiny(path: Path) -> kv.Shape:
     assert form is not None
     with open_model(path) as model:
         for type_k, type_v, flash, unified, n_ctx, slots, n_ubatch in TINY:
-            options = ContextOptions(n_ctx, 512, n_ubatch, slots, 1, 1, type_k, type_v, flash, unified)
+            options = ContextOptions(
+                n_ctx, 512, n_ubatch, slots, 1, 1, type_k, type_v, flash, unified
+            )
             if kv.refusal(form, type_k, type_v):
-                with pytest.raises(UserError, match=r"llama\.cpp refuses"), open_context(model, options):
+                with (
+                    pytest.raises(UserError, match=r"llama\.cpp refuses"),
+                    open_context(model, options),
+                ):
                     pass
                 continue
             cache = kv.predict(
-                form, n_ctx, type_k, type_v, n_ubatch=n_ubatch, n_seq_max=slots, flash=flash != "off", unified=unified
+                form,
+                n_ctx,
+                type_k,
+                type_v,
+                n_ubatch=n_ubatch,
+                n_seq_max=slots,
+                flash=flash != "off",
+                unified=unified,
             )
             with open_context(model, options) as context:
                 held = context.allocated()
@@ -128,7 +184,9 @@ def test_a_tiny_window(tmp_path):
     assert form.windowed == (True, True, True, True, True, False, True)
 
 
-@pytest.mark.parametrize("name", ["deepseek v2, compressed queries", "gpt-oss", "gemma2, window on other layers"])
+@pytest.mark.parametrize(
+    "name", ["deepseek v2, compressed queries", "gpt-oss", "gemma2, window on other layers"]
+)
 def test_compressed_keys_and_the_windows_of_other_families(tmp_path, name):
     pytest.importorskip("transformers", reason="transformers is not installed: it makes the models")
     (case,) = (case for case in families.cases() if case.name == name)
@@ -145,24 +203,40 @@ def test_a_window_that_no_layer_has_is_refused_where_llama_cpp_would_abort(tmp_p
 
     monkeypatch.setattr(gguf.GGUFWriter, "add_sliding_window", window_of_none)
     path = tiny.gemma3(tmp_path / "m.gguf", hidden=128)
-    with pytest.raises(UserError, match="no layer"), open_runner(path, RunOptions(ctx_size=256, threads=1)):
+    with (
+        pytest.raises(UserError, match="no layer"),
+        open_runner(path, RunOptions(ctx_size=256, threads=1)),
+    ):
         pass
 
 
 def test_types_that_a_model_s_heads_do_not_fill_are_refused_before_it_is_loaded(stories_gguf):
-    """stories260K has heads of 8 values; llama.cpp refuses some of these pairs and computes nonsense for others."""
-    wanted = RunOptions(ctx_size=256, threads=1, batch_size=32, cache_type_k="q8_0", cache_type_v="f16")
+    """stories260K has heads of 8 values; llama.cpp refuses some of these pairs and computes
+    nonsense for others.
+    """
+    wanted = RunOptions(
+        ctx_size=256, threads=1, batch_size=32, cache_type_k="q8_0", cache_type_v="f16"
+    )
     values = replace(wanted, cache_type_k="f16", cache_type_v="q4_0")
     for options in (wanted, replace(wanted, flash_attn="off"), values):
-        with pytest.raises(UserError, match="heads have 8") as caught, open_runner(stories_gguf, options):
+        with (
+            pytest.raises(UserError, match="heads have 8") as caught,
+            open_runner(stories_gguf, options),
+        ):
             pass
         assert "f16" in caught.value.hint
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("block_count", "x"), ("block_count", 2**32 - 1), ("attention.head_count", "ab"),
-     ("attention.head_count_kv", [1]), ("attention.key_length", "x"), ("embedding_length", None)],
-)  # fmt: skip
+    [
+        ("block_count", "x"),
+        ("block_count", 2**32 - 1),
+        ("attention.head_count", "ab"),
+        ("attention.head_count_kv", [1]),
+        ("attention.key_length", "x"),
+        ("embedding_length", None),
+    ],
+)
 def test_a_header_that_makes_no_sense_predicts_nothing(key, value):
     assert kv.shape({**LLAMA, f"llama.{key}": value}) is None

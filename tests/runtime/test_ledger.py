@@ -146,7 +146,8 @@ def test_a_conversation_that_goes_on_keeps_no_second_copy_of_itself():
     ledger = Ledger(memory)
     slot, _ = fill(ledger, memory, (1, 2, 3))
     ledger.release(slot, turn=1)
-    # The template spells the answer otherwise than it was said: what was said is of no use any more.
+    # The template spells the answer otherwise than it was said: what was said is of no use any
+    # more.
     assert ledger.place((1, 2, 9, 9), path=frozenset({1})) == (slot, 2)
 
 
@@ -225,7 +226,9 @@ def test_a_shared_beginning_does_not_keep_the_rest_from_moving():
     fill(ledger, memory, tuple(system))
     second, shared = fill(ledger, memory, (*system, *one, *two))
     assert shared == 20
-    assert ledger.adapt(second, [*system[:10], *two, *three], move=True) == 50  # the gap ends in cells of its own
+    assert (
+        ledger.adapt(second, [*system[:10], *two, *three], move=True) == 50
+    )  # the gap ends in cells of its own
     assert ledger.used == memory.used == 60
     ledger.check()
 
@@ -244,7 +247,10 @@ def test_what_is_taken_out_comes_back_and_what_others_hold_stays_shared(seed):
             memory.put(target, token)
         ledger.append(target, tokens)
     before, used = [held[:] for held in ledger.tokens], ledger.used
-    away = {slot: ledger.put_away(slot) for slot in rng.sample([slot for slot in slots if ledger.tokens[slot]], 2)}
+    away = {
+        slot: ledger.put_away(slot)
+        for slot in rng.sample([slot for slot in slots if ledger.tokens[slot]], 2)
+    }
     ledger.check()
     for slot, kept in reversed(away.items()):
         assert ledger.bring_back(slot, kept)

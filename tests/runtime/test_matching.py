@@ -34,7 +34,9 @@ def test_over_all_random_numbers_the_token_is_distributed_as_p(case: str):
     grid = (np.arange(1000) + 0.5) / 1000
     found = np.zeros(4)
     for guess in np.flatnonzero(q):
-        kept = sum(matched(p, q, guess, Dial(u, 0.5)) == guess and u * q[guess] < p[guess] for u in grid) / len(grid)
+        kept = sum(
+            matched(p, q, guess, Dial(u, 0.5)) == guess and u * q[guess] < p[guess] for u in grid
+        ) / len(grid)
         found[guess] += q[guess] * kept
         if kept < 1:
             instead = [matched(p, q, guess, Dial(0.9999999, u)) for u in grid]
@@ -61,10 +63,18 @@ def test_a_draw_never_takes_what_cannot_be():
 
 @pytest.mark.parametrize(
     "values",
-    [{}, {"temp": 1.3, "top_k": 5}, {"xtc_probability": 1.0, "temp": 1}, {"mirostat": 1, "temp": 1}, {"mirostat": 2}],
+    [
+        {},
+        {"temp": 1.3, "top_k": 5},
+        {"xtc_probability": 1.0, "temp": 1},
+        {"mirostat": 1, "temp": 1},
+        {"mirostat": 2},
+    ],
 )
 def test_the_distribution_told_is_the_one_drawn_from(values: dict[str, float]):
-    """Guesses drawn from the told distribution itself are all kept, and a chain that only draws learns the same."""
+    """Guesses drawn from the told distribution itself are all kept, and a chain that only draws
+    learns the same.
+    """
     logits = np.random.default_rng(5).normal(0, 3, 40).astype(np.float32)
     row, sampling = FakeRow(logits), defaults().with_values({**values, "seed": 1})
     chain = make_chain(sampling, 1, None, FakeModel())

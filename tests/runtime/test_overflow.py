@@ -1,4 +1,6 @@
-"""A full context on real caches: what stays is computed as if nothing else had been there, or moved."""
+"""A full context on real caches: what stays is computed as if nothing else had been there, or
+moved.
+"""
 
 from pathlib import Path
 
@@ -23,13 +25,25 @@ from tests.drafts import CHEAP, Steady
 from tests.fakes import TEMPLATE, FakeContext, FakeModel
 from tests.quant import tiny
 
-# With these a row of logits does not depend on the batch it was computed in (notes/runtime.md, 6.3).
+# With these a row of logits does not depend on the batch it was computed in (notes/runtime.md,
+# 6.3).
 EXACT = RunOptions(
-    ctx_size=256, threads=1, batch_size=256, flash_attn="on", cache_type_k="q8_0", cache_type_v="q8_0", gemm="ggml"
-)  # fmt: skip
+    ctx_size=256,
+    threads=1,
+    batch_size=256,
+    flash_attn="on",
+    cache_type_k="q8_0",
+    cache_type_v="q8_0",
+    gemm="ggml",
+)
 PLAIN = RunOptions(ctx_size=256, threads=1, batch_size=256)
 GREEDY = defaults().with_values({"temp": 0})
-QUESTIONS = ("who are you?", "where do you come from?", "what is it like there?", "why did you leave?")
+QUESTIONS = (
+    "who are you?",
+    "where do you come from?",
+    "what is it like there?",
+    "why did you leave?",
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +56,14 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def talk(runner: Runner, mode: str, predict: int) -> Talk:
-    made = Talk("tiny", runner, Session(GREEDY, "be kind", predict), config.load(), UI(color=False), ignore_eos=True)
+    made = Talk(
+        "tiny",
+        runner,
+        Session(GREEDY, "be kind", predict),
+        config.load(),
+        UI(color=False),
+        ignore_eos=True,
+    )
     find("on_full").change(made, mode)
     return made
 
@@ -67,7 +88,9 @@ def test_where_turns_are_computed_anew_the_text_is_that_of_a_chat_without_them(e
         runner.engine.ledger.forget_idle()
         other = talk(runner, "stop", 12)
         for number in one.session.tree.kept()[:-1]:
-            other.session.add(one.session.tree[number].question, one.session.tree[number].answer, "length")
+            other.session.add(
+                one.session.tree[number].question, one.session.tree[number].answer, "length"
+            )
         assert ids(ask(other, QUESTIONS[3])) == ids(said[3])
 
 
@@ -106,7 +129,9 @@ def test_a_window_model_shifts_and_streams(tmp_path: Path) -> None:
     with open_runner(path, PLAIN, template=TEMPLATE) as runner:
         for mode in ("shift", "sinks"):
             one = talk(runner, mode, 60)
-            assert {ask(one, question).finish for question in (*QUESTIONS, *QUESTIONS)} == {"length"}
+            assert {ask(one, question).finish for question in (*QUESTIONS, *QUESTIONS)} == {
+                "length"
+            }
         one.session.predict = 700
         assert ask(one, "and then?").left.times > 3
 
@@ -148,11 +173,21 @@ def test_guesses_go_on_where_the_window_moves() -> None:
     """Text that turns in circles is guessed; what is guessed never depends on what has left."""
     said = []
     for strategy in ("plain", "speculative"):
-        context = FakeContext(n_ctx=64, reply=lambda tokens: ord("a") + (tokens[-1] - ord("a") + 1) % 12)
+        context = FakeContext(
+            n_ctx=64, reply=lambda tokens: ord("a") + (tokens[-1] - ord("a") + 1) % 12
+        )
         model, means = FakeModel(), Speculation((Lookup(),), Steady(CHEAP), 16)
         engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None, means)
         number = engine.submit(
-            Request(tuple(b"sing: a"), GREEDY, 500, ignore_eos=True, strategy=strategy, overflow=Sinks(4), move=True)
+            Request(
+                tuple(b"sing: a"),
+                GREEDY,
+                500,
+                ignore_eos=True,
+                strategy=strategy,
+                overflow=Sinks(4),
+                move=True,
+            )
         )
         while engine.busy:
             engine.step()

@@ -19,7 +19,9 @@ from llmcli.runtime.runner import Runner, open_runner
 from llmcli.runtime.sampling import defaults
 from llmcli.runtime.schedule import Schedule
 
-HOME = RunOptions(ctx_size=1024, threads=1, flash_attn="off", cache_type_k="f32", cache_type_v="f32")
+HOME = RunOptions(
+    ctx_size=1024, threads=1, flash_attn="off", cache_type_k="f32", cache_type_v="f32"
+)
 SERVED = Schedule(running=3, gap=0.5, idle_cells=0, apart=LEAST)
 CLOSE = 1e-6  # of the squares of logits: the two ways of attention add up otherwise
 
@@ -57,7 +59,9 @@ def watched(runner: Runner) -> list[int]:
 
 def fill(context: Context, slot: int, tokens: Sequence[int], start: int = 0) -> None:
     end = start + len(tokens)
-    context.decode(Rows(list(tokens), list(range(start, end)), [slot] * len(tokens), [False] * len(tokens)))
+    context.decode(
+        Rows(list(tokens), list(range(start, end)), [slot] * len(tokens), [False] * len(tokens))
+    )
 
 
 def after(context: Context, slot: int, at: int) -> np.ndarray:
@@ -129,9 +133,13 @@ def test_turned_twice_is_the_same_to_the_byte(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize("flash", ["on", "off"])
-def test_a_text_cut_out_of_the_whole_pool_is_what_llama_cpp_gives_of_it(stories_gguf: Path, flash: str) -> None:
+def test_a_text_cut_out_of_the_whole_pool_is_what_llama_cpp_gives_of_it(
+    stories_gguf: Path, flash: str
+) -> None:
     """Cells drawn in turn, a beginning that several hold, a hole, and one that ends early."""
-    with open_runner(stories_gguf, replace(HOME, flash_attn=flash, cache_type_v="f16"), slots=4) as runner:
+    with open_runner(
+        stories_gguf, replace(HOME, flash_attn=flash, cache_type_v="f16"), slots=4
+    ) as runner:
         home = runner.context
         fill(home, 0, words(30))
         home.copy(0, 1, 0, 20)
@@ -146,7 +154,9 @@ def test_a_text_cut_out_of_the_whole_pool_is_what_llama_cpp_gives_of_it(stories_
             assert bytes(state.take(home.pointer, slot, scattered=True)) == bytes(own)
 
 
-def test_what_lies_scattered_is_read_with_the_whole_pool(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_scattered_is_read_with_the_whole_pool(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken_apart: list[int] = []
 
     def counted(pool: memoryview, sequence: int) -> memoryview:
@@ -179,12 +189,18 @@ def test_without_room_at_home_a_sequence_keeps_what_it_held(stories_gguf: Path) 
         assert apart(after(home, 1, 20), wanted) < CLOSE
 
 
-def test_answers_are_those_of_a_context_that_reads_itself(runner: Runner, stories_gguf: Path) -> None:
-    """Long prompts, short ones, one that begins like another, one that goes on behind what is cached."""
+def test_answers_are_those_of_a_context_that_reads_itself(
+    runner: Runner, stories_gguf: Path
+) -> None:
+    """Long prompts, short ones, one that begins like another, one that goes on behind what is
+    cached.
+    """
     same = words(150)
     prompts = [same, same[:130] + words(10, 3), words(20, 4), words(300, 5), same + words(60, 6)]
     read, engine = watched(runner), runner.engine
-    found = answered(runner, *map(request, prompts[:3])) + answered(runner, *map(request, prompts[3:]))
+    found = answered(runner, *map(request, prompts[:3])) + answered(
+        runner, *map(request, prompts[3:])
+    )
     with open_runner(stories_gguf, HOME, slots=4) as plain:
         wanted = [answered(plain, request(prompt))[0] for prompt in prompts]
     for one, other in zip(found, wanted, strict=True):
@@ -223,7 +239,9 @@ def test_a_prompt_that_is_cancelled_while_it_is_read_leaves_nothing(runner: Runn
     assert len(answered(runner, request(words(200)))[0].tokens) == 4
 
 
-def test_what_a_slot_held_before_takes_no_room_from_the_others_of_a_pass(stories_gguf: Path) -> None:
+def test_what_a_slot_held_before_takes_no_room_from_the_others_of_a_pass(
+    stories_gguf: Path,
+) -> None:
     """One goes on behind what is cached at home, in the slot that was read last another one begins."""
     with open_runner(stories_gguf, replace(HOME, reading=512), slots=3) as runner:
         runner.engine.schedule = SERVED

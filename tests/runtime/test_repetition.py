@@ -25,7 +25,10 @@ def pieces(text: str) -> list[str]:
     "loop",
     [
         "I'm sorry. " * 300,
-        "".join(f"Sinon, le {2000 + year % 5} est le {2000 + year % 5} de la France.\n" for year in range(100)),
+        "".join(
+            f"Sinon, le {2000 + year % 5} est le {2000 + year % 5} de la France.\n"
+            for year in range(100)
+        ),
         "\u4e16\u754c\u3002" * 400,
         " " * 4000,
     ],
@@ -34,7 +37,9 @@ def test_loops_are_seen_also_where_a_word_differs_here_and_there(loop):
     assert repeats(pieces(loop))
 
 
-@pytest.mark.parametrize("name", ["README.md", "models.toml", "LICENSE", "llmcli/runtime/engine.py", "CHANGELOG.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "models.toml", "LICENSE", "llmcli/runtime/engine.py", "CHANGELOG.md"]
+)
 def test_prose_code_and_lists_are_no_loops(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     for end in range(WINDOW, len(text), 500):
@@ -51,7 +56,11 @@ def test_a_short_loop_may_still_end():
 
 @pytest.mark.parametrize(
     ("more", "finish"),
-    [({}, "repetition"), ({"endless": True}, "context_full"), ({"ignore_eos": True}, "context_full")],
+    [
+        ({}, "repetition"),
+        ({"endless": True}, "context_full"),
+        ({"ignore_eos": True}, "context_full"),
+    ],
 )
 def test_a_looping_model_is_stopped_before_its_context_is_full(more, finish):
     """The fake model says one sentence for ever."""

@@ -1,4 +1,6 @@
-"""The reproducible mode: bit-equal logits however tokens are cut into batches, threads, turns and strategies."""
+"""The reproducible mode: bit-equal logits however tokens are cut into batches, threads, turns and
+strategies.
+"""
 
 import json
 import subprocess
@@ -28,7 +30,8 @@ from tests.quant.families.gemma3 import SMALL
 
 GREEDY = defaults().with_values({"temp": 0})
 CHANCE = defaults().with_values({"temp": 1.5, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 11})
-DEPTHS = 5  # tokens computed one by one behind each prompt: what the chunks left in the cache shows there
+# tokens computed one by one behind each prompt: what the chunks left in the cache shows there
+DEPTHS = 5
 
 
 def made(folder: Path, kind: str) -> Path:
@@ -41,7 +44,9 @@ def made(folder: Path, kind: str) -> Path:
 @pytest.fixture(scope="module")
 def folder(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random llama with heads of 32 and rows of 256: large enough for every quantized type."""
-    return checkpoint.grown(stories, tmp_path_factory.mktemp("grown") / "model", hidden=256, layers=2, shards=1)
+    return checkpoint.grown(
+        stories, tmp_path_factory.mktemp("grown") / "model", hidden=256, layers=2, shards=1
+    )
 
 
 @pytest.fixture(scope="module", params=["Q8_0", "Q4_0"])
@@ -53,7 +58,12 @@ def weights(request: pytest.FixtureRequest, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Gemma 3 whose windows of 64 move on within a prompt."""
-    case = families.Case("window", "Gemma3ForCausalLM", SMALL | {"head_dim": 32, "query_pre_attn_scalar": 32}, norm=0.0)
+    case = families.Case(
+        "window",
+        "Gemma3ForCausalLM",
+        SMALL | {"head_dim": 32, "query_pre_attn_scalar": 32},
+        norm=0.0,
+    )
     return made(families.build(case, tmp_path_factory.mktemp("gemma") / "model"), "Q8_0")
 
 
@@ -62,7 +72,9 @@ def words(count: int, seed: int = 0) -> list[int]:
 
 
 @contextmanager
-def opened(path: Path, slots: int = 1, threads: int = 1, n_ubatch: int = 512, n_ctx: int = 512) -> Iterator[Context]:
+def opened(
+    path: Path, slots: int = 1, threads: int = 1, n_ubatch: int = 512, n_ctx: int = 512
+) -> Iterator[Context]:
     options = ContextOptions(n_ctx, 512, n_ubatch, slots, threads, threads, "q8_0", "q8_0", "on")
     with reproducible.open_alike(container.read(path), options) as (_, context):
         yield context
@@ -89,7 +101,9 @@ def test_a_prompt_in_chunks_is_the_whole_prompt(weights: Path) -> None:
 
 
 @pytest.mark.parametrize(("threads", "n_ubatch"), [(1, 16), (2, 65)])
-def test_threads_and_micro_batches_change_nothing(threads: int, n_ubatch: int, weights: Path) -> None:
+def test_threads_and_micro_batches_change_nothing(
+    threads: int, n_ubatch: int, weights: Path
+) -> None:
     with opened(weights) as context:
         whole = feed(context, words(300), 512)
     with opened(weights, threads=threads, n_ubatch=n_ubatch) as context:
@@ -115,7 +129,9 @@ def test_a_sequence_in_a_batch_is_the_sequence_alone(weights: Path) -> None:
         with opened(weights, slots=8) as context:
             for slot in range(count):
                 size = len(prompts[slot])
-                context.decode(Rows(prompts[slot], range(size), [slot] * size, [False] * (size - 1) + [True]))
+                context.decode(
+                    Rows(prompts[slot], range(size), [slot] * size, [False] * (size - 1) + [True])
+                )
             for step in range(DEPTHS):
                 places = [len(prompt) + step for prompt in prompts[:count]]
                 rows = context.decode(Rows([9] * count, places, range(count), [True] * count))
@@ -144,7 +160,9 @@ def listen(runner: Runner) -> list[bytes]:
     return heard
 
 
-def answers(runner: Runner, tokens: list[int], samples: int = 1, **settings: object) -> list[Answer]:
+def answers(
+    runner: Runner, tokens: list[int], samples: int = 1, **settings: object
+) -> list[Answer]:
     asked = {"sampling": GREEDY, "max_tokens": 12, "ignore_eos": True, "logprobs": True} | settings
     reply = runner.reply(Request(tuple(tokens), **asked), samples)  # type: ignore[arg-type]
     for _ in reply:
@@ -161,7 +179,9 @@ BEAMS = {"strategy": "beam", "search": Search(3)}
 
 
 @pytest.mark.parametrize(("slots", "before"), [(1, {}), (3, {}), (3, BEAMS)])
-def test_a_resumed_conversation_is_a_fresh_one(slots: int, before: dict[str, object], weights: Path) -> None:
+def test_a_resumed_conversation_is_a_fresh_one(
+    slots: int, before: dict[str, object], weights: Path
+) -> None:
     """Cells kept from another turn, cut back from one that went elsewhere, or left behind by beams."""
     tokens = words(100)
     with runner(weights) as one:
@@ -183,7 +203,10 @@ def test_samples_are_the_answers_of_their_seeds_alone(weights: Path) -> None:
     for answer in together:
         with runner(weights, n_ubatch=7) as one:
             (alone,) = answers(one, words(30), sampling=CHANCE.with_values({"seed": answer.seed}))
-        assert (said(alone), [t.logprob for t in alone.tokens]) == (said(answer), [t.logprob for t in answer.tokens])
+        assert (said(alone), [t.logprob for t in alone.tokens]) == (
+            said(answer),
+            [t.logprob for t in answer.tokens],
+        )
 
 
 def test_one_beam_is_greedy(weights: Path) -> None:
@@ -197,7 +220,9 @@ def test_one_beam_is_greedy(weights: Path) -> None:
         assert (said(beam), heard) == (said(greedy), plain)
 
 
-def test_a_draft_model_changes_nothing_that_is_drawn(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_model_changes_nothing_that_is_drawn(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor does how fast it is, which decides when it is asked."""
     monkeypatch.setattr("llmcli.runtime.drafting.wish._pays", lambda curve, most: True)
     with runner(weights) as one:
@@ -214,13 +239,18 @@ def test_a_draft_model_changes_nothing_that_is_drawn(weights: Path, monkeypatch:
             one.engine.means = replace(means, speculation=cheap)
             for temp in (1.5, 0.2):
                 (found,) = answers(
-                    one, words(30), sampling=CHANCE.with_values({"temp": temp}), max_tokens=40, strategy="speculative"
+                    one,
+                    words(30),
+                    sampling=CHANCE.with_values({"temp": temp}),
+                    max_tokens=40,
+                    strategy="speculative",
                 )
                 drafted.add(found.drafted)
                 if temp == 1.5:
                     assert (said(found), [t.logprob for t in found.tokens]) == (
-                        said(plain), [t.logprob for t in plain.tokens],
-                    )  # fmt: skip
+                        said(plain),
+                        [t.logprob for t in plain.tokens],
+                    )
         assert max(drafted) > 0
 
 
@@ -239,10 +269,16 @@ def test_the_same_seed_says_the_same_again(native: bool, weights: Path) -> None:
 
 
 def test_k_quants_keep_to_one_kernel(stories: Path, tmp_path: Path) -> None:
-    """As they stand in the file, where tiled kernels would take eight rows; asked once a process, so in a fresh one."""
-    path = made(checkpoint.grown(stories, tmp_path / "wide", hidden=1024, layers=2, shards=1), "Q4_K_M")
+    """As they stand in the file, where tiled kernels would take eight rows; asked once a process,
+    so in a fresh one.
+    """
+    path = made(
+        checkpoint.grown(stories, tmp_path / "wide", hidden=1024, layers=2, shards=1), "Q4_K_M"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", ALONE, str(path)], env=child_environ(GGML_CPU_TILED_MM="1"), check=False
+        [sys.executable, "-c", ALONE, str(path)],
+        env=child_environ(GGML_CPU_TILED_MM="1"),
+        check=False,
     )
     assert done.returncode == 0
 
@@ -268,11 +304,26 @@ with open_model(Path(sys.argv[1]), gpu_layers=0, repack=False) as model, open_co
 def test_run_tells_what_is_covered_and_cuts_as_it_is_told(folder: Path) -> None:
     weights, found = made(folder, "Q8_0"), []
     for flags in (["-ub", "512", "-t", "1"], ["-ub", "6", "-b", "11", "-t", "2"]):
-        said = ["-p", "Once upon a time there was " * 6, "--raw", "-n", "8", "-c", "256", "--ignore-eos", "-s", "3"]
+        said = [
+            "-p",
+            "Once upon a time there was " * 6,
+            "--raw",
+            "-n",
+            "8",
+            "-c",
+            "256",
+            "--ignore-eos",
+            "-s",
+            "3",
+        ]
         main = [sys.executable, "-c", "from llmcli.app import main; main()"]
         command = [*main, "run", str(weights), "--reproducible", "--json", *said, *flags]
         done = subprocess.run(
-            command, capture_output=True, text=True, check=True, env=child_environ(GGML_CPU_TILED_MM="1")
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            env=child_environ(GGML_CPU_TILED_MM="1"),
         )
         assert reproducible.COVERS in done.stderr
         answer = json.loads(done.stdout)
@@ -314,7 +365,9 @@ def test_the_trial_finds_kernels_that_count_rows(many: int, expected: bool) -> N
     assert reproducible.alike(context) is expected  # type: ignore[arg-type]
 
 
-def test_a_model_is_refused_where_no_layout_passes_the_trial(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_refused_where_no_layout_passes_the_trial(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried: list[Context] = []
     never: Callable[[Context], bool] = lambda context: bool(tried.append(context))  # noqa: E731
     monkeypatch.setattr(reproducible, "alike", never)

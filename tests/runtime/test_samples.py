@@ -62,16 +62,23 @@ def test_every_sample_is_what_its_seed_says_alone(more):
 
 def test_an_end_that_is_ignored_by_one_is_not_lost_for_the_others():
     machine, _ = engine(n_seq_max=4)
-    answers = finish(machine, machine.sample(Request(PROMPT, WILD, max_tokens=12, ignore_eos=True, logprobs=True), 4))
+    answers = finish(
+        machine,
+        machine.sample(Request(PROMPT, WILD, max_tokens=12, ignore_eos=True, logprobs=True), 4),
+    )
     for answer in answers:
         by_itself = alone(answer.seed, ignore_eos=True, logprobs=True)
         assert said(answer) == said(by_itself)
-        assert [t.logprob for t in answer.tokens] == pytest.approx([t.logprob for t in by_itself.tokens], abs=1e-5)
+        assert [t.logprob for t in answer.tokens] == pytest.approx(
+            [t.logprob for t in by_itself.tokens], abs=1e-5
+        )
 
 
 def test_the_prompt_is_computed_once_and_its_cells_are_shared():
     machine, context = engine(n_seq_max=3)
-    answers = finish(machine, machine.sample(Request(PROMPT, WILD, max_tokens=8, ignore_eos=True), 3))
+    answers = finish(
+        machine, machine.sample(Request(PROMPT, WILD, max_tokens=8, ignore_eos=True), 3)
+    )
     assert context.batches == [len(PROMPT)] + [3] * 7
     assert machine.ledger.used == context.used == len(PROMPT) + 3 * 7
     assert [answer.cached_tokens for answer in answers] == [0, len(PROMPT), len(PROMPT)]
@@ -91,7 +98,9 @@ def test_a_sample_that_is_cancelled_early_takes_no_other_with_it():
 def test_other_requests_run_beside_samples():
     machine, _ = engine(n_seq_max=3)
     ids = machine.sample(Request(PROMPT, WILD, max_tokens=8), 2)
-    other = machine.submit(Request(tuple(b"another"), defaults().with_values({"temp": 0}), max_tokens=5))
+    other = machine.submit(
+        Request(tuple(b"another"), defaults().with_values({"temp": 0}), max_tokens=5)
+    )
     *samples, last = finish(machine, [*ids, other])
     assert [said(one) for one in samples] == [said(alone(seed, max_tokens=8)) for seed in (11, 12)]
     assert last.text == "aaaaa"

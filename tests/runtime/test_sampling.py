@@ -1,4 +1,6 @@
-"""Sampler steps and settings: pure, safe, checked; equality with llama.cpp is test_sampling_native.py's."""
+"""Sampler steps and settings: pure, safe, checked; equality with llama.cpp is
+test_sampling_native.py's.
+"""
 
 import json
 import math
@@ -18,7 +20,14 @@ from llmcli.runtime.sampling.chain import Greedy, NumpyChain, concrete_seed, mak
 from llmcli.runtime.strategies.base import Vocabulary
 from tests.fakes import FakeRow
 
-NEUTRAL = {"top_k": 0, "typical": 1.0, "top_p": 1.0, "min_p": 0.0, "temp": 1.0, "repeat_penalty": 1.0}
+NEUTRAL = {
+    "top_k": 0,
+    "typical": 1.0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "temp": 1.0,
+    "repeat_penalty": 1.0,
+}
 WORDS = Vocabulary(lambda token: b"word", lambda token: False, 300)
 
 
@@ -46,20 +55,39 @@ def test_a_neutral_step_changes_nothing(kind):
 
 def test_the_steps_run_in_llama_cpp_s_order():
     assert [step.name for step in step_types()] == [
-        "logit_bias", "penalties", "dry", "top_k", "typical", "top_p", "min_p", "xtc", "temperature", "mirostat"
-    ]  # fmt: skip
+        "logit_bias",
+        "penalties",
+        "dry",
+        "top_k",
+        "typical",
+        "top_p",
+        "min_p",
+        "xtc",
+        "temperature",
+        "mirostat",
+    ]
 
 
 def test_temperature_zero_takes_the_likeliest_token_even_with_penalties():
     row = FakeRow(np.array([0, 5, 4.9, 1], np.float32))
     greedy = defaults().with_values({"temp": 0})
     assert make_chain(greedy, 1, None, WORDS).draw(row, []) == 1
-    assert make_chain(greedy.with_values({"presence_penalty": 1}), 1, None, WORDS).draw(row, [1]) == 2
-    assert make_chain(greedy.with_values({"logit_bias": "1-inf"}), 1, None, WORDS).draw(row, []) == 2
+    assert (
+        make_chain(greedy.with_values({"presence_penalty": 1}), 1, None, WORDS).draw(row, [1]) == 2
+    )
+    assert (
+        make_chain(greedy.with_values({"logit_bias": "1-inf"}), 1, None, WORDS).draw(row, []) == 2
+    )
 
 
 @pytest.mark.parametrize(
-    "settings", [{"xtc_probability": 1, "xtc_threshold": 0}, {"dynatemp_range": 5}, {"mirostat": 1}, {"mirostat": 2}]
+    "settings",
+    [
+        {"xtc_probability": 1, "xtc_threshold": 0},
+        {"dynatemp_range": 5},
+        {"mirostat": 1},
+        {"mirostat": 2},
+    ],
 )
 def test_at_temperature_zero_no_coin_is_thrown(settings):
     chain = make_chain(defaults().with_values({"temp": 0, **settings}), 1, NativeChains(300), WORDS)
@@ -69,7 +97,11 @@ def test_at_temperature_zero_no_coin_is_thrown(settings):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"temp": 1e-7}, {"temp": 1e-40}, {"temp": 0.5, "dynatemp_range": 0.5, "dynatemp_exponent": 80}],
+    [
+        {"temp": 1e-7},
+        {"temp": 1e-40},
+        {"temp": 0.5, "dynatemp_range": 0.5, "dynatemp_exponent": 80},
+    ],
     ids=str,
 )
 def test_next_to_no_temperature_takes_the_likeliest_and_overflows_nowhere(settings):
@@ -79,7 +111,13 @@ def test_next_to_no_temperature_takes_the_likeliest_and_overflows_nowhere(settin
 
 
 def test_mirostat_takes_the_place_of_penalties_and_truncation():
-    settings = {"mirostat": 2, "top_k": 1, "presence_penalty": 50, "dry_multiplier": 5, "logit_bias": "3-inf"}
+    settings = {
+        "mirostat": 2,
+        "top_k": 1,
+        "presence_penalty": 50,
+        "dry_multiplier": 5,
+        "logit_bias": "3-inf",
+    }
     chain = make_chain(defaults().with_values(settings), 1, None, WORDS)
     assert isinstance(chain, NumpyChain)
     row = FakeRow(np.zeros(5, np.float32))
@@ -92,10 +130,14 @@ def test_mirostat_holds_the_surprise_where_the_text_allows_it(version):
     p = np.exp(row.logits - np.logaddexp.reduce(row.logits))
     for tau in (2.0, 3.5):
         chain = make_chain(
-            defaults().with_values({"mirostat": version, "mirostat_tau": tau, "temp": 1}), 7, None, WORDS
+            defaults().with_values({"mirostat": version, "mirostat_tau": tau, "temp": 1}),
+            7,
+            None,
+            WORDS,
         )
         kept = [chain.draw(row, []) for _ in range(1500)][300:]
-        # Surprise within what was kept is what is held; against the whole row it is a little larger.
+        # Surprise within what was kept is what is held; against the whole row it is a little
+        # larger.
         assert tau - 0.3 < -np.log2(p[kept]).mean() < tau + 0.9
 
 
@@ -138,7 +180,9 @@ def test_draws_follow_the_probabilities():
     assert counts / 5000 == pytest.approx([0.5, 0.3, 0.2], abs=0.025)
 
 
-@pytest.mark.parametrize("settings", [{}, {"mirostat": 1}, {"mirostat": 2}, {"xtc_probability": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"mirostat": 1}, {"mirostat": 2}, {"xtc_probability": 0.5}], ids=str
+)
 def test_the_same_seed_draws_the_same(settings):
     row = FakeRow(logits(3))
     one, other = (make_chain(defaults().with_values(settings), 42, None, WORDS) for _ in range(2))
@@ -147,15 +191,45 @@ def test_the_same_seed_draws_the_same(settings):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("temp", -1), ("top_p", 1.5), ("top_p", -0.1), ("min_p", 2), ("top_k", -3), ("temp", "nan"), ("temp", "warm"),
-     ("seed", 2**40), ("repeat_penalty", 0), ("top_k", "4.5"), ("top_k", 4.5),
-     ("top_k", float("inf")), ("temp", True), ("mirostat", 3), ("mirostat", 1.5), ("mirostat_tau", -1),
-     ("mirostat_eta", 2), ("dry_base", 0.5), ("dry_multiplier", -1), ("dry_allowed_length", -1),
-     ("dry_penalty_last_n", -1), ("xtc_probability", 1.1), ("xtc_threshold", -0.1), ("dynatemp_range", -1),
-     ("dynatemp_exponent", "nan"), ("logit_bias", "15043"), ("logit_bias", "x+1"), ("logit_bias", "5+inf"),
-     ("logit_bias", "5+nan"), ("logit_bias", "5*2"), ("logit_bias", "-5+1"), ("logit_bias", "5+1e9"),
-     ("logit_bias", "5+1001"), ("logit_bias", 5), ("logit_bias", [5]), ("logit_bias", None)],
-)  # fmt: skip
+    [
+        ("temp", -1),
+        ("top_p", 1.5),
+        ("top_p", -0.1),
+        ("min_p", 2),
+        ("top_k", -3),
+        ("temp", "nan"),
+        ("temp", "warm"),
+        ("seed", 2**40),
+        ("repeat_penalty", 0),
+        ("top_k", "4.5"),
+        ("top_k", 4.5),
+        ("top_k", float("inf")),
+        ("temp", True),
+        ("mirostat", 3),
+        ("mirostat", 1.5),
+        ("mirostat_tau", -1),
+        ("mirostat_eta", 2),
+        ("dry_base", 0.5),
+        ("dry_multiplier", -1),
+        ("dry_allowed_length", -1),
+        ("dry_penalty_last_n", -1),
+        ("xtc_probability", 1.1),
+        ("xtc_threshold", -0.1),
+        ("dynatemp_range", -1),
+        ("dynatemp_exponent", "nan"),
+        ("logit_bias", "15043"),
+        ("logit_bias", "x+1"),
+        ("logit_bias", "5+inf"),
+        ("logit_bias", "5+nan"),
+        ("logit_bias", "5*2"),
+        ("logit_bias", "-5+1"),
+        ("logit_bias", "5+1e9"),
+        ("logit_bias", "5+1001"),
+        ("logit_bias", 5),
+        ("logit_bias", [5]),
+        ("logit_bias", None),
+    ],
+)
 def test_a_value_out_of_range_is_one_clear_error(name, value):
     with pytest.raises(UserError, match=name) as caught:
         defaults().with_values({name: value})

@@ -1,4 +1,6 @@
-"""The numpy steps and llama.cpp's samplers leave the same of the same logits, alone and as whole chains."""
+"""The numpy steps and llama.cpp's samplers leave the same of the same logits, alone and as whole
+chains.
+"""
 
 import ctypes
 from collections.abc import Iterable
@@ -44,11 +46,24 @@ ACTIVE = [
 CHAINS = [
     {},
     {"top_k": 0, "top_p": 0.8, "min_p": 0, "typical": 0.9, "temp": 1.3},
-    {"repeat_penalty": 1.2, "dry_multiplier": 0.9, "xtc_probability": 1, "xtc_threshold": 0.08, "logit_bias": "7+1"},
-    {"top_k": 100, "top_p": 1, "dynatemp_range": 0.4, "dynatemp_exponent": 0.7, "presence_penalty": 0.5},
+    {
+        "repeat_penalty": 1.2,
+        "dry_multiplier": 0.9,
+        "xtc_probability": 1,
+        "xtc_threshold": 0.08,
+        "logit_bias": "7+1",
+    },
+    {
+        "top_k": 100,
+        "top_p": 1,
+        "dynatemp_range": 0.4,
+        "dynatemp_exponent": 0.7,
+        "presence_penalty": 0.5,
+    },
     {"mirostat": 2, "mirostat_tau": 3, "logit_bias": "7+1"},
-]  # fmt: skip
-# Values that chi-square exceeds once in a thousand, by degrees of freedom. Seeds are fixed: it never flickers.
+]
+# Values that chi-square exceeds once in a thousand, by degrees of freedom. Seeds are fixed: it
+# never flickers.
 RARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52}
 
 
@@ -80,7 +95,9 @@ def large(seed: int) -> np.ndarray:
 
 
 def uneven(seed: int) -> np.ndarray:
-    """As large, its likeliest among the last few, which fill no line of the table that they are looked for in."""
+    """As large, its likeliest among the last few, which fill no line of the table that they are
+    looked for in.
+    """
     return np.sort(large(seed))[: 3 * 4096 + 77]
 
 
@@ -98,7 +115,9 @@ def left(array) -> np.ndarray:
     return np.frombuffer(ctypes.string_at(array.data, size), CANDIDATE)
 
 
-def native(parts: Iterable[Native], row: np.ndarray, tokens: list[int], chains: NativeChains) -> np.ndarray:
+def native(
+    parts: Iterable[Native], row: np.ndarray, tokens: list[int], chains: NativeChains
+) -> np.ndarray:
     """What llama.cpp's own samplers leave of a row, in the form of the numpy steps."""
     array, _alive = candidates(row)
     for part in parts:
@@ -120,7 +139,9 @@ def agree(ours: np.ndarray, theirs: np.ndarray, rows) -> None:
     assert both.any() or rows is ties
     np.testing.assert_allclose(ours[both], theirs[both], rtol=1e-4, atol=1e-4)
     if rows is ties:
-        np.testing.assert_allclose(np.sort(ours[kept]), np.sort(theirs[others]), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            np.sort(ours[kept]), np.sort(theirs[others]), rtol=1e-4, atol=1e-4
+        )
     else:  # sums over a whole vocabulary are rounded otherwise: one token at the edge may differ
         assert (kept != others).sum() <= (1 if rows is large else 0)
 
@@ -153,7 +174,12 @@ def test_a_whole_chain_leaves_what_llama_cpp_leaves(settings, rows):
         chains = NativeChains(len(row))
         recorder = Recorder()
         make_chain(sampling, 1, recorder, words(len(row)))
-        theirs = native([part for part in recorder.steps if not part[0].startswith("mirostat")], row, HISTORY, chains)
+        theirs = native(
+            [part for part in recorder.steps if not part[0].startswith("mirostat")],
+            row,
+            HISTORY,
+            chains,
+        )
         agree(ours, theirs, rows)
 
 
@@ -171,10 +197,16 @@ def words(size: int) -> Vocabulary:
 @pytest.mark.parametrize("seed", range(30))
 def test_dry_finds_the_repetitions_that_llama_cpp_finds(seed):
     generator = np.random.default_rng(seed)
-    tokens = generator.integers(0, 2 + seed % 5, 150).tolist()  # few words: many repetitions within repetitions
+    tokens = generator.integers(
+        0, 2 + seed % 5, 150
+    ).tolist()  # few words: many repetitions within repetitions
     step = Dry(0.5 + seed / 10, 1.0 + seed % 3 / 2, seed % 4, int(generator.integers(1, 200)))
     for end in range(0, 150, 7):
-        agree(step(random(1), tokens[:end]), native(step.native(), random(1), tokens[:end], NativeChains(300)), random)
+        agree(
+            step(random(1), tokens[:end]),
+            native(step.native(), random(1), tokens[:end], NativeChains(300)),
+            random,
+        )
 
 
 def test_dry_stops_at_the_tokens_where_llama_cpp_stops(stories_gguf):
@@ -213,7 +245,7 @@ def drawn(chain, row: np.ndarray) -> int:
         {"dynatemp_range": 0.4},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_the_likeliest_candidates_draw_what_all_of_them_draw(settings, rows, monkeypatch):
     monkeypatch.setattr(door, "many", lambda: 0)
     sampling, size = defaults().with_values(settings), len(rows(0))
@@ -228,7 +260,10 @@ def test_the_likeliest_candidates_draw_what_all_of_them_draw(settings, rows, mon
 def test_a_row_that_forbids_nearly_all_is_left_to_llama_cpp(monkeypatch):
     monkeypatch.setattr(door, "many", lambda: 0)
     chain = make_chain(defaults(), 9, NativeChains(300), words(300))
-    assert [chain.shortlist(row) for row in (alone(1), np.full(300, np.nan, np.float32))] == [None, None]
+    assert [chain.shortlist(row) for row in (alone(1), np.full(300, np.nan, np.float32))] == [
+        None,
+        None,
+    ]
     assert len(chain.shortlist(random(1)).values) >= 40
     chain.close()
 
@@ -239,7 +274,9 @@ def test_a_chain_of_few_answers_as_one_of_all(stories_gguf, monkeypatch):
     for many in (0, 1000):
         monkeypatch.setattr(door, "many", lambda many=many: many)
         with open_runner(stories_gguf, RunOptions(ctx_size=256, threads=1)) as runner:
-            request = Request(runner.encode_text("Once"), defaults().with_values({"seed": 4, "temp": 1.2}), 60)
+            request = Request(
+                runner.encode_text("Once"), defaults().with_values({"seed": 4, "temp": 1.2}), 60
+            )
             found.append("".join(event.text for event in runner.reply(request)))
     assert found[0] == found[1]
 
@@ -247,7 +284,14 @@ def test_a_chain_of_few_answers_as_one_of_all(stories_gguf, monkeypatch):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"xtc_probability": 0.4, "xtc_threshold": 0.15, "temp": 1, "top_k": 0, "top_p": 1, "min_p": 0},
+        {
+            "xtc_probability": 0.4,
+            "xtc_threshold": 0.15,
+            "temp": 1,
+            "top_k": 0,
+            "top_p": 1,
+            "min_p": 0,
+        },
         {"mirostat": 2, "mirostat_tau": 1.2, "temp": 1},
         {"mirostat": 1, "mirostat_tau": 1.2, "temp": 1},
         {"dynatemp_range": 0.5, "temp": 1, "top_k": 0, "top_p": 1, "min_p": 0},
@@ -263,7 +307,9 @@ def test_draws_of_both_kinds_follow_the_probabilities(settings):
         counts = np.zeros(len(row))
         for seed in range(draws):
             chain = make_chain(sampling, seed, kind, words(len(row)))
-            token = chain.draw(FakeRow(row), []) if isinstance(chain, NumpyChain) else drawn(chain, row)
+            token = (
+                chain.draw(FakeRow(row), []) if isinstance(chain, NumpyChain) else drawn(chain, row)
+            )
             counts[token] += 1
             chain.close()
         possible = expected > 0

@@ -12,7 +12,22 @@ from llmcli.runtime.binding.model import Model, open_model
 
 VOCABULARIES = Path(__file__).parents[3] / "shared" / "assets" / "vocab"
 NAMES = "gpt-2", "qwen2", "deepseek-llm", "llama-spm"
-WORDS = ("Hello", " ", "  ", "\n", "<", "<|", "</", "é", "漢字", "😀", "a<b", "<|im_start|", "[", "x" * 30)
+WORDS = (
+    "Hello",
+    " ",
+    "  ",
+    "\n",
+    "<",
+    "<|",
+    "</",
+    "é",
+    "漢字",
+    "😀",
+    "a<b",
+    "<|im_start|",
+    "[",
+    "x" * 30,
+)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -26,7 +41,9 @@ def model(request: pytest.FixtureRequest) -> Iterator[Model]:
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_parts_have_the_tokens_of_the_whole(model: Model, special: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_have_the_tokens_of_the_whole(
+    model: Model, special: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(7)
     ends = sorted(text.decode() for text in model._seams._special)
     assert ends
@@ -64,12 +81,24 @@ class Library:
         return self.tokens[token][0]
 
 
-def test_nothing_is_cut_where_another_token_may_begin_or_space_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = Library((b"<a>", seams.CONTROL), (b"<a><b>", seams.CONTROL), (b"<s>", seams.CONTROL | seams.STRIPS),
-                    (b"<u>", seams.USER), (b"<c>", seams.CONTROL), (b"plain", 4))  # fmt: skip
+def test_nothing_is_cut_where_another_token_may_begin_or_space_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = Library(
+        (b"<a>", seams.CONTROL),
+        (b"<a><b>", seams.CONTROL),
+        (b"<s>", seams.CONTROL | seams.STRIPS),
+        (b"<u>", seams.USER),
+        (b"<c>", seams.CONTROL),
+        (b"plain", 4),
+    )
     monkeypatch.setattr(seams, "lib", lambda: known)
     monkeypatch.setattr(seams, "SLICE", 1)
     found = seams.Seams(None, len(known.tokens))
     assert found.strips
-    assert list(found.parts(b"x<a><b>y<s> z<u>v<c>w", special=True)) == [b"x<a><b>y<s> z<u>", b"v<c>", b"w"]
+    assert list(found.parts(b"x<a><b>y<s> z<u>v<c>w", special=True)) == [
+        b"x<a><b>y<s> z<u>",
+        b"v<c>",
+        b"w",
+    ]
     assert list(found.parts(b"x<c>y<u>z", special=False)) == [b"x<c>y<u>", b"z"]

@@ -1,4 +1,6 @@
-"""The fast sums of exponentials equal the plain one, and what our C finds in a row is what is there."""
+"""The fast sums of exponentials equal the plain one, and what our C finds in a row is what is
+there.
+"""
 
 import ctypes
 import shutil
@@ -28,7 +30,17 @@ def builds(tmp_path_factory):
     made = {}
     for name, flags in BUILDS.items():
         out = tmp_path_factory.mktemp("row") / "row.so"
-        command = [compiler, "-O3", "-ffp-contract=fast", *flags, "-shared", "-fPIC", str(SOURCE), "-o", str(out)]
+        command = [
+            compiler,
+            "-O3",
+            "-ffp-contract=fast",
+            *flags,
+            "-shared",
+            "-fPIC",
+            str(SOURCE),
+            "-o",
+            str(out),
+        ]
         subprocess.run(command, check=True)
         made[name] = look.declared(ctypes.CDLL(str(out)))
     return made
@@ -55,8 +67,15 @@ def test_every_way_equals_the_sum_in_double_and_sees_the_likeliest(size, way):
     expected = np.logaddexp.reduce(logits.astype(np.float64))
     before = logits.copy()
     most = logits.max()
-    for near, off in ((most, 0), (most - 4, 0), (logits[0], 1e-5), (most - 79, 1e-5), (most - 500, 0), (most + 500, 0),
-                      (-np.inf, 0)):  # fmt: skip
+    for near, off in (
+        (most, 0),
+        (most - 4, 0),
+        (logits[0], 1e-5),
+        (most - 79, 1e-5),
+        (most - 500, 0),
+        (most + 500, 0),
+        (-np.inf, 0),
+    ):
         both, strands = softmax.LogSumExp(), look.Strands()
         total = both.with_strands(logits, logits.ctypes.data, float(near), strands)
         assert total == both(logits, logits.ctypes.data, float(near))
@@ -80,12 +99,16 @@ def test_a_row_with_nan_or_infinity_gives_none(way):
             logits = np.linspace(-3, 3, 5001, dtype=np.float32)
             logits[place] = odd
             strands = look.Strands()
-            assert np.isnan(softmax.LogSumExp().with_strands(logits, logits.ctypes.data, 3.0, strands))
+            assert np.isnan(
+                softmax.LogSumExp().with_strands(logits, logits.ctypes.data, 3.0, strands)
+            )
             assert look.own() is None or np.isinf(odd) or not strands.take(5001)[1]
 
 
 def test_our_exponential_is_within_two_units_in_the_last_place(own):
-    values = np.concatenate([np.linspace(-87, 88, 4001), np.linspace(-0.4, 0.4, 1001)]).astype(np.float32)
+    values = np.concatenate([np.linspace(-87, 88, 4001), np.linspace(-0.4, 0.4, 1001)]).astype(
+        np.float32
+    )
     found = [own.total(values[at:].ctypes.data, 1, 0.0, None) for at in range(len(values))]
     exact = np.exp(values.astype(np.float64))
     assert np.all(np.abs(found - exact) <= 2 * np.spacing(exact.astype(np.float32)))
@@ -93,7 +116,9 @@ def test_our_exponential_is_within_two_units_in_the_last_place(own):
     found = [own.total(far[at:].ctypes.data, 1, 0.0, None) for at in range(len(far))]
     assert found == pytest.approx([0, 0, 0, np.inf, np.inf], abs=1e-37)
     beyond = np.array([1e30, np.inf, np.nan], np.float32)
-    assert not np.isfinite([own.total(beyond[at:].ctypes.data, 1, 0.0, None) for at in range(len(beyond))]).any()
+    assert not np.isfinite(
+        [own.total(beyond[at:].ctypes.data, 1, 0.0, None) for at in range(len(beyond))]
+    ).any()
 
 
 @pytest.mark.parametrize("size", [16, 300, 4096, 4100, 30_001, 262_144])

@@ -1,4 +1,6 @@
-"""Guessing on a real model: with quantized weights and a quantized cache, bit for bit what plain decoding says."""
+"""Guessing on a real model: with quantized weights and a quantized cache, bit for bit what plain
+decoding says.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,12 +24,16 @@ from tests.quant import checkpoint
 
 GREEDY = defaults().with_values({"temp": 0})
 WARM = defaults().with_values({"temp": 1.2, "seed": 11})
-PENALIZED = defaults().with_values({"temp": 0.9, "seed": 5, "repeat_penalty": 1.2, "dry_multiplier": 0.5})
+PENALIZED = defaults().with_values(
+    {"temp": 0.9, "seed": 5, "repeat_penalty": 1.2, "dry_multiplier": 0.5}
+)
 PROMPT = "Lily has a dog. Lily has a cat. Lily has a dog. Lily has a cat."
 
 
 @pytest.fixture(scope="module", params=["Q8_0", "Q4_0", "Q4_K_M"])
-def runner(request: pytest.FixtureRequest, stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+def runner(
+    request: pytest.FixtureRequest, stories: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Runner]:
     """A small random llama with heads of 64, whose cache can be quantized."""
     place = tmp_path_factory.mktemp("grown")
     folder, file = checkpoint.grown(stories, place / "folder", layers=2), place / "model.gguf"
@@ -37,7 +43,9 @@ def runner(request: pytest.FixtureRequest, stories: Path, tmp_path_factory: pyte
         yield opened
 
 
-def answer(runner: Runner, sampling: Sampling, strategy: str, prompt: tuple[int, ...], tokens: int = 48) -> Answer:
+def answer(
+    runner: Runner, sampling: Sampling, strategy: str, prompt: tuple[int, ...], tokens: int = 48
+) -> Answer:
     wanted = Request(prompt, sampling, tokens, ignore_eos=True, logprobs=True, strategy=strategy)
     reply = runner.reply(wanted)
     for _ in reply:
@@ -52,14 +60,18 @@ def guessing(runner: Runner, drafter: Lookup | Knowing) -> None:
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM, PENALIZED], ids=["greedy", "warm", "penalized"])
 @pytest.mark.parametrize("length", [20, 300])
-def test_text_and_probabilities_are_plain_s_to_the_last_bit(runner: Runner, sampling: Sampling, length: int):
+def test_text_and_probabilities_are_plain_s_to_the_last_bit(
+    runner: Runner, sampling: Sampling, length: int
+):
     prompt = (runner.encode_text(PROMPT) * 20)[:length]
     plain = answer(runner, sampling, "plain", prompt)
     ids = [token.id for token in plain.tokens]
     for drafter in (Lookup(), Knowing(ids, 0.85, chance=0.99, n_vocab=runner.model.n_vocab)):
         guessing(runner, drafter)
         guessed = answer(runner, sampling, "speculative", prompt)
-        assert [(t.id, t.text, t.logprob) for t in guessed.tokens] == [(t.id, t.text, t.logprob) for t in plain.tokens]
+        assert [(t.id, t.text, t.logprob) for t in guessed.tokens] == [
+            (t.id, t.text, t.logprob) for t in plain.tokens
+        ]
     assert guessed.accepted > 20
 
 
@@ -72,7 +84,10 @@ def test_by_itself_it_guesses_only_over_a_quantized_cache(runner: Runner):
 
 
 def test_the_output_buffer_is_as_large_as_what_was_asked_for(stories_gguf: Path):
-    with open_model(stories_gguf) as model, open_context(model, ContextOptions(256, n_outputs=8)) as context:
+    with (
+        open_model(stories_gguf) as model,
+        open_context(model, ContextOptions(256, n_outputs=8)) as context,
+    ):
         assert context.output_bytes == 4 * model.n_vocab
         rows = list(context.decode(Rows([5] * 8, range(8), [0] * 8, [True] * 8)))
         assert len({row.address for row in rows}) == 8
@@ -81,9 +96,14 @@ def test_the_output_buffer_is_as_large_as_what_was_asked_for(stories_gguf: Path)
             context.decode(Rows([5] * 9, range(8, 17), [0] * 9, [True] * 9))
 
 
-def test_looking_up_is_switched_while_the_model_stays_loaded(runner: Runner, monkeypatch: pytest.MonkeyPatch):
+def test_looking_up_is_switched_while_the_model_stays_loaded(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("llmcli.runtime.drafting.wish._pays", lambda curve, most: True)
-    kinds = {"f16": {"auto": "plain", "on": "speculative"}, "q8_0": {"auto": "speculative", "on": "speculative"}}
+    kinds = {
+        "f16": {"auto": "plain", "on": "speculative"},
+        "q8_0": {"auto": "speculative", "on": "speculative"},
+    }
     for kind, expected in kinds.items():
         options = replace(runner.options, cache_type_k=kind, cache_type_v=kind)
         with open_runner(runner.header.path, options, raw=True, drafting=Drafting("on")) as opened:
@@ -102,8 +122,12 @@ def test_a_text_longer_than_the_context_is_plain_s(runner: Runner):
         prompt = (opened.encode_text(PROMPT) * 20)[:150]
         for strategy in ("plain", "speculative"):
             means = opened.engine.means
-            opened.engine.means = replace(means, speculation=Speculation((Lookup(),), Steady(CHEAP), 16))
-            wanted = Request(prompt, GREEDY, 300, ignore_eos=True, strategy=strategy, overflow=Sinks(4))
+            opened.engine.means = replace(
+                means, speculation=Speculation((Lookup(),), Steady(CHEAP), 16)
+            )
+            wanted = Request(
+                prompt, GREEDY, 300, ignore_eos=True, strategy=strategy, overflow=Sinks(4)
+            )
             reply = opened.reply(wanted)
             for _ in reply:
                 opened.engine.ledger.check()

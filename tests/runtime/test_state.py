@@ -1,4 +1,6 @@
-"""A KV state that comes back from a file is as if it had never been away; any other never reaches llama.cpp."""
+"""A KV state that comes back from a file is as if it had never been away; any other never reaches
+llama.cpp.
+"""
 
 import json
 from collections.abc import Iterator
@@ -22,8 +24,14 @@ from tests.quant.tiny import gemma3, llama
 
 # The reproducible mode: quantized weights, q8_0 K and V, flash attention.
 EXACT = RunOptions(
-    ctx_size=512, threads=1, batch_size=64, cache_type_k="q8_0", cache_type_v="q8_0", flash_attn="on", gemm="ggml"
-)  # fmt: skip
+    ctx_size=512,
+    threads=1,
+    batch_size=64,
+    cache_type_k="q8_0",
+    cache_type_v="q8_0",
+    flash_attn="on",
+    gemm="ggml",
+)
 GREEDY = defaults().with_values({"temp": 0})
 PROMPT = tuple(range(3, 103))
 
@@ -37,14 +45,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def opened(path: Path, options: RunOptions = EXACT, slots: int = 4, **more: str) -> Iterator[Runner]:
+def opened(
+    path: Path, options: RunOptions = EXACT, slots: int = 4, **more: str
+) -> Iterator[Runner]:
     with open_runner(path, options, slots=slots, **more) as runner:  # type: ignore[arg-type]
         yield runner
         runner.engine.ledger.check()
 
 
-def said(runner: Runner, tokens: tuple[int, ...], count: int = 12) -> tuple[list[tuple[int, float | None]], int]:
-    """Ids and log-probabilities to the last bit, and how many tokens of the prompt were there already."""
+def said(
+    runner: Runner, tokens: tuple[int, ...], count: int = 12
+) -> tuple[list[tuple[int, float | None]], int]:
+    """Ids and log-probabilities to the last bit, and how many tokens of the prompt were there
+    already.
+    """
     request = Request(tokens, GREEDY, max_tokens=count, ignore_eos=True, logprobs=True)
     reply = runner.reply(request)
     for _ in reply:
@@ -62,7 +76,9 @@ def written(runner: Runner, path: Path, tokens: tuple[int, ...]) -> state.Kept:
     return kept
 
 
-def test_what_is_said_after_coming_back_is_what_is_said_without(model: Path, tmp_path: Path) -> None:
+def test_what_is_said_after_coming_back_is_what_is_said_without(
+    model: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "one.kv"
     with opened(model) as runner:
         first, _ = said(runner, PROMPT)
@@ -81,7 +97,9 @@ def test_what_is_said_after_coming_back_is_what_is_said_without(model: Path, tmp
             assert cached == len(kept.tokens)
 
 
-def test_a_state_comes_back_beside_others_and_branches_share_it(model: Path, tmp_path: Path) -> None:
+def test_a_state_comes_back_beside_others_and_branches_share_it(
+    model: Path, tmp_path: Path
+) -> None:
     with opened(model) as runner:
         said(runner, PROMPT)
         written(runner, tmp_path / "one.kv", PROMPT)
@@ -99,11 +117,16 @@ def test_a_state_comes_back_beside_others_and_branches_share_it(model: Path, tmp
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"cache_type_k": "f16"}, "another type of K"), ({"cache_type_v": "f16"}, "another type of V"),
-        ({"template": "{{ messages }}"}, "another chat template"), ({"model": True}, "another model file"),
-        ({"cache_type_k": "f16", "cache_type_v": "f16", "flash_attn": "off"}, "type of V, of the other flash-att"),
+        ({"cache_type_k": "f16"}, "another type of K"),
+        ({"cache_type_v": "f16"}, "another type of V"),
+        ({"template": "{{ messages }}"}, "another chat template"),
+        ({"model": True}, "another model file"),
+        (
+            {"cache_type_k": "f16", "cache_type_v": "f16", "flash_attn": "off"},
+            "type of V, of the other flash-att",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_state_of_another_world_is_refused_by_what_differs(
     change: dict, reason: str, model: Path, tmp_path: Path
 ) -> None:
@@ -111,7 +134,9 @@ def test_a_state_of_another_world_is_refused_by_what_differs(
         said(runner, PROMPT)
         written(runner, tmp_path / "one.kv", PROMPT)
     if change.pop("model", None):
-        quantize_to(llama(tmp_path / "f32.gguf", layers=2, seed=1), "Q8_0", tmp_path / "q8_0.gguf", UI())
+        quantize_to(
+            llama(tmp_path / "f32.gguf", layers=2, seed=1), "Q8_0", tmp_path / "q8_0.gguf", UI()
+        )
         model = tmp_path / "q8_0.gguf"
     template = {"template": change.pop("template")} if "template" in change else {}
     options = RunOptions(**{**_fields(EXACT), **change})
@@ -121,7 +146,9 @@ def test_a_state_of_another_world_is_refused_by_what_differs(
         assert runner.engine.ledger.used == 0
 
 
-def test_a_damaged_file_never_reaches_llama_cpp(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_never_reaches_llama_cpp(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "one.kv"
     with opened(model) as runner:
         said(runner, PROMPT)
@@ -129,25 +156,40 @@ def test_a_damaged_file_never_reaches_llama_cpp(model: Path, tmp_path: Path, mon
         whole = file.read_bytes()
         size = int.from_bytes(whole[8:12], "little")
         head = json.loads(whole[12 : 12 + size])
-        damaged = [whole[:cut] for cut in (0, 7, 11, 12, 40, 12 + size, 12 + size + 50, len(whole) - 1)]
+        damaged = [
+            whole[:cut] for cut in (0, 7, 11, 12, 40, 12 + size, 12 + size + 50, len(whole) - 1)
+        ]
         damaged += [whole + b"x", b"\xff" * 4096, whole[:8] + b"\xff\xff\xff\xff" + whole[12:]]
         for at in (0, 13, 12 + size + 2, 12 + size + 500, len(whole) // 2, len(whole) - 1):
             damaged.append(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
-        strange = {"tokens": (-1, "x", 2**40), "state_bytes": (0, None), "world": [3], "version": [2], "sha256": [""]}
+        strange = {
+            "tokens": (-1, "x", 2**40),
+            "state_bytes": (0, None),
+            "world": [3],
+            "version": [2],
+            "sha256": [""],
+        }
         for more in [{key: value} for key, values in strange.items() for value in values]:
             raw = json.dumps({**head, **more}).encode()
             damaged.append(whole[:8] + len(raw).to_bytes(4, "little") + raw + whole[12 + size :])
         monkeypatch.setattr(runner.context, "put_state", lambda *_: pytest.fail("it came through"))
         for number, raw in enumerate(damaged):
             file.write_bytes(raw)
-            with file.open("rb") as source, pytest.raises(state.Unusable, match="it is ") as refused:
+            with (
+                file.open("rb") as source,
+                pytest.raises(state.Unusable, match="it is ") as refused,
+            ):
                 state.read(source, runner)
             assert "\n" not in str(refused.value), number
 
 
 def test_a_state_that_llama_cpp_refuses_leaves_an_empty_slot(model: Path) -> None:
-    """As read() would not let it through: kept with another type of cell, cut, or for more cells than there are."""
-    with opened(model, RunOptions(**{**_fields(EXACT), "cache_type_k": "f16", "cache_type_v": "f16"})) as runner:
+    """As read() would not let it through: kept with another type of cell, cut, or for more cells
+    than there are.
+    """
+    with opened(
+        model, RunOptions(**{**_fields(EXACT), "cache_type_k": "f16", "cache_type_v": "f16"})
+    ) as runner:
         said(runner, PROMPT)
         other = state.keep(runner, PROMPT)
     with opened(model) as runner:
@@ -156,9 +198,15 @@ def test_a_state_that_llama_cpp_refuses_leaves_an_empty_slot(model: Path) -> Non
     assert other
     assert right
     with opened(model) as runner:
-        pairs = ((right.tokens, right.state[:-100]), (right.tokens[:-1], right.state), (right.tokens * 5, right.state))
+        pairs = (
+            (right.tokens, right.state[:-100]),
+            (right.tokens[:-1], right.state),
+            (right.tokens * 5, right.state),
+        )
         for wrong in (other, *(state.Kept(*pair) for pair in pairs)):
-            with pytest.raises(state.Unusable, match=r"does not take it|it has 555 tokens, the context holds 512"):
+            with pytest.raises(
+                state.Unusable, match=r"does not take it|it has 555 tokens, the context holds 512"
+            ):
                 state.resume(runner, wrong)
             runner.engine.ledger.check()
             assert runner.engine.ledger.used == 0
@@ -166,7 +214,9 @@ def test_a_state_that_llama_cpp_refuses_leaves_an_empty_slot(model: Path) -> Non
 
 
 def test_what_a_window_lost_sight_of_is_missing_in_a_state(tmp_path: Path) -> None:
-    """In the reproducible mode windows keep every cell, and going back to any is sound; their states do not."""
+    """In the reproducible mode windows keep every cell, and going back to any is sound; their
+    states do not.
+    """
     model = tmp_path / "q8_0.gguf"
     quantize_to(gemma3(tmp_path / "f32.gguf", hidden=128), "Q8_0", model, UI())
     exact = reproducible.settled(RunOptions(ctx_size=512, threads=1, batch_size=64))
@@ -186,7 +236,9 @@ def test_what_a_window_lost_sight_of_is_missing_in_a_state(tmp_path: Path) -> No
         assert said(runner, edited) == (fresh, 0)
     with opened(model, exact, slots=1) as runner:
         state.resume(runner, small)
-        assert said(runner, (*edited[-3:], *(token for token, _ in short)), 4)[1] == len(small.tokens)
+        assert said(runner, (*edited[-3:], *(token for token, _ in short)), 4)[1] == len(
+            small.tokens
+        )
 
 
 def test_a_file_that_changed_since_it_was_loaded_is_told(model: Path, tmp_path: Path) -> None:

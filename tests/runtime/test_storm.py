@@ -21,8 +21,12 @@ STEMS = (b"the system says what is to be done and how; ", b"another one; ", b"")
 
 def engine(schedule: Schedule, keeps: bool = True, **more) -> tuple[Engine, FakeContext]:
     model = FakeModel()
-    context = FakeContext(**{"n_ctx": 128, "n_seq_max": 6, "n_batch": 24, "reply": lambda tokens: ord("a"), **more})
-    return Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None, None, keeps, schedule), context
+    context = FakeContext(
+        **{"n_ctx": 128, "n_seq_max": 6, "n_batch": 24, "reply": lambda tokens: ord("a"), **more}
+    )
+    return Engine(
+        context, Vocabulary(model.piece, model.ends, model.n_vocab), None, None, keeps, schedule
+    ), context
 
 
 def requests(count: int, rng: random.Random, beams: bool = True) -> list[Request]:
@@ -30,13 +34,20 @@ def requests(count: int, rng: random.Random, beams: bool = True) -> list[Request
     for _ in range(count):
         prompt = rng.choice(STEMS) + bytes(rng.choices(b"xyz", k=rng.randint(1, 30)))
         sampling = WILD.with_values({"seed": rng.randrange(1000)})
-        more = {"strategy": "beam", "search": Search(beams=3)} if beams and rng.random() < 0.1 else {}
+        more = (
+            {"strategy": "beam", "search": Search(beams=3)} if beams and rng.random() < 0.1 else {}
+        )
         made.append(
             Request(
-                tuple(prompt), sampling, rng.randint(1, 30), ignore_eos=True, priority=rng.choice((0, 0, 0, 1)),
-                client=rng.choice("ab"), **more,
+                tuple(prompt),
+                sampling,
+                rng.randint(1, 30),
+                ignore_eos=True,
+                priority=rng.choice((0, 0, 0, 1)),
+                client=rng.choice("ab"),
+                **more,
             )
-        )  # fmt: skip
+        )
     return made
 
 
@@ -70,7 +81,9 @@ def test_in_a_full_pool_everybody_says_what_they_would_say_alone_and_nobody_fail
     machine, context = engine(schedule, **memory)
     made = storm(machine, asked, rng, check=lambda: _agree(machine, context))
     assert made.preempted
-    assert [said(made.answers[number]) for number in range(50)] == [alone(request) for request in asked]
+    assert [said(made.answers[number]) for number in range(50)] == [
+        alone(request) for request in asked
+    ]
     machine.ledger.forget_idle()
     assert machine.load.cells == context.used == machine.scheduler.swap.nbytes == 0
 
@@ -82,13 +95,17 @@ def test_where_nothing_is_forgotten_while_others_go_on_everybody_ends_too(whole)
     machine, context = engine(Schedule(), keeps=False, whole_states=whole)
     made = storm(machine, asked, rng, check=lambda: _agree(machine, context))
     assert made.preempted
-    assert [said(made.answers[number]) for number in range(20)] == [alone(request) for request in asked]
+    assert [said(made.answers[number]) for number in range(20)] == [
+        alone(request) for request in asked
+    ]
 
 
 @pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("seed", range(4))
 def test_samples_of_one_prompt_say_each_what_its_seed_says_alone(seed, keeps):
-    """Some give way before the first of them has read the prompt, begin on their own, and give way again."""
+    """Some give way before the first of them has read the prompt, begin on their own, and give way
+    again.
+    """
     rng = random.Random(seed)
     machine, context = engine(Schedule(chunk=8), keeps)
     left, ids, expected, answers = requests(24, rng, beams=False), [], [], {}
@@ -97,7 +114,9 @@ def test_samples_of_one_prompt_say_each_what_its_seed_says_alone(seed, keeps):
             count = rng.randint(1, 4)
             ids += machine.sample(request, count)
             seeds = range(request.sampling["seed"], request.sampling["seed"] + count)
-            expected += [alone(replace(request, sampling=WILD.with_values({"seed": one}))) for one in seeds]
+            expected += [
+                alone(replace(request, sampling=WILD.with_values({"seed": one}))) for one in seeds
+            ]
         for event in machine.step():
             if event.finish:
                 answers[event.sequence] = said(machine.answer(event.sequence))
@@ -116,14 +135,18 @@ def test_who_stepped_aside_and_cannot_come_back_is_computed_anew(monkeypatch):
     monkeypatch.setattr(context, "put_state", lambda slot, *_, **__: bool(refused.append(slot)))
     made = storm(machine, asked, rng, check=lambda: _agree(machine, context))
     assert refused
-    assert [said(made.answers[number]) for number in range(len(asked))] == [alone(request) for request in asked]
+    assert [said(made.answers[number]) for number in range(len(asked))] == [
+        alone(request) for request in asked
+    ]
 
 
 def test_a_long_prompt_is_computed_without_the_cells_of_answers_that_go_on(monkeypatch):
     machine, context = engine(Schedule(aside=12), n_batch=64)
     seen = []
     decode = context.decode
-    monkeypatch.setattr(context, "decode", lambda rows: (seen.append((len(rows), context.used)), decode(rows))[1])
+    monkeypatch.setattr(
+        context, "decode", lambda rows: (seen.append((len(rows), context.used)), decode(rows))[1]
+    )
     first = machine.submit(Request(tuple(b"first"), WILD, 20, ignore_eos=True))
     machine.step()
     machine.step()
@@ -149,7 +172,9 @@ def test_who_is_cancelled_or_dropped_takes_nobody_along(seed):
     asked = requests(40, rng)
     aside = rng.choice((None, 8))
     machine, context = engine(Schedule(gap=0.05, aside=aside), abort_at=rng.randrange(30))
-    made = storm(machine, asked, rng, cancelled=0.01, dropped=0.01, check=lambda: _agree(machine, context))
+    made = storm(
+        machine, asked, rng, cancelled=0.01, dropped=0.01, check=lambda: _agree(machine, context)
+    )
     ended = {answer.finish for answer in made.answers.values() if answer}
     assert ended <= {"length", "cancelled"}
     for number, answer in made.answers.items():
@@ -162,9 +187,16 @@ def test_who_is_cancelled_or_dropped_takes_nobody_along(seed):
 def test_what_is_too_long_for_the_pool_by_itself_ends_with_its_numbers_and_the_others_go_on():
     machine, _ = engine(Schedule())
     long = Request(tuple(b"q" * 100), WILD, 60, ignore_eos=True)
-    short = [Request(tuple(b"ask"), WILD.with_values({"seed": seed}), 20, ignore_eos=True) for seed in range(3)]
+    short = [
+        Request(tuple(b"ask"), WILD.with_values({"seed": seed}), 20, ignore_eos=True)
+        for seed in range(3)
+    ]
     made = storm(machine, [*short[:1], long, *short[1:]], random.Random(1)).answers
-    assert (made[1].finish, made[1].prompt_tokens, len(made[1].tokens)) == ("context_full", 100, 128 - 100 + 1)
+    assert (made[1].finish, made[1].prompt_tokens, len(made[1].tokens)) == (
+        "context_full",
+        100,
+        128 - 100 + 1,
+    )
     assert [said(made[number]) for number in (0, 2, 3)] == [alone(request) for request in short]
 
 
@@ -229,8 +261,12 @@ def test_prompts_that_begin_alike_are_computed_once_even_where_they_come_togethe
     stem = bytes(range(97, 123)) * 4
     machine, context = engine(Schedule(), n_ctx=1024, n_batch=32)
     seeds = [WILD.with_values({"seed": seed}) for seed in range(4)]
-    asked = [Request(tuple(stem + bytes([65 + n]) * 5), seeds[n], 3, ignore_eos=True) for n in range(4)]
-    made = storm(machine, asked, random.Random(0), at_once=9, check=lambda: _agree(machine, context)).answers
+    asked = [
+        Request(tuple(stem + bytes([65 + n]) * 5), seeds[n], 3, ignore_eos=True) for n in range(4)
+    ]
+    made = storm(
+        machine, asked, random.Random(0), at_once=9, check=lambda: _agree(machine, context)
+    ).answers
     assert sum(context.batches) == len(stem) + 4 * 5 + 4 * 2
     assert sorted(made[number].cached_tokens for number in range(4)) == [0, *[len(stem)] * 3]
     assert [said(made[number]) for number in range(4)] == [alone(request) for request in asked]
@@ -242,7 +278,10 @@ def test_a_finished_prompt_is_found_again_and_clients_share_only_where_they_may(
         machine, _ = engine(Schedule(shared=shared))
         made = storm(
             machine,
-            [Request(tuple(stem + mine), WILD, 2, ignore_eos=True, client=client) for client, mine in (("a", b"1"),)],
+            [
+                Request(tuple(stem + mine), WILD, 2, ignore_eos=True, client=client)
+                for client, mine in (("a", b"1"),)
+            ],
             random.Random(0),
         )
         assert made.answers[0].cached_tokens == 0
@@ -257,7 +296,11 @@ def test_a_finished_prompt_is_found_again_and_clients_share_only_where_they_may(
 def test_what_a_search_branches_into_is_its_own_clients_alone():
     stem = tuple(b"a text that somebody searches on from, long enough")
     machine, _ = engine(Schedule(shared=False), n_ctx=256, n_batch=64)
-    machine.submit(Request(stem, WILD, 20, ignore_eos=True, strategy="beam", search=Search(beams=3), client="a"))
+    machine.submit(
+        Request(
+            stem, WILD, 20, ignore_eos=True, strategy="beam", search=Search(beams=3), client="a"
+        )
+    )
     for _ in range(4):
         machine.step()
     other = machine.submit(Request((*stem, 1), WILD, 2, ignore_eos=True))
@@ -265,10 +308,15 @@ def test_what_a_search_branches_into_is_its_own_clients_alone():
     while machine.busy:
         machine.step()
         machine.check()
-    assert (machine.answer(other).cached_tokens, machine.answer(own).cached_tokens) == (0, len(stem))
+    assert (machine.answer(other).cached_tokens, machine.answer(own).cached_tokens) == (
+        0,
+        len(stem),
+    )
 
 
-def talk(machine: Engine, tokens: tuple[int, ...], seed: int = 0, count: int = 8) -> tuple[Answer, tuple[int, ...]]:
+def talk(
+    machine: Engine, tokens: tuple[int, ...], seed: int = 0, count: int = 8
+) -> tuple[Answer, tuple[int, ...]]:
     """An answer, and what its conversation goes on with."""
     one = machine.submit(Request(tokens, WILD.with_values({"seed": seed}), count, ignore_eos=True))
     while machine.busy:
@@ -286,8 +334,12 @@ def test_what_finished_answers_leave_lies_outside_the_pool_and_comes_back_for_wh
         for number, tokens in enumerate(talks):
             answer, talks[number] = talk(machine, tokens, number)
             assert answer.cached_tokens == (len(tokens) - 4 if turn else 0)
-            assert said(answer) == alone(Request(tokens, WILD.with_values({"seed": number}), 8, ignore_eos=True))
-            assert machine.load.cells == context.used == len(tokens) + 7  # its own, for whoever goes on
+            assert said(answer) == alone(
+                Request(tokens, WILD.with_values({"seed": number}), 8, ignore_eos=True)
+            )
+            assert (
+                machine.load.cells == context.used == len(tokens) + 7
+            )  # its own, for whoever goes on
     parking = machine.scheduler.parking
     assert len(parking) == 2
     machine.schedule = Schedule(idle_cells=10, swap_bytes=1)

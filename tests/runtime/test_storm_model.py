@@ -1,4 +1,6 @@
-"""A full pool over llama.cpp itself: what gave way and came back has, bit for bit, the logits that it has alone."""
+"""A full pool over llama.cpp itself: what gave way and came back has, bit for bit, the logits that
+it has alone.
+"""
 
 import random
 from dataclasses import replace
@@ -26,7 +28,9 @@ def requests(count: int, rng: random.Random, vocabulary: int, beams: bool = Fals
         prompt = (*rng.choice(stems), *rng.choices(range(3, vocabulary), k=rng.randint(1, 60)))
         more = {"strategy": "beam", "search": Search(beams=2)} if beams and number % 9 == 4 else {}
         sampling = CHANCE.with_values({"seed": number})
-        made.append(Request(prompt, sampling, rng.randint(1, 60), ignore_eos=True, logprobs=True, **more))
+        made.append(
+            Request(prompt, sampling, rng.randint(1, 60), ignore_eos=True, logprobs=True, **more)
+        )
     return made
 
 
@@ -44,7 +48,9 @@ def alone(runner: Runner, request: Request) -> list[tuple[int, float | None]]:
 
 @pytest.fixture(scope="module")
 def weights(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = checkpoint.grown(stories, tmp_path_factory.mktemp("grown") / "model", hidden=256, layers=2, shards=1)
+    folder = checkpoint.grown(
+        stories, tmp_path_factory.mktemp("grown") / "model", hidden=256, layers=2, shards=1
+    )
     out = folder.with_suffix(".Q8_0.gguf")
     quantize.run(quantize.plan(convert.open_folder(folder), "Q8_0"), out, threads=1)
     return out
@@ -71,7 +77,10 @@ def test_everybody_says_what_they_would_say_alone(swap: int, count: int, weights
     ("options", "schedule"),
     [
         (RunOptions(ctx_size=256, threads=1), Schedule(running=5, gap=0.01, aside=16)),
-        (RunOptions(ctx_size=256, threads=1, flash_attn="off", reading=128), Schedule(running=5, gap=0.01, apart=48)),
+        (
+            RunOptions(ctx_size=256, threads=1, flash_attn="off", reading=128),
+            Schedule(running=5, gap=0.01, apart=48),
+        ),
     ],
     ids=["aside", "apart"],
 )
@@ -81,14 +90,21 @@ def test_with_floats_and_forgetting_everybody_ends_and_the_books_agree(
     rng = random.Random(4)
     with open_runner(weights, options, slots=7) as runner:
         runner.engine.schedule = schedule
-        made = storm(runner.engine, requests(20, rng, runner.model.n_vocab, beams=True), rng, cancelled=0.005)
+        made = storm(
+            runner.engine, requests(20, rng, runner.model.n_vocab, beams=True), rng, cancelled=0.005
+        )
         assert made.preempted
-        assert {answer.finish for answer in made.answers.values() if answer} <= {"length", "cancelled"}
+        assert {answer.finish for answer in made.answers.values() if answer} <= {
+            "length",
+            "cancelled",
+        }
 
 
 def test_recurrent_state_gives_way_and_comes_back(tmp_path: Path) -> None:
     rng = random.Random(5)
-    with open_runner(tiny.mamba(tmp_path / "mamba.gguf"), RunOptions(ctx_size=256, threads=1), slots=5) as runner:
+    with open_runner(
+        tiny.mamba(tmp_path / "mamba.gguf"), RunOptions(ctx_size=256, threads=1), slots=5
+    ) as runner:
         runner.engine.schedule = Schedule()
         made = storm(runner.engine, requests(12, rng, runner.model.n_vocab), rng)
         assert made.preempted
@@ -100,8 +116,13 @@ def test_samples_that_share_their_prompt_are_what_each_is_alone(weights: Path) -
     rng = random.Random(6)
     with open_runner(weights, options) as runner:
         asked = requests(12, rng, runner.model.n_vocab)
-        other = [replace(one, sampling=CHANCE.with_values({"seed": number + 1})) for number, one in enumerate(asked)]
-        expected = [alone(runner, request) for both in zip(asked, other, strict=True) for request in both]
+        other = [
+            replace(one, sampling=CHANCE.with_values({"seed": number + 1}))
+            for number, one in enumerate(asked)
+        ]
+        expected = [
+            alone(runner, request) for both in zip(asked, other, strict=True) for request in both
+        ]
     with open_runner(weights, options, slots=5) as runner:
         ids = [one for request in asked for one in runner.engine.sample(request, 2)]
         while runner.engine.busy:

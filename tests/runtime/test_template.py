@@ -20,11 +20,17 @@ CHATML = (
 
 def test_chatml_is_rendered_as_trained():
     text = Template(CHATML).render([Message("system", "be kind"), *HELLO])
-    assert text == "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        text
+        == "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_json_in_a_template_is_not_escaped_for_html():
-    assert Template("{{ messages[0].content | tojson }}").render([Message("user", "<a> & é")]) == '"<a> & é"'
+    assert (
+        Template("{{ messages[0].content | tojson }}").render([Message("user", "<a> & é")])
+        == '"<a> & é"'
+    )
 
 
 def test_a_template_may_use_what_hugging_face_offers():
@@ -48,7 +54,10 @@ def test_a_template_may_use_what_hugging_face_offers():
         ("{{ ''.__class__.__base__.__subclasses__() }}", "SecurityError"),
         ("{{ messages.append(1) }}", "SecurityError"),
         ("{% for i in range(10**8) %}{% endfor %}", "asks for too much"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "asks for too much"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "asks for too much",
+        ),
         ("{{ 'a' * 10**9 }}", "too large"),
         ("{{ [0] * 10**9 }}", "too large"),
         ("{{ 9 ** 9 ** 9 }}", "too large"),
@@ -56,9 +65,18 @@ def test_a_template_may_use_what_hugging_face_offers():
         ("{{ 'a'.ljust(10**10) }}", "SecurityError"),
         ("{{ 'a' | center(10**10) }}", "center"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
-        ("{% set l = 'a' * 999999 %}{% for a in l %}{% for b in l %}{% endfor %}{% endfor %}", "asks for too much"),
-        ("{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(60) }}", "asks for too much"),
-        ("{% for a in [1, 1] recursive %}{{ loop([1, 1]) if loop.depth < 60 }}{% endfor %}", "asks for too much"),
+        (
+            "{% set l = 'a' * 999999 %}{% for a in l %}{% for b in l %}{% endfor %}{% endfor %}",
+            "asks for too much",
+        ),
+        (
+            "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+            "asks for too much",
+        ),
+        (
+            "{% for a in [1, 1] recursive %}{{ loop([1, 1]) if loop.depth < 60 }}{% endfor %}",
+            "asks for too much",
+        ),
         (GROWING.replace("MORE", "ns.s ~ ns.s"), "too large"),
         (GROWING.replace("MORE", "[ns.s] | string ~ [ns.s]"), "too large"),
         (GROWING.replace("MORE", "[ns.s, ns.s]") + "{{ ns.s | tojson }}", "asks for too much"),
@@ -80,12 +98,17 @@ def test_a_template_may_use_what_hugging_face_offers():
         ("{{ 1.5 | round(10**8, 'ceil') }}", "round"),
         ("{{ lipsum(n=10**6) }}", "lipsum"),
         ("{% for i in [1] %}" * 150 + "{% endfor %}" * 150, "Error"),
-        ("{% for i in range(100000) %}{{ 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa' }}{% endfor %}", "without end"),
+        (
+            "{% for i in range(100000) %}{{ 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa' }}{% endfor %}",
+            "without end",
+        ),
     ],
 )
 def test_a_hostile_or_broken_template_is_one_clear_error(source, says, monkeypatch):
     # What is refused for its size must not run into the clock first, however slow the machine.
-    monkeypatch.setattr("llmcli.runtime.sandbox.SECONDS", 0.3 if says == "asks for too much" else 600)
+    monkeypatch.setattr(
+        "llmcli.runtime.sandbox.SECONDS", 0.3 if says == "asks for too much" else 600
+    )
     with pytest.raises(UserError, match="template") as caught:
         Template(source).render(HELLO)
     assert says in str(caught.value)
@@ -105,7 +128,7 @@ GENERATION = {
         "{% set x = 'out' %}{% set ns = namespace(n=0) %}{% for m in messages %}{% generation %}{% set x = 'in' %}"
         "{% set ns.n = ns.n + loop.index %}{{ x }}{{ m.content }}{% endgeneration %}{{ x }}{% endfor %}{{ ns.n }}"
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GENERATION)
@@ -114,7 +137,9 @@ def test_what_is_marked_as_generated_is_written_as_transformers_writes_it(name: 
 
     said = [Message("user", "hi"), Message("assistant", "<hello> & you"), Message("user", "more")]
     told = [[{"role": message.role, "content": message.content} for message in said]]
-    (expected,), _ = render_jinja_template(told, chat_template=GENERATION[name], add_generation_prompt=True)
+    (expected,), _ = render_jinja_template(
+        told, chat_template=GENERATION[name], add_generation_prompt=True
+    )
     assert Template(GENERATION[name]).render(said) == expected
 
 
@@ -131,10 +156,15 @@ def test_a_long_conversation_may_be_built_bit_by_bit():
         "{% endfor %}{{ ns.text | replace('user', 'U') | trim }}{{ messages | map(attribute='role') | unique | join }}"
     )
     turns = [Message("user", "word " * 1000)] * 60
-    assert Template(source).render(turns) == ("U" + "word " * 1000) * 59 + "U" + ("word " * 1000).strip() + "user"
+    assert (
+        Template(source).render(turns)
+        == ("U" + "word " * 1000) * 59 + "U" + ("word " * 1000).strip() + "user"
+    )
 
 
 def test_a_template_that_drops_the_system_prompt_is_noticed():
     assert Template(CHATML).accepts_system()
     assert not Template("{{ messages[-1].content }}").accepts_system()
-    assert not Template("{{ raise_exception('no system') if messages[0].role == 'system' }}").accepts_system()
+    assert not Template(
+        "{{ raise_exception('no system') if messages[0].role == 'system' }}"
+    ).accepts_system()

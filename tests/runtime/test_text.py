@@ -27,7 +27,9 @@ def test_text_that_may_become_a_stop_string_is_held_back_and_released_when_it_do
 
 def test_a_stop_string_ends_the_text_before_it_and_nothing_after_it_is_shown():
     decoder = Decoder(("</end>",))
-    shown = decoder.feed(b"well</e") + decoder.feed(b"nd>more") + decoder.feed(b"!") + decoder.finish()
+    shown = (
+        decoder.feed(b"well</e") + decoder.feed(b"nd>more") + decoder.feed(b"!") + decoder.finish()
+    )
     assert (shown, decoder.stopped) == ("well", True)
 
 

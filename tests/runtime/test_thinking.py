@@ -24,13 +24,19 @@ def fed(pieces: list[str], inside: Tags | None = None) -> tuple[str, str]:
 
 @pytest.mark.parametrize("tags", TAGS, ids=lambda tags: tags.opens)
 def test_every_way_of_cutting_a_stream_gives_the_same(tags: Tags) -> None:
-    thought, said = f"\n{tags.opens}Well < [ ◁ </ {tags.closes[:-1]}.{tags.closes}", "\n\nFour. " + tags.opens
+    thought, said = (
+        f"\n{tags.opens}Well < [ ◁ </ {tags.closes[:-1]}.{tags.closes}",
+        "\n\nFour. " + tags.opens,
+    )
     text = thought + said
     assert fed(list(text)) == (thought, said)
     dice = random.Random(7)
     for _ in range(50):
         cuts = sorted(dice.sample(range(1, len(text)), 3))
-        assert fed([text[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)]) == (thought, said)
+        assert fed([text[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)]) == (
+            thought,
+            said,
+        )
     assert split(text) == (thought, said.lstrip())
 
 
@@ -42,7 +48,9 @@ def test_a_prompt_that_opens_the_tags_is_seen_and_a_closed_one_is_not(tags: Tags
     assert fed(list(text), tags) == (f"Hm.{tags.closes}", "\nFour.")
 
 
-@pytest.mark.parametrize("text", ["", "  ", "Four.", "<thin ice>", WRITERS, "<", " [THIN", "</thinly>"])
+@pytest.mark.parametrize(
+    "text", ["", "  ", "Four.", "<thin ice>", WRITERS, "<", " [THIN", "</thinly>"]
+)
 def test_what_does_not_begin_with_a_tag_is_said(text: str) -> None:
     assert fed(list(text)) == fed([text]) == ("", text)
     assert split(text) == ("", text)
@@ -60,7 +68,15 @@ def test_nothing_thought_is_not_said() -> None:
 
 def test_nothing_is_lost_or_made_up() -> None:
     dice = random.Random(3)
-    words = [tag for tags in TAGS for tag in (tags.opens, tags.closes)] + [" ", "\n", "a", "<", "|", "[", "◁"]
+    words = [tag for tags in TAGS for tag in (tags.opens, tags.closes)] + [
+        " ",
+        "\n",
+        "a",
+        "<",
+        "|",
+        "[",
+        "◁",
+    ]
     for _ in range(500):
         text = "".join(dice.choice(words)[: dice.randint(1, 40)] for _ in range(dice.randint(0, 6)))
         assert "".join(fed(list(text))) == text
@@ -76,7 +92,11 @@ def test_tags_that_are_control_tokens_are_text_of_the_answer() -> None:
 
         def tokenize(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:
             known = {name.decode(): token for token, name in names.items()}
-            return [known[text]] if special and text in known else super().tokenize(text, special=special)
+            return (
+                [known[text]]
+                if special and text in known
+                else super().tokenize(text, special=special)
+            )
 
         def piece(self, token: int, *, special: bool = False) -> bytes:
             if token in names:
@@ -89,7 +109,9 @@ def test_tags_that_are_control_tokens_are_text_of_the_answer() -> None:
     said = [258, *b"Hm.", 259, *b"Four.", EOS]
     prompt = (1, 2, 3)
     like = fake_runner(lambda tokens: said[len(tokens) - len(prompt)])
-    runner = Runner(like.header, Tagged(), like.context, like.options, None, 1.0, native_sampling=False)  # type: ignore[arg-type]
+    runner = Runner(
+        like.header, Tagged(), like.context, like.options, None, 1.0, native_sampling=False
+    )  # type: ignore[arg-type]
     reply = runner.reply(Request(prompt, defaults().with_values({"temp": 0})))
     for _ in reply:
         pass

@@ -1,4 +1,6 @@
-"""Which caches may be moved: the door asks, tries, and refuses where llama.cpp would abort or spoil the keys."""
+"""Which caches may be moved: the door asks, tries, and refuses where llama.cpp would abort or spoil
+the keys.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ from llmcli.runtime.binding.sharing import Sharing
 from tests.quant import tiny
 
 YARN = {
-    "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
-}  # fmt: skip
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 64,
+}
 
 
 def movable(path: Path, **kinds: Any) -> bool:
@@ -38,18 +42,26 @@ def test_a_sliding_window_may_be_moved(tmp_path: Path) -> None:
     [("llama", YARN), ("llama", {"rope.scaling.attn_factor": 1.5}), ("smollm3", {})],
     ids=["yarn", "an attention factor", "layers without positions"],
 )
-def test_keys_that_turning_spoils_are_found_out(arch: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_keys_that_turning_spoils_are_found_out(
+    arch: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     assert not movable(tiny.llama(tmp_path / "m.gguf", arch=arch, layers=4, settings=settings))
 
 
 def test_what_ggml_would_abort_on_is_refused(tmp_path: Path) -> None:
-    half = tiny.gemma3(tmp_path / "half.gguf", hidden=256, layers=6, settings={"rope.dimension_count": 32})
+    half = tiny.gemma3(
+        tmp_path / "half.gguf", hidden=256, layers=6, settings={"rope.dimension_count": 32}
+    )
     assert movable(half)
     assert not movable(half, type_k="q8_0", type_v="q8_0")
     assert not movable(half, type_k="bf16", type_v="bf16")
-    assert not movable(tiny.gemma3(tmp_path / "windows.gguf", hidden=128, layers=2))  # no dense layer
+    assert not movable(
+        tiny.gemma3(tmp_path / "windows.gguf", hidden=128, layers=2)
+    )  # no dense layer
     silent = {"rope.scaling.finetuned": False, "logit_scale": 1.0}
-    assert not movable(tiny.llama(tmp_path / "silent.gguf", arch="granite", layers=2, settings=silent))
+    assert not movable(
+        tiny.llama(tmp_path / "silent.gguf", arch="granite", layers=2, settings=silent)
+    )
 
 
 def test_recurrent_state_is_not_moved(tmp_path: Path) -> None:
@@ -105,7 +117,10 @@ def test_shared_cells_stay_and_the_others_keep_their_text(stories_gguf: Path) ->
 def test_a_window_that_is_smaller_than_the_context_is_not_moved(tmp_path: Path) -> None:
     """llama.cpp moves window layers where they have as many cells as the dense ones."""
     path = tiny.gemma3(tmp_path / "m.gguf", hidden=128, layers=6)
-    with open_model(path) as model, open_context(model, ContextOptions(1024, 128, 16, 1)) as context:
+    with (
+        open_model(path) as model,
+        open_context(model, ContextOptions(1024, 128, 16, 1)) as context,
+    ):
         assert not context.can_shift
     with open_model(path) as model, open_context(model, ContextOptions(256, 128, 16, 1)) as context:
         assert context.can_shift
@@ -113,10 +128,19 @@ def test_a_window_that_is_smaller_than_the_context_is_not_moved(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("first", "start", "end", "whole"),
-    [(0, 10, 90, True), (0, 10, 99, True), (70, 10, 80, True), (70, 10, 85, False), (70, 75, 80, True),
-     (70, 75, 99, False), (4, 10, 84, True)],
-)  # fmt: skip
-def test_a_window_that_has_moved_on_moves_whole_or_not_at_all(first: int, start: int, end: int, whole: bool) -> None:
+    [
+        (0, 10, 90, True),
+        (0, 10, 99, True),
+        (70, 10, 80, True),
+        (70, 10, 85, False),
+        (70, 75, 80, True),
+        (70, 75, 99, False),
+        (4, 10, 84, True),
+    ],
+)
+def test_a_window_that_has_moved_on_moves_whole_or_not_at_all(
+    first: int, start: int, end: int, whole: bool
+) -> None:
     assert window_moves(first, start, end, 100, 16) is whole
     assert window_moves(first, start, end, 100, 0)
 
@@ -127,7 +151,12 @@ def test_who_shares_what_is_known_from_copies_and_cuts() -> None:
     sharing.copied(1, 2, 0, 6)
     assert [sharing.end(one) for one in range(4)] == [10, 10, 6, 0]
     sharing.cut(1, 3)
-    assert [sharing.end(one) for one in range(4)] == [6, 3, 6, 0]  # 0 and 2 still share what 1 had from 0
+    assert [sharing.end(one) for one in range(4)] == [
+        6,
+        3,
+        6,
+        0,
+    ]  # 0 and 2 still share what 1 had from 0
     sharing.cut(2, 0)
     assert [sharing.end(one) for one in range(3)] == [3, 3, 0]
     sharing.cut(0, 0)

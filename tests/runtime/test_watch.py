@@ -27,7 +27,9 @@ def test_what_the_sink_raises_comes_out_and_only_what_is_wanted_is_shown(tmp_pat
 
     ids = np.arange(32, dtype=np.int32)
     with open_model(path, gpu_layers=0) as model:
-        with open_activations(model, ContextOptions(32), lambda name: name.endswith("ffn_down.weight"), sink) as found:
+        with open_activations(
+            model, ContextOptions(32), lambda name: name.endswith("ffn_down.weight"), sink
+        ) as found:
             with pytest.raises(ValueError, match="enough"):
                 found.read(ids)
     assert names == [(f"blk.{i}.ffn_down.weight", (1, 1, 32, 96)) for i in (0, 1)]
@@ -47,7 +49,9 @@ def test_what_enters_the_head_is_shown_though_the_head_is_not_computed(tmp_path:
     ids = np.arange(32, dtype=np.int32)
     with open_model(path, gpu_layers=0) as model:
         everything = ContextOptions(32)
-        with open_activations(model, everything, wanted, lambda one: seen.append(_kept(one))) as found:
+        with open_activations(
+            model, everything, wanted, lambda one: seen.append(_kept(one))
+        ) as found:
             found.read(ids)
             whole, head = seen[:], found.latest
             assert head in asked
@@ -78,12 +82,15 @@ def test_products_with_one_key_take_the_same_rows_and_experts(tmp_path: Path) ->
         found.setdefault(one.key, []).append((one.name, entered))
 
     with open_model(path, gpu_layers=0) as model:
-        with open_activations(model, ContextOptions(32), lambda name: name.startswith("blk."), sink) as activations:
+        with open_activations(
+            model, ContextOptions(32), lambda name: name.startswith("blk."), sink
+        ) as activations:
             activations.read(np.arange(32, dtype=np.int32))
     shared = [sorted(name.split(".")[2] for name, _ in products) for products in found.values()]
     assert sorted(names for names in shared if len(names) > 1) == [
-        ["attn_k", "attn_q", "attn_v"], ["ffn_gate_exps", "ffn_up_exps"],
-    ]  # fmt: skip
+        ["attn_k", "attn_q", "attn_v"],
+        ["ffn_gate_exps", "ffn_up_exps"],
+    ]
     assert all(len({entered for _, entered in products}) == 1 for products in found.values())
 
 

@@ -12,17 +12,29 @@ from typing import Any
 import httpx2 as httpx
 from websockets.sync.client import ClientConnection, connect
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 PATIENCE = 120  # seconds
 ALONE = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-    "--disable-background-networking", "--disable-component-update", "--no-first-run", "--disable-extensions",
-    "--remote-debugging-port=0", "about:blank",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    "--disable-extensions",
+    "--remote-debugging-port=0",
+    "about:blank",
+)
 
 
 class Tab:
-    """One page; `said` is what its console and its exceptions told, `asked` the addresses it asked for."""
+    """One page; `said` is what its console and its exceptions told, `asked` the addresses it asked
+    for.
+    """
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket, self._count = socket, 0
@@ -53,13 +65,17 @@ class Tab:
 
     def js(self, expression: str) -> Any:
         """The value of an expression; a promise is waited for."""
-        found = self.do("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        found = self.do(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     def until(self, condition: str) -> None:
         """Wait, a picture at a time, until a condition holds."""
-        self.js(f"new Promise(done => {{ const look = () => ({condition}) ? done() : setTimeout(look, 10); look(); }})")
+        self.js(
+            f"new Promise(done => {{ const look = () => ({condition}) ? done() : setTimeout(look, 10); look(); }})"
+        )
 
     def go(self, address: str) -> None:
         """Open a page that has become ready."""
@@ -83,12 +99,18 @@ class Browser:
     @contextmanager
     def tab(self) -> Iterator[Tab]:
         """A page of its own, without what others stored."""
-        with connect(httpx.get(f"http://127.0.0.1:{self._port}/json/version").json()["webSocketDebuggerUrl"]) as root:
+        with connect(
+            httpx.get(f"http://127.0.0.1:{self._port}/json/version").json()["webSocketDebuggerUrl"]
+        ) as root:
             tab = Tab.__new__(Tab)
             tab._socket, tab._count, tab.said, tab.asked = root, 0, [], []
             context = tab.do("Target.createBrowserContext")["browserContextId"]
-            target = tab.do("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
-            with connect(f"ws://127.0.0.1:{self._port}/devtools/page/{target}", max_size=None) as socket:
+            target = tab.do("Target.createTarget", url="about:blank", browserContextId=context)[
+                "targetId"
+            ]
+            with connect(
+                f"ws://127.0.0.1:{self._port}/devtools/page/{target}", max_size=None
+            ) as socket:
                 yield Tab(socket)
             tab.do("Target.disposeBrowserContext", browserContextId=context)
 
@@ -98,10 +120,16 @@ def browsing(home: Path) -> Iterator[Browser]:
     """Start one in a folder of its own, and end it."""
     env = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
     words = [str(BROWSER), f"--user-data-dir={home}", *ALONE]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env, text=True) as process:
+    with subprocess.Popen(
+        words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env, text=True
+    ) as process:
         try:
             assert process.stderr is not None
-            port = next(int(line.rsplit(":", 1)[1].split("/")[0]) for line in process.stderr if "listening on" in line)
+            port = next(
+                int(line.rsplit(":", 1)[1].split("/")[0])
+                for line in process.stderr
+                if "listening on" in line
+            )
             # What it says later must not fill the pipe.
             threading.Thread(target=process.stderr.read, daemon=True).start()
             yield Browser(port)

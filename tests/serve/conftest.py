@@ -41,7 +41,9 @@ class Served:
 
 
 @contextmanager
-def serving(runner: Runner, parallel: int = 4, waiting: int = 64, **settings: Any) -> Iterator[Served]:
+def serving(
+    runner: Runner, parallel: int = 4, waiting: int = 64, **settings: Any
+) -> Iterator[Served]:
     """Serve a runner until the block ends; then the ledger is whole and nobody holds a cell of it."""
     made = Settings(**{"names": ("tiny",), "sampling": GREEDY, **settings})
     ready = threading.Event()
@@ -68,9 +70,16 @@ def serve() -> Iterator[Callable[..., Served]]:
     with ExitStack() as stack:
 
         def start(
-            reply: Any = b"hello", *, parallel: int = 4, waiting: int = 64, template: str | None = CHAT,
-            context: Any = None, n_ctx: int = 512, n_seq_max: int = 6, **settings: Any,
-        ) -> Served:  # fmt: skip
+            reply: Any = b"hello",
+            *,
+            parallel: int = 4,
+            waiting: int = 64,
+            template: str | None = CHAT,
+            context: Any = None,
+            n_ctx: int = 512,
+            n_seq_max: int = 6,
+            **settings: Any,
+        ) -> Served:
             sizes = {} if context else {"n_ctx": n_ctx, "n_seq_max": n_seq_max}
             runner = fake_runner(reply, template=template, context=context, **sizes)
             return stack.enter_context(serving(runner, parallel, waiting, **settings))

@@ -6,29 +6,51 @@ from llmcli.serve.affinity import FIRST, key_of, ranked
 
 
 def chat(*said: tuple[str, object]) -> bytes:
-    return key_of(json.dumps({"messages": [{"role": role, "content": text} for role, text in said]}).encode())
+    return key_of(
+        json.dumps({"messages": [{"role": role, "content": text} for role, text in said]}).encode()
+    )
 
 
 def test_a_system_text_is_the_key() -> None:
-    assert chat(("system", "be brief"), ("user", "one")) == chat(("system", "be brief"), ("user", "two"))
+    assert chat(("system", "be brief"), ("user", "one")) == chat(
+        ("system", "be brief"), ("user", "two")
+    )
     assert chat(("system", "be brief")) != chat(("system", "be long"))
-    told = b'{"instructions": "be brief", "input": "one"}', b'{"instructions": "be brief", "input": []}'
+    told = (
+        b'{"instructions": "be brief", "input": "one"}',
+        b'{"instructions": "be brief", "input": []}',
+    )
     assert key_of(told[0]) == key_of(told[1])
     blocks = [{"type": "text", "text": "be brief"}]
     for system in ("be brief", blocks):
-        one, other = ({"system": system, "messages": [{"role": "user", "content": text}]} for text in "ab")
+        one, other = (
+            {"system": system, "messages": [{"role": "user", "content": text}]} for text in "ab"
+        )
         assert key_of(json.dumps(one).encode()) == key_of(json.dumps(other).encode()) != b""
-    assert chat(("user", [{"type": "text", "text": "one"}])) != chat(("user", [{"type": "text", "text": "two"}]))
+    assert chat(("user", [{"type": "text", "text": "one"}])) != chat(
+        ("user", [{"type": "text", "text": "two"}])
+    )
 
 
 def test_a_prompt_counts_by_its_beginning() -> None:
     begin = "x" * FIRST
-    assert key_of(json.dumps({"prompt": begin + "a"}).encode()) == key_of(json.dumps({"prompt": begin + "b"}).encode())
+    assert key_of(json.dumps({"prompt": begin + "a"}).encode()) == key_of(
+        json.dumps({"prompt": begin + "b"}).encode()
+    )
     assert key_of(b'{"prompt": "a"}') != key_of(b'{"prompt": "b"}')
 
 
 def test_what_has_no_beginning_has_no_key() -> None:
-    for body in (b"", b"{", b"[1]", b"{}", b'{"prompt": null}', b'{"messages": []}', b"\xff", b"[" * 100_000):
+    for body in (
+        b"",
+        b"{",
+        b"[1]",
+        b"{}",
+        b'{"prompt": null}',
+        b'{"messages": []}',
+        b"\xff",
+        b"[" * 100_000,
+    ):
         assert key_of(body) == b"", body
 
 

@@ -22,7 +22,11 @@ class Sender:
     def __init__(self, app: Any, size: int) -> None:
         self.parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.read: list[int] = []
-        self.scope = {"type": "http", "headers": [(b"content-length", b"%d" % size)], "sender": self}
+        self.scope = {
+            "type": "http",
+            "headers": [(b"content-length", b"%d" % size)],
+            "sender": self,
+        }
         self.task = asyncio.ensure_future(app(self.scope, self.parts.get, self._hear))
 
     def send(self, size: int, more: bool) -> None:
@@ -97,20 +101,34 @@ def test_who_leaves_a_stream_needs_no_room_for_that(monkeypatch: pytest.MonkeyPa
     asyncio.run(asyncio.wait_for(scene(), 10))
 
 
-def test_who_finds_no_room_is_told_to_come_back(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_finds_no_room_is_told_to_come_back(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bodies, "AT_ONCE", 0)
     monkeypatch.setattr(bodies, "PATIENCE", 0)
     served = serve()
     status, headers, found = post(served, LARGE, "/v1/completions")
-    assert (status, found["error"]["code"], headers["retry-after"]) == (503, "busy", str(bodies.LATER))
+    assert (status, found["error"]["code"], headers["retry-after"]) == (
+        503,
+        "busy",
+        str(bodies.LATER),
+    )
     assert post(served, b'{"prompt": "x", "max_tokens": 1}', "/v1/completions")[0] == 200
 
 
-def test_bodies_give_their_room_back(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_give_their_room_back(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bodies, "AT_ONCE", 1)
     monkeypatch.setattr(bodies, "PATIENCE", 0)
     served = serve(max_body=len(LARGE))
-    for raw, status in ((LARGE, 200), (LARGE, 200), (LARGE[:-1], 400), (LARGE + b" ", 413), (LARGE, 200)):
+    for raw, status in (
+        (LARGE, 200),
+        (LARGE, 200),
+        (LARGE[:-1], 400),
+        (LARGE + b" ", 413),
+        (LARGE, 200),
+    ):
         assert post(served, raw, "/v1/completions")[0] == status
 
 
@@ -140,7 +158,9 @@ def over_grpc(served: Served, text: str) -> str:
 
 @pytest.mark.parametrize("send", [over_a_socket, over_grpc])
 def test_every_protocol_takes_room_from_one_account(
-    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, send: Callable[[Served, str], str]
+    serve: Callable[..., Served],
+    monkeypatch: pytest.MonkeyPatch,
+    send: Callable[[Served, str], str],
 ) -> None:
     large = "y" * (bodies.SMALL + 1)
     monkeypatch.setattr(bodies, "AT_ONCE", 1)

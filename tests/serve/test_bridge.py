@@ -24,8 +24,15 @@ def request(text: str = "ask", **more: Any) -> Request:
     return Request(tuple(text.encode()), GREEDY, **more)
 
 
-def run(use: Callable[[Bridge], Coroutine[Any, Any, Any]], waiting: int = 64, parallel: int = 2, **fake: Any) -> Bridge:
-    with closing(Bridge(fake_runner(**{"n_seq_max": 3, "n_ctx": 512, **fake}), parallel, waiting)) as bridge:
+def run(
+    use: Callable[[Bridge], Coroutine[Any, Any, Any]],
+    waiting: int = 64,
+    parallel: int = 2,
+    **fake: Any,
+) -> Bridge:
+    with closing(
+        Bridge(fake_runner(**{"n_seq_max": 3, "n_ctx": 512, **fake}), parallel, waiting)
+    ) as bridge:
         asyncio.run(use(bridge))
     bridge.runner.engine.ledger.check()
     assert not bridge.runner.engine.busy
@@ -59,7 +66,9 @@ def test_samples_are_told_apart_by_their_number() -> None:
 
 def test_several_requests_can_be_one_answering() -> None:
     async def use(bridge: Bridge) -> None:
-        async with aclosing(bridge.answer(request("one"), request("other"), samples=2)) as answering:
+        async with aclosing(
+            bridge.answer(request("one"), request("other"), samples=2)
+        ) as answering:
             numbers = {event.sequence async for event in answering}
         assert numbers == {0, 1, 2, 3}
         assert [answer.prompt_tokens for answer in answering.answers] == [3, 3, 5, 5]
@@ -80,7 +89,9 @@ def test_whoever_stops_reading_frees_the_engine_and_the_others_go_on() -> None:
 
 def test_a_request_that_waits_can_be_given_up() -> None:
     async def use(bridge: Bridge) -> None:
-        long = [bridge.answer(request("a" * n, max_tokens=300, ignore_eos=True)) for n in range(1, 5)]
+        long = [
+            bridge.answer(request("a" * n, max_tokens=300, ignore_eos=True)) for n in range(1, 5)
+        ]
         await long[3].aclose()
         await long[0].aclose()
         async for _ in long[1]:
@@ -95,7 +106,9 @@ def test_a_request_that_waits_can_be_given_up() -> None:
 
 def test_a_full_queue_is_told_at_once_with_a_time_to_come_back() -> None:
     async def use(bridge: Bridge) -> None:
-        open_ones = [bridge.answer(request("a" * n, max_tokens=200, ignore_eos=True)) for n in range(1, 4)]
+        open_ones = [
+            bridge.answer(request("a" * n, max_tokens=200, ignore_eos=True)) for n in range(1, 4)
+        ]
         with pytest.raises(Busy) as busy:
             bridge.answer(request())
         assert busy.value.retry_after >= 1
@@ -107,7 +120,9 @@ def test_a_full_queue_is_told_at_once_with_a_time_to_come_back() -> None:
     run(use, waiting=1)
 
 
-def test_the_time_to_come_back_counts_what_answers_waited_for_one_another_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_to_come_back_counts_what_answers_waited_for_one_another_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each takes five seconds from its first pass to its last token, and up to twelve before."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
@@ -118,7 +133,9 @@ def test_the_time_to_come_back_counts_what_answers_waited_for_one_another_once(m
     async def use(bridge: Bridge) -> None:
         for _ in range(20):
             await asyncio.gather(*(said(bridge, request(f"number {n}")) for n in range(3)))
-        long = [bridge.answer(request("a" * n, max_tokens=200, ignore_eos=True)) for n in range(1, 4)]
+        long = [
+            bridge.answer(request("a" * n, max_tokens=200, ignore_eos=True)) for n in range(1, 4)
+        ]
         with pytest.raises(Busy) as busy:
             bridge.answer(request())
         assert busy.value.retry_after == 15

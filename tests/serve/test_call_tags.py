@@ -1,4 +1,6 @@
-"""Arguments written as tags, in braces of their own or in Python's words: told while they come, whatever they hold."""
+"""Arguments written as tags, in braces of their own or in Python's words: told while they come,
+whatever they hold.
+"""
 
 import json
 import random
@@ -14,8 +16,13 @@ from llmcli.serve.schema.fields import Fields
 from llmcli.serve.schema.listener import Listener
 from llmcli.serve.schema.tools import tools
 
-STRINGS = {"type": "object", "properties": {"text": {"type": "string"}, "any": {}, "count": {"type": "integer"}}}
-OFFERED = tools(Fields({"tools": [{"type": "function", "function": {"name": "save", "parameters": STRINGS}}]}))
+STRINGS = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}, "any": {}, "count": {"type": "integer"}},
+}
+OFFERED = tools(
+    Fields({"tools": [{"type": "function", "function": {"name": "save", "parameters": STRINGS}}]})
+)
 KIN = {one.name: one for one in families() if isinstance(one.form, Tags)}
 MARK = "｜DSML｜"
 
@@ -24,18 +31,29 @@ def written(kin: Family, values: dict[str, str]) -> str:
     """A call as the family's template writes one."""
     name = kin.name
     if name in ("coder", "seed"):
-        inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+        inner = "".join(
+            f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items()
+        )
         return f"{kin.opens[0]}\n<function=save>\n{inner}</function>\n{kin.closes[0]}"
     if name == "glm":
-        pairs = (f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
+        pairs = (
+            f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
+            for key, value in values.items()
+        )
         return "<tool_call>save\n" + "".join(pairs) + "</tool_call>"
     at = MARK if name == "dsml" else ""
-    inner = "".join(f'<{at}parameter name="{key}">{value}</{at}parameter>\n' for key, value in values.items())
+    inner = "".join(
+        f'<{at}parameter name="{key}">{value}</{at}parameter>\n' for key, value in values.items()
+    )
     return f'{kin.opens[0]}\n<{at}invoke name="save">\n{inner}</{at}invoke>\n{kin.closes[0]}'
 
 
 def listened(kin: Family, text: str, seed: int) -> list[Heard]:
-    listener, chance, out = Listener(None, kin, OFFERED.names, OFFERED.texts), random.Random(seed), list[Heard]()
+    listener, chance, out = (
+        Listener(None, kin, OFFERED.names, OFFERED.texts),
+        random.Random(seed),
+        list[Heard](),
+    )
     while text:
         cut = chance.choice((1, 2, 5, 30, len(text)))
         out += listener.feed(text[:cut])
@@ -46,18 +64,34 @@ def listened(kin: Family, text: str, seed: int) -> list[Heard]:
 def arguments(heard: list[Heard]) -> list[dict[str, Any] | None]:
     assert "".join(one.text for one in heard if one.kind == "said") == ""
     calls = [one.call for one in heard if one.kind == "called" and one.call]
-    assert "".join(one.text for one in heard if one.kind == "arguments") == "".join(one.arguments for one in calls)
+    assert "".join(one.text for one in heard if one.kind == "arguments") == "".join(
+        one.arguments for one in calls
+    )
     return [given(one) for one in calls]
 
 
 VALUES: dict[str, Any] = {
-    "3": 3, "-2.5e3": -2500.0, "true": True, "null": None, "[1, {\"a\": \"</b>\"}]": [1, {"a": "</b>"}], '"q"': "q",
-    "3 apples": "3 apples", "2026-11-22": "2026-11-22", "truely": "truely", "NaN": "NaN", "1e999": "1e999",
-    "[not JSON": "[not JSON", '"a" and "b"': '"a" and "b"', "{": "{", "": "", "é \\ \"\t.": "é \\ \"\t.",
+    "3": 3,
+    "-2.5e3": -2500.0,
+    "true": True,
+    "null": None,
+    '[1, {"a": "</b>"}]': [1, {"a": "</b>"}],
+    '"q"': "q",
+    "3 apples": "3 apples",
+    "2026-11-22": "2026-11-22",
+    "truely": "truely",
+    "NaN": "NaN",
+    "1e999": "1e999",
+    "[not JSON": "[not JSON",
+    '"a" and "b"': '"a" and "b"',
+    "{": "{",
+    "": "",
+    'é \\ "\t.': 'é \\ "\t.',
     "a\n\n  b <c> </ d": "a\n\n  b <c> </ d",
     "if a < b:\n    print('</function>')": "if a < b:\n    print('</function>')",
-    "</tool_call": "</tool_call", "<<</par": "<<</par",
-}  # fmt: skip
+    "</tool_call": "</tool_call",
+    "<<</par": "<<</par",
+}
 
 
 @pytest.mark.parametrize("kin", KIN.values(), ids=KIN.keys())
@@ -80,7 +114,9 @@ def test_text_is_told_while_it_comes(kin: Family) -> None:
         rest = [*listener.feed("END" + after), *listener.finish()]
         assert json.loads(told + "".join(one.text for one in rest)) == {key: words * 9 + "END"}
     (called,) = (one for one in listened(kin, before, 1) if one.kind == "called")
-    assert called.call and called.call.arguments == told  # what was cut off is told as far as it came
+    assert (
+        called.call and called.call.arguments == told
+    )  # what was cut off is told as far as it came
 
 
 @pytest.mark.parametrize("kin", KIN.values(), ids=KIN.keys())
@@ -100,10 +136,18 @@ def test_tags_that_were_left_out_end_a_value_where_that_is_plain() -> None:
         assert arguments(listened(kin, text, seed)) == [{"any": "a", "text": "b"}]
 
 
-BRACES = "{text:«a {b}: [c], \"d\"\\n», any:{x:[1,«», {}, true],«y z»:null} ,count: -2.5, more:word or two,zip:007," \
-         "flat:[]}"  # fmt: skip
-TOLD = {"text": 'a {b}: [c], "d"\\n', "any": {"x": [1, "", {}, True], "y z": None}, "count": -2.5,
-        "more": "word or two", "zip": "007", "flat": []}  # fmt: skip
+BRACES = (
+    '{text:«a {b}: [c], "d"\\n», any:{x:[1,«», {}, true],«y z»:null} ,count: -2.5, more:word or two,zip:007,'
+    "flat:[]}"
+)
+TOLD = {
+    "text": 'a {b}: [c], "d"\\n',
+    "any": {"x": [1, "", {}, True], "y z": None},
+    "count": -2.5,
+    "more": "word or two",
+    "zip": "007",
+    "flat": [],
+}
 
 
 @pytest.mark.parametrize(("name", "mark"), [("gemma", '<|"|>'), ("functiongemma", "<escape>")])
@@ -112,17 +156,30 @@ def test_braces_are_told_while_they_come(name: str, mark: str) -> None:
     text = f"{kin.opens[0]}call:save{BRACES}{kin.closes[0]}".replace("«", mark).replace("»", mark)
     for seed in range(20):
         assert arguments(listened(kin, text, seed)) == [TOLD]
-    listener, words = Listener(None, kin, OFFERED.names, OFFERED.texts), "one word and the next, " * 9
-    told = "".join(one.text for one in listener.feed(f"{kin.opens[0]}call:save{{text:{mark}{words}") if one.text)
+    listener, words = (
+        Listener(None, kin, OFFERED.names, OFFERED.texts),
+        "one word and the next, " * 9,
+    )
+    told = "".join(
+        one.text
+        for one in listener.feed(f"{kin.opens[0]}call:save{{text:{mark}{words}")
+        if one.text
+    )
     assert told == f'{{"text": "{words}'
     bare = f"{kin.opens[0]}call:save{{text:12,any:12}}{kin.closes[0]}"
     assert arguments(listened(kin, bare, 1)) == [{"text": "12", "any": 12}]
 
 
-@pytest.mark.parametrize(("inner", "told", "said"), [
-    ("{a:{", '{"a": {', ""), ("{a:" * 5000, '{"a": ' * 5000, ""),
-    ("{a:1 {b", '{"a": 1', "{b"), ("{a:1]", '{"a": 1', ""), ("{,a:1}", "{", "a:1}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("inner", "told", "said"),
+    [
+        ("{a:{", '{"a": {', ""),
+        ("{a:" * 5000, '{"a": ' * 5000, ""),
+        ("{a:1 {b", '{"a": 1', "{b"),
+        ("{a:1]", '{"a": 1', ""),
+        ("{,a:1}", "{", "a:1}"),
+    ],
+)
 def test_braces_that_are_none_end_the_call_where_they_are(inner: str, told: str, said: str) -> None:
     kin = next(one for one in families() if one.name == "gemma")
     for seed in range(3):
@@ -139,18 +196,52 @@ def test_a_key_goes_no_further_than_its_call() -> None:
 
 
 PYTHON: dict[str, Any] = {
-    "'a'": "a", '"it\'s (a, b) = [c]"': "it's (a, b) = [c]", "''": "", '""': "", "'é 日 \U0001f600'": "é 日 \U0001f600",
+    "'a'": "a",
+    '"it\'s (a, b) = [c]"': "it's (a, b) = [c]",
+    "''": "",
+    '""': "",
+    "'é 日 \U0001f600'": "é 日 \U0001f600",
     r"'a\n\t\'\\ \x41\u00e9\U0001F600\N{BULLET}\101\0 \d \x4g \N{no}'": "a\n\t'\\ Aé\U0001f600•A\0 \\d \\x4g \\N{no}",
-    r"'\ud83d\ude00'": "\U0001f600", r"r'a\n\'b'": r"a\n\'b", "u'x'": "x", "'a' \"b\"\n  r'c\\d'": r"abc\d",
-    "'a\nb'": "a\nb", "'a\\\nb'": "ab", "'''it's \"so\"\n'''": "it's \"so\"\n", '"""a""b"""': 'a""b', "'<|x'": "<|x",
-    "-2.5": -2.5, "1_000": 1000, "0x1F": 31, "True": True, "false": False, "None": None, "( 'a'\n 'b' )": "ab",
-    "(1,)": [1], "()": [], "{}": {},
-    "[1, ('x,)', \"y]\"), {'k': [], 3: None}, \"\"\"}'\"\"\", '\\'<|']":
-        [1, ["x,)", "y]"], {"k": [], "3": None}, "}'", "'<|"],
+    r"'\ud83d\ude00'": "\U0001f600",
+    r"r'a\n\'b'": r"a\n\'b",
+    "u'x'": "x",
+    "'a' \"b\"\n  r'c\\d'": r"abc\d",
+    "'a\nb'": "a\nb",
+    "'a\\\nb'": "ab",
+    "'''it's \"so\"\n'''": 'it\'s "so"\n',
+    '"""a""b"""': 'a""b',
+    "'<|x'": "<|x",
+    "-2.5": -2.5,
+    "1_000": 1000,
+    "0x1F": 31,
+    "True": True,
+    "false": False,
+    "None": None,
+    "( 'a'\n 'b' )": "ab",
+    "(1,)": [1],
+    "()": [],
+    "{}": {},
+    "[1, ('x,)', \"y]\"), {'k': [], 3: None}, \"\"\"}'\"\"\", '\\'<|']": [
+        1,
+        ["x,)", "y]"],
+        {"k": [], "3": None},
+        "}'",
+        "'<|",
+    ],
     # None of these is a value of Python's that JSON has, and nothing of them is run.
-    "Paris": "Paris", "open('x')": "open('x')", "{[1]}": "{[1]}", "1e999": "1e999", "007": "007", "b'x'": "b'x'",
-    "f(1, 2)": "f(1, 2)", "1 + 1": "1 + 1", "2026-11-22": "2026-11-22", "": "", "{1, 2}": "{1, 2}", "]": "]",
-}  # fmt: skip
+    "Paris": "Paris",
+    "open('x')": "open('x')",
+    "{[1]}": "{[1]}",
+    "1e999": "1e999",
+    "007": "007",
+    "b'x'": "b'x'",
+    "f(1, 2)": "f(1, 2)",
+    "1 + 1": "1 + 1",
+    "2026-11-22": "2026-11-22",
+    "": "",
+    "{1, 2}": "{1, 2}",
+    "]": "]",
+}
 LFM = next(one for one in families() if one.name == "lfm")
 START, STOP = LFM.opens[0], LFM.closes[0]
 
@@ -161,36 +252,63 @@ def test_every_value_of_pythons_is_read_however_it_is_cut(value: str) -> None:
     for seed in range(8):
         found = arguments(listened(LFM, text, seed))
         stripped = value if type(PYTHON[value]) in (int, float) else PYTHON[value]
-        assert found == [{"any": PYTHON[value], "text": stripped, "from": 1}, {"any": PYTHON[value]}], (seed, text)
+        assert found == [
+            {"any": PYTHON[value], "text": stripped, "from": 1},
+            {"any": PYTHON[value]},
+        ], (seed, text)
 
 
 def test_pythons_texts_are_told_while_they_come() -> None:
-    listener, words = Listener(None, LFM, OFFERED.names, OFFERED.texts), "one word and the next, " * 9
-    told = "".join(one.text for one in listener.feed(f"{START}[save(count=3, text='{words}") if one.kind == "arguments")
+    listener, words = (
+        Listener(None, LFM, OFFERED.names, OFFERED.texts),
+        "one word and the next, " * 9,
+    )
+    told = "".join(
+        one.text
+        for one in listener.feed(f"{START}[save(count=3, text='{words}")
+        if one.kind == "arguments"
+    )
     assert told == f'{{"count": 3, "text": "{words}'
     told += "".join(one.text for one in [*listener.feed(f"END')]{STOP}"), *listener.finish()])
     assert json.loads(told) == {"count": 3, "text": f"{words}END"}
 
 
-@pytest.mark.parametrize(("inner", "told", "said"), [
-    ("save(any='a' + 'b')", '{"any": "a"', "+ 'b')"), ("save(any=1, 'x')", '{"any": 1', "'x')"),
-    ("save(any=1), save('x')]", '{"any": 1}', "save('x')]"), ("save(any='x'), and more]", '{"any": "x"}', "and more]"),
-    ("save(any=[1", '{"any": ', ""), ("save(any=7", '{"any": ', ""),
-])  # fmt: skip
-def test_keywords_that_are_none_end_the_call_where_they_are(inner: str, told: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("inner", "told", "said"),
+    [
+        ("save(any='a' + 'b')", '{"any": "a"', "+ 'b')"),
+        ("save(any=1, 'x')", '{"any": 1', "'x')"),
+        ("save(any=1), save('x')]", '{"any": 1}', "save('x')]"),
+        ("save(any='x'), and more]", '{"any": "x"}', "and more]"),
+        ("save(any=[1", '{"any": ', ""),
+        ("save(any=7", '{"any": ', ""),
+    ],
+)
+def test_keywords_that_are_none_end_the_call_where_they_are(
+    inner: str, told: str, said: str
+) -> None:
     for seed in range(6):
         heard = listened(LFM, f"{START}[{inner}{STOP}", seed)
         assert [one.call.arguments for one in heard if one.kind == "called" and one.call] == [told]
         assert "".join(one.text for one in heard if one.kind == "said").strip() == said
 
 
-@pytest.mark.parametrize(("inner", "told"), [
-    ("save(any=[1, 'x", '{"any": '), ("save(any=1, te", '{"any": 1'), ("save(any='a\\", '{"any": "a'), ("save(", "{"),
-    ("save(any=" + "[" * 5000, '{"any": '), ("save(any='a'", '{"any": "a"'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("inner", "told"),
+    [
+        ("save(any=[1, 'x", '{"any": '),
+        ("save(any=1, te", '{"any": 1'),
+        ("save(any='a\\", '{"any": "a'),
+        ("save(", "{"),
+        ("save(any=" + "[" * 5000, '{"any": '),
+        ("save(any='a'", '{"any": "a"'),
+    ],
+)
 def test_keywords_that_were_cut_off_are_told_as_far_as_they_came(inner: str, told: str) -> None:
     for seed in range(6):
         heard = listened(LFM, f"{START}[{inner}", seed)
         said = "".join(one.text for one in heard if one.kind == "said")
-        assert [one.call.arguments for one in heard if one.kind == "called" and one.call] == [told] * (inner != "save(")
+        assert [one.call.arguments for one in heard if one.kind == "called" and one.call] == [
+            told
+        ] * (inner != "save(")
         assert said == (f"{START}[save(" if inner == "save(" else "")

@@ -18,7 +18,11 @@ def test_a_conversation_is_answered_whole_and_streamed_alike(tiny: Served) -> No
     with client(tiny) as asked:
         whole = asked.chat.completions.create(model="tiny", messages=HELLO, max_tokens=20)
         stream = asked.chat.completions.create(
-            model="tiny", messages=HELLO, max_tokens=20, stream=True, stream_options={"include_usage": True}
+            model="tiny",
+            messages=HELLO,
+            max_tokens=20,
+            stream=True,
+            stream_options={"include_usage": True},
         )
         chunks = list(stream)
     choice = whole.choices[0]
@@ -57,9 +61,13 @@ def test_models_are_told_and_others_are_not_found(serve: Callable[..., Served]) 
     assert told.value.code == "model_not_found"
 
 
-def test_a_prompt_beyond_the_context_is_refused_with_the_numbers(serve: Callable[..., Served]) -> None:
+def test_a_prompt_beyond_the_context_is_refused_with_the_numbers(
+    serve: Callable[..., Served],
+) -> None:
     with client(serve(n_ctx=64)) as asked, pytest.raises(openai.BadRequestError) as told:
-        asked.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 100}])
+        asked.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "x" * 100}]
+        )
     assert told.value.code == "context_length_exceeded"
     assert told.value.body["n_prompt_tokens"] > 100
     assert told.value.body["n_ctx"] == 64
@@ -70,4 +78,7 @@ def test_a_key_is_needed_where_there_are_keys(serve: Callable[..., Served]) -> N
     with client(served) as asked, pytest.raises(openai.AuthenticationError):
         asked.models.list()
     with client(served, api_key="secret-key-2") as asked:
-        assert asked.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content == "hello"
+        assert (
+            asked.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content
+            == "hello"
+        )

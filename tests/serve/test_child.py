@@ -33,14 +33,20 @@ def chunks(sent: list[Any]) -> list[Any]:
 def said(sent: list[Any]) -> list[str]:
     """What each of two answers says."""
     choices = [one["choices"][0] for one in chunks(sent)]
-    return ["".join(one["delta"].get("content", "") for one in choices if one["index"] == index) for index in (0, 1)]
+    return [
+        "".join(one["delta"].get("content", "") for one in choices if one["index"] == index)
+        for index in (0, 1)
+    ]
 
 
 @contextmanager
 def stories_apart(path: Path) -> Iterator[tuple[Bridge, Settings]]:
     """What the other process opens: it gets there by name."""
     options = RunOptions(ctx_size=512, threads=1, threads_batch=1)
-    with open_runner(path, options, template=CHAT, slots=4, gpu_layers=0) as runner, closing(Bridge(runner)) as bridge:
+    with (
+        open_runner(path, options, template=CHAT, slots=4, gpu_layers=0) as runner,
+        closing(Bridge(runner)) as bridge,
+    ):
         yield bridge, Settings(("tiny",), sampling=GREEDY)
 
 
@@ -60,9 +66,14 @@ def child(stories_gguf: Path) -> Iterator[Child]:
 
 def test_a_model_that_is_killed_comes_back(child: Child) -> None:
     body = {
-        "messages": [{"role": "user", "content": "Once"}], "max_tokens": 200, "stream": True, "ignore_eos": True,
-        "n": 2, "temperature": 1, "seed": 7,
-    }  # fmt: skip
+        "messages": [{"role": "user", "content": "Once"}],
+        "max_tokens": 200,
+        "stream": True,
+        "ignore_eos": True,
+        "n": 2,
+        "temperature": 1,
+        "seed": 7,
+    }
     short = json.dumps({**body, "max_tokens": 5, "stream": False, "n": 1}).encode()
 
     async def story() -> tuple[list[Any], list[Any], list[Any], list[Any]]:
@@ -79,7 +90,13 @@ def test_a_model_that_is_killed_comes_back(child: Child) -> None:
             if len(seen) == 3:
                 os.kill(child.pid, signal.SIGKILL)
 
-        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/chat/completions",
+            "headers": [],
+            "query_string": b"",
+        }
         await made(scope, receive, send)
         return unbroken, seen, await asked(made, short), await talked(made, json.loads(short))
 
@@ -98,7 +115,9 @@ def test_a_model_that_is_killed_comes_back(child: Child) -> None:
 def test_whoever_asks_while_a_lost_model_is_buried_waits_for_the_next(
     child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its end of the link is closed; the process itself, which may have gigabytes to free, is still there."""
+    """Its end of the link is closed; the process itself, which may have gigabytes to free, is still
+    there.
+    """
     body = json.dumps({"messages": [{"role": "user", "content": "Once"}], "max_tokens": 5}).encode()
 
     async def story() -> list[Any]:
@@ -141,13 +160,19 @@ def test_a_model_for_which_the_system_has_no_file_just_now_is_tried_again(
         async with asyncio.timeout(60):
             while not any("Too many open files" in text for text in told):
                 await asyncio.sleep(0)
-        return await asked(Front(child, Settings(("tiny",))), b'{"prompt": "Once", "max_tokens": 3}',
-                           path="/v1/completions")  # fmt: skip
+        return await asked(
+            Front(child, Settings(("tiny",))),
+            b'{"prompt": "Once", "max_tokens": 3}',
+            path="/v1/completions",
+        )
 
     assert asyncio.run(story())[0]["status"] == 200
 
 
 def test_a_model_that_does_not_open_is_told_in_its_words() -> None:
-    with closing(Child(refused, lambda text: None)) as made, pytest.raises(UserError, match="no worker at a:1") as told:
+    with (
+        closing(Child(refused, lambda text: None)) as made,
+        pytest.raises(UserError, match="no worker at a:1") as told,
+    ):
         made.start()
     assert told.value.hint == "start it"

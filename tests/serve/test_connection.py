@@ -29,7 +29,9 @@ def closed(link: socket.socket) -> bool:
     return True
 
 
-@pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nhost: l", b"POST /v1/completions HTTP/1.1\r\n"])
+@pytest.mark.parametrize(
+    "begun", [b"", b"GET /health HTTP/1.1\r\nhost: l", b"POST /v1/completions HTTP/1.1\r\n"]
+)
 def test_who_sends_no_request_is_sent_away(
     serve: Callable[..., Served], begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,7 +55,9 @@ def test_the_head_of_a_second_request_has_its_time_too(
     assert closed(link)
 
 
-def test_a_socket_and_a_long_answer_outlive_it(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_and_a_long_answer_outlive_it(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "PATIENCE", 0.05)
     served = serve()
     with opened(served) as talk:
@@ -76,7 +80,10 @@ def test_a_head_without_an_end_is_not_read_to_it(serve: Callable[..., Served]) -
 def test_requests_that_lie_ready_are_answered_in_turn(tiny: Served) -> None:
     with open_to(tiny) as link:
         body = b'{"prompt": "x", "max_tokens": 3}'
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+            % len(body)
+        )
         link.sendall((head + body) * 3)
         raw = b""
         while raw.count(b'"total_tokens"') < 3:
@@ -87,7 +94,11 @@ def test_requests_that_lie_ready_are_answered_in_turn(tiny: Served) -> None:
 def test_as_many_connections_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, tuple[int, int]]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda which, limits: told.append((which, limits)))
-    for limits, most in ((1024, 4096), 4096), ((1024, resource.RLIM_INFINITY), 65536), ((70_000, 80_000), 70_000):
+    for limits, most in (
+        ((1024, 4096), 4096),
+        ((1024, resource.RLIM_INFINITY), 65536),
+        ((70_000, 80_000), 70_000),
+    ):
         monkeypatch.setattr(resource, "getrlimit", lambda which, limits=limits: limits)
         server._open_more()
         assert told.pop() == (resource.RLIMIT_NOFILE, (most, limits[1]))

@@ -24,7 +24,9 @@ TEXTS = ["Once upon a time", "a cat", "a little girl named Lily"]
 def embeds(tmp_path: Path) -> Iterator[Served]:
     """A tiny BERT, served."""
     options = RunOptions(ctx_size=256, threads=1)
-    with open_runner(bert.bert(tmp_path / "bert.gguf"), options, native_sampling=False, answers=False) as runner:
+    with open_runner(
+        bert.bert(tmp_path / "bert.gguf"), options, native_sampling=False, answers=False
+    ) as runner:
         with serving(runner) as served:
             yield served
 
@@ -52,24 +54,44 @@ def test_texts_and_their_ids_become_the_same_vectors_in_order(tiny: Served) -> N
 def test_the_bytes_are_little_endian_float32_and_a_vector_can_be_cut(embeds: Served) -> None:
     asked = {"input": "hello world", "model": "tiny"}
     whole = httpx.post(f"{embeds.v1}/embeddings", json=asked).json()["data"][0]["embedding"]
-    packed = httpx.post(f"{embeds.v1}/embeddings", json={**asked, "encoding_format": "base64"}).json()
-    np.testing.assert_array_equal(np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), "<f4"),
-                                  np.array(whole, np.float32))  # fmt: skip
+    packed = httpx.post(
+        f"{embeds.v1}/embeddings", json={**asked, "encoding_format": "base64"}
+    ).json()
+    np.testing.assert_array_equal(
+        np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), "<f4"),
+        np.array(whole, np.float32),
+    )
     with client(embeds) as talking:
-        cut = talking.embeddings.create(model="tiny", input="hello world", dimensions=8).data[0].embedding
+        cut = (
+            talking.embeddings.create(model="tiny", input="hello world", dimensions=8)
+            .data[0]
+            .embedding
+        )
     np.testing.assert_allclose(cut, unit(np.array(whole[:8])), atol=1e-6)
 
 
-@pytest.mark.parametrize(("more", "told"), [
-    ({"input": ""}, "input[0] is empty"), ({"input": []}, "input must be text"), ({"input": 5}, "input must be text"),
-    ({"input": ["a", 5]}, "input[1] must be text or ids"), ({"input": [[5, "a"]]}, "input[0] must be"),
-    ({"input": [[]]}, "input[0] is empty"), ({"input": [99]}, "no token 99"), ({"input": [-1]}, "no token -1"),
-    ({"input": [[5] * 65]}, "65 tokens, and this model embeds up to 64"), ({}, "input is missing"),
-    ({"input": "hello", "dimensions": 33}, "dimensions must be a whole number from 1 to 32"),
-    ({"input": "hello", "encoding_format": "int8"}, "encoding_format must be one of float, base64"),
-    ({"input": "hello", "model": "other"}, "not served here"),
-    ({"input": ["a"] * 2049}, "2,049 texts, at most 2,048"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"input": ""}, "input[0] is empty"),
+        ({"input": []}, "input must be text"),
+        ({"input": 5}, "input must be text"),
+        ({"input": ["a", 5]}, "input[1] must be text or ids"),
+        ({"input": [[5, "a"]]}, "input[0] must be"),
+        ({"input": [[]]}, "input[0] is empty"),
+        ({"input": [99]}, "no token 99"),
+        ({"input": [-1]}, "no token -1"),
+        ({"input": [[5] * 65]}, "65 tokens, and this model embeds up to 64"),
+        ({}, "input is missing"),
+        ({"input": "hello", "dimensions": 33}, "dimensions must be a whole number from 1 to 32"),
+        (
+            {"input": "hello", "encoding_format": "int8"},
+            "encoding_format must be one of float, base64",
+        ),
+        ({"input": "hello", "model": "other"}, "not served here"),
+        ({"input": ["a"] * 2049}, "2,049 texts, at most 2,048"),
+    ],
+)
 def test_what_is_wrong_is_told(embeds: Served, more: dict, told: str) -> None:
     answer = httpx.post(f"{embeds.v1}/embeddings", json=more)
     assert answer.status_code == (404 if "served" in told else 400)
@@ -77,13 +99,18 @@ def test_what_is_wrong_is_told(embeds: Served, more: dict, told: str) -> None:
 
 
 def test_a_model_made_for_embeddings_answers_no_chat(embeds: Served) -> None:
-    with client(embeds) as asked, pytest.raises(openai.BadRequestError, match="made for embeddings"):
+    with (
+        client(embeds) as asked,
+        pytest.raises(openai.BadRequestError, match="made for embeddings"),
+    ):
         asked.chat.completions.create(model="tiny", messages=HELLO)
 
 
 def test_a_model_that_ranks_embeds_nothing(tmp_path: Path) -> None:
     path = bert.bert(tmp_path / "bert.gguf", pooling=4)
-    with open_runner(path, RunOptions(ctx_size=256, threads=1), native_sampling=False, answers=False) as runner:
+    with open_runner(
+        path, RunOptions(ctx_size=256, threads=1), native_sampling=False, answers=False
+    ) as runner:
         with serving(runner) as served:
             answer = httpx.post(f"{served.v1}/embeddings", json={"input": "hello"})
     assert answer.status_code == 501 and "ranks pairs of texts" in answer.json()["error"]["message"]
@@ -109,7 +136,9 @@ def test_tokens_and_their_text(serve: Callable[..., Served]) -> None:
         assert ask("detokenize", tokens=wrong).status_code == 400
 
 
-def test_a_text_that_the_machine_has_no_memory_for_is_refused(tiny: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_the_machine_has_no_memory_for_is_refused(
+    tiny: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vectors.host, "available_memory", lambda: 1000)
     tiny.bridge.runner.embedder().close()
     answer = httpx.post(f"{tiny.v1}/embeddings", json={"input": "a cat"})

@@ -16,14 +16,24 @@ from tests.serve.conftest import Served
 from tests.serve.test_chat import HELLO, client
 
 
-def post(served: Served, body: bytes, path: str = "/v1/chat/completions", method: str = "POST", **headers: str) -> Any:
+def post(
+    served: Served,
+    body: bytes,
+    path: str = "/v1/chat/completions",
+    method: str = "POST",
+    **headers: str,
+) -> Any:
     """Status, headers and document of one raw request."""
     connection = http.client.HTTPConnection("127.0.0.1", served.settings.port, timeout=30)
     try:
         connection.request(method, path, body, {"content-type": "application/json", **headers})
         answer = connection.getresponse()
         raw = answer.read()
-        return answer.status, dict(answer.getheaders()), json.loads(raw) if raw.startswith(b"{") else raw
+        return (
+            answer.status,
+            dict(answer.getheaders()),
+            json.loads(raw) if raw.startswith(b"{") else raw,
+        )
     finally:
         connection.close()
 
@@ -35,8 +45,12 @@ WRONG = {
     "messages[0] must be an object, not text": {"messages": ["hello"]},
     "messages[0].role must be one of": {"messages": [{"role": "robot", "content": "x"}]},
     "messages[0].content is missing": {"messages": [{"role": "user"}]},
-    "messages[0].content must be text or a list of parts": {"messages": [{"role": "user", "content": 5}]},
-    "messages[0].content[0]: this server reads": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+    "messages[0].content must be text or a list of parts": {
+        "messages": [{"role": "user", "content": 5}]
+    },
+    "messages[0].content[0]: this server reads": {
+        "messages": [{"role": "user", "content": [{"type": "image_url"}]}]
+    },
     "messages[1].tool_call_id is missing": {"messages": [*HELLO, {"role": "tool", "content": "x"}]},
     "temperature is 'hot'; temperature takes a number from 0 to 100": {"temperature": "hot"},
     "top_p must be from 0 to 1, not 2": {"top_p": 2},
@@ -50,16 +64,26 @@ WRONG = {
     "logit_bias names token 999999": {"logit_bias": {"999999": 1}},
     "tools[0].function is missing": {"tools": [{"type": "function"}]},
     "tools[0]: this server has no tool of the type web_search": {"tools": [{"type": "web_search"}]},
-    "tools[0].function.name must be 1 to 64": {"tools": [{"type": "function", "function": {"name": "a b"}}]},
-    "tool_choice names the function 'x'": {"tool_choice": {"type": "function", "function": {"name": "x"}}},
+    "tools[0].function.name must be 1 to 64": {
+        "tools": [{"type": "function", "function": {"name": "a b"}}]
+    },
+    "tool_choice names the function 'x'": {
+        "tool_choice": {"type": "function", "function": {"name": "x"}}
+    },
     "tool_choice is required, and there are no tools": {"tool_choice": "required"},
     "response_format.json_schema is missing": {"response_format": {"type": "json_schema"}},
-    "response_format.json_schema.schema is missing": {"response_format": {"type": "json_schema", "json_schema": {}}},
+    "response_format.json_schema.schema is missing": {
+        "response_format": {"type": "json_schema", "json_schema": {}}
+    },
     "cannot be enforced: frob at #/properties/a": {
-        "response_format": {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"frob": 1}}}}}
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"schema": {"properties": {"a": {"frob": 1}}}},
+        }
     },
     "function f: the schema cannot be enforced": {
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"frob": 1}}}], "tool_choice": "required"
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"frob": 1}}}],
+        "tool_choice": "required",
     },
     "grammar: the grammar is wrong in line 1": {"grammar": "root ::= ("},
     "a grammar says where the answer ends": {"grammar": 'root ::= "a"', "ignore_eos": True},
@@ -67,9 +91,13 @@ WRONG = {
     "loaded for 6: ask for fewer, or start with a larger --parallel": {"beams": 7},
     "functions is not known here": {"functions": [{}]},
     "modalities: this server writes text": {"modalities": ["audio"]},
-    "chat_template_kwargs.messages is the server's to set": {"chat_template_kwargs": {"messages": []}},
-    "continue_final_message needs a last message of the assistant's": {"continue_final_message": True},
-}  # fmt: skip
+    "chat_template_kwargs.messages is the server's to set": {
+        "chat_template_kwargs": {"messages": []}
+    },
+    "continue_final_message needs a last message of the assistant's": {
+        "continue_final_message": True
+    },
+}
 
 
 def test_every_wrong_field_is_told_by_its_path(serve: Callable[..., Served]) -> None:
@@ -79,14 +107,24 @@ def test_every_wrong_field_is_told_by_its_path(serve: Callable[..., Served]) -> 
         status, _, found = post(served, json.dumps(whole).encode())
         assert (status, found["error"]["type"]) == (400, "invalid_request_error"), (words, found)
         assert words in found["error"]["message"], found
-    assert client(served).chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content == "hello"
+    assert (
+        client(served)
+        .chat.completions.create(model="tiny", messages=HELLO)
+        .choices[0]
+        .message.content
+        == "hello"
+    )
 
 
 RAW = {
-    b"{": "the body is not JSON", b"[]": "must be a JSON object", b"": "the body is not JSON", b"\xff{}": "not UTF-8",
-    b'{"temperature": NaN}': "NaN is no number of JSON", b"[" * 200_000: "nested too deeply",
+    b"{": "the body is not JSON",
+    b"[]": "must be a JSON object",
+    b"": "the body is not JSON",
+    b"\xff{}": "not UTF-8",
+    b'{"temperature": NaN}': "NaN is no number of JSON",
+    b"[" * 200_000: "nested too deeply",
     b'{"max_tokens": 1' + b"0" * 5000 + b"}": "the body is not JSON",
-}  # fmt: skip
+}
 
 
 def test_what_is_no_json_is_told(serve: Callable[..., Served]) -> None:
@@ -121,10 +159,17 @@ def test_a_text_that_cannot_fit_is_told_without_making_its_tokens(
     served = serve()
     monkeypatch.setattr(served.bridge.runner.model, "tokenize", None)
     said = [{"role": "user", "content": "x" * 6_000_000}]
-    for path, body in (("/v1/completions", {"prompt": ["x" * 6_000_000]}), ("/v1/chat/completions", {"messages": said}),
-                       ("/v1/responses", {"input": said})):  # fmt: skip
+    for path, body in (
+        ("/v1/completions", {"prompt": ["x" * 6_000_000]}),
+        ("/v1/chat/completions", {"messages": said}),
+        ("/v1/responses", {"input": said}),
+    ):
         status, _, found = post(served, json.dumps(body).encode(), path)
-        assert (status, found["error"]["code"], found["error"]["n_ctx"]) == (400, "context_length_exceeded", 512)
+        assert (status, found["error"]["code"], found["error"]["n_ctx"]) == (
+            400,
+            "context_length_exceeded",
+            512,
+        )
         assert found["error"]["n_prompt_tokens"] >= 1_500_000
 
 
@@ -133,18 +178,25 @@ def test_what_is_only_tokenized_has_an_end(serve: Callable[..., Served]) -> None
     for body in ({"content": "x" * 2_100_000}, {"content": "x" * 200_000, "with_pieces": True}):
         status, _, found = post(served, json.dumps(body).encode(), "/tokenize")
         assert (status, "at most" in found["error"]["message"]) == (400, True)
-    assert len(post(served, json.dumps({"content": "x" * 200_000}).encode(), "/tokenize")[2]["tokens"]) == 200_000
+    assert (
+        len(post(served, json.dumps({"content": "x" * 200_000}).encode(), "/tokenize")[2]["tokens"])
+        == 200_000
+    )
 
 
 def test_one_request_is_given_so_many_answers_and_no_more(serve: Callable[..., Served]) -> None:
-    status, _, found = post(serve(), json.dumps({"prompt": ["x"] * 200, "n": 6}).encode(), "/v1/completions")
+    status, _, found = post(
+        serve(), json.dumps({"prompt": ["x"] * 200, "n": 6}).encode(), "/v1/completions"
+    )
     assert (status, found["error"]["param"]) == (400, "n")
     assert "1,200 answers" in found["error"]["message"]
 
 
 def test_paths_methods_and_other_models_are_told(serve: Callable[..., Served]) -> None:
     served = serve()
-    assert [post(served, b"", path, "GET")[0] for path in ("/nothing", "/v1/models", "/v1/models/other")] == [
+    assert [
+        post(served, b"", path, "GET")[0] for path in ("/nothing", "/v1/models", "/v1/models/other")
+    ] == [
         404,
         200,
         404,
@@ -152,7 +204,10 @@ def test_paths_methods_and_other_models_are_told(serve: Callable[..., Served]) -
     status, headers, found = post(served, b"", "/v1/chat/completions", "GET")
     assert (status, headers["allow"]) == (405, "POST")
     assert "takes POST" in found["error"]["message"]
-    assert post(served, json.dumps({"model": "x", "messages": HELLO}).encode())[2]["error"]["code"] == "model_not_found"
+    assert (
+        post(served, json.dumps({"model": "x", "messages": HELLO}).encode())[2]["error"]["code"]
+        == "model_not_found"
+    )
 
 
 def test_letters_that_are_none_and_control_characters_are_answered(tiny: Served) -> None:
@@ -179,7 +234,10 @@ def test_a_template_that_refuses_is_the_requests_mistake(serve: Callable[..., Se
 
 def test_a_full_queue_says_when_to_come_back(serve: Callable[..., Served]) -> None:
     served = serve(b"x" * 5000, parallel=1, waiting=0, n_ctx=8192)
-    with client(served) as asked, asked.chat.completions.create(model="tiny", messages=HELLO, stream=True) as stream:
+    with (
+        client(served) as asked,
+        asked.chat.completions.create(model="tiny", messages=HELLO, stream=True) as stream,
+    ):
         next(iter(stream))
         status, headers, found = post(served, json.dumps({"messages": HELLO}).encode())
     assert status == 429
@@ -191,7 +249,9 @@ def test_a_bug_of_ours_is_the_servers_mistake_and_it_goes_on(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve()
-    monkeypatch.setattr("llmcli.serve.schema.conversation.messages", lambda fields: fields.at(1 // 0))
+    monkeypatch.setattr(
+        "llmcli.serve.schema.conversation.messages", lambda fields: fields.at(1 // 0)
+    )
     status, _, found = post(served, json.dumps({"messages": HELLO}).encode())
     assert (status, found["error"]["type"]) == (500, "server_error")
     assert post(served, b"", "/health", "GET")[0] == 200
@@ -205,7 +265,10 @@ def test_an_answer_that_cannot_go_on_fails_alone(serve: Callable[..., Served]) -
     with client(serve(context=context)) as asked:
         with pytest.raises(openai.InternalServerError, match="NaN"):
             asked.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}])
-        assert asked.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content == "hello"
+        assert (
+            asked.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content
+            == "hello"
+        )
 
 
 def test_a_grammar_that_leads_nowhere_is_the_requests_mistake(
@@ -217,18 +280,27 @@ def test_a_grammar_that_leads_nowhere_is_the_requests_mistake(
 
     served = serve()
     monkeypatch.setattr(Guide, "_check", lost)
-    body: Any = {"model": "tiny", "messages": HELLO, "extra_body": {"grammar": 'root ::= "ab" [a-z]*'}}
+    body: Any = {
+        "model": "tiny",
+        "messages": HELLO,
+        "extra_body": {"grammar": 'root ::= "ab" [a-z]*'},
+    }
     with client(served) as asked:
         with pytest.raises(openai.BadRequestError, match="any further"):
             asked.chat.completions.create(**body)
         with pytest.raises(openai.APIError, match="any further") as told:
             list(asked.chat.completions.create(**body, stream=True))
         assert told.value.type == "invalid_request_error"  # in a stream that had begun
-        assert asked.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content == "hello"
+        assert (
+            asked.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content
+            == "hello"
+        )
 
 
 def test_pages_of_an_allowed_origin_may_ask(serve: Callable[..., Served]) -> None:
     asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
-    status, headers, _ = post(serve(cors=("https://a.example",)), b"", "/v1/models", "OPTIONS", **asked)
+    status, headers, _ = post(
+        serve(cors=("https://a.example",)), b"", "/v1/models", "OPTIONS", **asked
+    )
     assert (status, headers["access-control-allow-origin"]) == (200, "https://a.example")
     assert "access-control-allow-origin" not in post(serve(), b"", "/v1/models", "GET", **asked)[1]

@@ -1,4 +1,6 @@
-"""A request outlives the process that answers it: asked again before the first byte, told as broken after it."""
+"""A request outlives the process that answers it: asked again before the first byte, told as broken
+after it.
+"""
 
 import asyncio
 import json
@@ -14,8 +16,16 @@ from llmcli.serve.known import SCOPE, TOLD
 from llmcli.serve.problems import Problem
 from llmcli.serve.settings import Settings
 
-PLAIN = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
-START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+PLAIN = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"application/json")],
+}
+START = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"text/event-stream")],
+}
 EVENT = {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True}
 END = {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False}
 
@@ -28,7 +38,9 @@ class Script:
         self.bodies: list[bytes] = []
         self.known: list[Any] = []
 
-    async def ask(self, scope: dict[str, Any], body: bytes, key: bytes) -> AsyncGenerator[Any, None]:
+    async def ask(
+        self, scope: dict[str, Any], body: bytes, key: bytes
+    ) -> AsyncGenerator[Any, None]:
         self.asked += 1
         self.bodies.append(body)
         self.known.append(scope.get(SCOPE))
@@ -50,12 +62,22 @@ class Script:
 
 
 async def asked(
-    app: Any, body: bytes = b"{}", *, leaves: bool = False, path: str = "/v1/chat/completions", headers: Any = ()
+    app: Any,
+    body: bytes = b"{}",
+    *,
+    leaves: bool = False,
+    path: str = "/v1/chat/completions",
+    headers: Any = (),
 ) -> list[Any]:
-    """What the application sends for one request; a client that `leaves` does so after the first message."""
+    """What the application sends for one request; a client that `leaves` does so after the first
+    message.
+    """
     sent: list[Any] = []
     first = asyncio.Event()
-    parts = [{"type": "http.request", "body": body[:1], "more_body": True}, {"type": "http.request", "body": body[1:]}]
+    parts = [
+        {"type": "http.request", "body": body[:1], "more_body": True},
+        {"type": "http.request", "body": body[1:]},
+    ]
 
     async def receive() -> Any:
         if parts:
@@ -67,7 +89,13 @@ async def asked(
         sent.append(message)
         first.set()
 
-    scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers), "query_string": b""}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "headers": list(headers),
+        "query_string": b"",
+    }
     await app(scope, receive, send)
     return sent
 
@@ -91,7 +119,11 @@ async def talked(app: Any, body: Any, *, path: str = "/v1/ws", headers: Any = ()
         if '"done"' in text or '"error":{' in text or message["type"] == "websocket.close":
             done.set()
 
-    await app({"type": "websocket", "path": path, "headers": list(headers), "query_string": b""}, receive, send)
+    await app(
+        {"type": "websocket", "path": path, "headers": list(headers), "query_string": b""},
+        receive,
+        send,
+    )
     return sent
 
 
@@ -153,7 +185,11 @@ def test_a_stream_goes_on_where_it_stopped() -> None:
         [telling(START), telling(third, (1, 10, None)), telling(END)],
     )
     assert run(upstream) == [START, EVENT, second, third, END]
-    assert [one["tokens"] for one in upstream.known] == [{}, {0: [7, 8], 1: []}, {0: [7, 8], 1: [9]}]
+    assert [one["tokens"] for one in upstream.known] == [
+        {},
+        {0: [7, 8], 1: []},
+        {0: [7, 8], 1: [9]},
+    ]
     assert [one["ends"] for one in upstream.known] == [{}, {}, {0: "stop"}]
     assert len({(one["name"], one["created"], one["seed"]) for one in upstream.known}) == 1
 
@@ -173,14 +209,20 @@ def test_a_stream_waits_for_those_who_have_too_much_to_do(monkeypatch: pytest.Mo
     begun = [telling(START), telling(EVENT, (0, 7, None)), Lost]
     full = [{**START, "status": 429}, {"type": "http.response.body", "body": b"{}"}]
     busy = [Problem("as many requests wait as may wait", 429, code="busy")]  # as replicas say it
-    assert run(Script(begun, full, busy, full, busy, [telling(START), telling(END)])) == [START, EVENT, END]
+    assert run(Script(begun, full, busy, full, busy, [telling(START), telling(END)])) == [
+        START,
+        EVENT,
+        END,
+    ]
     monkeypatch.setattr(front, "PATIENCE", 0.002)
     assert run(Script(begun, full, busy))[-1]["body"].startswith(b'data: {"error"')
     assert error(run(Script(busy))) == (429, "busy")  # who has not begun is told at once
 
 
 def test_a_stream_that_was_over_stays_so() -> None:
-    upstream = Script([telling(START), telling(END, (0, 7, None)), Lost], [telling(START), telling(END)])
+    upstream = Script(
+        [telling(START), telling(END, (0, 7, None)), Lost], [telling(START), telling(END)]
+    )
     assert run(upstream) == [START, END]
     assert upstream.asked == 1
 
@@ -197,7 +239,9 @@ def test_nobody_goes_on_with_a_stream_while_it_stops() -> None:
     class Stopped(Script):
         waits, stopped = False, asyncio.Event()
 
-        async def ask(self, scope: dict[str, Any], body: bytes, key: bytes) -> AsyncGenerator[Any, None]:
+        async def ask(
+            self, scope: dict[str, Any], body: bytes, key: bytes
+        ) -> AsyncGenerator[Any, None]:
             self.asked += 1
             for message in (telling(START), telling(EVENT, (0, 7, None))):
                 yield message
@@ -215,7 +259,10 @@ def test_nobody_goes_on_with_a_stream_while_it_stops() -> None:
 
 
 def test_a_document_that_was_begun_stays_short() -> None:
-    start = {**START, "headers": [(b"content-type", b"application/json"), (b"content-length", b"99")]}
+    start = {
+        **START,
+        "headers": [(b"content-type", b"application/json"), (b"content-length", b"99")],
+    }
     assert run(Script([start, Lost])) == [start]
 
 
@@ -258,31 +305,53 @@ def over_socket(upstream: Script, body: Any, **more: Any) -> list[Any]:
 
 def test_a_socket_goes_on_request_by_request() -> None:
     said = {**START, "headers": [(b"content-type", b"text/event-stream; charset=utf-8")]}
-    half = {"type": "http.response.body", "body": b': still here\n\ndata: {"n": 1}\n\nda', "more_body": True}
-    rest = {"type": "http.response.body", "body": b'ta: {"n": 2}\n\ndata: [DONE]\n\n', "more_body": False}
+    half = {
+        "type": "http.response.body",
+        "body": b': still here\n\ndata: {"n": 1}\n\nda',
+        "more_body": True,
+    }
+    rest = {
+        "type": "http.response.body",
+        "body": b'ta: {"n": 2}\n\ndata: [DONE]\n\n',
+        "more_body": False,
+    }
     upstream = Script([Lost], [said, half, rest])
     told = over_socket(upstream, {"stream": True})
     assert told == ["websocket.accept", {"data": {"n": 1}}, {"data": {"n": 2}}, {"done": True}]
     assert json.loads(upstream.bodies[0]) == {"stream": True}
     start = {**START, "headers": [(b"content-type", b"application/json")]}
     whole = {"type": "http.response.body", "body": b'{"n": 3, "error": null}', "more_body": False}
-    assert over_socket(Script([start, whole]), {})[1:] == [{"data": {"n": 3, "error": None}}, {"done": True}]
+    assert over_socket(Script([start, whole]), {})[1:] == [
+        {"data": {"n": 3, "error": None}},
+        {"done": True},
+    ]
 
 
 def test_a_socket_outlives_a_model() -> None:
     first = {"type": "http.response.body", "body": b'data: {"n": 1}\n\n', "more_body": True}
     second = {**first, "body": b'data: {"n": 2}\n\ndata: [DONE]\n\n', "more_body": False}
-    upstream = Script([telling(START), telling(first, (0, 7, None)), Lost], [telling(START), telling(second)])
-    assert over_socket(upstream, {"stream": True})[1:] == [{"data": {"n": 1}}, {"data": {"n": 2}}, {"done": True}]
+    upstream = Script(
+        [telling(START), telling(first, (0, 7, None)), Lost], [telling(START), telling(second)]
+    )
+    assert over_socket(upstream, {"stream": True})[1:] == [
+        {"data": {"n": 1}},
+        {"data": {"n": 2}},
+        {"done": True},
+    ]
     assert upstream.known[1]["tokens"] == {0: [7]}
 
 
 def test_a_socket_is_told_what_went_wrong() -> None:
     start = {**START, "status": 400, "headers": [(b"content-type", b"application/json")]}
     raw = b'{"error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": null, "n_ctx": 5}}'
-    (_, told) = over_socket(Script([start, {"type": "http.response.body", "body": raw, "more_body": False}]), {})
+    (_, told) = over_socket(
+        Script([start, {"type": "http.response.body", "body": raw, "more_body": False}]), {}
+    )
     assert told["error"] == json.loads(raw)["error"]
-    for play in ([START, Lost], [{**START, "headers": [(b"content-type", b"application/json")]}, Lost]):
+    for play in (
+        [START, Lost],
+        [{**START, "headers": [(b"content-type", b"application/json")]}, Lost],
+    ):
         (_, told) = over_socket(Script(play), {})
         assert told["error"]["code"] == "model_lost"
     (_, told) = over_socket(Script(*[[Lost]] * 9), {})
@@ -291,14 +360,19 @@ def test_a_socket_is_told_what_went_wrong() -> None:
 
 def test_a_socket_needs_its_path_its_key_and_a_page_of_ours() -> None:
     for more in (
-        {"path": "/elsewhere"}, {"keys": ("secret-key-1",)}, {"headers": [(b"origin", b"https://evil.example")]},
+        {"path": "/elsewhere"},
+        {"keys": ("secret-key-1",)},
+        {"headers": [(b"origin", b"https://evil.example")]},
         {"headers": [(b"host", b"evil.example")]},
-    ):  # fmt: skip
+    ):
         upstream = Script([START, END])
         assert over_socket(upstream, {}, **more) == ["websocket.close"]
         assert not upstream.asked
     key = [(b"authorization", b"Bearer secret-key-1")]
-    assert over_socket(Script([START, END]), {}, keys=("secret-key-1",), headers=key)[0] == "websocket.accept"
+    assert (
+        over_socket(Script([START, END]), {}, keys=("secret-key-1",), headers=key)[0]
+        == "websocket.accept"
+    )
 
 
 def test_nothing_is_begun_while_it_stops() -> None:

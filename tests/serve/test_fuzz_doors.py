@@ -1,4 +1,6 @@
-"""Some requests of scripts/fuzz_doors.py on a server of the test's own: the WebSocket, gRPC, paths that are read."""
+"""Some requests of scripts/fuzz_doors.py on a server of the test's own: the WebSocket, gRPC, paths
+that are read.
+"""
 
 import asyncio
 import random
@@ -42,8 +44,12 @@ def test_nothing_wrong_at_any_door(tiny: Served, doors: ModuleType) -> None:
     random.Random(3).shuffle(asked)
     counts, found = asyncio.run(doors.all_doors(tiny.url, tiny.server.grpc_port, asked[:30], 3))
     assert found == []
-    assert {"socket done", "socket invalid_request_error", "GET 200", "GET 404", "FROB 405"} <= set(counts), counts
-    assert {"Generate OK", "Generate INVALID_ARGUMENT", "Embed INVALID_ARGUMENT"} <= set(counts), counts
+    assert {"socket done", "socket invalid_request_error", "GET 200", "GET 404", "FROB 405"} <= set(
+        counts
+    ), counts
+    assert {"Generate OK", "Generate INVALID_ARGUMENT", "Embed INVALID_ARGUMENT"} <= set(counts), (
+        counts
+    )
 
 
 def test_what_a_message_cannot_carry_is_left_out(doors: ModuleType) -> None:

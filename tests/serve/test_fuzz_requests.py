@@ -1,4 +1,6 @@
-"""Some requests of scripts/fuzz_requests.py on a server of the test's own: each is answered or refused."""
+"""Some requests of scripts/fuzz_requests.py on a server of the test's own: each is answered or
+refused.
+"""
 
 import asyncio
 import importlib.util
@@ -63,16 +65,29 @@ def test_a_wrong_value_anywhere_is_answered_or_refused(tiny: Served, fuzz: Modul
 def test_it_tells_a_wrong_answer(fuzz: ModuleType) -> None:
     error = {"message": "m", "type": "t", "param": None, "code": None}
     assert fuzz.wrong("/", 400, json.dumps({"error": error}).encode()) == ""
-    for status, raw in ((500, json.dumps({"error": error}).encode()), (200, b'{"a": NaN}'), (400, b"no"),
-                        (200, b'data: {"error": {"message": "x"}}\n\n')):  # fmt: skip
+    for status, raw in (
+        (500, json.dumps({"error": error}).encode()),
+        (200, b'{"a": NaN}'),
+        (400, b"no"),
+        (200, b'data: {"error": {"message": "x"}}\n\n'),
+    ):
         assert fuzz.wrong("/", status, raw), (status, raw)
 
 
 HUGE = "1" + "0" * 400
 
 
-@pytest.mark.parametrize("schema", [f'{{"const": {HUGE}}}', f'{{"required": [{{"x": {HUGE}}}]}}',
-                                    f'{{"maximum": {HUGE}}}', f'{{"minLength": {HUGE}}}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "schema",
+    [
+        f'{{"const": {HUGE}}}',
+        f'{{"required": [{{"x": {HUGE}}}]}}',
+        f'{{"maximum": {HUGE}}}',
+        f'{{"minLength": {HUGE}}}',
+    ],
+)
 def test_numbers_in_a_schema_that_no_machine_has_are_refused(tiny: Served, schema: str) -> None:
-    status, _, found = post(tiny, f'{{"prompt": "x", "json_schema": {schema}}}'.encode(), "/v1/completions")
+    status, _, found = post(
+        tiny, f'{{"prompt": "x", "json_schema": {schema}}}'.encode(), "/v1/completions"
+    )
     assert (status, found["error"]["param"]) == (400, "json_schema"), found

@@ -50,12 +50,15 @@ def event(text: str) -> Event:
     return Event(0, 1, text)
 
 
-@pytest.mark.parametrize(("every", "spent", "texts"), [
-    (0.025, 0.010, ["a", "bc", "de"]),
-    (0.035, 0.010, ["a", "bcd", "e"]),
-    (0.033, 0.040, ["a", "b", "c", "d", "e"]),
-    (0, 0.0001, ["a", "b", "c", "d", "e"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("every", "spent", "texts"),
+    [
+        (0.025, 0.010, ["a", "bc", "de"]),
+        (0.035, 0.010, ["a", "bcd", "e"]),
+        (0.033, 0.040, ["a", "b", "c", "d", "e"]),
+        (0, 0.0001, ["a", "b", "c", "d", "e"]),
+    ],
+)
 def test_the_first_token_goes_at_once_and_those_behind_it_as_often_as_was_asked(
     now: list[float], every: float, spent: float, texts: list[str]
 ) -> None:
@@ -105,7 +108,9 @@ def test_who_reads_no_more_gets_nothing_more(now: list[float]) -> None:
     assert reader.texts == []
 
 
-def test_the_bridge_tells_the_first_token_then_what_was_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bridge_tells_the_first_token_then_what_was_gathered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     taken: list[int] = []
     take = Answering.take
 
@@ -126,7 +131,9 @@ def test_the_bridge_tells_the_first_token_then_what_was_gathered(monkeypatch: py
     assert len(taken) == 2
 
 
-def test_what_was_gathered_is_read_before_the_failure_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_gathered_is_read_before_the_failure_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     runner, passes = fake_runner(n_seq_max=3, n_ctx=512), count()
     decode = runner.context.decode
 

@@ -34,10 +34,15 @@ class Stub:
         for name in ("Generate", "Tokenize", "Embed", "Health"):
             make = channel.unary_stream if name == "Generate" else channel.unary_unary
             parse = KIND[f"{name}Response"].FromString
-            setattr(self, name, make(
-                f"/{NAME}/{name}", request_serializer=KIND[f"{name}Request"].SerializeToString,
-                response_deserializer=parse,
-            ))  # fmt: skip
+            setattr(
+                self,
+                name,
+                make(
+                    f"/{NAME}/{name}",
+                    request_serializer=KIND[f"{name}Request"].SerializeToString,
+                    response_deserializer=parse,
+                ),
+            )
 
 
 @contextmanager
@@ -55,7 +60,9 @@ def test_the_compiled_file_says_what_the_source_says(tmp_path: Path) -> None:
     source = re.sub(r"//.*", "", (FILES / "llmcli.proto").read_text())
     for name, body in re.findall(r"message (\w+) \{(.*?)\}", source, re.DOTALL):
         fields = {one.name: one.number for one in KIND[name].DESCRIPTOR.fields}
-        assert fields == {field: int(number) for field, number in re.findall(r"(\w+) = (\d+);", body)}, name
+        assert fields == {
+            field: int(number) for field, number in re.findall(r"(\w+) = (\d+);", body)
+        }, name
     assert set(KIND) == set(re.findall(r"message (\w+)", source))
     protoc = pytest.importorskip("grpc_tools.protoc")
     made, theirs = tmp_path / "made.binpb", Path(protoc.__file__).parent / "_proto"
@@ -76,7 +83,9 @@ def test_it_says_what_http_says(tiny_with_grpc: Served) -> None:
     served = tiny_with_grpc
     with client(served) as asked:
         whole = asked.chat.completions.create(model="tiny", messages=HELLO, max_tokens=12)
-        vector = asked.embeddings.create(model="tiny", input=["a cat", "a dog"], encoding_format="float")
+        vector = asked.embeddings.create(
+            model="tiny", input=["a cat", "a dog"], encoding_format="float"
+        )
     with talking(served) as stub:
         pieces = list(stub.Generate(generate(max_tokens=12)))
         ids = stub.Tokenize(KIND["TokenizeRequest"](text="a cat", add_special=True)).tokens
@@ -97,7 +106,9 @@ def test_it_says_what_http_says(tiny_with_grpc: Served) -> None:
 
 def test_other_fields_travel_as_they_are(serve_grpc: Callable[..., Served]) -> None:
     with talking(serve_grpc()) as stub:
-        pieces = list(stub.Generate(generate(more={"n": 2, "logprobs": True, "top_logprobs": 2}, stop=["l"])))
+        pieces = list(
+            stub.Generate(generate(more={"n": 2, "logprobs": True, "top_logprobs": 2}, stop=["l"]))
+        )
         texts = ["".join(one.text for one in pieces if one.index == index) for index in (0, 1)]
         known = [json.loads(one.more_json) for one in pieces if one.more_json]
     assert texts == ["he", "he"]
@@ -124,13 +135,23 @@ def test_a_call_that_is_cancelled_ends_its_answer(serve_grpc: Callable[..., Serv
     assert served.bridge.open == 0
 
 
-@pytest.mark.parametrize(("request_", "status", "told"), [
-    ({"model": "other"}, "NOT_FOUND", "not served here"), ({"temperature": -1.0}, "INVALID_ARGUMENT", "temp"),
-    ({"prompt": "a"}, "INVALID_ARGUMENT", "not both"),
-    ({"more": {"n": 1000}}, "INVALID_ARGUMENT", "n must be"),
-    ({"messages": [{"role": "user", "content": "x" * 600}]}, "INVALID_ARGUMENT", "the context holds 512"),
-])  # fmt: skip
-def test_what_is_wrong_has_a_status_and_words(serve_grpc, request_: dict, status: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("request_", "status", "told"),
+    [
+        ({"model": "other"}, "NOT_FOUND", "not served here"),
+        ({"temperature": -1.0}, "INVALID_ARGUMENT", "temp"),
+        ({"prompt": "a"}, "INVALID_ARGUMENT", "not both"),
+        ({"more": {"n": 1000}}, "INVALID_ARGUMENT", "n must be"),
+        (
+            {"messages": [{"role": "user", "content": "x" * 600}]},
+            "INVALID_ARGUMENT",
+            "the context holds 512",
+        ),
+    ],
+)
+def test_what_is_wrong_has_a_status_and_words(
+    serve_grpc, request_: dict, status: str, told: str
+) -> None:
     with talking(serve_grpc()) as stub, pytest.raises(grpc.RpcError) as refused:
         list(stub.Generate(generate(**request_)))
     assert refused.value.code().name == status
@@ -141,7 +162,10 @@ def test_what_is_wrong_has_a_status_and_words(serve_grpc, request_: dict, status
 def test_a_key_is_needed_but_for_health(serve_grpc: Callable[..., Served]) -> None:
     with talking(serve_grpc(keys=("secret-key-1",))) as stub:
         assert stub.Health(KIND["HealthRequest"]()).serving
-        for call in (lambda: list(stub.Generate(generate())), lambda: stub.Tokenize(KIND["TokenizeRequest"]())):
+        for call in (
+            lambda: list(stub.Generate(generate())),
+            lambda: stub.Tokenize(KIND["TokenizeRequest"]()),
+        ):
             with pytest.raises(grpc.RpcError) as refused:
                 call()
             assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
@@ -194,16 +218,29 @@ class Between:
             assert self._changed.wait_for(lambda: self.passed >= count, 30)
 
 
-def test_a_request_stays_with_its_client_until_it_is_read(serve_grpc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_stays_with_its_client_until_it_is_read(
+    serve_grpc, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(procedures, "READING", 1)
     monkeypatch.setattr(bodies, "PATIENCE", 0)
     served, end = serve_grpc(), threading.Event()
-    large, address = KIND["TokenizeRequest"](text="x" * (1 << 20)), f"127.0.0.1:{served.server.grpc_port}"
-    with closing(Between(served.server.grpc_port)) as between, talking(served) as stub, \
-            grpc.insecure_channel(address) as other:  # fmt: skip
+    large, address = (
+        KIND["TokenizeRequest"](text="x" * (1 << 20)),
+        f"127.0.0.1:{served.server.grpc_port}",
+    )
+    with (
+        closing(Between(served.server.grpc_port)) as between,
+        talking(served) as stub,
+        grpc.insecure_channel(address) as other,
+    ):
         # Of this call nothing comes but its head.
-        slow = other.stream_unary(f"/{NAME}/Tokenize").future(iter(lambda: None if end.wait() else b"", None))
-        asked = (stub.Tokenize.future(KIND["TokenizeRequest"](text="x")).exception(60) for _ in range(1000))
+        slow = other.stream_unary(f"/{NAME}/Tokenize").future(
+            iter(lambda: None if end.wait() else b"", None)
+        )
+        asked = (
+            stub.Tokenize.future(KIND["TokenizeRequest"](text="x")).exception(60)
+            for _ in range(1000)
+        )
         busy: Any = next(error for error in asked if error)  # its turn to be read has come
         assert busy.code() == grpc.StatusCode.UNAVAILABLE
         monkeypatch.setattr(bodies, "PATIENCE", 60)

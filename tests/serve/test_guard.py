@@ -18,12 +18,23 @@ ASK = json.dumps({"messages": HELLO}).encode()
 EVIL = "https://evil.example"
 
 
-@pytest.mark.parametrize(("host", "status"), [
-    ("127.0.0.1:{port}", 200), ("localhost:{port}", 200), ("LOCALHOST.", 200), ("app.localhost:3000", 200),
-    ("[::1]:{port}", 200), ("192.168.7.7", 200), ("host.docker.internal:{port}", 200),
-    ("evil.example:{port}", 403), ("127.0.0.1.evil.example", 403), ("localhost.evil.example", 403), ("", 403),
-    ("notlocalhost", 403),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:{port}", 200),
+        ("localhost:{port}", 200),
+        ("LOCALHOST.", 200),
+        ("app.localhost:3000", 200),
+        ("[::1]:{port}", 200),
+        ("192.168.7.7", 200),
+        ("host.docker.internal:{port}", 200),
+        ("evil.example:{port}", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("", 403),
+        ("notlocalhost", 403),
+    ],
+)
 def test_a_name_that_was_made_to_mean_this_machine_is_refused(
     serve: Callable[..., Served], host: str, status: int
 ) -> None:
@@ -45,8 +56,12 @@ def test_names_that_were_told_and_keys_open_the_door(serve: Callable[..., Served
     assert post(serve(keys=("secret-key-1",)), ASK, **name)[0] == 401
 
 
-@pytest.mark.parametrize("origin", [EVIL, "null", "http://127.0.0.1:1", "http://localhost:3000", "file://", ""])
-def test_other_pages_are_refused_whatever_they_send(serve: Callable[..., Served], origin: str) -> None:
+@pytest.mark.parametrize(
+    "origin", [EVIL, "null", "http://127.0.0.1:1", "http://localhost:3000", "file://", ""]
+)
+def test_other_pages_are_refused_whatever_they_send(
+    serve: Callable[..., Served], origin: str
+) -> None:
     served = serve()
     for kind in ("application/json", "text/plain", "application/x-www-form-urlencoded"):
         status, _, found = post(served, ASK, **{"origin": origin, "content-type": kind})
@@ -58,7 +73,12 @@ def test_our_own_page_and_allowed_ones_ask_with_json_alone(serve: Callable[..., 
     served = serve(cors=("https://good.example",))
     for origin in (served.url, "https://good.example"):
         assert post(served, ASK, origin=origin)[0] == 200
-        assert post(served, ASK, **{"origin": origin, "content-type": "application/json; charset=utf-8"})[0] == 200
+        assert (
+            post(
+                served, ASK, **{"origin": origin, "content-type": "application/json; charset=utf-8"}
+            )[0]
+            == 200
+        )
         status, _, found = post(served, ASK, **{"origin": origin, "content-type": "text/plain"})
         assert status == 415 and "application/json" in found["error"]["message"]
     assert post(served, ASK, origin=EVIL)[0] == 403
@@ -66,11 +86,18 @@ def test_our_own_page_and_allowed_ones_ask_with_json_alone(serve: Callable[..., 
     assert post(anyone, ASK, origin=EVIL, host="evil.example")[0] == 200
 
 
-@pytest.mark.parametrize(("typed", "sent"), [
-    ("https://Good.example/", "https://good.example"), ("http://good.example:80", "http://good.example"),
-    ("https://good.example:8443", "https://good.example:8443"), ("http://[::1]:3000/", "http://[::1]:3000"),
-    ("null", "null"), ("*", "*"), ("app://obsidian.md", "app://obsidian.md"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("typed", "sent"),
+    [
+        ("https://Good.example/", "https://good.example"),
+        ("http://good.example:80", "http://good.example"),
+        ("https://good.example:8443", "https://good.example:8443"),
+        ("http://[::1]:3000/", "http://[::1]:3000"),
+        ("null", "null"),
+        ("*", "*"),
+        ("app://obsidian.md", "app://obsidian.md"),
+    ],
+)
 def test_an_origin_is_taken_as_people_type_it(typed: str, sent: str) -> None:
     assert guard.origin(typed) == sent
 
@@ -85,9 +112,14 @@ def test_curl_says_that_it_sends_a_form_and_is_answered(serve: Callable[..., Ser
 
 
 def test_a_page_on_the_network_may_be_let_to_this_machine(serve: Callable[..., Served]) -> None:
-    asked = {"origin": "https://good.example", "access-control-request-method": "POST",
-             "access-control-request-private-network": "true"}  # fmt: skip
-    status, headers, _ = post(serve(cors=("https://good.example",)), b"", "/v1/models", "OPTIONS", **asked)
+    asked = {
+        "origin": "https://good.example",
+        "access-control-request-method": "POST",
+        "access-control-request-private-network": "true",
+    }
+    status, headers, _ = post(
+        serve(cors=("https://good.example",)), b"", "/v1/models", "OPTIONS", **asked
+    )
     assert (status, headers["access-control-allow-private-network"]) == (200, "true")
 
 
@@ -96,7 +128,10 @@ def test_a_socket_of_another_page_or_name_is_not_opened(serve: Callable[..., Ser
     with pytest.raises(InvalidStatus) as told, opened(served, origin=EVIL):
         pass
     assert told.value.response.status_code == 403
-    with socket.create_connection(("127.0.0.1", served.settings.port)) as link, pytest.raises(InvalidStatus) as told:
+    with (
+        socket.create_connection(("127.0.0.1", served.settings.port)) as link,
+        pytest.raises(InvalidStatus) as told,
+    ):
         connect("ws://evil.example/v1/ws", sock=link)
     assert told.value.response.status_code == 403
 
@@ -105,5 +140,8 @@ def test_a_socket_of_another_page_or_name_is_not_opened(serve: Callable[..., Ser
 def test_an_origin_that_is_no_address_is_refused(serve: Callable[..., Served], origin: str) -> None:
     served = serve()
     assert post(served, ASK, origin=origin)[0] == 403
-    with pytest.raises(InvalidStatus, match="403"), opened(served, additional_headers={"origin": origin}):
+    with (
+        pytest.raises(InvalidStatus, match="403"),
+        opened(served, additional_headers={"origin": origin}),
+    ):
         pass

@@ -11,20 +11,32 @@ from tests.serve.test_errors import post
 from tests.serve.test_socket import ask, opened, until_over
 
 KEYS = "secret-key-1", "secret-key-2"
-WAYS = ({"authorization": "Bearer secret-key-1"}, {"authorization": "bearer   secret-key-1 "},
-        {"x-api-key": "secret-key-1"})  # fmt: skip
+WAYS = (
+    {"authorization": "Bearer secret-key-1"},
+    {"authorization": "bearer   secret-key-1 "},
+    {"x-api-key": "secret-key-1"},
+)
 
 
 def test_a_key_is_one_client_however_it_is_written() -> None:
-    assert {client(headers, f"10.0.0.{number}", KEYS) for number, headers in enumerate(WAYS)} == {"secret-key-1"}
+    assert {client(headers, f"10.0.0.{number}", KEYS) for number, headers in enumerate(WAYS)} == {
+        "secret-key-1"
+    }
     assert client(WAYS[0], "10.0.0.1", ()) == "10.0.0.1"
     assert all(allowed(headers, KEYS) for headers in WAYS)
-    for headers in ({}, {"authorization": "secret-key-1"}, {"authorization": "Bearer"}, {"x-api-key": "\xff"}):
+    for headers in (
+        {},
+        {"authorization": "secret-key-1"},
+        {"authorization": "Bearer"},
+        {"x-api-key": "\xff"},
+    ):
         assert not allowed(headers, KEYS)
         assert allowed(headers, ())
 
 
-def test_every_way_in_tells_whose_it_is(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_in_tells_whose_it_is(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
     served = serve(keys=KEYS)
     whose: list[str] = []
     answer = served.bridge.answer

@@ -33,17 +33,33 @@ TEXT = {"prompt": "x", **LIMIT}
 TOOLS = [{"type": "function", "function": {"name": "weather"}}]
 BODIES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(registry.forms().keys() - {"/infill"}, ASKED),
-    "/v1/completions": TEXT, "/completion": TEXT, "/api/generate": TEXT,
+    "/v1/completions": TEXT,
+    "/completion": TEXT,
+    "/api/generate": TEXT,
     "/v1/responses": {"input": "x", "stream": True},
-    "logprobs": {**ASKED, "logprobs": True, "top_logprobs": 2}, "stop": {**ASKED, "stop": ["12", "nowhere"]},
-    "beams": {**ASKED, "beams": 2}, "tools": {**ASKED, "tools": TOOLS}, "several": {**ASKED, "n": 3, "temperature": 1},
+    "logprobs": {**ASKED, "logprobs": True, "top_logprobs": 2},
+    "stop": {**ASKED, "stop": ["12", "nowhere"]},
+    "beams": {**ASKED, "beams": 2},
+    "tools": {**ASKED, "tools": TOOLS},
+    "several": {**ASKED, "n": 3, "temperature": 1},
     "several calls": {**ASKED, "n": 2, "tools": TOOLS, "logprobs": True},
     # Of these three the second ends first, and one is as another.
-    "/v1/completions several": {**TEXT, "prompt": ["x", "Gr\u00fc\u00dfe, 12 ", "x"], "n": 2, "temperature": 1},
-    "/v1/completions scored": {**TEXT, "prompt": ["so", "12 times"], "n": 2, "logprobs": 1, "echo": True},
+    "/v1/completions several": {
+        **TEXT,
+        "prompt": ["x", "Gr\u00fc\u00dfe, 12 ", "x"],
+        "n": 2,
+        "temperature": 1,
+    },
+    "/v1/completions scored": {
+        **TEXT,
+        "prompt": ["so", "12 times"],
+        "n": 2,
+        "logprobs": 1,
+        "echo": True,
+    },
     "/v1/completions beams": {**TEXT, "prompt": ["x", "12 ti"], "beams": 2, "n": 2},
     "/completion several": {**TEXT, "prompt": ["x", "12 ti"], "n_cmpl": 2, "n_probs": 1},
-}  # fmt: skip
+}
 # What is of one answer and not of one text.
 OWN = re.compile(
     rb'"(\w+_duration|created_at|completed_at|timings|tokens_cached|cached_tokens|cache_read_input_tokens|input_tokens)":'
@@ -69,7 +85,14 @@ def streamed(app: Any, path: str, body: dict[str, Any], known: Known) -> list[An
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"", "client": None}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "headers": [],
+        "query_string": b"",
+        "client": None,
+    }
     asyncio.run(app(known.put(scope), receive, send))
     assert sent[0]["status"] == 200, sent[1]
     return sent
@@ -86,7 +109,9 @@ def sorted_by_answer(text: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("name", sorted(BODIES))
-def test_what_another_goes_on_with_is_the_rest(app: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_goes_on_with_is_the_rest(
+    app: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Answering, "waiting", False)  # each event by itself
     path, known = name.split()[0] if name.startswith("/") else "/v1/chat/completions", fresh()
     whole = streamed(app, path, BODIES[name], known)
@@ -94,12 +119,16 @@ def test_what_another_goes_on_with_is_the_rest(app: Any, name: str, monkeypatch:
     assert whole[-1]["more_body"] is False
     cuts = [at for at in range(len(whole)) if TOLD in whole[at]]
     assert cuts == list(range(len(whole)))
-    for cut in {0, 1, 2, 3, len(whole) // 2, len(whole) - 3, len(whole) - 2} & set(range(len(whole) - 1)):
+    for cut in {0, 1, 2, 3, len(whole) // 2, len(whole) - 3, len(whole) - 2} & set(
+        range(len(whole) - 1)
+    ):
         so_far = copy.deepcopy(known)
         for message in whole[: cut + 1]:
             so_far.hear(message[TOLD])
         rest = streamed(app, path, BODIES[name], so_far)
-        assert sorted_by_answer(raw(whole[: cut + 1]) + raw(rest)) == sorted_by_answer(raw(whole)), cut
+        assert sorted_by_answer(raw(whole[: cut + 1]) + raw(rest)) == sorted_by_answer(
+            raw(whole)
+        ), cut
 
 
 def test_a_call_keeps_its_ids(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +147,9 @@ def test_a_call_keeps_its_ids(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_answer_goes_on_by_itself() -> None:
-    """Who goes on may come to the answers in another order, and have a prompt's event that the other one had not."""
+    """Who goes on may come to the answers in another order, and have a prompt's event that the
+    other one had not.
+    """
     time = TokenTime(65, "a", 0, 0, 0)
     token, end, prompt = (partial(Event, token=one, text="") for one in (time, None, None))
     first = [token(0), token(1), token(0), end(0, finish="stop"), token(1)]
@@ -126,7 +157,16 @@ def test_each_answer_goes_on_by_itself() -> None:
     known.hear(told(first))
     past = Past(known)
     assert past.begun
-    again = [token(1), prompt(1), token(1), token(1), token(0), token(2), token(0), end(0, finish="stop")]
+    again = [
+        token(1),
+        prompt(1),
+        token(1),
+        token(1),
+        token(0),
+        token(2),
+        token(0),
+        end(0, finish="stop"),
+    ]
     assert [past.has(one) for one in again] == [True, False, True, False, True, False, True, True]
     assert not past.has(end(1, finish="stop"))
 
@@ -141,9 +181,13 @@ class Places(FakeContext):
 def drawn(*known: Begun) -> list[Answer]:
     """The answers of as many samples."""
     model = FakeModel()
-    machine = Engine(Places(n_seq_max=len(known)), Vocabulary(model.piece, model.ends, N_VOCAB), None)
+    machine = Engine(
+        Places(n_seq_max=len(known)), Vocabulary(model.piece, model.ends, N_VOCAB), None
+    )
     sampling = defaults().with_values({"temp": 1, "top_k": 0, "seed": 5, "xtc_probability": 0.5})
-    ids = machine.sample(Request((65, 66), sampling, max_tokens=24, ignore_eos=True, known=known), len(known))
+    ids = machine.sample(
+        Request((65, 66), sampling, max_tokens=24, ignore_eos=True, known=known), len(known)
+    )
     while machine.busy:
         machine.step()
     return [machine.answer(one) for one in ids]

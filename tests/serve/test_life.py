@@ -19,7 +19,13 @@ from tests.fakes import FakeContext, fake_runner
 from tests.serve.conftest import CHAT, Served, serving
 from tests.serve.test_chat import HELLO, client
 
-LONG = {"model": "tiny", "messages": HELLO, "max_tokens": 100_000, "ignore_eos": True, "stream": True}
+LONG = {
+    "model": "tiny",
+    "messages": HELLO,
+    "max_tokens": 100_000,
+    "ignore_eos": True,
+    "stream": True,
+}
 STREAM = {"model": "tiny", "messages": HELLO, "stream": True, "extra_body": {"ignore_eos": True}}
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +34,9 @@ def idle(served: Served) -> None:
     """Wait until nothing is asked of the engine, and look at its books."""
 
     async def wait() -> None:
-        while served.bridge.open or await served.bridge.call(lambda: served.bridge.runner.engine.busy):
+        while served.bridge.open or await served.bridge.call(
+            lambda: served.bridge.runner.engine.busy
+        ):
             await asyncio.sleep(0)
 
     asyncio.run(asyncio.wait_for(wait(), 30))
@@ -62,9 +70,13 @@ def test_small_pieces_go_out_at_once(serve: Callable[..., Served]) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_vanishes_frees_the_engine(serve: Callable[..., Served], stream: bool) -> None:
+def test_a_client_that_vanishes_frees_the_engine(
+    serve: Callable[..., Served], stream: bool
+) -> None:
     passed = threading.Event()
-    context = FakeContext(n_ctx=200_000, n_seq_max=4, before=lambda number: passed.set() if number > 3 else None)
+    context = FakeContext(
+        n_ctx=200_000, n_seq_max=4, before=lambda number: passed.set() if number > 3 else None
+    )
     served = serve(context=context)
     with begun(served, stream=stream):
         assert passed.wait(30)
@@ -72,7 +84,9 @@ def test_a_client_that_vanishes_frees_the_engine(serve: Callable[..., Served], s
     assert len(context.batches) < 100_000
 
 
-def test_a_client_that_vanishes_while_its_prompt_is_computed_frees_the_engine(serve: Callable[..., Served]) -> None:
+def test_a_client_that_vanishes_while_its_prompt_is_computed_frees_the_engine(
+    serve: Callable[..., Served],
+) -> None:
     reached, gone = threading.Event(), threading.Event()
 
     def before(number: int) -> None:
@@ -147,7 +161,9 @@ def test_a_server_whose_engine_died_leaves_and_tells_of_what() -> None:
             end, ended = served.bridge.died, threading.Event()
             served.bridge.died = lambda: (end(), ended.set())
             connection = http.client.HTTPConnection("127.0.0.1", served.settings.port, timeout=30)
-            connection.request("POST", "/v1/chat/completions", json.dumps({**LONG, "stream": False}).encode())
+            connection.request(
+                "POST", "/v1/chat/completions", json.dumps({**LONG, "stream": False}).encode()
+            )
             assert connection.getresponse().status == 500
             connection.close()
             assert ended.wait(30)
@@ -172,13 +188,20 @@ def test_the_command_serves_drains_and_leaves(stories_gguf: Path, home: Path) ->
         "-a",
         "tiny",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         ready = json.loads(process.stdout.readline())
         with openai.OpenAI(base_url=f"{ready['url']}/v1", api_key="x", max_retries=0) as asked:
-            stream = asked.completions.create(model="tiny", prompt="Once", max_tokens=200, stream=True,
-                                              extra_body={"ignore_eos": True})  # fmt: skip
+            stream = asked.completions.create(
+                model="tiny",
+                prompt="Once",
+                max_tokens=200,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
             parts = iter(stream)
             next(parts)
             process.send_signal(signal.SIGTERM)

@@ -1,4 +1,6 @@
-"""The page at /, in a real browser where one is installed: a talk, its figures, and nothing that runs by itself."""
+"""The page at /, in a real browser where one is installed: a talk, its figures, and nothing that
+runs by itself.
+"""
 
 import base64
 import hashlib
@@ -37,17 +39,23 @@ def ask(tab: Tab, text: str, turns: int = 1) -> None:
 def test_it_names_what_it_runs_by_its_hash_and_loads_nothing(serve: Callable[..., Served]) -> None:
     answer = httpx.get(serve(keys=("secret-key-1",)).url)
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    policy = dict(one.split(" ", 1) for one in answer.headers["content-security-policy"].split("; "))
+    policy = dict(
+        one.split(" ", 1) for one in answer.headers["content-security-policy"].split("; ")
+    )
     assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
     for name in ("script", "style"):
         (text,) = re.findall(f"<{name}>(.*?)</{name}>", answer.text, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert policy[f"{name}-src"] == f"'sha256-{digest}'"
-    assert not re.search(r"https?://|innerHTML|insertAdjacentHTML|document\.write|eval\(|\son\w+=", answer.text)
+    assert not re.search(
+        r"https?://|innerHTML|insertAdjacentHTML|document\.write|eval\(|\son\w+=", answer.text
+    )
 
 
 @needs_browser
-def test_a_talk_is_shown_with_its_figures_and_the_cells(serve: Callable[..., Served], tab: Tab) -> None:
+def test_a_talk_is_shown_with_its_figures_and_the_cells(
+    serve: Callable[..., Served], tab: Tab
+) -> None:
     served = serve(b"hello world")
     tab.go(served.url)
     tab.until("at('state').textContent === 'ready'")
@@ -55,28 +63,44 @@ def test_a_talk_is_shown_with_its_figures_and_the_cells(serve: Callable[..., Ser
     ask(tab, "Hi there")
     ask(tab, "Again", 2)
     assert tab.js("[...document.querySelectorAll('.turn .text')].map(one => one.textContent)") == [
-        "Hi there", "hello world", "Again", "hello world",
-    ]  # fmt: skip
+        "Hi there",
+        "hello world",
+        "Again",
+        "hello world",
+    ]
     figures = tab.js("document.querySelector('.turn:last-child .figures').textContent")
-    assert re.search(r"^11 tokens · .*tokens/s · first after \d+ ms · prompt \d+, [1-9]\d* cached$", figures), figures
+    assert re.search(
+        r"^11 tokens · .*tokens/s · first after \d+ ms · prompt \d+, [1-9]\d* cached$", figures
+    ), figures
     assert tab.js("at('count').textContent") == "11"
     tab.until("report && report.used_cells > 0")
     assert re.match(r"\d+ of 512 cells · \d+ sequences?", tab.js("at('cellsays').textContent"))
-    pixels = "at('cells').getContext('2d').getImageData(0, 0, at('cells').width, at('cells').height)"
-    assert tab.js(f"new Set(new Uint32Array({pixels}.data.buffer)).size") > 2  # paper, free cells, held ones
+    pixels = (
+        "at('cells').getContext('2d').getImageData(0, 0, at('cells').width, at('cells').height)"
+    )
+    assert (
+        tab.js(f"new Set(new Uint32Array({pixels}.data.buffer)).size") > 2
+    )  # paper, free cells, held ones
     tab.js("at('fresh').click()")
     assert tab.js("document.querySelectorAll('.turn').length") == 0
-    asked = {address.removeprefix(served.url) for address in tab.asked if not address.startswith("data:")}
+    asked = {
+        address.removeprefix(served.url) for address in tab.asked if not address.startswith("data:")
+    }
     assert asked == {"/", "/v1/models", "/v1/kv", "/v1/chat/completions"}
     assert tab.said == []
 
 
 @needs_browser
 def test_what_a_model_says_is_never_markup(serve: Callable[..., Served], tab: Tab) -> None:
-    evil = "<img src=x onerror=\"document.title='ran'\"><script>document.title='ran'</script><b>&amp;"
+    evil = (
+        "<img src=x onerror=\"document.title='ran'\"><script>document.title='ran'</script><b>&amp;"
+    )
     tab.go(serve(evil.encode(), names=("<i>tiny</i>",)).url)
     ask(tab, evil)
-    assert tab.js("[...document.querySelectorAll('.turn .text')].map(one => one.textContent)") == [evil, evil]
+    assert tab.js("[...document.querySelectorAll('.turn .text')].map(one => one.textContent)") == [
+        evil,
+        evil,
+    ]
     assert tab.js("document.querySelectorAll('#log img, #log script, #log b, h1 i').length") == 0
     assert tab.js("document.title") == "<i>tiny</i>"
     # And where it were, the policy would not let it run.
@@ -100,11 +124,15 @@ def test_an_answer_is_stopped_and_the_talk_goes_on(serve: Callable[..., Served],
     tab.js("at('max_tokens').value = '3'")
     ask(tab, "and", 2)
     assert tab.js("document.querySelector('.turn:last-child .text').textContent") == "xxx"
-    assert "cut off at its limit" in tab.js("document.querySelector('.turn:last-child .figures').textContent")
+    assert "cut off at its limit" in tab.js(
+        "document.querySelector('.turn:last-child .figures').textContent"
+    )
 
 
 @needs_browser
-def test_a_key_is_asked_for_and_kept_for_the_tab_alone(serve: Callable[..., Served], tab: Tab) -> None:
+def test_a_key_is_asked_for_and_kept_for_the_tab_alone(
+    serve: Callable[..., Served], tab: Tab
+) -> None:
     tab.go(serve(keys=("secret-key-1",)).url)
     tab.until("at('locked').open")
     tab.js("at('key').value = 'wrong-key-1'; document.querySelector('#locked button').click()")
@@ -117,7 +145,9 @@ def test_a_key_is_asked_for_and_kept_for_the_tab_alone(serve: Callable[..., Serv
 
 
 @needs_browser
-def test_what_the_server_refuses_is_told_and_nothing_typed_is_lost(serve: Callable[..., Served], tab: Tab) -> None:
+def test_what_the_server_refuses_is_told_and_nothing_typed_is_lost(
+    serve: Callable[..., Served], tab: Tab
+) -> None:
     tab.go(serve(n_ctx=256).url)
     ask(tab, "y" * 400)
     assert "the context holds 256" in tab.js("document.querySelector('.turn .wrong').textContent")
@@ -138,14 +168,21 @@ def test_a_base_model_continues_what_is_there(serve: Callable[..., Served], tab:
 def test_thinking_stands_apart(serve: Callable[..., Served], tab: Tab) -> None:
     tab.go(serve(b"<think>let me see</think>It is <i>so</i>.").url)
     ask(tab, "Why?")
-    assert tab.js("document.querySelector('.assistant .thinking').textContent.trim()") == "let me see"
-    assert tab.js("document.querySelector('.assistant .text:not(.thinking)').textContent") == "It is <i>so</i>."
+    assert (
+        tab.js("document.querySelector('.assistant .thinking').textContent.trim()") == "let me see"
+    )
+    assert (
+        tab.js("document.querySelector('.assistant .text:not(.thinking)').textContent")
+        == "It is <i>so</i>."
+    )
 
 
 @needs_browser
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [800, 375])
-def test_it_fits_screens_of_every_kind(serve: Callable[..., Served], tab: Tab, width: int, dark: bool) -> None:
+def test_it_fits_screens_of_every_kind(
+    serve: Callable[..., Served], tab: Tab, width: int, dark: bool
+) -> None:
     tab.size(width, 700, dark)
     tab.go(serve(b"a long " + b"word" * 60).url)
     tab.until("at('state').textContent === 'ready'")

@@ -1,4 +1,6 @@
-"""Several requests on one connection at once, answers that nobody reads, bodies that are answered unread."""
+"""Several requests on one connection at once, answers that nobody reads, bodies that are answered
+unread.
+"""
 
 import asyncio
 import re
@@ -18,7 +20,12 @@ NOTHING = b"GET /nothing HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 def posted(body: bytes, *headers: bytes) -> bytes:
-    lines = (b"POST /v1/completions HTTP/1.1", b"host: localhost", b"content-length: %d" % len(body), *headers)
+    lines = (
+        b"POST /v1/completions HTTP/1.1",
+        b"host: localhost",
+        b"content-length: %d" % len(body),
+        *headers,
+    )
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
@@ -49,8 +56,16 @@ def refused(link: socket.socket) -> bool:
 
 def test_a_thousand_at_once_are_answered_in_their_order(serve: Callable[..., Served]) -> None:
     served = serve()
-    kinds = [(GOOD, 200), (NOTHING, 404), (posted(b"{"), 400), (STREAM, 200), (posted(b'{"prompt": 1}'), 400)]
-    raw = until_closed(open_to(served), b"".join(kinds[number % 5][0] for number in range(1000)) + LAST)
+    kinds = [
+        (GOOD, 200),
+        (NOTHING, 404),
+        (posted(b"{"), 400),
+        (STREAM, 200),
+        (posted(b'{"prompt": 1}'), 400),
+    ]
+    raw = until_closed(
+        open_to(served), b"".join(kinds[number % 5][0] for number in range(1000)) + LAST
+    )
     assert statuses(raw) == [kinds[number % 5][1] for number in range(1000)] + [200]
     assert raw.count(b"data: [DONE]") == 200
 
@@ -65,7 +80,9 @@ GARBAGE = b"\x16\x03\x01\r\n\r\n", b"GET\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_no_answer_is_broken_by_what_comes_behind_its_request(serve: Callable[..., Served], garbage: bytes) -> None:
+def test_no_answer_is_broken_by_what_comes_behind_its_request(
+    serve: Callable[..., Served], garbage: bytes
+) -> None:
     raw = until_closed(open_to(serve()), STREAM + garbage)
     answer, _, rest = raw.partition(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert statuses(answer) == [200]
@@ -77,7 +94,9 @@ def test_a_body_that_is_none_behind_its_answer_closes_the_connection(
 ) -> None:
     served = serve(keys=("secret-key-1",))
     link = open_to(served)
-    link.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
+    link.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
     assert refused(link)
     link.sendall(b"no chunk\r\n")
     assert closed(link)
@@ -104,7 +123,9 @@ def test_who_sends_a_long_body_without_a_key_is_told_so(
     link.close()
 
 
-def test_a_body_behind_its_answer_has_a_time(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_behind_its_answer_has_a_time(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
     served = serve(keys=("secret-key-1",))
     link = open_to(served)
     link.sendall(posted(b"x" * 1000)[:-900])
@@ -114,7 +135,9 @@ def test_a_body_behind_its_answer_has_a_time(serve: Callable[..., Served], monke
     assert closed(link)
 
 
-def test_who_reads_no_answers_is_cut(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_reads_no_answers_is_cut(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "PATIENCE", 0.05)
     served = serve()
     with open_to(served) as link:

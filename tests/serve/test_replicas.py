@@ -1,4 +1,6 @@
-"""Replicas without Ray: the refusal. With it: who is asked first. Servers under load are scripts/prove_ray.py's."""
+"""Replicas without Ray: the refusal. With it: who is asked first. Servers under load are
+scripts/prove_ray.py's.
+"""
 
 import asyncio
 import importlib.util
@@ -32,9 +34,22 @@ def test_without_ray_the_extra_is_named(llmcli: Llmcli, tmp_path: Any) -> None:
 def test_what_replicas_do_not_have(llmcli: Llmcli, tmp_path: Any) -> None:
     lines = tmp_path / "in.jsonl"
     lines.write_text('"hello"\n')
-    batch = ("batch", "x.gguf", str(lines), "-o", str(tmp_path / "out.jsonl"), "--ray", "local", "--rpc", "a")
+    batch = (
+        "batch",
+        "x.gguf",
+        str(lines),
+        "-o",
+        str(tmp_path / "out.jsonl"),
+        "--ray",
+        "local",
+        "--rpc",
+        "a",
+    )
     for words, message in (
-        (("serve", "x.gguf", "--port", "0", "--replicas", "2", "--rpc", "a"), "a worker serves one client"),
+        (
+            ("serve", "x.gguf", "--port", "0", "--replicas", "2", "--rpc", "a"),
+            "a worker serves one client",
+        ),
         (("serve", "x.gguf", "--port", "0", "--ray", "ray://a:1"), "a Ray client cannot serve"),
         (batch, "a worker serves one client"),
     ):
@@ -54,11 +69,15 @@ def test_a_prompt_goes_where_its_beginning_is() -> None:
     pytest.importorskip("ray")
     from llmcli.serve.replicas import PrefixRouter
 
-    replicas: list[Any] = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in "abc"]
+    replicas: list[Any] = [
+        SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in "abc"
+    ]
 
     def asked(key: bytes, those: list[Any]) -> list[list[str]]:
         pending: Any = SimpleNamespace(kwargs={"key": key})
-        found = asyncio.run(PrefixRouter.choose_replicas(object.__new__(PrefixRouter), those, pending))
+        found = asyncio.run(
+            PrefixRouter.choose_replicas(object.__new__(PrefixRouter), those, pending)
+        )
         return [[one.replica_id.unique_id for one in rank] for rank in found]
 
     order = ranked(b"key", "abc")

@@ -16,20 +16,35 @@ from llmcli.serve.routes import embeddings, rerank
 from tests.runtime import bert
 from tests.serve.conftest import Served, serving
 
-DOCUMENTS = ["hello world", "the cat sat on a mat", "cats", "hello", *(f"hello {'cat ' * n}" for n in range(18))]
-OPTIONS = RunOptions(ctx_size=256, threads=1, cache_type_k="f32", cache_type_v="f32", flash_attn="off")
+DOCUMENTS = [
+    "hello world",
+    "the cat sat on a mat",
+    "cats",
+    "hello",
+    *(f"hello {'cat ' * n}" for n in range(18)),
+]
+OPTIONS = RunOptions(
+    ctx_size=256, threads=1, cache_type_k="f32", cache_type_v="f32", flash_attn="off"
+)
 
 
 def head() -> dict[str, np.ndarray]:
     chance = np.random.default_rng(3)
-    shapes = {"cls.weight": (bert.HIDDEN, bert.HIDDEN), "cls.bias": (bert.HIDDEN,),
-              "cls.output.weight": (1, bert.HIDDEN), "cls.output.bias": (1,)}  # fmt: skip
+    shapes = {
+        "cls.weight": (bert.HIDDEN, bert.HIDDEN),
+        "cls.bias": (bert.HIDDEN,),
+        "cls.output.weight": (1, bert.HIDDEN),
+        "cls.output.bias": (1,),
+    }
     return {name: chance.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def ranker(path: Path, model: Any = None, **more: Any) -> Iterator[Served]:
     made = bert.bert(path, 4, model, head())
-    with open_runner(made, OPTIONS, native_sampling=False, answers=False) as runner, serving(runner, **more) as served:
+    with (
+        open_runner(made, OPTIONS, native_sampling=False, answers=False) as runner,
+        serving(runner, **more) as served,
+    ):
         yield served
 
 
@@ -63,8 +78,10 @@ def test_what_is_certainly_too_long_is_told_without_cutting_it_into_tokens(tiny:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("encode", "pair"):
             patch.setattr(embedder, name, lambda *_: pytest.fail("it is cut into tokens"))
-        for cut, words in ((lambda: embeddings.encoded([text], embedder), r"input\[0\] has"),
-                           (lambda: rerank.pairs(embedder, "cats", [text]), "document 0 and the query have")):
+        for cut, words in (
+            (lambda: embeddings.encoded([text], embedder), r"input\[0\] has"),
+            (lambda: rerank.pairs(embedder, "cats", [text]), "document 0 and the query have"),
+        ):
             with pytest.raises(Problem, match=rf"{words} \d+ tokens or more") as told:
                 cut()
             assert told.value.code == "context_length_exceeded"
@@ -86,7 +103,9 @@ def test_scores_are_those_of_the_head_over_transformers_states(tmp_path: Path) -
         with torch.no_grad():
             first = model(torch.tensor([one])).last_hidden_state[0, 0].numpy()
         hidden = np.tanh(weights["cls.weight"] @ first + weights["cls.bias"])
-        scores.append(float((weights["cls.output.weight"] @ hidden + weights["cls.output.bias"])[0]))
+        scores.append(
+            float((weights["cls.output.weight"] @ hidden + weights["cls.output.bias"])[0])
+        )
     told = {one["index"]: one["relevance_score"] for one in found["results"]}
     np.testing.assert_allclose([told[at] for at in range(len(DOCUMENTS))], scores, atol=1e-4)
     ordered = [one["relevance_score"] for one in found["results"]]
@@ -96,7 +115,9 @@ def test_scores_are_those_of_the_head_over_transformers_states(tmp_path: Path) -
 
 def test_the_forms_of_jina_and_of_text_embeddings_inference(ranks: Served) -> None:
     whole = ask(ranks).json()["results"]
-    assert [one["index"] for one in ask(ranks, top_n=2).json()["results"]] == [one["index"] for one in whole[:2]]
+    assert [one["index"] for one in ask(ranks, top_n=2).json()["results"]] == [
+        one["index"] for one in whole[:2]
+    ]
     given = [{"text": one} for one in DOCUMENTS]
     (best,) = ask(ranks, top_n=1, return_documents=True, documents=given).json()["results"]
     assert best["document"] == {"text": DOCUMENTS[whole[0]["index"]]}
@@ -105,20 +126,31 @@ def test_the_forms_of_jina_and_of_text_embeddings_inference(ranks: Served) -> No
     assert set(old[0]) == {"index", "score", "text"}
 
 
-@pytest.mark.parametrize(("body", "told", "status"), [
-    ({"query": None}, "query is missing", 400), ({"query": 5}, "query must be text", 400),
-    ({"documents": None}, "documents is missing", 400), ({"documents": []}, "documents is missing", 400),
-    ({"documents": ["a", 5]}, "documents[1] must be text", 400), ({"documents": [{}]}, "documents[0] must be", 400),
-    ({"documents": ["cat " * 70]}, "document 0 and the query have 75 tokens", 400),
-    ({"documents": ["a"] * 1001}, "at most 1,000", 400), ({"top_n": 0}, "top_n must be", 400),
-    ({"model": "other"}, "not served here", 404),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "told", "status"),
+    [
+        ({"query": None}, "query is missing", 400),
+        ({"query": 5}, "query must be text", 400),
+        ({"documents": None}, "documents is missing", 400),
+        ({"documents": []}, "documents is missing", 400),
+        ({"documents": ["a", 5]}, "documents[1] must be text", 400),
+        ({"documents": [{}]}, "documents[0] must be", 400),
+        ({"documents": ["cat " * 70]}, "document 0 and the query have 75 tokens", 400),
+        ({"documents": ["a"] * 1001}, "at most 1,000", 400),
+        ({"top_n": 0}, "top_n must be", 400),
+        ({"model": "other"}, "not served here", 404),
+    ],
+)
 def test_what_is_wrong_is_told(ranks: Served, body: dict[str, Any], told: str, status: int) -> None:
     answer = ask(ranks, **body)
-    assert (answer.status_code, told in answer.json()["error"]["message"]) == (status, True), answer.text
+    assert (answer.status_code, told in answer.json()["error"]["message"]) == (status, True), (
+        answer.text
+    )
 
 
-def test_models_that_do_not_rank_say_so_and_one_that_does_embeds_nothing(ranks: Served, tiny: Served) -> None:
+def test_models_that_do_not_rank_say_so_and_one_that_does_embeds_nothing(
+    ranks: Served, tiny: Served
+) -> None:
     answer = ask(tiny)
     assert answer.status_code == 400 and "does not rank" in answer.json()["error"]["message"]
     answer = httpx.post(f"{ranks.v1}/embeddings", json={"input": "hello"})

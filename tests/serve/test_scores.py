@@ -1,4 +1,6 @@
-"""`echo` with `logprobs`: how likely the prompt's own tokens are, as evaluation programs ask for it."""
+"""`echo` with `logprobs`: how likely the prompt's own tokens are, as evaluation programs ask for
+it.
+"""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -24,7 +26,8 @@ from tests.fakes import EOS
 from tests.serve.conftest import Served
 from tests.serve.test_chat import client
 
-# Within 0.02: which rows share a pass moves a log-probability by 0.004, a wrong token by 1 and more.
+# Within 0.02: which rows share a pass moves a log-probability by 0.004, a wrong token by 1 and
+# more.
 TEXT = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her dog. "
 
 
@@ -33,29 +36,41 @@ def scored(runner: Runner, ids: list[int]) -> list[float]:
     options = context_options(ContextOptions(n_ctx=len(ids)), runner.model.n_vocab, 1)
     with open_context(runner.model, options) as context:
         scorer = ChunkScorer(runner.model, context)
-        rows = np.concatenate([block[0].copy() for block in scorer.blocks(np.array([ids], np.int32))])
+        rows = np.concatenate(
+            [block[0].copy() for block in scorer.blocks(np.array([ids], np.int32))]
+        )
     rows -= np.logaddexp.reduce(rows.astype(np.float64), axis=1, keepdims=True)
     return [float(row[token]) for row, token in zip(rows, ids[len(ids) // 2 + 1 :], strict=True)]
 
 
 def ask(served: Served, prompt: Any, **more: Any) -> Any:
     with client(served) as asked:
-        return asked.completions.create(model="tiny", prompt=prompt, echo=True, logprobs=2, **more).choices
+        return asked.completions.create(
+            model="tiny", prompt=prompt, echo=True, logprobs=2, **more
+        ).choices
 
 
 def test_a_prompts_tokens_have_the_log_probabilities_that_eval_finds(tiny: Served) -> None:
     runner = tiny.bridge.runner
     ids = list(runner.encode_prompt(TEXT * 4))[:96]
     wanted = scored(runner, ids)
-    for more in ({"max_tokens": 0}, {"max_tokens": 1}, {"max_tokens": 0}):  # the cache holds it from the second on
+    for more in (
+        {"max_tokens": 0},
+        {"max_tokens": 1},
+        {"max_tokens": 0},
+    ):  # the cache holds it from the second on
         (choice,) = ask(tiny, ids, **more)
         about, count = choice.logprobs, len(ids) + more["max_tokens"]
-        assert [len(one) for one in (about.tokens, about.token_logprobs, about.top_logprobs, about.text_offset)] \
-            == [count] * 4  # fmt: skip
+        assert [
+            len(one)
+            for one in (about.tokens, about.token_logprobs, about.top_logprobs, about.text_offset)
+        ] == [count] * 4
         assert about.token_logprobs[0] is None and about.top_logprobs[0] is None
         found = about.token_logprobs[len(ids) // 2 + 1 : len(ids)]
         assert found == pytest.approx(wanted, abs=2e-2)
-        for name, value, top in zip(about.tokens[1:], about.token_logprobs[1:], about.top_logprobs[1:], strict=True):
+        for name, value, top in zip(
+            about.tokens[1:], about.token_logprobs[1:], about.top_logprobs[1:], strict=True
+        ):
             assert top[name] == value <= max(top.values())
             assert 2 <= len(top) <= 3
 
@@ -67,7 +82,9 @@ def test_each_of_several_prompts_at_once_is_told_whole(tiny: Served) -> None:
     alone = [ask(tiny, prompt, max_tokens=1)[0] for prompt in prompts]
     for prompt, one, other in zip(prompts, choices, alone, strict=True):
         assert len(one.logprobs.token_logprobs) == len(prompt) + 1
-        assert one.logprobs.token_logprobs[1:] == pytest.approx(other.logprobs.token_logprobs[1:], abs=2e-2)
+        assert one.logprobs.token_logprobs[1:] == pytest.approx(
+            other.logprobs.token_logprobs[1:], abs=2e-2
+        )
 
 
 def test_a_text_is_told_with_the_places_of_its_tokens(tiny: Served) -> None:
@@ -83,7 +100,9 @@ def test_samples_share_what_their_prompt_was_told(tiny: Served) -> None:
     (alone,) = ask(tiny, TEXT, max_tokens=0)
     count = len(alone.logprobs.tokens)
     for choice in choices:
-        assert choice.logprobs.token_logprobs[1:count] == pytest.approx(alone.logprobs.token_logprobs[1:], abs=2e-2)
+        assert choice.logprobs.token_logprobs[1:count] == pytest.approx(
+            alone.logprobs.token_logprobs[1:], abs=2e-2
+        )
 
 
 def test_an_end_is_a_token_among_them(serve: Callable[..., Served]) -> None:
@@ -108,14 +127,19 @@ def test_a_stream_tells_them_first(tiny: Served) -> None:
             mine = [one for one in chunks if one.index == number]
             first, told = mine[0].logprobs, [one.logprobs for one in mine if one.logprobs]
             assert len(first.tokens) == len(prompts[number * len(prompts) // len(whole)])
-            assert "".join(one.text for one in mine) == wanted.text and mine[-1].finish_reason == wanted.finish_reason
+            assert (
+                "".join(one.text for one in mine) == wanted.text
+                and mine[-1].finish_reason == wanted.finish_reason
+            )
             for name in ("tokens", "text_offset"):
                 found = [value for about in told for value in getattr(about, name)]
                 assert found == getattr(wanted.logprobs, name)
             values = [value for about in told for value in about.token_logprobs]
             assert values[0] is None
             assert values[1:] == pytest.approx(wanted.logprobs.token_logprobs[1:], abs=2e-2)
-            tops = [top for about in told for top in about.top_logprobs or [None] * len(about.tokens)]
+            tops = [
+                top for about in told for top in about.top_logprobs or [None] * len(about.tokens)
+            ]
             assert tops[0] is None and all(2 <= len(top) <= 3 for top in tops[1:])
 
 
@@ -130,13 +154,19 @@ def test_a_server_scores_a_prompt_by_tiles_of_rows(
         for context in (runner.context, runner.engine.reader.context):
             decode = context.decode
             monkeypatch.setattr(
-                context, "decode", lambda rows, decode=decode: passes.append(len(rows)) or decode(rows)
+                context,
+                "decode",
+                lambda rows, decode=decode: passes.append(len(rows)) or decode(rows),
             )
         ids = runner.encode_prompt(TEXT * 10)[:300]
         reply = runner.reply(Request(ids, defaults(), max_tokens=0, scores=True, logprobs=True))
         assert list(reply)[-1].finish == "length"
         assert len(reply.answer.prompt) == 299
         assert sum(passes) == 300 and len(passes) == 3
-    rows = {words: fit.scored(SimpleNamespace(tensors=[SimpleNamespace(name="token_embd.weight", shape=(64, words))]))
-            for words in (32_000, 128_256, 262_144)}  # fmt: skip
+    rows = {
+        words: fit.scored(
+            SimpleNamespace(tensors=[SimpleNamespace(name="token_embd.weight", shape=(64, words))])
+        )
+        for words in (32_000, 128_256, 262_144)
+    }
     assert rows == {32_000: 128, 128_256: 64, 262_144: 0}

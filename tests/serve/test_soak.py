@@ -1,4 +1,6 @@
-"""A short storm of scripts/soak.py on a server of the test's own: nothing wrong, nothing left behind."""
+"""A short storm of scripts/soak.py on a server of the test's own: nothing wrong, nothing left
+behind.
+"""
 
 import asyncio
 import importlib.util
@@ -27,9 +29,12 @@ def test_growth_is_told_from_a_heap_that_fills() -> None:
     step = [100 + 10 * (number > 60) + more for number, more in enumerate(noise)]
     warm = [100 - 20 * 0.9**number + more for number, more in enumerate(noise)]
     for memory, requests, verdict in (
-        (leak, 10_000, soak.GROWS), (leak, 300, soak.SHORT), (step, 10_000, soak.SHORT), (warm, 10_000, "flat"),
+        (leak, 10_000, soak.GROWS),
+        (leak, 300, soak.SHORT),
+        (step, 10_000, soak.SHORT),
+        (warm, 10_000, "flat"),
         (noise, 300, "flat"),
-    ):  # fmt: skip
+    ):
         assert soak.growth(memory, requests)[0] == verdict
 
 

@@ -18,7 +18,9 @@ CHAT = "/v1/chat/completions"
 @contextmanager
 def opened(served: Served, **more: Any) -> Iterator[ClientConnection]:
     address = f"{served.v1.replace('http', 'ws', 1)}/ws"
-    with connect(address, max_queue=None, **more) as socket:  # whoever does not read cannot close in time
+    with connect(
+        address, max_queue=None, **more
+    ) as socket:  # whoever does not read cannot close in time
         yield socket
 
 
@@ -34,7 +36,9 @@ def until_over(socket: ClientConnection, *names: str) -> dict[str, list[dict[str
     while over != set(names):
         message = json.loads(socket.recv(timeout=60))
         found[message.pop("id")].append(message)
-        over |= {name for name, those in found.items() if those and those[-1].keys() & {"done", "error"}}
+        over |= {
+            name for name, those in found.items() if those and those[-1].keys() & {"done", "error"}
+        }
     return found
 
 
@@ -56,8 +60,13 @@ def test_it_says_what_http_says_whole_and_in_chunks(tiny: Served) -> None:
     assert found["a"][-2]["data"]["choices"][0]["finish_reason"] == "length"
     assert found["a"][-1] == {"done": True}
     assert [set(one) for one in found["b"]] == [{"data"}, {"done"}]
-    assert found["b"][0]["data"]["choices"][0]["message"]["content"] == whole.choices[0].message.content
-    assert found["c"][0]["data"]["data"][0]["embedding"] == pytest.approx(vector.data[0].embedding, abs=1e-3)
+    assert (
+        found["b"][0]["data"]["choices"][0]["message"]["content"]
+        == whole.choices[0].message.content
+    )
+    assert found["c"][0]["data"]["data"][0]["embedding"] == pytest.approx(
+        vector.data[0].embedding, abs=1e-3
+    )
 
 
 def test_one_is_cancelled_and_the_others_go_on(serve: Callable[..., Served]) -> None:
@@ -68,7 +77,9 @@ def test_one_is_cancelled_and_the_others_go_on(serve: Callable[..., Served]) -> 
         assert first["id"] == "long"
         ask(socket, "short", stream=True, max_tokens=5)
         socket.send(json.dumps({"id": "long", "cancel": True}))
-        socket.send(json.dumps({"id": "nobody", "cancel": True}))  # has ended already, for all we know
+        socket.send(
+            json.dumps({"id": "nobody", "cancel": True})
+        )  # has ended already, for all we know
         found = until_over(socket, "long", "short")
         assert found["long"][-1] in ({"done": True, "cancelled": True}, {"done": True})
         assert text(found["short"]) == "xxxxx"
@@ -79,18 +90,30 @@ def test_one_is_cancelled_and_the_others_go_on(serve: Callable[..., Served]) -> 
         assert text(until_over(socket, "long")["long"]) == "x"
 
 
-@pytest.mark.parametrize(("message", "told", "code"), [
-    ("nonsense", "not JSON", None), ("[]", "must be a JSON object", None), ("{}", "id is missing", None),
-    ('{"id": 5}', "id must be text", None), ('{"id": ""}', "1 to 100 characters", None),
-    ('{"id": "a"}', "path is missing", None),
-    ('{"id": "a", "path": "/v1/nothing", "body": {}}', "must be one of", "not_found"),
-    (json.dumps({"id": "a", "path": CHAT}), "body is missing", None),
-    (json.dumps({"id": "a", "path": CHAT, "body": []}), "body must be an object", None),
-    (json.dumps({"id": "a", "path": CHAT, "body": {"messages": HELLO, "model": "b"}}), "not served", "model_not_found"),
-    (json.dumps({"id": "a", "path": CHAT, "body": {}}), "messages", None),
-    (json.dumps({"id": "a", "path": "/v1/embeddings", "body": {}}), "input is missing", None),
-])  # fmt: skip
-def test_what_is_wrong_is_told_and_the_socket_stays(serve, message: str, told: str, code: str | None) -> None:
+@pytest.mark.parametrize(
+    ("message", "told", "code"),
+    [
+        ("nonsense", "not JSON", None),
+        ("[]", "must be a JSON object", None),
+        ("{}", "id is missing", None),
+        ('{"id": 5}', "id must be text", None),
+        ('{"id": ""}', "1 to 100 characters", None),
+        ('{"id": "a"}', "path is missing", None),
+        ('{"id": "a", "path": "/v1/nothing", "body": {}}', "must be one of", "not_found"),
+        (json.dumps({"id": "a", "path": CHAT}), "body is missing", None),
+        (json.dumps({"id": "a", "path": CHAT, "body": []}), "body must be an object", None),
+        (
+            json.dumps({"id": "a", "path": CHAT, "body": {"messages": HELLO, "model": "b"}}),
+            "not served",
+            "model_not_found",
+        ),
+        (json.dumps({"id": "a", "path": CHAT, "body": {}}), "messages", None),
+        (json.dumps({"id": "a", "path": "/v1/embeddings", "body": {}}), "input is missing", None),
+    ],
+)
+def test_what_is_wrong_is_told_and_the_socket_stays(
+    serve, message: str, told: str, code: str | None
+) -> None:
     with opened(serve()) as socket:
         socket.send(message)
         answer = json.loads(socket.recv(timeout=60))
@@ -100,7 +123,9 @@ def test_what_is_wrong_is_told_and_the_socket_stays(serve, message: str, told: s
         assert text(until_over(socket, "good")["good"]) == "hello"
 
 
-def test_an_id_in_use_and_too_many_at_once_are_refused(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_in_use_and_too_many_at_once_are_refused(
+    serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from llmcli.serve.routes import socket as route
 
     monkeypatch.setattr(route, "AT_ONCE", 2)
@@ -122,7 +147,9 @@ def test_a_socket_that_closes_ends_what_it_asked_for(serve: Callable[..., Served
         for name in ("a", "b"):
             ask(socket, name, stream=True)
         json.loads(socket.recv(timeout=60))
-    with opened(served) as socket:  # what is left of the first is dropped before this one is answered, or has ended
+    with opened(
+        served
+    ) as socket:  # what is left of the first is dropped before this one is answered, or has ended
         ask(socket, "c", stream=True)
         assert text(until_over(socket, "c")["c"]) == "x" * 400
     assert served.bridge.open == 0
@@ -155,7 +182,9 @@ def test_a_key_is_needed_and_a_strange_page_is_not_let_in(serve: Callable[..., S
 
 def test_a_message_beyond_the_limit_closes_the_socket(serve: Callable[..., Served]) -> None:
     with opened(serve(max_body=2048)) as socket:
-        socket.send(json.dumps({"id": "a", "path": CHAT, "body": {"messages": [{"content": "x" * 4096}]}}))
+        socket.send(
+            json.dumps({"id": "a", "path": CHAT, "body": {"messages": [{"content": "x" * 4096}]}})
+        )
         with pytest.raises(ConnectionClosed) as closed:
             socket.recv(timeout=60)
     assert closed.value.rcvd.code == 1009

@@ -1,4 +1,6 @@
-"""Several replicas told as one: what adds up adds up, what does not does not, and nothing is counted twice."""
+"""Several replicas told as one: what adds up adds up, what does not does not, and nothing is
+counted twice.
+"""
 
 import json
 
@@ -37,17 +39,28 @@ def test_counters_gauges_and_buckets_are_summed_and_shares_are_not() -> None:
     assert found["llmcli_kv_cells"] == 1024 and found["process_resident_memory_bytes"] == 2000
     assert found["llmcli_kv_cache_usage_perc"] == 128 / 1024
     assert found['llmcli_model_info{model="tiny"}'] == 1
-    assert found["llmcli_last_token_age_seconds"] == min(single["llmcli_last_token_age_seconds"],
-                                                         values(other)["llmcli_last_token_age_seconds"])  # fmt: skip
+    assert found["llmcli_last_token_age_seconds"] == min(
+        single["llmcli_last_token_age_seconds"], values(other)["llmcli_last_token_age_seconds"]
+    )
     assert found['llmcli_replica_kv_cache_usage_perc{replica="a"}'] == 0.25
     assert found['llmcli_replica_kv_cache_usage_perc{replica="b"}'] == 0
     assert set(single) <= set(found)
-    buckets = [name for name in found if name.startswith("llmcli_time_to_first_token_seconds_bucket")]
-    assert buckets == [name for name in single if name.startswith("llmcli_time_to_first_token_seconds_bucket")]
+    buckets = [
+        name for name in found if name.startswith("llmcli_time_to_first_token_seconds_bucket")
+    ]
+    assert buckets == [
+        name for name in single if name.startswith("llmcli_time_to_first_token_seconds_bucket")
+    ]
 
 
 def test_reports_of_caches_are_summed_beside_each() -> None:
-    one, other = {"cells": 5, "running": 1, "type_k": "f16", "compute_bytes": None}, {"cells": 6, "running": 0}
+    one, other = (
+        {"cells": 5, "running": 1, "type_k": "f16", "compute_bytes": None},
+        {"cells": 6, "running": 0},
+    )
     found = kv({"a": one, "b": other})
     assert found == {"cells": 11, "running": 1, "replicas": {"a": one, "b": other}}
-    assert json.loads(together("/v1/kv", {"a": b'{"cells": 1}'})) == {"cells": 1, "replicas": {"a": {"cells": 1}}}
+    assert json.loads(together("/v1/kv", {"a": b'{"cells": 1}'})) == {
+        "cells": 1,
+        "replicas": {"a": {"cells": 1}},
+    }

@@ -10,7 +10,9 @@ from tests.serve.conftest import Served
 from tests.serve.test_chat import HELLO, client
 
 # Prometheus' text format, version 0.0.4: a line is a comment, or a name, labels and a number.
-LINE = re.compile(r'^(?:# (?:HELP|TYPE) \S+ .*|[a-zA-Z_:][\w:]*(?:\{\w+="(?:[^"\\\n]|\\.)*"(?:,\w+="[^"]*")*\})? \S+)$')
+LINE = re.compile(
+    r'^(?:# (?:HELP|TYPE) \S+ .*|[a-zA-Z_:][\w:]*(?:\{\w+="(?:[^"\\\n]|\\.)*"(?:,\w+="[^"]*")*\})? \S+)$'
+)
 
 
 def metrics(served: Served) -> dict[str, float]:
@@ -43,16 +45,26 @@ def test_what_was_done_is_counted(serve: Callable[..., Served]) -> None:
     assert after["llmcli_generation_tokens_total"] == tokens
     assert after["llmcli_prompt_tokens_cached_total"] > 0
     prompt = after["llmcli_request_prompt_tokens_sum"]
-    assert after["llmcli_prompt_tokens_total"] + after["llmcli_prompt_tokens_cached_total"] == prompt
+    assert (
+        after["llmcli_prompt_tokens_total"] + after["llmcli_prompt_tokens_cached_total"] == prompt
+    )
     for name, count in (
-        ("time_to_first_token_seconds", 2), ("e2e_request_latency_seconds", 2), ("request_prompt_tokens", 2),
-        ("request_queue_time_seconds", 2), ("inter_token_latency_seconds", tokens - 2),
+        ("time_to_first_token_seconds", 2),
+        ("e2e_request_latency_seconds", 2),
+        ("request_prompt_tokens", 2),
+        ("request_queue_time_seconds", 2),
+        ("inter_token_latency_seconds", tokens - 2),
         ("request_time_per_output_token_seconds", 2),
-    ):  # fmt: skip
-        assert after[f"llmcli_{name}_count"] == after[f'llmcli_{name}_bucket{{le="+Inf"}}'] == count, name
+    ):
+        assert (
+            after[f"llmcli_{name}_count"] == after[f'llmcli_{name}_bucket{{le="+Inf"}}'] == count
+        ), name
         buckets = [value for key, value in after.items() if key.startswith(f"llmcli_{name}_bucket")]
         assert buckets == sorted(buckets)
-    waited, first = (after[f"llmcli_{name}_seconds_sum"] for name in ("request_queue_time", "time_to_first_token"))
+    waited, first = (
+        after[f"llmcli_{name}_seconds_sum"]
+        for name in ("request_queue_time", "time_to_first_token")
+    )
     assert 0 < waited < first
     assert after["llmcli_last_token_age_seconds"] >= 0
     assert 0 < after["llmcli_kv_cells_used"] <= 512
@@ -65,11 +77,19 @@ def test_a_name_of_odd_letters_stays_a_label(serve: Callable[..., Served]) -> No
 
 def test_a_client_that_goes_is_counted(serve: Callable[..., Served]) -> None:
     served = serve(b"x" * 400)
-    with httpx.stream("POST", f"{served.v1}/chat/completions", json={"messages": HELLO, "stream": True}) as answer:
+    with httpx.stream(
+        "POST", f"{served.v1}/chat/completions", json={"messages": HELLO, "stream": True}
+    ) as answer:
         next(answer.iter_bytes())
-    for _ in range(1000):  # the connection's end is noticed between steps; each turn asks the engine's thread
+    for _ in range(
+        1000
+    ):  # the connection's end is noticed between steps; each turn asks the engine's thread
         found = metrics(served)
-        ended = sum(value for name, value in found.items() if name.startswith("llmcli_request_success_total"))
+        ended = sum(
+            value
+            for name, value in found.items()
+            if name.startswith("llmcli_request_success_total")
+        )
         if found["llmcli_requests_cancelled_total"] + ended:
             break
     assert found["llmcli_requests_cancelled_total"] + ended == 1
@@ -78,7 +98,11 @@ def test_a_client_that_goes_is_counted(serve: Callable[..., Served]) -> None:
 
 def test_health_tells_of_the_last_token_and_of_stopping(serve: Callable[..., Served]) -> None:
     served = serve(keys=("secret-key-1",))
-    assert httpx.get(f"{served.url}/health").json() == {"status": "ok", "open": 0, "last_token_age_ms": None}
+    assert httpx.get(f"{served.url}/health").json() == {
+        "status": "ok",
+        "open": 0,
+        "last_token_age_ms": None,
+    }
     with client(served, api_key="secret-key-1") as asked:
         asked.chat.completions.create(model="tiny", messages=HELLO)
     assert httpx.get(f"{served.url}/health").json()["last_token_age_ms"] >= 0
@@ -92,10 +116,17 @@ def test_the_cache_is_told_cell_by_cell(serve: Callable[..., Served]) -> None:
     served = serve(b"hi")
     with client(served) as asked:
         asked.chat.completions.create(model="tiny", messages=HELLO)
-        asked.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Another"}])
+        asked.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "Another"}]
+        )
     found = httpx.get(f"{served.v1}/kv?check=true").json()
     outside = found["outside"]
-    assert 0 <= outside["swapped_bytes"] + outside["finished_bytes"] <= outside["most_bytes"] <= 512 << 20
+    assert (
+        0
+        <= outside["swapped_bytes"] + outside["finished_bytes"]
+        <= outside["most_bytes"]
+        <= 512 << 20
+    )
     assert found["checked"] and found["cells"] == 512
     assert sum(one["own_cells"] for one in found["sequences"]) == found["used_cells"] > 0
     assert {one["state"] for one in found["sequences"]} == {"cached"}

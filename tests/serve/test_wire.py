@@ -1,4 +1,6 @@
-"""WebSocket connections: a large message takes room before it is whole, and gives back what it does not need."""
+"""WebSocket connections: a large message takes room before it is whole, and gives back what it does
+not need.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -52,9 +54,13 @@ class Talking:
     def __init__(self, room: Room) -> None:
         self.heard: list[Any] = []
         config = uvicorn.Config(
-            self._app, interface="asgi3", proxy_headers=False, ws_max_size=MOST, ws_per_message_deflate=False,
+            self._app,
+            interface="asgi3",
+            proxy_headers=False,
+            ws_max_size=MOST,
+            ws_per_message_deflate=False,
             log_config=None,
-        )  # fmt: skip
+        )
         self.wire = Wire(room, config=config, server_state=ServerState(), app_state={})
         self.transport = Transport()
         self.wire.connection_made(self.transport)
@@ -104,7 +110,9 @@ def scene(story: Callable[[Room], Any]) -> None:
     asyncio.run(asyncio.wait_for(told(), 30))
 
 
-def test_no_more_large_messages_lie_here_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_large_messages_lie_here_than_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(bodies, "AT_ONCE", 1)
     raw = Frame(Opcode.TEXT, LARGE).serialize(mask=True)
 
@@ -112,7 +120,9 @@ def test_no_more_large_messages_lie_here_than_there_is_room_for(monkeypatch: pyt
         those = [Talking(room) for _ in range(5)]
         await turns()
         left = [one.feed(raw) for one in those]
-        assert {len(one) for one in left} == {len(raw) - READ}  # what one read brings is not foreseen
+        assert {len(one) for one in left} == {
+            len(raw) - READ
+        }  # what one read brings is not foreseen
         await turns()
         first, *others = those
         assert [one.transport.paused for one in those] == [False, True, True, True, True]
@@ -160,7 +170,9 @@ def test_what_a_message_does_not_need_is_given_back(monkeypatch: pytest.MonkeyPa
     scene(story)
 
 
-@pytest.mark.parametrize(("name", "value", "code"), [("bodies", 0, wire.LATER), ("wire", 0, wire.LATE)])
+@pytest.mark.parametrize(
+    ("name", "value", "code"), [("bodies", 0, wire.LATER), ("wire", 0, wire.LATE)]
+)
 def test_who_finds_no_room_or_takes_too_long_is_sent_away(
     monkeypatch: pytest.MonkeyPatch, name: str, value: float, code: int
 ) -> None:

@@ -1,4 +1,6 @@
-"""What a picture shows, in numbers: frozen values that the page (svg.py) and the terminal (terminal.py) both draw."""
+"""What a picture shows, in numbers: frozen values that the page (svg.py) and the terminal
+(terminal.py) both draw.
+"""
 
 import math
 from dataclasses import dataclass
@@ -6,8 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What is counted along an axis, with its unit; `log`: equal steps are equal factors. Not `zero`: it begins near
-    the least value, as for ratios around 1; nothing with a length may stand on it."""
+    """What is counted along an axis, with its unit; `log`: equal steps are equal factors. Not
+    `zero`: it begins near the least value, as for ratios around 1; nothing with a length may stand
+    on it.
+    """
 
     title: str
     log: bool = False
@@ -16,8 +20,9 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One pair of values; the label stands beside it where there is room, the note behind that where there is more. The
-    table has both."""
+    """One pair of values; the label stands beside it where there is room, the note behind that
+    where there is more. The table has both.
+    """
 
     x: float
     y: float
@@ -76,7 +81,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing and its values; `span`: a range told with them (a deviation, an interval), `note`: words behind it."""
+    """One thing and its values; `span`: a range told with them (a deviation, an interval), `note`:
+    words behind it.
+    """
 
     label: str
     values: tuple[Value, ...]
@@ -92,7 +99,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Things below one another over one axis from 0: bars whose values are stacked, or with `dots` a mark a value."""
+    """Things below one another over one axis from 0: bars whose values are stacked, or with `dots`
+    a mark a value.
+    """
 
     title: str
     says: str
@@ -104,7 +113,9 @@ class Rows:
     def __post_init__(self) -> None:
         values = [one.value for row in self.rows for one in row.values]
         assert values and all(math.isfinite(value) and value >= 0 for value in values), self.title
-        assert self.dots or (self.axis.zero and not self.axis.log), "a bar has no length without a 0"
+        assert self.dots or (self.axis.zero and not self.axis.log), (
+            "a bar has no length without a 0"
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,7 +127,11 @@ class Rows:
         """Values that the axis must hold."""
         if not self.dots:
             return [*(row.end for row in self.rows), *(rule.at for rule in self.rules)]
-        shown = [end for row in self.rows for end in (*(one.value for one in row.values), *(row.span or ()))]
+        shown = [
+            end
+            for row in self.rows
+            for end in (*(one.value for one in row.values), *(row.span or ()))
+        ]
         return [*shown, *(rule.at for rule in self.rules)]
 
 

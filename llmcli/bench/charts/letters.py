@@ -1,4 +1,6 @@
-"""How much room words take, and where they find it. Widths are estimates: the reader's font is not known."""
+"""How much room words take, and where they find it. Widths are estimates: the reader's font is not
+known.
+"""
 
 import unicodedata
 from collections.abc import Iterable
@@ -47,8 +49,9 @@ class Spot:
 
 @dataclass(slots=True)
 class Room:
-    """What is still free in an area. `taken` must not be covered, `lines` should not be; a label keeps away from other
-    `marks` than its own, so that nobody takes it for theirs."""
+    """What is still free in an area. `taken` must not be covered, `lines` should not be; a label
+    keeps away from other `marks` than its own, so that nobody takes it for theirs.
+    """
 
     area: Box
     taken: list[Box] = field(default_factory=list)
@@ -56,7 +59,9 @@ class Room:
     lines: list[Box] = field(default_factory=list)
 
     def place(self, text: str, x: float, y: float) -> Spot | None:
-        """Take room for a label of the mark at (x, y), as near as there is some; None where there is none."""
+        """Take room for a label of the mark at (x, y), as near as there is some; None where there
+        is none.
+        """
         wide = width(text)
         for away in AWAY:
             free = []
@@ -81,8 +86,14 @@ class Room:
     def _free(self, box: Box, x: float, y: float) -> bool:
         """Whether a label of the mark at (x, y) may have a place."""
         near = Box(box.left - APART, box.top - APART / 2, box.right + APART, box.bottom + APART / 2)
-        others = (Box(ox, oy, ox + 0.1, oy + 0.1) for ox, oy in self.marks if abs(ox - x) + abs(oy - y) > 1)
-        return not any(box.shared(one) for one in self.taken) and not any(near.shared(one) for one in others)
+        others = (
+            Box(ox, oy, ox + 0.1, oy + 0.1)
+            for ox, oy in self.marks
+            if abs(ox - x) + abs(oy - y) > 1
+        )
+        return not any(box.shared(one) for one in self.taken) and not any(
+            near.shared(one) for one in others
+        )
 
     def line(self, points: Iterable[tuple[float, float]]) -> None:
         """Keep off a line where there is a choice."""
@@ -111,7 +122,11 @@ def cut(text: str, most: float) -> str:
 def cells(text: str) -> int:
     """Columns of a terminal that a text takes."""
     return sum(
-        0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+        0
+        if unicodedata.combining(letter)
+        else 2
+        if unicodedata.east_asian_width(letter) in "WF"
+        else 1
         for letter in text
     )
 
@@ -130,4 +145,12 @@ def _share(letter: str) -> float:
         return 0.0
     if unicodedata.east_asian_width(letter) in "WF":
         return 1.0
-    return 0.4 if letter in NARROW else 0.95 if letter in WIDE else 0.64 if not letter.isupper() else 0.72
+    return (
+        0.4
+        if letter in NARROW
+        else 0.95
+        if letter in WIDE
+        else 0.64
+        if not letter.isupper()
+        else 0.72
+    )

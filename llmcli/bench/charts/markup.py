@@ -11,7 +11,9 @@ VOID = ("meta", "br", "hr")  # HTML gives these no end
 
 
 class Markup(str):
-    """Text that is markup and goes into a page as it is; only `element` and its callers here make it."""
+    """Text that is markup and goes into a page as it is; only `element` and its callers here make
+    it.
+    """
 
     __slots__ = ()
 
@@ -29,10 +31,16 @@ def element(name: str, /, *children: str | None, **attributes: str | float | Non
     words = [name]
     for key, value in attributes.items():
         if value is not None:
-            shown = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+            shown = (
+                f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+            )
             words.append(f'{key.rstrip("_").replace("_", "-")}="{escape(shown)}"')
-    inside = "".join(one if isinstance(one, Markup) else escape(one) for one in children if one is not None)
-    return Markup(f"<{' '.join(words)}/>" if name in VOID else f"<{' '.join(words)}>{inside}</{name}>")
+    inside = "".join(
+        one if isinstance(one, Markup) else escape(one) for one in children if one is not None
+    )
+    return Markup(
+        f"<{' '.join(words)}/>" if name in VOID else f"<{' '.join(words)}>{inside}</{name}>"
+    )
 
 
 def join(*pieces: Markup) -> Markup:

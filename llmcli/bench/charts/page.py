@@ -1,7 +1,9 @@
-"""One self-contained page: pictures with their numbers below them, tables, facts. It loads and runs nothing.
+"""One self-contained page: pictures with their numbers below them, tables, facts. It loads and runs
+nothing.
 
-A strict Content-Security-Policy says so to the browser as well: only the one style whose hash it names is obeyed. The
-page is well-formed XML. Every text in it may be somebody else's (a model's name, a path) and is escaped by markup.py.
+A strict Content-Security-Policy says so to the browser as well: only the one style whose hash it
+names is obeyed. The page is well-formed XML. Every text in it may be somebody else's (a model's
+name, a path) and is escaped by markup.py.
 """
 
 import base64
@@ -41,7 +43,11 @@ def html(page: Page) -> str:
         *(element("section", element("h2", name), _table(one)) for name, one in page.tables),
         *(element("section", element("h2", name), _facts(rows)) for name, rows in page.facts),
     )
-    return "<!DOCTYPE html>\n" + element("html", _head(page.title), element("body", body), lang="en") + "\n"
+    return (
+        "<!DOCTYPE html>\n"
+        + element("html", _head(page.title), element("body", body), lang="en")
+        + "\n"
+    )
 
 
 def _head(title: str) -> Markup:
@@ -68,10 +74,12 @@ def _section(chart: Chart, number: int) -> Markup:
         element("h2", chart.title),
         element("p", chart.says, class_="soft"),
         element(
-            "figure", svg(chart, WIDE, f"w{number}", "wide"), svg(chart, SLIM, f"s{number}", "slim"),
+            "figure",
+            svg(chart, WIDE, f"w{number}", "wide"),
+            svg(chart, SLIM, f"s{number}", "slim"),
         ),
         element("details", element("summary", "The numbers"), _table(numbers), **shown),
-    )  # fmt: skip
+    )
 
 
 def _table(one: Table) -> Markup:
@@ -81,12 +89,21 @@ def _table(one: Table) -> Markup:
         return element(name, words, class_="n" if number in one.right else None, scope=scope)
 
     def row(first: str, *rest: str) -> Markup:
-        return element("tr", cell("th", 0, first, "row"), *(cell("td", at, words) for at, words in enumerate(rest, 1)))
+        return element(
+            "tr",
+            cell("th", 0, first, "row"),
+            *(cell("td", at, words) for at, words in enumerate(rest, 1)),
+        )
 
     head = element("tr", *(cell("th", at, words, "col") for at, words in enumerate(one.columns)))
-    whole = element("table", element("thead", head), element("tbody", *(row(*cells) for cells in one.rows)))
+    whole = element(
+        "table", element("thead", head), element("tbody", *(row(*cells) for cells in one.rows))
+    )
     return element("div", whole, class_="scroll", tabindex="0", role="region", aria_label="numbers")
 
 
 def _facts(rows: Sequence[tuple[str, str]]) -> Markup:
-    return element("dl", *(piece for name, value in rows for piece in (element("dt", name), element("dd", value))))
+    return element(
+        "dl",
+        *(piece for name, value in rows for piece in (element("dt", name), element("dd", value))),
+    )

@@ -12,8 +12,12 @@ def draw(plot: Plot, wide: float, ident: str, kind: str) -> Markup:
     """The picture, `wide` pixels wide."""
     points = [point for one in plot.series for point in one.points]
     pieces = [text(cut(plot.y.title, wide), 0, 12, kind="title")]
-    shown = [(number, one) for number, one in enumerate(plot.series) if len(plot.series) > 1 and one.name]
-    key, top = frame.legend([one.name for _, one in shown], wide, LINE + 4, [_sample(*one) for one in shown])
+    shown = [
+        (number, one) for number, one in enumerate(plot.series) if len(plot.series) > 1 and one.name
+    ]
+    key, top = frame.legend(
+        [one.name for _, one in shown], wide, LINE + 4, [_sample(*one) for one in shown]
+    )
     high = min(340.0, max(220.0, wide * 0.5))
     (x_low, x_high), (y_low, y_high) = (
         limits([p.x for p in points] + [rule.at for rule in plot.rules], plot.x.log),
@@ -32,16 +36,24 @@ def draw(plot: Plot, wide: float, ident: str, kind: str) -> Markup:
     pieces += [_rule(rule, x, area, room) for rule in plot.rules]
     pieces += [_series(number, one, x, y, room) for number, one in enumerate(plot.series)]
     pieces += [_labels(one, x, y, room) for one in plot.series]
-    return frame.picture(plot.title, plot.says, wide, area.bottom + 2 * LINE + GAP, ident, kind, *pieces)
+    return frame.picture(
+        plot.title, plot.says, wide, area.bottom + 2 * LINE + GAP, ident, kind, *pieces
+    )
 
 
 def _sample(number: int, series: Series) -> Markup:
     """A series as the legend shows it."""
     return join(
-        element("path", class_=f"line {colour(number)}", d="M0 0H22", stroke_dasharray=DASHES[number % len(DASHES)])
-        if series.line else Markup(),
+        element(
+            "path",
+            class_=f"line {colour(number)}",
+            d="M0 0H22",
+            stroke_dasharray=DASHES[number % len(DASHES)],
+        )
+        if series.line
+        else Markup(),
         mark(number, 11, 0) if series.marks else Markup(),
-    )  # fmt: skip
+    )
 
 
 def _series(number: int, series: Series, x: Scale, y: Scale, room: Room) -> Markup:
@@ -52,7 +64,9 @@ def _series(number: int, series: Series, x: Scale, y: Scale, room: Room) -> Mark
         room.line(places)
         path = "M" + "L".join(f"{px:.2f} {py:.2f}" for px, py in places)
         dashes = DASHES[number % len(DASHES)]
-        pieces.append(element("path", class_=f"line {colour(number)}", d=path, stroke_dasharray=dashes))
+        pieces.append(
+            element("path", class_=f"line {colour(number)}", d=path, stroke_dasharray=dashes)
+        )
     if series.marks:
         for point, (px, py) in zip(series.points, places, strict=True):
             says = point.words or f"{series.name}: {figure(point.x)}, {figure(point.y)}"
@@ -66,7 +80,11 @@ def _labels(series: Series, x: Scale, y: Scale, room: Room) -> Markup:
     pieces = []
     for point in series.points:
         px, py = x(point.x), y(point.y)
-        found = ((words, room.place(words, px, py)) for words in dict.fromkeys((point.words, point.label)) if words)
+        found = (
+            (words, room.place(words, px, py))
+            for words in dict.fromkeys((point.words, point.label))
+            if words
+        )
         words, spot = next(((words, spot) for words, spot in found if spot), ("", None))
         if spot:
             box = spot.box
@@ -85,7 +103,12 @@ def _rule(rule: Rule, x: Scale, area: Frame, room: Room) -> Markup:
     wide = width(words)
     left = at + 5 if at + 5 + wide <= area.right else at - 5 - wide
     y = area.top + 14
-    while any(Box(left, y - 12, left + wide, y + 4).shared(one) for one in room.taken) and y < area.bottom - LINE:
+    while (
+        any(Box(left, y - 12, left + wide, y + 4).shared(one) for one in room.taken)
+        and y < area.bottom - LINE
+    ):
         y += LINE
     room.taken.append(Box(left, y - 12, left + wide, y + 4))
-    return join(frame.line(at, area.top, at, area.bottom, "rule"), text(words, left, y, kind="label"))
+    return join(
+        frame.line(at, area.top, at, area.bottom, "rule"), text(words, left, y, kind="label")
+    )

@@ -1,4 +1,6 @@
-"""Bars and rows of marks as SVG: names beside them where there is room, above them on a narrow picture."""
+"""Bars and rows of marks as SVG: names beside them where there is room, above them on a narrow
+picture.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +17,9 @@ BESIDE, ABOVE, THICK = 28.0, 46.0, 14.0  # heights of a row, of a bar
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where rows lie. `beside`: names at the left and notes behind the values, else both above them."""
+    """Where rows lie. `beside`: names at the left and notes behind the values, else both above
+    them.
+    """
 
     area: Frame
     scale: Scale
@@ -39,14 +43,18 @@ def draw(chart: Rows, wide: float, ident: str, kind: str) -> Markup:
     words = []
     for number, row in enumerate(chart.rows):
         y = place.middle(number)
-        values, end = _dots(row, chart.names, place, y) if chart.dots else _bar(row, chart.names, place, y)
+        values, end = (
+            _dots(row, chart.names, place, y) if chart.dots else _bar(row, chart.names, place, y)
+        )
         pieces.append(values)
         words += _words(row, place, y, end)
     # The leftmost on top: no line goes through the words of another.
     for number, rule in enumerate(sorted(chart.rules, key=lambda rule: rule.at)):
         pieces.append(_rule(rule, place, top + LINE * (number + 1) - 3))
     pieces += words
-    return frame.picture(chart.title, chart.says, wide, area.bottom + 2 * LINE + GAP, ident, kind, *pieces)
+    return frame.picture(
+        chart.title, chart.says, wide, area.bottom + 2 * LINE + GAP, ident, kind, *pieces
+    )
 
 
 def _words(row: Row, place: Layout, y: float, end: float) -> list[Markup]:
@@ -60,14 +68,22 @@ def _words(row: Row, place: Layout, y: float, end: float) -> list[Markup]:
 
 
 def _layout(chart: Rows, wide: float, top: float, ident: str) -> Layout:
-    label, note = max(width(row.label) for row in chart.rows), max(width(row.note) for row in chart.rows)
+    label, note = (
+        max(width(row.label) for row in chart.rows),
+        max(width(row.note) for row in chart.rows),
+    )
     beside = label <= 0.35 * wide and note <= 0.35 * wide and label + note <= 0.5 * wide
     left = label + 16 if beside else 6.0
     right = wide - (note + 20 if beside and note else 14)
     top += LINE * len(chart.rules)
     bottom = top + (BESIDE if beside else ABOVE) * len(chart.rows) + 4
     low, high = limits(chart.reach, chart.axis.log, chart.axis.zero)
-    return Layout(Frame(wide, left, top, right, bottom), Scale(low, high, left, right, chart.axis.log), beside, ident)
+    return Layout(
+        Frame(wide, left, top, right, bottom),
+        Scale(low, high, left, right, chart.axis.log),
+        beside,
+        ident,
+    )
 
 
 def _bar(row: Row, names: Sequence[str], place: Layout, y: float) -> tuple[Markup, float]:
@@ -94,8 +110,12 @@ def _dots(row: Row, names: Sequence[str], place: Layout, y: float) -> tuple[Mark
     if places and not row.span:
         pieces.append(line(min(places), y, max(places), y, "stem"))
     for one, x in zip(row.values, places, strict=True):
-        pieces.append(mark(names.index(one.name), x, y, f"{row.label}, {one.name}: {figure(one.value)}"))
-    return join(*pieces), max([*places, *(place.scale(end) for end in row.span or ())], default=place.area.left)
+        pieces.append(
+            mark(names.index(one.name), x, y, f"{row.label}, {one.name}: {figure(one.value)}")
+        )
+    return join(*pieces), max(
+        [*places, *(place.scale(end) for end in row.span or ())], default=place.area.left
+    )
 
 
 def _span(span: tuple[float, float], place: Layout, y: float) -> Markup:
@@ -106,7 +126,9 @@ def _span(span: tuple[float, float], place: Layout, y: float) -> Markup:
 
 
 def _rule(rule: Rule, place: Layout, y: float) -> Markup:
-    """A line down the rows, its words above them: behind the line, or before it where there is more room."""
+    """A line down the rows, its words above them: behind the line, or before it where there is more
+    room.
+    """
     at, wide = place.scale(rule.at), place.area.width
     before = at + 5 + width(rule.label) > wide and at > wide / 2
     words = cut(rule.label, (at if before else wide - at) - 6)
@@ -120,4 +142,6 @@ def _rule(rule: Rule, place: Layout, y: float) -> Markup:
 
 def _swatch(number: int, ident: str) -> Markup:
     """A part of a bar as the legend shows it."""
-    return element("rect", class_="part", fill=f"url(#{ident}-{number})", x=2, y=-6, width=18, height=12)
+    return element(
+        "rect", class_="part", fill=f"url(#{ident}-{number})", x=2, y=-6, width=18, height=12
+    )

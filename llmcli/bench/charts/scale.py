@@ -1,11 +1,19 @@
-"""From values to places: limits, ticks that people would have chosen, numbers as short as they may be."""
+"""From values to places: limits, ticks that people would have chosen, numbers as short as they may
+be.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 STEPS = (1, 2, 2.5, 5, 10)  # a tick is one of these times a power of ten
-DECADE = ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 5, 7), tuple(range(1, 10)))  # where log ticks stand, coarse to fine
+DECADE = (
+    (1,),
+    (1, 3),
+    (1, 2, 5),
+    (1, 2, 3, 5, 7),
+    tuple(range(1, 10)),
+)  # where log ticks stand, coarse to fine
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +41,17 @@ class Scale:
 
     def ticks(self, most: int) -> list[float]:
         """At most about `most` round values between the limits, two at least."""
-        return log_ticks(self.low, self.high, most) if self.log else ticks(self.low, self.high, most)
+        return (
+            log_ticks(self.low, self.high, most) if self.log else ticks(self.low, self.high, most)
+        )
 
 
 def limits(values: Iterable[float], log: bool = False, zero: bool = True) -> tuple[float, float]:
-    """What an axis shows of values: from 0 (or the least, below it) to a round number above the greatest.
+    """What an axis shows of values: from 0 (or the least, below it) to a round number above the
+    greatest.
 
-    A logarithmic one: a fifth of a decade more on both sides. Not from `zero`: round numbers on both sides.
+    A logarithmic one: a fifth of a decade more on both sides. Not from `zero`: round numbers on
+    both sides.
     """
     found = list(values)
     if log:
@@ -60,11 +72,15 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten, thinned or with values between, so that there are about `most`; plain ticks in a short range."""
+    """Powers of ten, thinned or with values between, so that there are about `most`; plain ticks in
+    a short range.
+    """
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     best: list[float] = []
     for digits in DECADE:
-        found = [value for e in exponents for d in digits if low <= (value := float(f"{d}e{e}")) <= high]
+        found = [
+            value for e in exponents for d in digits if low <= (value := float(f"{d}e{e}")) <= high
+        ]
         if len(found) > max(2, most):
             break
         best = found
@@ -77,7 +93,9 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def figure(value: float, digits: int = 4) -> str:
-    """A number with so many digits that count, fewer where they are 0: 1234567 -> '1,234,567', 0.51234 -> '0.5123'."""
+    """A number with so many digits that count, fewer where they are 0: 1234567 -> '1,234,567',
+    0.51234 -> '0.5123'.
+    """
     if value == 0:
         return "0"
     size = abs(value)
@@ -97,4 +115,6 @@ def tick_labels(values: Sequence[float]) -> list[str]:
 def _step(span: float, most: int) -> float:
     """The least round step that goes into `span` no more than `most` times."""
     power = 10.0 ** math.floor(math.log10(span / most))
-    return next((power * step for step in STEPS if span / (power * step) <= most + 1e-9), power * 10)
+    return next(
+        (power * step for step in STEPS if span / (power * step) <= most + 1e-9), power * 10
+    )

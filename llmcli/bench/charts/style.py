@@ -1,4 +1,6 @@
-"""The page's one style: light, dark and paper; wide screens and phones. No address in it, so it loads nothing."""
+"""The page's one style: light, dark and paper; wide screens and phones. No address in it, so it
+loads nothing.
+"""
 
 LIGHT = """--paper:#ffffff;--ink:#1b1f24;--soft:#57606a;--grid:#dde2e7;--panel:#f5f7f9;
 --c0:#0b5cad;--c1:#b4460f;--c2:#0a7a5c;--c3:#8b3fa8;--c4:#7d6200;--c5:#57606a"""

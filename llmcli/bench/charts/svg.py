@@ -8,5 +8,11 @@ WIDE, SLIM = 720, 340  # pixels
 
 
 def svg(chart: Chart, wide: float = WIDE, ident: str = "chart", kind: str = "") -> Markup:
-    """Draw a chart `wide` pixels wide; `ident` must be its own on the page, `kind` is one more class."""
-    return plot.draw(chart, wide, ident, kind) if isinstance(chart, Plot) else rows.draw(chart, wide, ident, kind)
+    """Draw a chart `wide` pixels wide; `ident` must be its own on the page, `kind` is one more
+    class.
+    """
+    return (
+        plot.draw(chart, wide, ident, kind)
+        if isinstance(chart, Plot)
+        else rows.draw(chart, wide, ident, kind)
+    )

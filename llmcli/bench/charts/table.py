@@ -1,4 +1,6 @@
-"""A picture's values as a table: what stands below each picture, for those who read numbers or hear them."""
+"""A picture's values as a table: what stands below each picture, for those who read numbers or hear
+them.
+"""
 
 from llmcli.bench.charts.chart import Chart, Plot, Rows, Table
 from llmcli.bench.charts.scale import figure

@@ -1,4 +1,6 @@
-"""A chart as lines of text for a terminal of some width: no colour, and ASCII where Unicode cannot be shown."""
+"""A chart as lines of text for a terminal of some width: no colour, and ASCII where Unicode cannot
+be shown.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +15,9 @@ NARROWEST, WIDEST, HIGH = 24, 100, 14  # columns, columns, lines of a plot
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """What is drawn with. `eighths`: ends of a bar, none to a whole cell; `parts`: the cells of a stack."""
+    """What is drawn with. `eighths`: ends of a bar, none to a whole cell; `parts`: the cells of a
+    stack.
+    """
 
     marks: str
     parts: str
@@ -31,7 +35,9 @@ ASCII = Glyphs("o#^*vx@&", "#=%:+@~-", " #", ".", "|", "-", "+", "+", "~")
 
 
 def telling(chart: Chart) -> bool:
-    """Whether it shows at a glance what numbers in a table do not: several things beside one another."""
+    """Whether it shows at a glance what numbers in a table do not: several things beside one
+    another.
+    """
     if isinstance(chart, Rows):
         return chart.dots or len(chart.rows) > 1 or len(chart.names) > 1
     return sum(len(one.points) for one in chart.series if one.marks) > 1
@@ -42,7 +48,9 @@ def text(chart: Chart, columns: int, unicode: bool = True) -> str:
     columns = min(max(columns, NARROWEST), WIDEST)
     glyphs = UNICODE if unicode else ASCII
     columns -= not unicode  # a line has one ± at most, which becomes two letters
-    lines = _plot(chart, columns, glyphs) if isinstance(chart, Plot) else _rows(chart, columns, glyphs)
+    lines = (
+        _plot(chart, columns, glyphs) if isinstance(chart, Plot) else _rows(chart, columns, glyphs)
+    )
     shown = [line.rstrip() for line in (fit(chart.title, columns, glyphs.more), *lines)]
     return "\n".join(line if unicode else _ascii(line) for line in shown)
 
@@ -53,20 +61,32 @@ def _rows(chart: Rows, columns: int, glyphs: Glyphs) -> list[str]:
     notes = min(max(cells(row.note) for row in chart.rows), columns // 3)
     room = columns - label - 1 - (notes + 1 if notes else 0)
     rules = [rule.at for rule in chart.rules]
-    low, high = limits(chart.reach, chart.axis.log, chart.axis.zero) if chart.dots else (0.0, max(chart.reach) or 1.0)
+    low, high = (
+        limits(chart.reach, chart.axis.log, chart.axis.zero)
+        if chart.dots
+        else (0.0, max(chart.reach) or 1.0)
+    )
     scale = Scale(low, high, 0, room - 1 if chart.dots else room, chart.axis.log)
     lines = []
     for row in chart.rows:
-        drawn = _marks(row, names, scale, room, glyphs) if chart.dots else _bar(row, names, scale, glyphs)
+        drawn = (
+            _marks(row, names, scale, room, glyphs)
+            if chart.dots
+            else _bar(row, names, scale, glyphs)
+        )
         field = list(drawn.ljust(room))
         for at in {min(round(scale(rule)), room - 1) for rule in rules}:
             field[at] = glyphs.down if field[at] == " " else field[at]
-        lines.append(f"{fit(row.label, label, glyphs.more)} {''.join(field)} {fit(row.note, notes, glyphs.more)}")
+        lines.append(
+            f"{fit(row.label, label, glyphs.more)} {''.join(field)} {fit(row.note, notes, glyphs.more)}"
+        )
     if chart.dots:
         lines += [" " * (label + 1) + line for line in _across(chart.axis, scale, room, glyphs)]
     if len(names) > 1:
         samples = glyphs.marks if chart.dots else glyphs.parts
-        lines += _flow([f"{samples[n % len(samples)]} {name}" for n, name in enumerate(names)], columns)
+        lines += _flow(
+            [f"{samples[n % len(samples)]} {name}" for n, name in enumerate(names)], columns
+        )
     return lines + _flow([f"{rule.label}: {figure(rule.at)}" for rule in chart.rules], columns)
 
 
@@ -78,7 +98,9 @@ def _bar(row: Row, names: Sequence[str], scale: Scale, glyphs: Glyphs) -> str:
         if len(names) == 1:
             steps = len(glyphs.eighths) - 1
             eighths = max(round(scale(at) * steps), 1 if at else 0)
-            drawn = glyphs.eighths[-1] * (eighths // steps) + glyphs.eighths[eighths % steps].strip()
+            drawn = (
+                glyphs.eighths[-1] * (eighths // steps) + glyphs.eighths[eighths % steps].strip()
+            )
         else:
             part = glyphs.parts[names.index(one.name) % len(glyphs.parts)]
             drawn += part * (round(scale(at)) - len(drawn))
@@ -86,7 +108,9 @@ def _bar(row: Row, names: Sequence[str], scale: Scale, glyphs: Glyphs) -> str:
 
 
 def _marks(row: Row, names: Sequence[str], scale: Scale, room: int, glyphs: Glyphs) -> str:
-    """A mark for each value on a line between them; where several fall into one cell the first is seen."""
+    """A mark for each value on a line between them; where several fall into one cell the first is
+    seen.
+    """
     drawn = [" "] * room
     ends = [one.value for one in row.values] + list(row.span or ())
     if ends:
@@ -119,7 +143,9 @@ def _plot(plot: Plot, columns: int, glyphs: Glyphs) -> list[str]:
         for point in one.points:
             _write(point, x, y, field)
     lines = [fit(plot.y.title, columns, glyphs.more)]
-    lines += [f"{labels.get(n, ''):>{left}} {glyphs.down}{''.join(line)}" for n, line in enumerate(field)]
+    lines += [
+        f"{labels.get(n, ''):>{left}} {glyphs.down}{''.join(line)}" for n, line in enumerate(field)
+    ]
     base, *below = _across(plot.x, x, room, glyphs)
     lines += [" " * (left + 1) + glyphs.corner + base, *(" " * (left + 2) + line for line in below)]
     shown = [
@@ -140,12 +166,18 @@ def _trace(points: Sequence[Point], x: Scale, y: Scale, field: list[list[str]], 
 
 
 def _write(point: Point, x: Scale, y: Scale, field: list[list[str]]) -> None:
-    """A point's label beside it where nothing but a line would be covered; the table has it in any case."""
+    """A point's label beside it where nothing but a line would be covered; the table has it in any
+    case.
+    """
     line, at = field[round(y(point.y))], round(x(point.x))
     for words in dict.fromkeys((point.words, point.label)):
         size = len(words)
         for start in (at + 2, at - 1 - size) if size and cells(words) == size else ():
-            if start >= 0 and start + size <= len(line) and all(cell in " ·.│|" for cell in line[start : start + size]):
+            if (
+                start >= 0
+                and start + size <= len(line)
+                and all(cell in " ·.│|" for cell in line[start : start + size])
+            ):
                 line[start : start + size] = words
                 return
 

@@ -1,7 +1,9 @@
-"""The client: one connection pool, one coroutine a request, a stamp for every piece of text. It plans nothing.
+"""The client: one connection pool, one coroutine a request, a stamp for every piece of text. It
+plans nothing.
 
-2026-11-22: aiohttp rather than httpx (httpx2 2.16): against a server that answers at once, 16 at a time, aiohttp 3.14
-sends 4,100 requests and reads 66,000 chunks a CPU second, httpx 910 and 45,000; a client must not be what is measured.
+2026-11-22: aiohttp rather than httpx (httpx2 2.16): against a server that answers at once, 16 at a
+time, aiohttp 3.14 sends 4,100 requests and reads 66,000 chunks a CPU second, httpx 910 and 45,000;
+a client must not be what is measured.
 """
 
 import asyncio
@@ -27,7 +29,9 @@ MOST_BODY = 1 << 22  # bytes that are read of an answer that is no stream
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where requests go, and how. `base` ends before /chat/completions; `extra` are more fields of each body."""
+    """Where requests go, and how. `base` ends before /chat/completions; `extra` are more fields of
+    each body.
+    """
 
     base: str
     model: str = ""
@@ -50,14 +54,18 @@ class Server:
 
 
 def base(url: str) -> str:
-    """The base of an API from what people type: http://host:8080, …/v1, …/v1/chat/completions. Raises UserError."""
+    """The base of an API from what people type: http://host:8080, …/v1, …/v1/chat/completions.
+    Raises UserError.
+    """
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         good = False
     if not good:
-        raise UserError(f"{url!r} is no address of a server", hint="llmcli bench load http://127.0.0.1:8080")
+        raise UserError(
+            f"{url!r} is no address of a server", hint="llmcli bench load http://127.0.0.1:8080"
+        )
     path = parts.path.rstrip("/").removesuffix("/completions").removesuffix("/chat")
     return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
 
@@ -65,8 +73,14 @@ def base(url: str) -> str:
 class Client:
     """Sends requests to one server."""
 
-    def __init__(self, server: Server, session: "aiohttp.ClientSession", fresh: "aiohttp.ClientSession") -> None:
-        self.server, self.session, self.fresh = server, session, fresh  # `fresh` keeps no connection
+    def __init__(
+        self, server: Server, session: "aiohttp.ClientSession", fresh: "aiohttp.ClientSession"
+    ) -> None:
+        self.server, self.session, self.fresh = (
+            server,
+            session,
+            fresh,
+        )  # `fresh` keeps no connection
         self.headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         if server.key:
             self.headers["Authorization"] = f"Bearer {server.key}"
@@ -74,19 +88,28 @@ class Client:
     def body(self, job: Job, streamed: bool = True) -> bytes:
         """What is sent for a job."""
         server = self.server
-        told: dict[str, Any] = {"model": server.model, "max_tokens": job.max_tokens, "stream": streamed}
+        told: dict[str, Any] = {
+            "model": server.model,
+            "max_tokens": job.max_tokens,
+            "stream": streamed,
+        }
         if streamed:
             told["stream_options"] = {"include_usage": True}
         if server.chat:
             system = [{"role": "system", "content": job.shared}] if job.shared else []
             told["messages"] = job.messages or [*system, {"role": "user", "content": job.text}]
         else:
-            words = [str(one.get("content", "")) for one in job.messages or ()] or [job.shared, job.text]
+            words = [str(one.get("content", "")) for one in job.messages or ()] or [
+                job.shared,
+                job.text,
+            ]
             told["prompt"] = "\n".join(word for word in words if word)
         return json.dumps({**told, **server.extra}).encode()
 
     async def ask(self, job: Job, answer: Answer) -> None:
-        """Send a job and fill in its answer, errors included. If it is cancelled the answer stays without an end."""
+        """Send a job and fill in its answer, errors included. If it is cancelled the answer stays
+        without an end.
+        """
         import aiohttp
 
         body = self.body(job)
@@ -95,7 +118,10 @@ class Client:
             async with asyncio.timeout(self.server.timeout):
                 async with await self._post(body) as response:
                     if response.status != 200:
-                        answer.error, answer.says = f"http {response.status}", await _complaint(response)
+                        answer.error, answer.says = (
+                            f"http {response.status}",
+                            await _complaint(response),
+                        )
                     elif job.cancel_after == 0:
                         answer.cancelled = True
                         response.close()
@@ -112,8 +138,10 @@ class Client:
         answer.ended = time.perf_counter()
 
     async def _post(self, body: bytes) -> "aiohttp.ClientResponse":
-        """The response's head. A server may close a kept connection just as it is used again (llama-server does after
-        each stream): if nothing has come back yet, the request is sent once more over a new one."""
+        """The response's head. A server may close a kept connection just as it is used again
+        (llama-server does after each stream): if nothing has come back yet, the request is sent
+        once more over a new one.
+        """
         import aiohttp
 
         try:
@@ -123,9 +151,15 @@ class Client:
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             return await self._sent(self.fresh, body)
 
-    async def _sent(self, session: "aiohttp.ClientSession", body: bytes) -> "aiohttp.ClientResponse":
-        """Redirects are not followed: another server would be measured, and might be on another machine."""
-        return await session.post(self.server.url, data=body, headers=self.headers, allow_redirects=False)
+    async def _sent(
+        self, session: "aiohttp.ClientSession", body: bytes
+    ) -> "aiohttp.ClientResponse":
+        """Redirects are not followed: another server would be measured, and might be on another
+        machine.
+        """
+        return await session.post(
+            self.server.url, data=body, headers=self.headers, allow_redirects=False
+        )
 
     async def once(self, job: Job) -> dict[str, Any]:
         """The whole answer to a job that is not streamed. Raises UserError."""
@@ -135,7 +169,9 @@ class Client:
         """The names under which the server has models. Raises UserError."""
         found = (await self._json(self.server.base + "/models")).get("data")
         listed = found if isinstance(found, list) else []
-        return [one["id"] for one in listed if isinstance(one, dict) and isinstance(one.get("id"), str)]
+        return [
+            one["id"] for one in listed if isinstance(one, dict) and isinstance(one.get("id"), str)
+        ]
 
     async def _json(self, url: str, body: bytes | None = None) -> dict[str, Any]:
         import aiohttp
@@ -148,7 +184,9 @@ class Client:
                 ) as response:
                     if response.status != 200:
                         says = await _complaint(response)
-                        raise UserError(f"{url} answers {response.status}: {says}", hint=_hint(response.status))
+                        raise UserError(
+                            f"{url} answers {response.status}: {says}", hint=_hint(response.status)
+                        )
                     return stream.parsed(await _bytes(response))
         except aiohttp.ClientConnectorCertificateError as error:
             hint = "--cacert FILE names who signed it, --insecure asks nobody"
@@ -158,12 +196,16 @@ class Client:
             raise UserError(f"{url} speaks something else: {error}", hint=hint) from None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             why = "timeout" if isinstance(error, TimeoutError) else error
-            raise UserError(f"{url}: {why}", hint="is the server running? llmcli serve REF starts one") from None
+            raise UserError(
+                f"{url}: {why}", hint="is the server running? llmcli serve REF starts one"
+            ) from None
 
 
 @asynccontextmanager
 async def opened(server: Server) -> AsyncIterator[Client]:
-    """A client with its connections, closed at the end. Raises UserError for a certificate that cannot be read."""
+    """A client with its connections, closed at the end. Raises UserError for a certificate that
+    cannot be read.
+    """
     import aiohttp
 
     tls = _tls(server) if server.base.startswith("https") else False
@@ -196,7 +238,11 @@ async def _read(response: "aiohttp.ClientResponse", job: Job, answer: Answer) ->
                 answer.counts.append(count)
             answer.finish = finish or answer.finish
             if told := stream.usage(chunk):
-                answer.prompt_tokens, answer.output_tokens, answer.cached_tokens = told.prompt, told.output, told.cached
+                answer.prompt_tokens, answer.output_tokens, answer.cached_tokens = (
+                    told.prompt,
+                    told.output,
+                    told.cached,
+                )
         if job.cancel_after is not None and len(answer.stamps) >= job.cancel_after and not done:
             answer.cancelled = True
             response.close()
@@ -227,14 +273,20 @@ async def _complaint(response: "aiohttp.ClientResponse") -> str:
 def _hint(status: int) -> str:
     if status in (401, 403):
         return "--api-key-file FILE sends a key"
-    return "--model NAME and --endpoint completions change what is asked" if status in (400, 404) else "ask its log"
+    return (
+        "--model NAME and --endpoint completions change what is asked"
+        if status in (400, 404)
+        else "ask its log"
+    )
 
 
 def _tls(server: Server) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=server.cacert)
     except (OSError, ssl.SSLError):
-        raise UserError(f"{server.cacert} is no certificate", hint="--cacert takes a PEM file") from None
+        raise UserError(
+            f"{server.cacert} is no certificate", hint="--cacert takes a PEM file"
+        ) from None
     if server.insecure:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context

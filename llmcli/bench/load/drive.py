@@ -1,9 +1,10 @@
-"""When requests are sent: so many at once (closed loop), or at times that do not wait for answers (open loop).
+"""When requests are sent: so many at once (closed loop), or at times that do not wait for answers
+(open loop).
 
-The load stays constant while it is measured: the first requests do not count, and after the last measured one more are
-sent until that one is answered; then the client leaves them. In an open loop a request is due at its own time, and its
-wait counts from that time even if the client was late. So a server that stalls cannot hide it by delaying the next
-request (coordinated omission).
+The load stays constant while it is measured: the first requests do not count, and after the last
+measured one more are sent until that one is answered; then the client leaves them. In an open loop
+a request is due at its own time, and its wait counts from that time even if the client was late. So
+a server that stalls cannot hide it by delaying the next request (coordinated omission).
 """
 
 import asyncio
@@ -27,8 +28,10 @@ MOST_WAITING = 4096  # requests that may be open at once in an open loop: more d
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is asked: `level` requests at once ("closed"), or a second. `burstiness`: the gaps of "gamma" have the
-    shape 1/burstiness, so 1 is Poisson and more comes in bursts. `seed` is of the gaps."""
+    """How much is asked: `level` requests at once ("closed"), or a second. `burstiness`: the gaps
+    of "gamma" have the shape 1/burstiness, so 1 is Poisson and more comes in bursts. `seed` is of
+    the gaps.
+    """
 
     arrivals: Arrivals
     level: float
@@ -51,8 +54,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long is measured: until `requests` were sent and `seconds` are over, whichever are given; after `warmup`
-    requests that do not count (None: one round of a closed loop, two seconds' worth of an open one)."""
+    """How long is measured: until `requests` were sent and `seconds` are over, whichever are given;
+    after `warmup` requests that do not count (None: one round of a closed loop, two seconds' worth
+    of an open one).
+    """
 
     requests: int | None = 100
     seconds: float | None = None
@@ -67,11 +72,13 @@ class Length:
 
 @dataclass(slots=True)
 class Run:
-    """What one load gave. `answers` are all, also those that do not count; it was measured from `began`, when the first
-    that counts was due, to `ended`, when as many had ended as count (open loop: when those had).
+    """What one load gave. `answers` are all, also those that do not count; it was measured from
+    `began`, when the first that counts was due, to `ended`, when as many had ended as count (open
+    loop: when those had).
 
-    `late` is how late the client's own loop was, every HEARTBEAT, and `cpu` its seconds of CPU: what it adds to times,
-    and whether it was itself what limited. `stopped`: enough was known before the end.
+    `late` is how late the client's own loop was, every HEARTBEAT, and `cpu` its seconds of CPU:
+    what it adds to times, and whether it was itself what limited. `stopped`: enough was known
+    before the end.
     """
 
     load: Load
@@ -92,7 +99,9 @@ class Run:
         """Whether requests came faster than they were answered (open loop); see saturation.py."""
         told = [one for one in self.measured if one.stamps]
         return not self.load.closed and saturation.growing(
-            [one.scheduled for one in told], [float(one.beside) for one in told], [one.ttft for one in told]
+            [one.scheduled for one in told],
+            [float(one.beside) for one in told],
+            [one.ttft for one in told],
         )
 
 
@@ -102,13 +111,19 @@ Enough = Callable[[Run, Answer], bool]
 class Driver:
     """One load on one server: sends, counts who is open, and knows when it is enough.
 
-    `enough` is shown each measured answer, and ends the run early where it says so; `tick` is told of each.
+    `enough` is shown each measured answer, and ends the run early where it says so; `tick` is told
+    of each.
     """
 
     def __init__(
-        self, ask: Ask, jobs: Iterator[Job], load: Load, length: Length, enough: Enough,
+        self,
+        ask: Ask,
+        jobs: Iterator[Job],
+        load: Load,
+        length: Length,
+        enough: Enough,
         tick: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.ask, self.jobs, self.load, self.length = ask, jobs, load, length
         self.enough, self.tick = enough, tick
         self.run = Run(load)
@@ -135,17 +150,25 @@ class Driver:
         return self.run
 
     def _ended(self) -> float:
-        """When the last that counts had ended; in a closed loop, when as many had ended since it began as count.
+        """When the last that counts had ended; in a closed loop, when as many had ended since it
+        began as count.
 
-        Until the last itself ends a closed loop has asked for more: a server that lets eight answers end one after the
-        other would then be charged with the prompts of seven that hardly speak yet, one that lets them end together
-        with none (8 users of 512 tokens: 0.90 of the same tokens a second, 2026-11-22).
+        Until the last itself ends a closed loop has asked for more: a server that lets eight
+        answers end one after the other would then be charged with the prompts of seven that hardly
+        speak yet, one that lets them end together with none (8 users of 512 tokens: 0.90 of the
+        same tokens a second, 2026-11-22).
         """
         counted = [one.ended for one in self.run.measured if one.ended]
         if not counted:
             return time.perf_counter()
-        since = sorted(one.ended for one in self.run.answers if one.ended and one.ended > self.run.began)
-        return since[len(counted) - 1] if self.load.closed and len(since) >= len(counted) else max(counted)
+        since = sorted(
+            one.ended for one in self.run.answers if one.ended and one.ended > self.run.began
+        )
+        return (
+            since[len(counted) - 1]
+            if self.load.closed and len(since) >= len(counted)
+            else max(counted)
+        )
 
     def _closed(self) -> list[Awaitable[None]]:
         return [self._worker() for _ in range(int(self.load.level))]
@@ -187,7 +210,9 @@ class Driver:
             elif not self.left and self._complete(time.perf_counter()):
                 self.over.set()
         if answer.error:
-            await asyncio.sleep(0.01)  # a server that refuses at once is not asked a thousand times a second
+            await asyncio.sleep(
+                0.01
+            )  # a server that refuses at once is not asked a thousand times a second
 
     def _counts(self, due: float) -> bool:
         """Whether a request that is due now is measured."""
@@ -204,10 +229,14 @@ class Driver:
     def _complete(self, now: float) -> bool:
         """Whether all that counts was sent."""
         length = self.length
-        return self.counted >= (length.requests or 1) and now - self.run.began >= (length.seconds or 0)
+        return self.counted >= (length.requests or 1) and now - self.run.began >= (
+            length.seconds or 0
+        )
 
     async def _watch(self) -> None:
-        """How late this loop wakes up: what it would add to any stamp. It also ends a run whose time is over."""
+        """How late this loop wakes up: what it would add to any stamp. It also ends a run whose
+        time is over.
+        """
         while True:
             due = time.perf_counter() + HEARTBEAT
             await asyncio.sleep(HEARTBEAT)
@@ -221,8 +250,9 @@ class Driver:
 def gaps(load: Load, rng: random.Random) -> Iterator[float]:
     """Endless seconds between requests, 1/level on average.
 
-    Each BLOCK of them takes BLOCK / level seconds: else 40 requests of a Poisson process are a rate of its own, 16 %
-    (one sigma) off the one that was asked for, and two searches for the largest rate would not agree.
+    Each BLOCK of them takes BLOCK / level seconds: else 40 requests of a Poisson process are a rate
+    of its own, 16 % (one sigma) off the one that was asked for, and two searches for the largest
+    rate would not agree.
     """
     while True:
         block = [_gap(load, rng) for _ in range(BLOCK)]
@@ -242,8 +272,13 @@ def _gap(load: Load, rng: random.Random) -> float:
 
 
 async def drive(
-    ask: Ask, jobs: Iterator[Job], load: Load, length: Length, *, enough: Enough = lambda run, answer: False,
+    ask: Ask,
+    jobs: Iterator[Job],
+    load: Load,
+    length: Length,
+    *,
+    enough: Enough = lambda run, answer: False,
     tick: Callable[[], None] = lambda: None,
-) -> Run:  # fmt: skip
+) -> Run:
     """Put a load on a server and measure it."""
     return await Driver(ask, jobs, load, length, enough, tick).measure()

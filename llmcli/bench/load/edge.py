@@ -1,8 +1,9 @@
 """The largest load for which a server keeps a promise: measures the levels that search.py asks for.
 
-A level is measured to its last request unless it is clear earlier that it is beyond twice the promise, or (closed loop)
-below half of it: crossing.py treats both alike anyway. One user alone is measured at the beginning, every AGAIN
-measurements and at the end, to tell whether the machine changed meanwhile.
+A level is measured to its last request unless it is clear earlier that it is beyond twice the
+promise, or (closed loop) below half of it: crossing.py treats both alike anyway. One user alone is
+measured at the beginning, every AGAIN measurements and at the end, to tell whether the machine
+changed meanwhile.
 """
 
 import math
@@ -31,9 +32,11 @@ DRIFTED, SECONDS_OFF = 1.1, 0.02  # times as long, and by so much, that one user
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When a level holds: `share` of its requests keep the promise, and no queue grows. A level has at least `requests`
-    and takes at least `seconds`; its first `warmup` requests do not count (None: see Length). At most `most`
-    measurements are made. `arrivals` and `burstiness` are of the open loop."""
+    """When a level holds: `share` of its requests keep the promise, and no queue grows. A level has
+    at least `requests` and takes at least `seconds`; its first `warmup` requests do not count
+    (None: see Length). At most `most` measurements are made. `arrivals` and `burstiness` are of the
+    open loop.
+    """
 
     slo: Slo
     share: float = 0.95
@@ -61,12 +64,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The largest level that holds (None: not even the least), the next one that was tried (None: nothing more was),
-    and all that was measured.
+    """The largest level that holds (None: not even the least), the next one that was tried (None:
+    nothing more was), and all that was measured.
 
-    The edge lies between `low` and `high` (90 %; None: not within the grid), and two searches agree where their levels
-    are no more than `steps` of the grid apart. `best`: the level's figures, all its measurements pooled. `alone`: the
-    seconds that one user alone waited for a whole answer, in the order of time.
+    The edge lies between `low` and `high` (90 %; None: not within the grid), and two searches agree
+    where their levels are no more than `steps` of the grid apart. `best`: the level's figures, all
+    its measurements pooled. `alone`: the seconds that one user alone waited for a whole answer, in
+    the order of time.
     """
 
     kind: Kind
@@ -81,11 +85,15 @@ class Edge:
 
     @property
     def drift(self) -> float | None:
-        """How many times as long as at its fastest one user alone waited at the slowest; None: within noise."""
+        """How many times as long as at its fastest one user alone waited at the slowest; None:
+        within noise.
+        """
         if len(self.alone) < 2 or min(self.alone) <= 0:
             return None
         ratio = max(self.alone) / min(self.alone)
-        return ratio if ratio > DRIFTED and max(self.alone) - min(self.alone) > SECONDS_OFF else None
+        return (
+            ratio if ratio > DRIFTED and max(self.alone) - min(self.alone) > SECONDS_OFF else None
+        )
 
 
 @dataclass(slots=True)
@@ -125,20 +133,30 @@ class _Search:
 
     async def measure(self, at: int) -> None:
         level, rules = self.levels[at], self.rules
-        load = Load("closed", level) if self.kind == "concurrency" else Load(rules.arrivals, level, rules.burstiness)
+        load = (
+            Load("closed", level)
+            if self.kind == "concurrency"
+            else Load(rules.arrivals, level, rules.burstiness)
+        )
         self.tick(load.name)
         seconds = rules.seconds if load.closed else rules.seconds or SECONDS
-        count = max(rules.requests, math.ceil(level * ROUNDS if load.closed else level * (seconds or 0.0)))
+        count = max(
+            rules.requests, math.ceil(level * ROUNDS if load.closed else level * (seconds or 0.0))
+        )
         watch = _Watch(rules, load, count)
         length = Length(count, seconds if load.closed else None, self.warmup(level, load.closed))
-        run = await self.session.run(load, length, self.number + len(self.points), enough=watch, may_fail=True)
+        run = await self.session.run(
+            load, length, self.number + len(self.points), enough=watch, may_fail=True
+        )
         excess = watch.excess(run)
         self.seen.append(Seen(at, excess))
         self.points.append(Point(level, excess, figures([run], rules.slo)))
         self.runs.setdefault(at, []).append(run)
 
     def warmup(self, level: float, closed: bool) -> int | None:
-        """Requests until an open loop has filled the server: those of three answers' time, at least two seconds."""
+        """Requests until an open loop has filled the server: those of three answers' time, at least
+        two seconds.
+        """
         if self.rules.warmup is not None or closed:
             return self.rules.warmup
         return math.ceil(level * min(SECONDS, max(2.0, 3 * max(self.alone, default=0.0))))
@@ -146,14 +164,21 @@ class _Search:
     def told(self, found: search.Found) -> Edge:
         levels, at = self.levels, found.at
         runs = self.runs.get(at, [])
-        above = min((place for place in self.runs if place > at), default=None)  # None: measurements ran out, or levels
+        above = min(
+            (place for place in self.runs if place > at), default=None
+        )  # None: measurements ran out, or levels
         within = at >= 0 and above is not None
         return Edge(
-            self.kind, levels[at] if at >= 0 else None, None if above is None else levels[above],
+            self.kind,
+            levels[at] if at >= 0 else None,
+            None if above is None else levels[above],
             search.between(levels, found.low) if within else None,
             search.between(levels, found.high) if within else None,
-            found.steps, tuple(self.points), figures(runs, self.rules.slo) if runs else None, tuple(self.alone),
-        )  # fmt: skip
+            found.steps,
+            tuple(self.points),
+            figures(runs, self.rules.slo) if runs else None,
+            tuple(self.alone),
+        )
 
 
 @dataclass(slots=True)
@@ -196,16 +221,26 @@ class _Watch:
             return self.clear
         if run.stopped or run.saturated:
             return CLIP
-        met = sorted(self.rules.slo.ratio(one) for one in run.measured if one.ended is not None and not one.cancelled)
+        met = sorted(
+            self.rules.slo.ratio(one)
+            for one in run.measured
+            if one.ended is not None and not one.cancelled
+        )
         if not met:
             return CLIP  # nobody stayed to be answered
         return math.log(max(1e-9, met[max(0, math.ceil(self.rules.share * len(met) - 1e-9) - 1)]))
 
 
 async def find(
-    session: Session, kind: Kind, rules: Rules, first: float | None, number: int, tick: Callable[[str], None]
+    session: Session,
+    kind: Kind,
+    rules: Rules,
+    first: float | None,
+    number: int,
+    tick: Callable[[str], None],
 ) -> Edge:
-    """Search from a level near `first` (None: one user, or the rate of one user alone); prompts have numbers from
-    `number` on. `tick` is told what is measured."""
+    """Search from a level near `first` (None: one user, or the rate of one user alone); prompts
+    have numbers from `number` on. `tick` is told what is measured.
+    """
     levels = search.users() if kind == "concurrency" else search.rates()
     return await _Search(session, kind, rules, levels, number, tick).edge(first)

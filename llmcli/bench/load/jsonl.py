@@ -1,4 +1,5 @@
-"""Requests from a file: OpenAI's batch lines, ShareGPT's conversations, lines with a prompt or messages, bare prompts.
+"""Requests from a file: OpenAI's batch lines, ShareGPT's conversations, lines with a prompt or
+messages, bare prompts.
 
 The file is input like any other: what is none of these is told with its line.
 """
@@ -16,19 +17,32 @@ from llmcli.bench.load.record import Job
 from llmcli.errors import UserError
 
 MOST_BYTES = 1 << 30
-ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+}
 HINT = 'a line: {"prompt": "…"}, {"messages": […]}, {"conversations": […]}, or one of OpenAI\'s batch format'
 
 
 def read(path: Path, shape: Shape) -> list[Job]:
-    """The jobs of a file, in its order; `shape.output` is asked where a line says no length. Raises UserError."""
+    """The jobs of a file, in its order; `shape.output` is asked where a line says no length. Raises
+    UserError.
+    """
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise UserError(f"{path} is larger than {MOST_BYTES >> 30} GiB", hint="take fewer lines: head -n 10000")
+            raise UserError(
+                f"{path} is larger than {MOST_BYTES >> 30} GiB",
+                hint="take fewer lines: head -n 10000",
+            )
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UserError(f"cannot read {path}: {why}", hint="--mix takes fixed, sonnet or a JSONL file") from None
+        raise UserError(
+            f"cannot read {path}: {why}", hint="--mix takes fixed, sonnet or a JSONL file"
+        ) from None
     found = [_job(row, shape, f"{path}:{number}") for number, row in _rows(text, path)]
     if not found:
         raise UserError(f"{path} holds no request", hint=HINT)
@@ -45,7 +59,9 @@ def replayed(found: Sequence[Job], shape: Shape, seed: int) -> Iterator[Job]:
 
 def _rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
     whole = text.lstrip().startswith("[")  # ShareGPT is published as one array
-    pieces = [(1, text)] if whole else list(enumerate(text.split("\n"), 1))  # splitlines() cuts at U+2028 within a text
+    pieces = (
+        [(1, text)] if whole else list(enumerate(text.split("\n"), 1))
+    )  # splitlines() cuts at U+2028 within a text
     for number, piece in pieces:
         if not piece.strip():
             continue
@@ -77,12 +93,16 @@ def _job(row: Any, shape: Shape, where: str) -> Job:
 
 
 def _talk(turns: list[Any], where: str) -> list[dict[str, str]]:
-    """A conversation up to the last thing that a person said: what came after it is for the model to write."""
+    """A conversation up to the last thing that a person said: what came after it is for the model
+    to write.
+    """
     found = []
     for turn in turns:
         role = ROLES.get(str(turn.get("from"))) if isinstance(turn, dict) else None
         if role is None or not isinstance(turn.get("value"), str):
-            raise UserError(f"{where} holds a turn that is none", hint='{"from": "human", "value": "…"}')
+            raise UserError(
+                f"{where} holds a turn that is none", hint='{"from": "human", "value": "…"}'
+            )
         found.append({"role": role, "content": turn["value"]})
     while found and found[-1]["role"] != "user":
         found.pop()

@@ -8,9 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be sent. `shared` is a system prompt that others send too; `messages` given: they are sent instead.
+    """What is to be sent. `shared` is a system prompt that others send too; `messages` given: they
+    are sent instead.
 
-    `cancel_after`: the client goes away after so many chunks with text (0: as soon as the answer begins).
+    `cancel_after`: the client goes away after so many chunks with text (0: as soon as the answer
+    begins).
     """
 
     text: str
@@ -22,11 +24,13 @@ class Job:
 
 @dataclass(slots=True)
 class Answer:
-    """What became of one request. The client that sends it fills this in; nobody changes it afterwards.
+    """What became of one request. The client that sends it fills this in; nobody changes it
+    afterwards.
 
-    `scheduled` is when it should have been sent, `sent` when it was. `stamps` are the arrivals of chunks with text,
-    `counts` the tokens of each where the chunk tells (its ids or logprobs), else 1. `output_tokens` is what the server
-    counted (usage). `error` is a kind ("http 429", "timeout", …), `says` what the server wrote.
+    `scheduled` is when it should have been sent, `sent` when it was. `stamps` are the arrivals of
+    chunks with text, `counts` the tokens of each where the chunk tells (its ids or logprobs), else
+    1. `output_tokens` is what the server counted (usage). `error` is a kind ("http 429", "timeout",
+    …), `says` what the server wrote.
     """
 
     scheduled: float
@@ -47,7 +51,12 @@ class Answer:
     @property
     def good(self) -> bool:
         """Whether it was answered to its end."""
-        return self.ended is not None and self.error is None and not self.cancelled and bool(self.stamps)
+        return (
+            self.ended is not None
+            and self.error is None
+            and not self.cancelled
+            and bool(self.stamps)
+        )
 
     @property
     def tokens(self) -> int:

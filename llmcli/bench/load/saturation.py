@@ -1,8 +1,10 @@
-"""Whether a server falls behind: open requests and waits for the first token both grow, beyond what chance allows.
+"""Whether a server falls behind: open requests and waits for the first token both grow, beyond what
+chance allows.
 
-After guidellm's over-saturation test: a long queue alone is no sign; a queue that grows while first tokens come later
-and later is one. Neighbouring requests meet the same queue and are not independent, so slopes are fitted to the means
-of BINS pieces of the run, which nearly are. Both slopes must be above zero with CONFIDENCE.
+After guidellm's over-saturation test: a long queue alone is no sign; a queue that grows while first
+tokens come later and later is one. Neighbouring requests meet the same queue and are not
+independent, so slopes are fitted to the means of BINS pieces of the run, which nearly are. Both
+slopes must be above zero with CONFIDENCE.
 """
 
 import math
@@ -16,15 +18,21 @@ from llmcli.bench.saved import student
 BINS = 10
 LEAST = 30  # requests below which nothing is said
 CONFIDENCE = 0.99
-GROWTH = 1.5  # times its first value that the fitted line must reach: a slope may be certain and small
+GROWTH = (
+    1.5  # times its first value that the fitted line must reach: a slope may be certain and small
+)
 
 
 def growing(times: Sequence[float], waiting: Sequence[float], ttft: Sequence[float]) -> bool:
-    """Whether requests, by when they were due, met more and more others and waited longer and longer."""
+    """Whether requests, by when they were due, met more and more others and waited longer and
+    longer.
+    """
     if len(times) < LEAST:
         return False
     order = sorted(range(len(times)), key=times.__getitem__)
-    return all(_rises([times[at] for at in order], [of[at] for at in order]) for of in (waiting, ttft))
+    return all(
+        _rises([times[at] for at in order], [of[at] for at in order]) for of in (waiting, ttft)
+    )
 
 
 def _rises(times: Sequence[float], values: Sequence[float]) -> bool:

@@ -1,13 +1,15 @@
-"""The largest load that keeps a promise: which level to measure next, and what all measurements say.
+"""The largest load that keeps a promise: which level to measure next, and what all measurements
+say.
 
-It measures nothing. Loads are levels of a fixed grid, so that two searches can be compared: they agree within one step
-where their levels are neighbours. Doubling finds a level that holds and one that does not, bisection neighbours, and
-then the levels around the edge are measured again and again until its interval is one step, or MOST measurements are
-made. Every measurement stays in the account (crossing.py): none of them decides alone.
+It measures nothing. Loads are levels of a fixed grid, so that two searches can be compared: they
+agree within one step where their levels are neighbours. Doubling finds a level that holds and one
+that does not, bisection neighbours, and then the levels around the edge are measured again and
+again until its interval is one step, or MOST measurements are made. Every measurement stays in the
+account (crossing.py): none of them decides alone.
 
-2026-11-22: a majority of three measurements at the edge, each taken for yes or no, let three searches agree within one
-step 53 to 81 times of 100 where a measurement is off by 6 to 10 % (one sigma): how far off the promise a measurement
-was is worth many times what its yes or no is.
+2026-11-22: a majority of three measurements at the edge, each taken for yes or no, let three
+searches agree within one step 53 to 81 times of 100 where a measurement is off by 6 to 10 % (one
+sigma): how far off the promise a measurement was is worth many times what its yes or no is.
 """
 
 import math
@@ -26,7 +28,8 @@ WIDE = 1.2  # steps of an interval that is taken for one
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The place of the largest level that holds, -1: none; the interval of the edge in places (90 %).
+    """The place of the largest level that holds, -1: none; the interval of the edge in places (90
+    %).
 
     `steps` is what the noise allowed: two searches agree where they are no more than that apart.
     """
@@ -72,7 +75,9 @@ def place(levels: Sequence[float], logarithm: float) -> float:
     return at + (logarithm - low) / (high - low)
 
 
-def following(levels: Sequence[float], start: int, seen: Sequence[Seen], most: int = MOST) -> int | None:
+def following(
+    levels: Sequence[float], start: int, seen: Sequence[Seen], most: int = MOST
+) -> int | None:
     """The place in the grid to measure next; None: enough is known."""
     if not seen:
         return start
@@ -88,14 +93,20 @@ def following(levels: Sequence[float], start: int, seen: Sequence[Seen], most: i
         return (below + above) // 2
     told, count = found(levels, seen), _counts(seen)
     doubted = [at for at in (below, above) if count[at] < REPEATS]
-    if told.at != below and doubted:  # the line and what was measured last differ: a jump is no line
+    if (
+        told.at != below and doubted
+    ):  # the line and what was measured last differ: a jump is no line
         return doubted[0]
     pair = [at for at in (told.at, told.at + 1) if 0 <= at < len(levels)]
     missing = [at for at in pair if at not in count]
     if len(seen) >= min(LEAST, most) and told.high - told.low <= WIDE and not missing:
         return None
     # Levels beside the two tell the slope, but not those that are far from the promise.
-    beside = [at for at in (told.at - 1, told.at + 2) if at in range(len(levels)) and abs(fit.get(at, 0.0)) < CLIP]
+    beside = [
+        at
+        for at in (told.at - 1, told.at + 2)
+        if at in range(len(levels)) and abs(fit.get(at, 0.0)) < CLIP
+    ]
     edge = (told.low + told.high) / 2
     return min(missing or [*pair, *beside], key=lambda at: (count.get(at, 0), abs(at - edge)))
 
@@ -113,8 +124,16 @@ def found(levels: Sequence[float], seen: Sequence[Seen]) -> Found:
     held, broken = certain(seen)
     least, most = (min(tried) if held is None else held), (max(tried) if broken is None else broken)
     at, low, high = (place(levels, edge.at + part * edge.error) for part in (0, -1, 1))
-    low, high = max(low, -1.0 if held is None else held), min(high, len(levels) if broken is None else broken)
-    return Found(min(max(math.floor(at), least), most - 1), low, high, max(1, math.ceil(high - low - WIDE + 1)))
+    low, high = (
+        max(low, -1.0 if held is None else held),
+        min(high, len(levels) if broken is None else broken),
+    )
+    return Found(
+        min(max(math.floor(at), least), most - 1),
+        low,
+        high,
+        max(1, math.ceil(high - low - WIDE + 1)),
+    )
 
 
 def _lower(levels: Sequence[float], seen: Sequence[Seen]) -> int | None:
@@ -126,7 +145,9 @@ def _lower(levels: Sequence[float], seen: Sequence[Seen]) -> int | None:
 
 
 def _higher(levels: Sequence[float], seen: Sequence[Seen]) -> int | None:
-    """Everything held so far: twice the load, or the next level where one that seemed too much turned out not to be."""
+    """Everything held so far: twice the load, or the next level where one that seemed too much
+    turned out not to be.
+    """
     highest, count = max(one.at for one in seen), _counts(seen)
     if highest == len(levels) - 1:
         return None

@@ -1,4 +1,6 @@
-"""One server under test: its name, how long its prompts are, and loads put on it one after the other."""
+"""One server under test: its name, how long its prompts are, and loads put on it one after the
+other.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -34,7 +36,9 @@ class Asked:
 
 
 class Session:
-    """A server whose model is known and whose prompts are fitted to tokens. `fit` None: the requests are a file's."""
+    """A server whose model is known and whose prompts are fitted to tokens. `fit` None: the
+    requests are a file's.
+    """
 
     def __init__(self, client: Client, asked: Asked, fit: Fit | None) -> None:
         self.client, self.asked, self.fit = client, asked, fit
@@ -53,13 +57,23 @@ class Session:
         return mixes.jobs(mixes.mixes()[asked.mix], asked.shape, self.fit, seed)
 
     async def run(
-        self, load: Load, length: Length, number: int, *, enough: Enough = lambda run, answer: False,
-        tick: Callable[[], None] = lambda: None, may_fail: bool = False,
-    ) -> Run:  # fmt: skip
-        """Put a load on the server; `number` chooses its prompts. Raises UserError where every request failed, unless
-        it `may_fail`: a server may refuse all of a load that is too much for it."""
+        self,
+        load: Load,
+        length: Length,
+        number: int,
+        *,
+        enough: Enough = lambda run, answer: False,
+        tick: Callable[[], None] = lambda: None,
+        may_fail: bool = False,
+    ) -> Run:
+        """Put a load on the server; `number` chooses its prompts. Raises UserError where every
+        request failed, unless it `may_fail`: a server may refuse all of a load that is too much for
+        it.
+        """
         load = replace(load, seed=self.asked.seed * 1_000_003 + number)
-        run = await drive(self.client.ask, self.jobs(number), load, length, enough=enough, tick=tick)
+        run = await drive(
+            self.client.ask, self.jobs(number), load, length, enough=enough, tick=tick
+        )
         await asyncio.sleep(SETTLE)
         measured = run.measured
         if not may_fail and measured and all(one.error for one in measured):
@@ -72,8 +86,14 @@ class Session:
 def _hint(error: str) -> str:
     if error == "timeout":
         return "--timeout SECONDS waits longer, -n fewer tokens take less"
-    refused = error.startswith("http 4") or error in ("no text", "bad stream", "error in the stream")
-    return "--model, --endpoint and --body change what is asked" if refused else "its log may say why"
+    refused = error.startswith("http 4") or error in (
+        "no text",
+        "bad stream",
+        "error in the stream",
+    )
+    return (
+        "--model, --endpoint and --body change what is asked" if refused else "its log may say why"
+    )
 
 
 @asynccontextmanager

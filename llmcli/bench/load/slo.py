@@ -25,8 +25,9 @@ class Slo:
         return self.ratio(answer) <= 1
 
     def ratio(self, answer: Answer) -> float:
-        """What it met in units of the limit, of the limits the one it is worst in; inf where it failed. An answer of
-        one token has a TPOT of 0."""
+        """What it met in units of the limit, of the limits the one it is worst in; inf where it
+        failed. An answer of one token has a TPOT of 0.
+        """
         if not answer.good:
             return math.inf
         met = {"ttft": answer.ttft, "tpot": answer.tpot or 0.0, "e2el": answer.e2el}

@@ -1,6 +1,7 @@
 """Server-sent events, and what a chunk of OpenAI's stream says. It knows nothing of connections.
 
-What a server sends is untrusted: an event longer than MOST, or one that is no JSON object, is an error of that request.
+What a server sends is untrusted: an event longer than MOST, or one that is no JSON object, is an
+error of that request.
 """
 
 import json
@@ -42,7 +43,9 @@ class Events:
         for event in whole:
             if event.startswith(b"data:") and b"\n" not in event:
                 yield event[5:].strip()
-            elif data := [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]:
+            elif data := [
+                line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")
+            ]:
                 yield b"\n".join(data)
 
 
@@ -58,9 +61,11 @@ def parsed(data: bytes) -> dict[str, Any]:
 
 
 def tokens(chunk: dict[str, Any]) -> tuple[int, str | None]:
-    """Tokens with text in a chunk, and why the answer ended; 0 for a chunk without text (the role, the usage).
+    """Tokens with text in a chunk, and why the answer ended; 0 for a chunk without text (the role,
+    the usage).
 
-    A server that tells the ids of a chunk, or a logprob for each token, is believed; else a chunk is one token.
+    A server that tells the ids of a chunk, or a logprob for each token, is believed; else a chunk
+    is one token.
     """
     choices = chunk.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
@@ -70,7 +75,10 @@ def tokens(chunk: dict[str, Any]) -> tuple[int, str | None]:
     finish = reason if isinstance(reason, str) else None
     delta = choice.get("delta")
     held = delta if isinstance(delta, dict) else choice
-    if not any(held.get(name) for name in ("content", "text", "reasoning_content", "reasoning", "tool_calls")):
+    if not any(
+        held.get(name)
+        for name in ("content", "text", "reasoning_content", "reasoning", "tool_calls")
+    ):
         return 0, finish
     logprobs = choice.get("logprobs")
     told = logprobs.get("content") or logprobs.get("tokens") if isinstance(logprobs, dict) else None
@@ -85,7 +93,9 @@ def usage(chunk: dict[str, Any]) -> Usage | None:
         return None
     details = told.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Usage(_count(told.get("prompt_tokens")), _count(told.get("completion_tokens")), _count(cached))
+    return Usage(
+        _count(told.get("prompt_tokens")), _count(told.get("completion_tokens")), _count(cached)
+    )
 
 
 def complaint(body: dict[str, Any]) -> str:

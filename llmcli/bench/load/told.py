@@ -17,7 +17,9 @@ SHOWN = ("p50", "p90", "p99")
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a row of figures holds for: the server and its model as they were named, what was asked, and when."""
+    """What a row of figures holds for: the server and its model as they were named, what was asked,
+    and when.
+    """
 
     server: str
     model: str
@@ -33,37 +35,72 @@ class World:
 
 def title(world: World, told: Figures) -> str:
     """The name of a test, as the history lists it."""
-    lengths = f"{world.shape.prompt}+{world.shape.output}" if world.mix in ("fixed", "sonnet") else world.mix
+    lengths = (
+        f"{world.shape.prompt}+{world.shape.output}"
+        if world.mix in ("fixed", "sonnet")
+        else world.mix
+    )
     return f"load {lengths} {told.load.name}"
 
 
 def document(world: World, told: Figures) -> dict[str, Any]:
-    """One row: its names where vLLM's `bench serve` and llama-bench have them are theirs; times in milliseconds."""
+    """One row: its names where vLLM's `bench serve` and llama-bench have them are theirs; times in
+    milliseconds.
+    """
     load, shape = told.load, world.shape
     times = {
-        name: None if (one := told.times.get(name)) is None
+        name: None
+        if (one := told.times.get(name)) is None
         else {"count": one.count, "mean": one.mean, "max": one.most, **one.ranks}
         for name in TIMES
-    }  # fmt: skip
+    }
     return {
-        "test": title(world, told), "build_commit": world.build, "cpu_info": world.cpu, "gpu_info": "",
-        "backends": "http", "model_filename": world.model, "server": world.server, "endpoint": world.endpoint,
-        "test_time": world.began, "load": load.name, "arrivals": load.arrivals, "level": load.level,
-        "n_parallel": int(load.level) if load.closed else 0, "mix": world.mix, "seed": world.seed,
-        "n_prompt": shape.prompt, "n_gen": shape.output, "n_depth": 0, "sampling": True,
-        "shared": shape.shared, "cancel": shape.cancel,
-        "duration": told.seconds, "completed": told.answered, "failed": sum(told.failed.values()),
-        "failed_by_kind": told.failed, "failed_says": told.says, "cancelled": told.cancelled,
-        "prompt_tokens_mean": _known(told.prompt_tokens), "output_tokens_mean": _known(told.output_tokens),
-        "cached_share": told.cached, "request_throughput": told.request_rate,
-        "output_throughput": told.output_rate, "total_token_throughput": told.total_rate,
-        "slo": world.slo or None, "request_goodput": told.goodput, "slo_share": told.share,
+        "test": title(world, told),
+        "build_commit": world.build,
+        "cpu_info": world.cpu,
+        "gpu_info": "",
+        "backends": "http",
+        "model_filename": world.model,
+        "server": world.server,
+        "endpoint": world.endpoint,
+        "test_time": world.began,
+        "load": load.name,
+        "arrivals": load.arrivals,
+        "level": load.level,
+        "n_parallel": int(load.level) if load.closed else 0,
+        "mix": world.mix,
+        "seed": world.seed,
+        "n_prompt": shape.prompt,
+        "n_gen": shape.output,
+        "n_depth": 0,
+        "sampling": True,
+        "shared": shape.shared,
+        "cancel": shape.cancel,
+        "duration": told.seconds,
+        "completed": told.answered,
+        "failed": sum(told.failed.values()),
+        "failed_by_kind": told.failed,
+        "failed_says": told.says,
+        "cancelled": told.cancelled,
+        "prompt_tokens_mean": _known(told.prompt_tokens),
+        "output_tokens_mean": _known(told.output_tokens),
+        "cached_share": told.cached,
+        "request_throughput": told.request_rate,
+        "output_throughput": told.output_rate,
+        "total_token_throughput": told.total_rate,
+        "slo": world.slo or None,
+        "request_goodput": told.goodput,
+        "slo_share": told.share,
         **{f"{name}_ms": one for name, one in times.items()},
-        "bundled_share": told.bundled, "client_late_p50_ms": told.late_ms[0], "client_late_p99_ms": told.late_ms[1],
-        "client_cpu_share": told.client, "saturated": told.saturated, "stopped_early": told.stopped,
+        "bundled_share": told.bundled,
+        "client_late_p50_ms": told.late_ms[0],
+        "client_late_p99_ms": told.late_ms[1],
+        "client_cpu_share": told.client,
+        "saturated": told.saturated,
+        "stopped_early": told.stopped,
         "samples_ts": [round(rate, 4) for rate in told.samples],
         "samples_ns": [round(told.seconds * 1e9 / len(told.samples))] * len(told.samples),
-    }  # fmt: skip
+    }
 
 
 def text(rows: Sequence[dict[str, Any]], form: str) -> str:
@@ -80,33 +117,52 @@ def text(rows: Sequence[dict[str, Any]], form: str) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def table(found: Sequence[Figures]) -> tuple[tuple[str, ...], list[tuple[str, ...]], tuple[str, ...]]:
+def table(
+    found: Sequence[Figures],
+) -> tuple[tuple[str, ...], list[tuple[str, ...]], tuple[str, ...]]:
     """Columns, rows, and those to the right: one row a load."""
     promised = any(one.goodput is not None for one in found)
     columns = (
-        "load", "answered", "failed", "output tok/s", "total tok/s", "requests/s",
-        *(f"{name} {rank}" for name in TIMES for rank in SHOWN), *(("goodput", "kept") if promised else ()),
-    )  # fmt: skip
+        "load",
+        "answered",
+        "failed",
+        "output tok/s",
+        "total tok/s",
+        "requests/s",
+        *(f"{name} {rank}" for name in TIMES for rank in SHOWN),
+        *(("goodput", "kept") if promised else ()),
+    )
     rows = [
         (
-            one.load.name, str(one.answered), str(sum(one.failed.values())), f"{one.output_rate:.1f}",
-            f"{one.total_rate:.1f}", f"{one.request_rate:.2f}",
+            one.load.name,
+            str(one.answered),
+            str(sum(one.failed.values())),
+            f"{one.output_rate:.1f}",
+            f"{one.total_rate:.1f}",
+            f"{one.request_rate:.2f}",
             *(cell(one, name, rank) for name in TIMES for rank in SHOWN),
             *((f"{one.goodput or 0:.2f}", f"{one.share or 0:.0%}") if promised else ()),
         )
         for one in found
-    ]  # fmt: skip
+    ]
     return columns, rows, columns[1:]
 
 
 def times(one: Figures) -> tuple[tuple[str, ...], list[tuple[str, ...]], tuple[str, ...]]:
-    """Columns and rows of all percentiles of one load, in milliseconds; - is one that too few values would make."""
+    """Columns and rows of all percentiles of one load, in milliseconds; - is one that too few
+    values would make.
+    """
     columns = ("ms", "values", "mean", *RANKS, "max")
     rows = [
-        (name.upper(), f"{told.count:,}", f"{told.mean:.1f}", *(cell(one, name, rank) for rank in RANKS),
-         f"{told.most:.1f}")
+        (
+            name.upper(),
+            f"{told.count:,}",
+            f"{told.mean:.1f}",
+            *(cell(one, name, rank) for rank in RANKS),
+            f"{told.most:.1f}",
+        )
         for name, told in one.times.items()
-    ]  # fmt: skip
+    ]
     return columns, rows, columns[1:]
 
 

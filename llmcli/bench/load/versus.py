@@ -1,6 +1,8 @@
-"""Two servers beside each other: the same prompts in turns, a coin says who begins, and ratios with their intervals.
+"""Two servers beside each other: the same prompts in turns, a coin says who begins, and ratios with
+their intervals.
 
-Never both at once where they share a machine: each would measure the other. See paired.py for what a pair proves.
+Never both at once where they share a machine: each would measure the other. See paired.py for what
+a pair proves.
 """
 
 import random
@@ -37,7 +39,9 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Versus:
-    """Both sides under one load: their figures over all turns, and ratios. For tok/s more is better, for times less."""
+    """Both sides under one load: their figures over all turns, and ratios. For tok/s more is
+    better, for times less.
+    """
 
     a: Figures
     b: Figures
@@ -46,9 +50,14 @@ class Versus:
 
 
 async def versus(
-    sides: tuple[Session, Session], load: Load, length: Length, turns: int, slo: Slo | None, number: int,
+    sides: tuple[Session, Session],
+    load: Load,
+    length: Length,
+    turns: int,
+    slo: Slo | None,
+    number: int,
     tick: Callable[[], None],
-) -> Versus:  # fmt: skip
+) -> Versus:
     """Measure `turns` of each side, each pair with prompts of its own that both get."""
     coin, runs = random.Random(number), ([], [])  # type: tuple[random.Random, tuple[list[Run], list[Run]]]
     for turn in range(turns):
@@ -65,8 +74,14 @@ def compared(a: Sequence[Run], b: Sequence[Run], slo: Slo | None = None) -> Vers
     for name in TIMES:
         if name in one.times and name in other.times:
             ranks = one.times[name].ranks, other.times[name].ranks
-            found += [_time(name, rank, a, b) for rank in ("p50", "p99") if None not in (each[rank] for each in ranks)]
-    known = [ratio for ratio in found if ratio.a > 0]  # to what took no time at all there is no ratio
+            found += [
+                _time(name, rank, a, b)
+                for rank in ("p50", "p99")
+                if None not in (each[rank] for each in ranks)
+            ]
+    known = [
+        ratio for ratio in found if ratio.a > 0
+    ]  # to what took no time at all there is no ratio
     return Versus(one, other, tuple(known), len(a))
 
 
@@ -76,20 +91,29 @@ def _rate(one: Figures, other: Figures) -> Ratio:
     assert isinstance(told, Comparison)
     known = told.low > 0 and told.high < np.inf
     return Ratio(
-        "output tok/s", one.output_rate, other.output_rate, told.ratio, told.low if known else None,
+        "output tok/s",
+        one.output_rate,
+        other.output_rate,
+        told.ratio,
+        told.low if known else None,
         told.high if known else None,
-    )  # fmt: skip
+    )
 
 
 def _time(name: str, rank: str, a: Sequence[Run], b: Sequence[Run]) -> Ratio:
-    """A percentile of all requests of each side; its interval by drawing turns anew, pair by pair (bootstrap)."""
+    """A percentile of all requests of each side; its interval by drawing turns anew, pair by pair
+    (bootstrap).
+    """
     share = RANKS[rank][0]
     times = [
-        [np.asarray(seconds_of(name, [one for one in run.measured if one.good])) for run in side] for side in (a, b)
+        [np.asarray(seconds_of(name, [one for one in run.measured if one.good])) for run in side]
+        for side in (a, b)
     ]
 
     def at(turns: Sequence[int]) -> tuple[float, float]:
-        one, other = (_ranked(np.concatenate([side[turn] for turn in turns]), share) for side in times)
+        one, other = (
+            _ranked(np.concatenate([side[turn] for turn in turns]), share) for side in times
+        )
         return one, other
 
     one, other = at(range(len(a)))
@@ -99,7 +123,11 @@ def _time(name: str, rank: str, a: Sequence[Run], b: Sequence[Run]) -> Ratio:
             low, high = at(rng.choices(range(len(a)), k=len(a)))
             drawn.append(high / low if low else np.inf)
     tail = (1 - CONFIDENCE) / 2
-    span = (percentile(drawn, round(tail, 3)), percentile(drawn, round(1 - tail, 3))) if drawn else (None, None)
+    span = (
+        (percentile(drawn, round(tail, 3)), percentile(drawn, round(1 - tail, 3)))
+        if drawn
+        else (None, None)
+    )
     return Ratio(f"{name} {rank}", one * 1e3, other * 1e3, other / one if one else 0.0, *span)
 
 

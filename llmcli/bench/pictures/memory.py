@@ -9,9 +9,12 @@ from llmcli.units import size
 
 MIB = 2**20
 PARTS = (
-    ("weights", "weights"), ("weights in another layout", "repacked"), ("KV cache", "kv"),
-    ("compute buffers", "compute"), ("output buffer", "output"),
-)  # fmt: skip
+    ("weights", "weights"),
+    ("weights in another layout", "repacked"),
+    ("KV cache", "kv"),
+    ("compute buffers", "compute"),
+    ("output buffer", "output"),
+)
 OVERHEAD, FREE = "interpreter, libraries", "free"
 LARGE = 2  # free memory is drawn where it is no more than so many times what is used
 
@@ -32,14 +35,29 @@ def chart(receipts: Sequence[tuple[str, Receipt]]) -> Rows | None:
 
 
 def types(rows: Sequence[tuple[str, int, str]], available: int | None) -> Rows | None:
-    """What llama.cpp would map and allocate for each type of the weights: name, bytes, and a word about it."""
+    """What llama.cpp would map and allocate for each type of the weights: name, bytes, and a word
+    about it.
+    """
     if not rows:
         return None
-    bars = tuple(Row(name, (Value("MiB", nbytes / MIB),), f"{size(nbytes)}, {word}") for name, nbytes, word in rows)
+    bars = tuple(
+        Row(name, (Value("MiB", nbytes / MIB),), f"{size(nbytes)}, {word}")
+        for name, nbytes, word in rows
+    )
     near = available is not None and available <= LARGE * max(nbytes for _, nbytes, _ in rows)
-    rules = (Rule(available / MIB, f"available: {size(available)}"),) if available is not None and near else ()
+    rules = (
+        (Rule(available / MIB, f"available: {size(available)}"),)
+        if available is not None and near
+        else ()
+    )
     room = "unknown memory is" if available is None else f"{size(available)} are"
-    return Rows("In other types", f"All that llama.cpp would hold; {room} available.", Axis("MiB"), bars, rules=rules)
+    return Rows(
+        "In other types",
+        f"All that llama.cpp would hold; {room} available.",
+        Axis("MiB"),
+        bars,
+        rules=rules,
+    )
 
 
 def _verdict(receipts: Sequence[tuple[str, Receipt]]) -> str:
@@ -50,7 +68,9 @@ def _verdict(receipts: Sequence[tuple[str, Receipt]]) -> str:
 
 
 def _row(name: str, share: Share, overhead: int | None) -> Row:
-    """One device's parts; what is not known is left out, and said. `overhead` None: it is no part of this picture."""
+    """One device's parts; what is not known is left out, and said. `overhead` None: it is no part
+    of this picture.
+    """
     held = [(label, getattr(share, part)) for label, part in PARTS]
     if share.device == HOST and overhead is not None:
         held.append((OVERHEAD, overhead))

@@ -1,7 +1,8 @@
 """The roofline: what reading memory and computing allow, and where the tests stand below it.
 
-Every test is operations a second over operations a byte that must be read (Williams, Waterman and Patterson 2009).
-The slope is the memory's measured speed, the flat part the best rate of operations that a prompt here reached.
+Every test is operations a second over operations a byte that must be read (Williams, Waterman and
+Patterson 2009). The slope is the memory's measured speed, the flat part the best rate of operations
+that a prompt here reached.
 """
 
 from collections.abc import Sequence
@@ -21,8 +22,9 @@ GIGA = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A test on the roofline. `each`: operations a token, `nbytes`: that must be read for one pass over the weights,
-    `tokens`: that one pass computes."""
+    """A test on the roofline. `each`: operations a token, `nbytes`: that must be read for one pass
+    over the weights, `tokens`: that one pass computes.
+    """
 
     name: str
     rate: float
@@ -52,13 +54,18 @@ def placed(results: Sequence[Result], header: Header) -> list[Placed]:
     found = []
     prompts = [one for one in results if not one.test.n_gen]
     written = [one for one in results if not one.test.n_prompt]
-    for one, name in [*zip(prompts, names(prompts), strict=True), *zip(written, names(written), strict=True)]:
+    for one, name in [
+        *zip(prompts, names(prompts), strict=True),
+        *zip(written, names(written), strict=True),
+    ]:
         test, rate = one.test, average(one.samples_ts)
         at = test.n_depth + (test.n_prompt + test.n_gen) // 2  # its middle stands for it
         cost = work(header, at, test.type_k, test.type_v)
         if cost.attention is None or cost.kv is None:
             continue
-        found.append(_prompt(one, name, rate, cost) if test.n_prompt else _generation(one, name, rate, cost))
+        found.append(
+            _prompt(one, name, rate, cost) if test.n_prompt else _generation(one, name, rate, cost)
+        )
     return [one for one in found if one]
 
 
@@ -73,7 +80,9 @@ def _generation(one: Result, name: str, rate: float, cost: Work) -> Placed | Non
 
 
 def _prompt(one: Result, name: str, rate: float, cost: Work) -> Placed | None:
-    """Each micro-batch reads the weights once and its sequences' caches; the head computes the last token alone."""
+    """Each micro-batch reads the weights once and its sequences' caches; the head computes the last
+    token alone.
+    """
     if cost.chosen:
         return None
     assert cost.kv is not None and cost.attention is not None, name
@@ -81,11 +90,15 @@ def _prompt(one: Result, name: str, rate: float, cost: Work) -> Placed | None:
     count = min(test.n_ubatch, test.n_batch, test.n_prompt * test.n_parallel)
     caches = -(-count // test.n_prompt)
     each = cost.operations - cost.head + cost.attention + cost.head / test.n_prompt
-    return Placed(name, rate, each, sum(cost.weights.values()) + caches * cost.kv, count, prompt=True)
+    return Placed(
+        name, rate, each, sum(cost.weights.values()) + caches * cost.kv, count, prompt=True
+    )
 
 
 def chart(roof: float | None, cache: int | None, tests: Sequence[Placed]) -> Plot:
-    """The roof, of memory that gives so many bytes a second, and the tests; `cache`: bytes of the last one."""
+    """The roof, of memory that gives so many bytes a second, and the tests; `cache`: bytes of the
+    last one.
+    """
     peak = max((one.operations for one in tests if one.prompt), default=None)
     series = [] if roof is None else [_line(roof, peak, tests)]
     for name, prompt in (("generation", False), ("prompts", True)):
@@ -94,9 +107,13 @@ def chart(roof: float | None, cache: int | None, tests: Sequence[Placed]) -> Plo
     ridge = None if roof is None or peak is None else peak / roof
     rules = () if ridge is None else (Rule(ridge, f"ridge: {figure(ridge, 3)} op/byte"),)
     return Plot(
-        "Roofline", _says(roof, cache, tests, peak), Axis("operations a byte read", log=True),
-        Axis("G operations a second", log=True), tuple(series), rules,
-    )  # fmt: skip
+        "Roofline",
+        _says(roof, cache, tests, peak),
+        Axis("operations a byte read", log=True),
+        Axis("G operations a second", log=True),
+        tuple(series),
+        rules,
+    )
 
 
 def _line(roof: float, peak: float | None, tests: Sequence[Placed]) -> Series:
@@ -112,7 +129,9 @@ def _point(one: Placed, roof: float | None, peak: float | None) -> Point:
     return Point(one.intensity, one.operations / GIGA, one.name, f"{figure(one.rate)} tok/s{share}")
 
 
-def _says(roof: float | None, cache: int | None, tests: Sequence[Placed], peak: float | None) -> str:
+def _says(
+    roof: float | None, cache: int | None, tests: Sequence[Placed], peak: float | None
+) -> str:
     """The roof in words, and how near to it generation comes."""
     if roof is None:
         return "How fast memory is read is not known here, so that no roof is drawn."
@@ -134,9 +153,18 @@ def bandwidth(machine: Machine) -> Rows:
     for one in machine.readings:
         best, slowest = one.best / GIGA, min(one.rates) / GIGA
         threads = f"{one.threads} thread{'s' * (one.threads != 1)}"
-        rows.append(Row(f"{size(one.nbytes)}, {threads}", (Value("GB/s", best),), figure(best), (slowest, best)))
+        rows.append(
+            Row(
+                f"{size(one.nbytes)}, {threads}",
+                (Value("GB/s", best),),
+                figure(best),
+                (slowest, best),
+            )
+        )
     cache = (
-        "The last cache's size is unknown." if machine.cache is None else f"The last cache holds {size(machine.cache)}."
+        "The last cache's size is unknown."
+        if machine.cache is None
+        else f"The last cache holds {size(machine.cache)}."
     )
     says = f"{cache} The best round of each; whiskers reach to the slowest."
     return Rows("Reading memory", says, Axis("GB/s"), tuple(rows))

@@ -1,4 +1,6 @@
-"""Tests as pictures: tokens a second, the time of a token over depth, its percentiles. Numbers to charts, no more."""
+"""Tests as pictures: tokens a second, the time of a token over depth, its percentiles. Numbers to
+charts, no more.
+"""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -13,9 +15,15 @@ from llmcli.hardware.reading import PACES
 RUN = ("n_prompt", "n_gen", "n_depth")  # what a test does; its other fields are settings
 SETTINGS = tuple(field.name for field in fields(Test) if field.name not in RUN)
 WORDS = {
-    "n_batch": "-b", "n_ubatch": "-ub", "type_k": "K", "type_v": "V", "n_threads": "threads", "n_gpu_layers": "ngl",
-    "flash_attn": "fa", "n_parallel": "np",
-}  # fmt: skip
+    "n_batch": "-b",
+    "n_ubatch": "-ub",
+    "type_k": "K",
+    "type_v": "V",
+    "n_threads": "threads",
+    "n_gpu_layers": "ngl",
+    "flash_attn": "fa",
+    "n_parallel": "np",
+}
 MOST = 6  # lines of one plot: as many as have marks of their own
 
 
@@ -53,9 +61,14 @@ def setting(test: Test, name: str) -> str:
 def generation(results: Sequence[Result]) -> Rows:
     """Tokens a second, beside how many people read."""
     pace = results[0].subject.pace
-    if pace is None or any(one.test.n_parallel > 1 for one in results):  # somebody reads one sequence
+    if pace is None or any(
+        one.test.n_parallel > 1 for one in results
+    ):  # somebody reads one sequence
         return _bars("Generation", results, ())
-    rules = (Rule(pace.tokens_per_second(words), f"{name} ({words} words a minute)") for name, words in PACES.items())
+    rules = (
+        Rule(pace.tokens_per_second(words), f"{name} ({words} words a minute)")
+        for name, words in PACES.items()
+    )
     return _bars("Generation beside reading", results, tuple(rules))
 
 
@@ -64,18 +77,30 @@ def _bars(title: str, results: Sequence[Result], rules: tuple[Rule, ...]) -> Row
     for one, name in zip(results, names(results), strict=True):
         mean, off = average(one.samples_ts), deviation(one.samples_ts)
         span = (max(mean - off, 0.0), mean + off) if off else None
-        rows.append(Row(name, (Value("tokens a second", mean),), f"{figure(mean)} ± {figure(off, 2)}", span))
+        rows.append(
+            Row(name, (Value("tokens a second", mean),), f"{figure(mean)} ± {figure(off, 2)}", span)
+        )
     says = f"{_range([average(one.samples_ts) for one in results])} tokens a second."
     if rules:
         slow = min(average(one.samples_ts) for one in results)
         told = ", ".join(f"{figure(rule.at, 2)} {rule.label}" for rule in rules)
         times = figure(slow / rules[0].at, 2)
-        says += f" People, in this model's tokens: {told}; the slowest here is {times} times the first."
-    return Rows(title, says + " Whiskers: one standard deviation.", Axis("tokens a second"), tuple(rows), rules=rules)
+        says += (
+            f" People, in this model's tokens: {told}; the slowest here is {times} times the first."
+        )
+    return Rows(
+        title,
+        says + " Whiskers: one standard deviation.",
+        Axis("tokens a second"),
+        tuple(rows),
+        rules=rules,
+    )
 
 
 def latency(results: Sequence[Result]) -> Plot:
-    """Milliseconds of a token over the tokens before it: by depth, or along the generation where there is one depth."""
+    """Milliseconds of a token over the tokens before it: by depth, or along the generation where
+    there is one depth.
+    """
     alike: dict[str, list[Result]] = {}
     told = varied(results)
     for one in results:
@@ -90,9 +115,12 @@ def latency(results: Sequence[Result]) -> Plot:
     what = f"{shares} by depth" if deep else "Median over the repetitions, token by token"
     left = f" The first {MOST} of {len(alike)} settings." if len(alike) > MOST else ""
     return Plot(
-        "Time of a token", f"{what}: {_range(points)} ms.{left}", Axis("tokens in the cache before it"),
-        Axis("ms a token"), tuple(series),
-    )  # fmt: skip
+        "Time of a token",
+        f"{what}: {_range(points)} ms.{left}",
+        Axis("tokens in the cache before it"),
+        Axis("ms a token"),
+        tuple(series),
+    )
 
 
 def _over_depth(name: str, group: Sequence[Result], alone: bool) -> list[Series]:
@@ -104,11 +132,13 @@ def _over_depth(name: str, group: Sequence[Result], alone: bool) -> list[Series]
             tuple(Point(one.test.n_depth, one.itl_ms[share]) for one in ordered if one.itl_ms),
         )
         for share in shares
-    ]  # fmt: skip
+    ]
 
 
 def _along(name: str, one: Result) -> Series:
-    """A generation token by token: the median of the repetitions, without marks, they would hide the line."""
+    """A generation token by token: the median of the repetitions, without marks, they would hide
+    the line.
+    """
     count, times = one.test.n_gen, one.tokens_ms
     points = tuple(Point(one.test.n_depth + at, median(times[at::count])) for at in range(count))
     return Series(name or one.title, points, marks=count <= MOST)
@@ -125,7 +155,9 @@ def percentiles(results: Sequence[Result]) -> Rows:
     shortest = min(value.value for row in rows for value in row.values)
     says = f"Half of all tokens take p50 or less, 99 of 100 p99 or less; the longest took {figure(longest)} ms."
     log = longest > 8 * shortest  # one long token must not press all others together
-    return Rows("Percentiles of a token's time", says, Axis("ms a token", log), tuple(rows), dots=True)
+    return Rows(
+        "Percentiles of a token's time", says, Axis("ms a token", log), tuple(rows), dots=True
+    )
 
 
 def _range(values: Sequence[float]) -> str:

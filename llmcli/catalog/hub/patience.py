@@ -1,6 +1,7 @@
 """A small question to the hub, asked again where its answer was lost on the way.
 
-What is fetched in bulk goes on where it broke instead (sources/hub.py, ranges.py); this knows no bytes.
+What is fetched in bulk goes on where it broke instead (sources/hub.py, ranges.py); this knows no
+bytes.
 """
 
 import time

@@ -1,7 +1,9 @@
-"""A file that stays on the hub: any of its bytes, asked for by range, tried again until they are there.
+"""A file that stays on the hub: any of its bytes, asked for by range, tried again until they are
+there.
 
-Every request names the commit; sizes, ETags and what the hub says of the file are held against its listing, so
-that no two parts are of different files. What cannot be checked is the sha256: parts come in another order.
+Every request names the commit; sizes, ETags and what the hub says of the file are held against its
+listing, so that no two parts are of different files. What cannot be checked is the sha256: parts
+come in another order.
 """
 
 import re
@@ -37,21 +39,34 @@ class NoRanges(UserError):
 class RemoteFile:
     """One file of a repository at one commit: a quant.blob.Blob."""
 
-    def __init__(self, spec: Spec, commit: str, blob: "Blob", config: Config, watcher: Watcher) -> None:
+    def __init__(
+        self, spec: Spec, commit: str, blob: "Blob", config: Config, watcher: Watcher
+    ) -> None:
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils._headers import build_hf_headers
 
-        self.spec, self.commit, self.digest, self.config, self.watcher = spec, commit, blob.digest, config, watcher
+        self.spec, self.commit, self.digest, self.config, self.watcher = (
+            spec,
+            commit,
+            blob.digest,
+            config,
+            watcher,
+        )
         self.path, self.size = Path(spec.repo) / blob.name, blob.size
         self.url = hf_hub_url(spec.repo, blob.name, revision=commit, endpoint=config.hub_endpoint)
-        self.headers = {**build_hf_headers(token=config.hub_token or False), "Accept-Encoding": "identity"}
+        self.headers = {
+            **build_hf_headers(token=config.hub_token or False),
+            "Accept-Encoding": "identity",
+        }
         self.direct: str | None = None  # where the hub sends us for the content, while that is good
         self.tags: dict[str, str] = {}  # host -> what it calls this content
         self.head = b""
         self.lock, self.told = threading.Lock(), False
 
     def read(self, offset: int, nbytes: int) -> "U8":
-        """Exactly `nbytes` from `offset` on; raises UserError when the hub does not give them after TRIES."""
+        """Exactly `nbytes` from `offset` on; raises UserError when the hub does not give them after
+        TRIES.
+        """
         import numpy as np
 
         if offset + nbytes <= len(self.head):
@@ -91,7 +106,8 @@ class RemoteFile:
     def _ask(self, start: int, nbytes: int, hub: bool = False) -> Iterator[bytes]:
         """One request for `nbytes` from `start` on; may end early. The token goes to the hub alone.
 
-        It reads to the end of the answer, and no further than it must: only then is the connection used again.
+        It reads to the end of the answer, and no further than it must: only then is the connection
+        used again.
         """
         from huggingface_hub import get_session
         from huggingface_hub.utils._http import hf_raise_for_status
@@ -99,8 +115,12 @@ class RemoteFile:
         direct = None if hub else self.direct
         asked = {**self.headers, "Range": f"bytes={start}-{start + nbytes - 1}"}
         if direct:
-            asked = {name: value for name, value in asked.items() if name.lower() != "authorization"}
-        with get_session().stream("GET", direct or self.url, headers=asked, timeout=TIMEOUT_SECONDS) as response:
+            asked = {
+                name: value for name, value in asked.items() if name.lower() != "authorization"
+            }
+        with get_session().stream(
+            "GET", direct or self.url, headers=asked, timeout=TIMEOUT_SECONDS
+        ) as response:
             expired = bool(direct) and response.status_code in EXPIRED
             if not expired:
                 if response.status_code == 416:
@@ -123,7 +143,11 @@ class RemoteFile:
         if response.status_code != 206:
             raise self._no_ranges(response)
         found = CONTENT_RANGE.fullmatch(response.headers.get("content-range", ""))
-        if not found or int(found[1]) != start or response.headers.get("content-encoding", "identity") != "identity":
+        if (
+            not found
+            or int(found[1]) != start
+            or response.headers.get("content-encoding", "identity") != "identity"
+        ):
             raise httpx2.RemoteProtocolError("the server sends another part than was asked for")
         linked = [_tag(step.headers.get("x-linked-etag")) for step in (*response.history, response)]
         commits = [step.headers.get("x-repo-commit") for step in (*response.history, response)]
@@ -140,7 +164,9 @@ class RemoteFile:
                 f"{self.path.name} of {self.spec.repo} is another file now than it was at {self.commit[:12]}",
                 hint="give the same command again: it begins with what is there then",
             )
-        if response.history and not self.config.hub_endpoint.startswith(f"{response.url.scheme}://{host}"):
+        if response.history and not self.config.hub_endpoint.startswith(
+            f"{response.url.scheme}://{host}"
+        ):
             self.direct = str(response.url)
 
     def _no_ranges(self, response: Any) -> NoRanges:
@@ -155,11 +181,15 @@ class RemoteFile:
             self.watcher.note(f"the hub says: too many requests; waiting {pause:.0f} s")
         elif not self.told:
             self.told = True
-            self.watcher.note(f"a connection broke in {self.path.name}; taking it up again, as often as it takes")
+            self.watcher.note(
+                f"a connection broke in {self.path.name}; taking it up again, as often as it takes"
+            )
 
 
 def first_bytes(files: Sequence[RemoteFile]) -> None:
-    """Fetch the beginning of every file, several at once; raises NoRanges where the server gives no parts."""
+    """Fetch the beginning of every file, several at once; raises NoRanges where the server gives no
+    parts.
+    """
     with ThreadPoolExecutor(8, thread_name_prefix="head") as pool:
         heads = pool.map(lambda file: file.read(0, min(HEAD, file.size)).tobytes(), files)
         for file, head in zip(files, heads, strict=True):

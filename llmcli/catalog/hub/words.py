@@ -1,4 +1,5 @@
-"""What the hub, the library or the network said, in words of ours: one line, and the next thing to type.
+"""What the hub, the library or the network said, in words of ours: one line, and the next thing to
+type.
 
 It knows their errors and nothing of what was being fetched.
 """
@@ -49,19 +50,28 @@ def in_words(spec: Spec, config: Config) -> Iterator[None]:
     try:
         yield
     except errors.HFValidationError:
-        raise UserError(f"{spec.repo} is not a name that a hub repository can have", hint="write org/repo") from None
+        raise UserError(
+            f"{spec.repo} is not a name that a hub repository can have", hint="write org/repo"
+        ) from None
     except errors.HfHubHTTPError as error:
         raise _refused(error, spec, config) from None
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, httpx2.TransportError) as error:
+    except (
+        errors.LocalEntryNotFoundError,
+        errors.OfflineModeIsEnabled,
+        httpx2.TransportError,
+    ) as error:
         raise UserError(
             f"no connection to {_elsewhere(error, config) or config.hub_endpoint}: {_reason(error)}",
             hint="check the network (proxy: HTTPS_PROXY, mirror: HF_ENDPOINT); what is here stays and is resumed",
         ) from None
     except httpx2.InvalidURL:
-        raise UserError(f"{config.hub_endpoint} is not an address", hint="correct HF_ENDPOINT, or unset it") from None
+        raise UserError(
+            f"{config.hub_endpoint} is not an address", hint="correct HF_ENDPOINT, or unset it"
+        ) from None
     except (errors.FileMetadataError, json.JSONDecodeError):
         raise UserError(
-            f"{config.hub_endpoint} does not answer like a hub", hint="check HF_ENDPOINT and the proxy's settings"
+            f"{config.hub_endpoint} does not answer like a hub",
+            hint="check HF_ENDPOINT and the proxy's settings",
         ) from None
     except OSError as error:
         raise UserError(
@@ -83,7 +93,8 @@ def _refused(error: Exception, spec: Spec, config: Config) -> UserError:
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return UserError(
-            f"{spec.repo} has no revision {spec.revision or 'main'}", hint=f"branches and commits: {page}/commits"
+            f"{spec.repo} has no revision {spec.revision or 'main'}",
+            hint=f"branches and commits: {page}/commits",
         )
     if isinstance(error, errors.RemoteEntryNotFoundError):
         return UserError(
@@ -91,7 +102,9 @@ def _refused(error: Exception, spec: Spec, config: Config) -> UserError:
             hint=f"what is there: {page}/tree/{spec.revision or 'main'}",
         )
     if isinstance(error, errors.DisabledRepoError):
-        return UserError(f"{spec.repo} was disabled by its owner or by the hub", hint="choose another repository")
+        return UserError(
+            f"{spec.repo} was disabled by its owner or by the hub", hint="choose another repository"
+        )
     if status == 401 and config.hub_token:
         return UserError(
             "the hub does not accept the token",
@@ -99,7 +112,8 @@ def _refused(error: Exception, spec: Spec, config: Config) -> UserError:
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         return UserError(
-            f"the hub has no public model {spec.repo}", hint="check the spelling; for a private one set HF_TOKEN"
+            f"the hub has no public model {spec.repo}",
+            hint="check the spelling; for a private one set HF_TOKEN",
         )
     if host := _elsewhere(error, config):
         return UserError(
@@ -108,17 +122,27 @@ def _refused(error: Exception, spec: Spec, config: Config) -> UserError:
         )
     if status == 403:
         who = "the token" if config.hub_token else "nobody without a token"
-        return UserError(f"{who} may not read {spec.repo}", hint="use one with read access to this repository")
+        return UserError(
+            f"{who} may not read {spec.repo}", hint="use one with read access to this repository"
+        )
     if status == 429:
         return UserError(
-            "the hub says: too many requests", hint="wait a few minutes, or set HF_TOKEN for a higher limit"
+            "the hub says: too many requests",
+            hint="wait a few minutes, or set HF_TOKEN for a higher limit",
         )
-    return UserError(f"the hub failed with status {status}", hint="try again later; what is here stays and is resumed")
+    return UserError(
+        f"the hub failed with status {status}",
+        hint="try again later; what is here stays and is resumed",
+    )
 
 
 def _elsewhere(error: Exception, config: Config) -> str:
-    """The host that an error came from where that is not the hub itself: it keeps large files on other hosts."""
-    asked = getattr(error, "response", None) or getattr(error, "_request", None)  # the property may raise
+    """The host that an error came from where that is not the hub itself: it keeps large files on
+    other hosts.
+    """
+    asked = getattr(error, "response", None) or getattr(
+        error, "_request", None
+    )  # the property may raise
     host = str(asked.url.host) if asked else ""
     return "" if host in config.hub_endpoint else host
 

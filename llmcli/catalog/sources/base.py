@@ -28,7 +28,9 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Remote(Fetched):
-    """A checkpoint whose safetensors (`blobs`, by name) stay where they are: of `files` only `here` are here."""
+    """A checkpoint whose safetensors (`blobs`, by name) stay where they are: of `files` only `here`
+    are here.
+    """
 
     blobs: Mapping[str, Blob] = field(default_factory=dict)
     here: tuple[Path, ...] = ()
@@ -48,8 +50,8 @@ class Source(Protocol):
     def fetch(self, spec: Spec, where: Path, config: Config, watcher: Watcher) -> Fetched:
         """Bring `spec` here, into `where` if the source has no place of its own.
 
-        What an earlier try left is resumed; complete files are hashed anew and fetched only where they
-        are not what they should be. Raises UserError in one line; what was there before stays.
+        What an earlier try left is resumed; complete files are hashed anew and fetched only where
+        they are not what they should be. Raises UserError in one line; what was there before stays.
         """
         ...
 

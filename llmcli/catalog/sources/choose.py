@@ -1,7 +1,8 @@
 """Which files of a hub repository make the model: one GGUF with its shards, or a float checkpoint.
 
-The rules for GGUFs are llama.cpp's (common/download.cpp); where several files fit, it takes the first
-and we ask. This module looks at names and sizes, and whether there is torch for pickles that are allowed.
+The rules for GGUFs are llama.cpp's (common/download.cpp); where several files fit, it takes the
+first and we ask. This module looks at names and sizes, and whether there is torch for pickles that
+are allowed.
 """
 
 import re
@@ -17,10 +18,22 @@ SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", 
 TAG = re.compile(r"[-.](\w+)$")
 HELPERS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # GGUFs that are no models
 SIDE = {  # what converting needs beside the weights: data, never code or pickles
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
-    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
-    "chat_template.json", "README.md", "quantize_config.json", "quant_config.json", "hf_quant_config.json",
-}  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "README.md",
+    "quantize_config.json",
+    "quant_config.json",
+    "hf_quant_config.json",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +58,8 @@ class Choice:
 def choose(spec: Spec, blobs: Sequence[Blob], allow_pickle: bool = False) -> Choice:
     """Pick what `spec` asks for out of a repository; raises Refusal naming what there is instead.
 
-    Pickled weights come last, and only where they are allowed and can be read: else Pickled is raised.
+    Pickled weights come last, and only where they are allowed and can be read: else Pickled is
+    raised.
     """
     first = [blob for blob in blobs if _is_model(blob.name)]
     if spec.file or spec.quant.lower().endswith(".gguf"):
@@ -86,14 +100,21 @@ def _by_type(spec: Spec, first: Sequence[Blob], blobs: Sequence[Blob]) -> Choice
         names = [wanted, wanted.removesuffix("_M")] if wanted.endswith("_K_M") else [wanted]
         for name in names:
             fits = [blob for blob in first if tag(blob.name) == name]
-            fits = fits or [blob for blob in first if re.search(re.escape(name) + "[.-]", blob.name, re.IGNORECASE)]
+            fits = fits or [
+                blob
+                for blob in first
+                if re.search(re.escape(name) + "[.-]", blob.name, re.IGNORECASE)
+            ]
             if len(fits) > 1:
                 raise UserError(
-                    f"{spec.repo}:{name} fits {_listing(fits, blobs)}", hint=f"name one: {spec.repo}:{fits[0].name}"
+                    f"{spec.repo}:{name} fits {_listing(fits, blobs)}",
+                    hint=f"name one: {spec.repo}:{fits[0].name}",
                 )
             if fits:
                 remark = (
-                    "" if wanted == (spec.quant or "Q4_K_M") else f"{spec.repo} has no Q4_K_M; taking {fits[0].name}"
+                    ""
+                    if wanted == (spec.quant or "Q4_K_M")
+                    else f"{spec.repo} has no Q4_K_M; taking {fits[0].name}"
                 )
                 return Choice("gguf", _shards(fits[0], blobs), remark=remark)
     if spec.quant:
@@ -101,7 +122,11 @@ def _by_type(spec: Spec, first: Sequence[Blob], blobs: Sequence[Blob]) -> Choice
             f"{spec.repo} has no {spec.quant}; it has {_listing(first, blobs)}",
             hint=f"for example: {spec.repo}:{tag(first[0].name) or first[0].name}",
         )
-    return Choice("gguf", _shards(first[0], blobs), remark=f"{spec.repo} has no Q4_K_M; taking {first[0].name}")
+    return Choice(
+        "gguf",
+        _shards(first[0], blobs),
+        remark=f"{spec.repo} has no Q4_K_M; taking {first[0].name}",
+    )
 
 
 def _named(name: str, repo: str, blobs: Sequence[Blob]) -> tuple[Blob, ...]:
@@ -110,7 +135,8 @@ def _named(name: str, repo: str, blobs: Sequence[Blob]) -> tuple[Blob, ...]:
             return _shards(blob, blobs)
     ggufs = [blob for blob in blobs if _is_model(blob.name)]
     raise UserError(
-        f"{repo} has no file {name}", hint=f"it has {_listing(ggufs, blobs)}" if ggufs else "it has no GGUF at all"
+        f"{repo} has no file {name}",
+        hint=f"it has {_listing(ggufs, blobs)}" if ggufs else "it has no GGUF at all",
     )
 
 
@@ -119,7 +145,10 @@ def _shards(first: Blob, blobs: Sequence[Blob]) -> tuple[Blob, ...]:
     split = SPLIT.fullmatch(first.name)
     if not split:
         return (first,)
-    wanted = [f"{split['stem']}-{number:05}-of-{split['count']}.gguf" for number in range(1, int(split["count"]) + 1)]
+    wanted = [
+        f"{split['stem']}-{number:05}-of-{split['count']}.gguf"
+        for number in range(1, int(split["count"]) + 1)
+    ]
     table = {blob.name: blob for blob in blobs}
     if missing := [name for name in wanted if name not in table]:
         raise UserError(
@@ -129,11 +158,16 @@ def _shards(first: Blob, blobs: Sequence[Blob]) -> tuple[Blob, ...]:
     return tuple(table[name] for name in wanted)
 
 
-def _folder(spec: Spec, blobs: Sequence[Blob], weights: tuple[Blob, ...], remark: str = "") -> Choice:
+def _folder(
+    spec: Spec, blobs: Sequence[Blob], weights: tuple[Blob, ...], remark: str = ""
+) -> Choice:
     """The weights with what converting needs beside them."""
     side = tuple(blob for blob in blobs if blob.name in SIDE)
     if not any(blob.name == "config.json" for blob in side):
-        raise UserError(f"{spec.repo} has weights but no config.json", hint="that is no model that can be converted")
+        raise UserError(
+            f"{spec.repo} has weights but no config.json",
+            hint="that is no model that can be converted",
+        )
     return Choice("folder", side + weights, remark)
 
 

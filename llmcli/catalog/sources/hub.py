@@ -1,11 +1,12 @@
-"""Weights on the Hugging Face hub, in its ordinary cache: with catalog/hub the only door to huggingface_hub.
+"""Weights on the Hugging Face hub, in its ordinary cache: with catalog/hub the only door to
+huggingface_hub.
 
 huggingface_hub 2.4 neither checks what it downloaded nor resumes in a later run (its temporary file
-has a random name and is deleted on any failure), and it reads in steps of 10 MB that a broken connection
-loses. So the bytes come through its session into a partial file of ours beside the blob, hashed while
-they come, and only a blob that is what its name says enters the cache; the library then places it.
-Xet transfers are not used: they can neither be resumed nor hashed on the way.
-A checkpoint may also stay on the hub, and be read there part by part (catalog/hub/ranges.py).
+has a random name and is deleted on any failure), and it reads in steps of 10 MB that a broken
+connection loses. So the bytes come through its session into a partial file of ours beside the blob,
+hashed while they come, and only a blob that is what its name says enters the cache; the library
+then places it. Xet transfers are not used: they can neither be resumed nor hashed on the way. A
+checkpoint may also stay on the hub, and be read there part by part (catalog/hub/ranges.py).
 """
 
 import hashlib
@@ -58,9 +59,11 @@ class Hub:
 
 
 def remote(spec: Spec, config: Config, watcher: Watcher) -> Remote | None:
-    """The checkpoint of a repository, its safetensors left on the hub; None where there is none, or it is here.
+    """The checkpoint of a repository, its safetensors left on the hub; None where there is none, or
+    it is here.
 
-    Config, tokenizer and index come into the cache as ever. Raises NoRanges where the server gives no parts.
+    Config, tokenizer and index come into the cache as ever. Raises NoRanges where the server gives
+    no parts.
     """
     quiet_hub()
     _check_revision(spec)
@@ -78,14 +81,17 @@ def remote(spec: Spec, config: Config, watcher: Watcher) -> Remote | None:
         brought = dict(zip(side, _bring(spec, commit, side, config, watcher), strict=True))
     folder = place / "snapshots" / commit
     listed = tuple(
-        brought.get(blob) or File(str(folder / blob.name), blob.size, blob.digest, 0) for blob in choice.files
+        brought.get(blob) or File(str(folder / blob.name), blob.size, blob.digest, 0)
+        for blob in choice.files
     )
     paths = tuple(Path(file.path) for file in brought.values())
     return Remote("folder", folder, listed, spec.label, commit, blobs=files, here=paths)
 
 
 def distant(spec: Spec, config: Config, watcher: Watcher) -> tuple[RemoteFile, ...] | None:
-    """The GGUF that a pull would take, left on the hub: its file, or its shards in order; None for a checkpoint."""
+    """The GGUF that a pull would take, left on the hub: its file, or its shards in order; None for
+    a checkpoint.
+    """
     quiet_hub()
     _check_revision(spec)
     with in_words(spec, config), retries_noted(watcher):
@@ -103,7 +109,9 @@ def _check_revision(spec: Spec) -> None:
         raise UserError(f"{spec.revision!r} is not a revision", hint="a branch, a tag or a commit")
 
 
-def _fetched(spec: Spec, commit: str, choice: Choice, files: tuple[File, ...], config: Config) -> Fetched:
+def _fetched(
+    spec: Spec, commit: str, choice: Choice, files: tuple[File, ...], config: Config
+) -> Fetched:
     snapshot = _repo_folder(spec, config) / "snapshots" / commit
     path = snapshot if choice.kind == "folder" else snapshot / choice.files[0].name
     return Fetched(cast(Literal["gguf", "folder"], choice.kind), path, files, spec.label, commit)
@@ -117,20 +125,34 @@ def _listing(spec: Spec, config: Config) -> tuple[str, list[Blob]]:
     revision = spec.revision or None
     try:
         info = patiently(
-            lambda: api.model_info(spec.repo, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
+            lambda: api.model_info(
+                spec.repo, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS
+            )
         )
         listed = [
-            (item.rfilename, item.size, item.lfs.sha256 if item.lfs else item.blob_id) for item in info.siblings or ()
+            (item.rfilename, item.size, item.lfs.sha256 if item.lfs else item.blob_id)
+            for item in info.siblings or ()
         ]
-    except (KeyError, TypeError, AttributeError, RecursionError):  # the library takes any JSON for a listing
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ):  # the library takes any JSON for a listing
         raise UserError(
-            f"{config.hub_endpoint} does not answer like a hub", hint="check HF_ENDPOINT and the proxy's settings"
+            f"{config.hub_endpoint} does not answer like a hub",
+            hint="check HF_ENDPOINT and the proxy's settings",
         ) from None
     blobs = []
     for name, nbytes, digest in listed:
         if not isinstance(name, str) or not _inside(name):
             continue
-        if type(nbytes) is not int or nbytes < 0 or not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        if (
+            type(nbytes) is not int
+            or nbytes < 0
+            or not isinstance(digest, str)
+            or not DIGEST.fullmatch(digest)
+        ):
             raise UserError(
                 f"{config.hub_endpoint} does not say what {name} of {spec.repo} should be",
                 hint="is HF_ENDPOINT a complete mirror of the hub?",
@@ -138,7 +160,8 @@ def _listing(spec: Spec, config: Config) -> tuple[str, list[Blob]]:
         blobs.append(Blob(name, nbytes, digest))
     if not isinstance(info.sha, str) or not COMMIT.fullmatch(info.sha):
         raise UserError(
-            f"{config.hub_endpoint} gives no commit for {spec.repo}", hint="is HF_ENDPOINT a mirror of the hub?"
+            f"{config.hub_endpoint} gives no commit for {spec.repo}",
+            hint="is HF_ENDPOINT a mirror of the hub?",
         )
     return info.sha, blobs
 
@@ -148,15 +171,25 @@ def _inside(name: str) -> bool:
     return bool(name) and not re.search(r"(^|/)\.\.?(/|$)|^/|\\|//|\0|:", name)
 
 
-def _bring(spec: Spec, commit: str, blobs: Sequence[Blob], config: Config, watcher: Watcher) -> tuple[File, ...]:
+def _bring(
+    spec: Spec, commit: str, blobs: Sequence[Blob], config: Config, watcher: Watcher
+) -> tuple[File, ...]:
     """Have every blob in the cache, verified; what is there already is hashed once."""
     repo = _repo_folder(spec, config)
-    have = {blob for blob in blobs if (repo / "blobs" / blob.digest).is_file() and _genuine(repo, blob, watcher)}
+    have = {
+        blob
+        for blob in blobs
+        if (repo / "blobs" / blob.digest).is_file() and _genuine(repo, blob, watcher)
+    }
     partials = {blob: _partial(repo, blob) for blob in blobs if blob not in have}
     done = sum(path.stat().st_size for path in partials.values() if path.exists())
     total = sum(blob.size for blob in partials)
     make_room(total - done, repo)
-    files = {blob: recorded(repo / "blobs" / blob.digest, blob.digest) for blob in have if len(blob.digest) == 64}
+    files = {
+        blob: recorded(repo / "blobs" / blob.digest, blob.digest)
+        for blob in have
+        if len(blob.digest) == 64
+    }
     if partials:
         if done:
             watcher.note(f"resuming {spec.repo} at {size(done)} of {size(total)}")
@@ -182,10 +215,14 @@ def _is(path: Path, digest: str, watcher: Watcher) -> bool:
     if len(digest) == 64:
         return measure(path, watcher).sha256 == digest
     data = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest() == digest
+    return (
+        hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest() == digest
+    )
 
 
-def _download(spec: Spec, commit: str, blob: Blob, config: Config, bar: Bar, watcher: Watcher) -> File:
+def _download(
+    spec: Spec, commit: str, blob: Blob, config: Config, bar: Bar, watcher: Watcher
+) -> File:
     """Fetch one blob into its partial file, from where that ends, and verify it."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils._headers import build_hf_headers
@@ -194,7 +231,9 @@ def _download(spec: Spec, commit: str, blob: Blob, config: Config, bar: Bar, wat
     target = repo / "blobs" / blob.digest
     url = hf_hub_url(spec.repo, blob.name, revision=commit, endpoint=config.hub_endpoint)
     headers = {**build_hf_headers(token=config.hub_token or False), "Accept-Encoding": "identity"}
-    with locked(config.hub_cache / ".locks" / repo.name / f"{blob.digest}.lock", watcher, blob.name):
+    with locked(
+        config.hub_cache / ".locks" / repo.name / f"{blob.digest}.lock", watcher, blob.name
+    ):
         if target.is_file():  # the one we waited for brought it
             bar.advance(blob.size)
             return measure(target)
@@ -212,7 +251,9 @@ def _download(spec: Spec, commit: str, blob: Blob, config: Config, bar: Bar, wat
 
 
 def _transfer(url: str, headers: dict[str, str], file: Partial, watcher: Watcher) -> None:
-    """Fill the partial file, taking up the thread after every break that is not the last of TRIES in vain."""
+    """Fill the partial file, taking up the thread after every break that is not the last of TRIES
+    in vain.
+    """
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -233,7 +274,9 @@ def _transfer(url: str, headers: dict[str, str], file: Partial, watcher: Watcher
         vain = 0 if file.position > before else vain + 1
         if vain == TRIES:
             raise error or httpx2.ReadError("the server ends the file early")
-        watcher.note(f"the connection broke at {size(file.position)} of {size(file.size)}; resuming")
+        watcher.note(
+            f"the connection broke at {size(file.position)} of {size(file.size)}; resuming"
+        )
         time.sleep(min(2**vain, 8))
 
 
@@ -255,10 +298,19 @@ def _place(spec: Spec, commit: str, blob: Blob, file: File | None, config: Confi
     """Let the library link the blob into the snapshot; describe it under its own name."""
     from huggingface_hub import hf_hub_download
 
-    path = Path(patiently(lambda: hf_hub_download(
-        spec.repo, blob.name, revision=commit, cache_dir=config.hub_cache, endpoint=config.hub_endpoint,
-        token=config.hub_token or False, etag_timeout=TIMEOUT_SECONDS,
-    )))  # fmt: skip
+    path = Path(
+        patiently(
+            lambda: hf_hub_download(
+                spec.repo,
+                blob.name,
+                revision=commit,
+                cache_dir=config.hub_cache,
+                endpoint=config.hub_endpoint,
+                token=config.hub_token or False,
+                etag_timeout=TIMEOUT_SECONDS,
+            )
+        )
+    )
     if file is None or not path.resolve().samefile(file.path):
         file = measure(path)
     return recorded(path, file.sha256)
@@ -276,7 +328,9 @@ def _from_cache(spec: Spec, config: Config, watcher: Watcher) -> Fetched:
     repo = _repo_folder(spec, config)
     revision = spec.revision or "main"
     ref = repo / "refs" / revision
-    commit = revision if COMMIT.fullmatch(revision) else ref.read_text().strip() if ref.is_file() else ""
+    commit = (
+        revision if COMMIT.fullmatch(revision) else ref.read_text().strip() if ref.is_file() else ""
+    )
     snapshot = repo / "snapshots" / commit
     if not commit or not snapshot.is_dir():
         raise UserError(
@@ -284,7 +338,11 @@ def _from_cache(spec: Spec, config: Config, watcher: Watcher) -> Fetched:
             hint="drop --offline (or HF_HUB_OFFLINE) and try again",
         )
     blobs = [
-        Blob(str(path.relative_to(snapshot)), path.stat().st_size, path.readlink().name if path.is_symlink() else "")
+        Blob(
+            str(path.relative_to(snapshot)),
+            path.stat().st_size,
+            path.readlink().name if path.is_symlink() else "",
+        )
         for path in sorted(snapshot.rglob("*"))
         if path.is_file()
     ]
@@ -297,10 +355,15 @@ def _from_cache(spec: Spec, config: Config, watcher: Watcher) -> Fetched:
     for blob in choice.files:
         if DIGEST.fullmatch(blob.digest) and not _is(snapshot / blob.name, blob.digest, watcher):
             raise UserError(
-                f"{blob.name} of {spec.repo} in the Hugging Face cache is damaged", hint="pull it again while online"
+                f"{blob.name} of {spec.repo} in the Hugging Face cache is damaged",
+                hint="pull it again while online",
             )
     return _fetched(
-        spec, commit, choice, tuple(measure(snapshot / blob.name, watcher) for blob in choice.files), config
+        spec,
+        commit,
+        choice,
+        tuple(measure(snapshot / blob.name, watcher) for blob in choice.files),
+        config,
     )
 
 
@@ -318,9 +381,16 @@ def _unlinked(snapshot: Path, choice: Choice) -> str:
 
 
 def incomplete(config: Config) -> Iterator[Path]:
-    """The partial files that llmcli left in the Hugging Face cache; each is locked until the next is asked for."""
+    """The partial files that llmcli left in the Hugging Face cache; each is locked until the next
+    is asked for.
+    """
     for path in sorted(config.hub_cache.glob(f"models--*/blobs/*{PARTIAL}")):
-        lock = config.hub_cache / ".locks" / path.parents[1].name / f"{path.name.removesuffix(PARTIAL)}.lock"
+        lock = (
+            config.hub_cache
+            / ".locks"
+            / path.parents[1].name
+            / f"{path.name.removesuffix(PARTIAL)}.lock"
+        )
         with locked(lock) as free:
             if free:
                 yield path
@@ -336,7 +406,9 @@ def remove(config: Config, files: Sequence[Path]) -> int:
         info = scan_cache_dir(config.hub_cache)
     except CacheNotFound:
         return 0
-    wanted = {path.parent.resolve() / path.name for path in files}  # the folder is resolved, the link is not
+    wanted = {
+        path.parent.resolve() / path.name for path in files
+    }  # the folder is resolved, the link is not
     cached = [
         file
         for repo in info.repos

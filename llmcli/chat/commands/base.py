@@ -21,12 +21,12 @@ def nothing_more(talk: Talk, words: list[str]) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. `run` gets the talk and the rest of the line; its docstring is the help, the first line by itself
-    in the list of `group` (one of GROUPS).
+    """One command. `run` gets the talk and the rest of the line; its docstring is the help, the
+    first line by itself in the list of `group` (one of GROUPS).
 
-    `args` shows what follows the word, `completions` gives the first arguments that Tab offers, `further` those
-    after the words that stand there already. `endings`, where there is one, takes their place: from all that was
-    typed after the command's word, what it may become.
+    `args` shows what follows the word, `completions` gives the first arguments that Tab offers,
+    `further` those after the words that stand there already. `endings`, where there is one, takes
+    their place: from all that was typed after the command's word, what it may become.
     """
 
     name: str

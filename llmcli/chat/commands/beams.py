@@ -10,7 +10,10 @@ def show_beams(talk: Talk, rest: str) -> None:
     """Show all answers that the last beam search found, and their scores."""
     if talk.last is None or not talk.last.beams:
         raise UserError("the last answer was no beam search", hint="start with --beams 4, then ask")
-    rows = [(str(number), f"{one.score:.4f}", one_line(one.text)) for number, one in enumerate(talk.last.beams, 1)]
+    rows = [
+        (str(number), f"{one.score:.4f}", one_line(one.text))
+        for number, one in enumerate(talk.last.beams, 1)
+    ]
     talk.ui.table(("#", "score", "text"), rows, right=("#", "score"))
 
 

@@ -16,16 +16,26 @@ MOST = 74_994  # bytes of base64 that xterm takes in one sequence; others take m
 def copy(talk: Talk, rest: str) -> None:
     """Copy the last answer to the clipboard, without what was thought before it.
 
-    Through the desktop's own program where there is one (pbcopy, wl-copy, xclip, xsel), and through the terminal
-    (OSC 52), which reaches your clipboard over ssh, too, where the terminal allows it.
+    Through the desktop's own program where there is one (pbcopy, wl-copy, xclip, xsel), and through
+    the terminal (OSC 52), which reaches your clipboard over ssh, too, where the terminal allows it.
     """
     if rest:
-        raise UserError(f"/copy takes no argument: {rest}", hint="/copy alone; /export md FILE writes all answers")
-    answers = [split(message.content)[1] for message in talk.session.messages if message.role == "assistant"]
+        raise UserError(
+            f"/copy takes no argument: {rest}",
+            hint="/copy alone; /export md FILE writes all answers",
+        )
+    answers = [
+        split(message.content)[1]
+        for message in talk.session.messages
+        if message.role == "assistant"
+    ]
     if not answers:
         raise UserError("there is no answer yet", hint="ask something first")
     if talk.ui.json or not sys.stdout.isatty():
-        raise UserError("there is no terminal, and so no clipboard", hint="/export md FILE writes the conversation")
+        raise UserError(
+            "there is no terminal, and so no clipboard",
+            hint="/export md FILE writes the conversation",
+        )
     text = answers[-1]
     ways = [program] if (program := clipboard.copy(text)) else []
     sequence = base64.b64encode(text.encode("utf-8", "replace")).decode()

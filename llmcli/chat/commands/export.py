@@ -14,8 +14,9 @@ from llmcli.ui import visible
 def export(talk: Talk, rest: str) -> None:
     """Write the conversation as Markdown or JSON, to a file or here.
 
-    `/export md` and `/export json` show it, `/export md FILE` writes FILE, whole or not at all. A file that is there
-    already is left alone. JSON has every character of the text; in Markdown control characters are pictures.
+    `/export md` and `/export json` show it, `/export md FILE` writes FILE, whole or not at all. A
+    file that is there already is left alone. JSON has every character of the text; in Markdown
+    control characters are pictures.
     """
     form, _, place = rest.partition(" ")
     if form not in FORMS:
@@ -27,10 +28,16 @@ def export(talk: Talk, rest: str) -> None:
         return
     path = named(place)
     if path.exists() or path.is_symlink():
-        raise UserError(f"{path} is there already", hint=f"take another name, or remove it first: rm '{path}'")
+        raise UserError(
+            f"{path} is there already", hint=f"take another name, or remove it first: rm '{path}'"
+        )
     if not path.parent.is_dir():
-        raise UserError(f"there is no folder {path.parent}", hint=f"make it first: mkdir -p '{path.parent}'")
-    write_whole(path, (text + "\n").encode("utf-8", "replace"), mode=0o600)  # what people say is theirs alone
+        raise UserError(
+            f"there is no folder {path.parent}", hint=f"make it first: mkdir -p '{path.parent}'"
+        )
+    write_whole(
+        path, (text + "\n").encode("utf-8", "replace"), mode=0o600
+    )  # what people say is theirs alone
     talk.ui.text(f"{len(talk.session.messages) // 2} turns written to {path}")
 
 
@@ -46,16 +53,28 @@ def _markdown(talk: Talk) -> str:
 
 
 def _json(talk: Talk) -> str:
-    """The document; what a terminal might obey is escaped, so that it may be shown and is still to the letter."""
+    """The document; what a terminal might obey is escaped, so that it may be shown and is still to
+    the letter.
+    """
     session = talk.session
     head = [{"role": "system", "content": session.system}] if session.system else []
     said = [
-        {"role": message.role, "content": message.content, **({"cut": True} if index in session.cut else {})}
+        {
+            "role": message.role,
+            "content": message.content,
+            **({"cut": True} if index in session.cut else {}),
+        }
         for index, message in enumerate(session.messages)
     ]
-    document = {"model": talk.name, "settings": session.sampling.as_dict(), "messages": [*head, *said]}
+    document = {
+        "model": talk.name,
+        "settings": session.sampling.as_dict(),
+        "messages": [*head, *said],
+    }
     text = json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False)
-    return "".join(char if char == "\n" or visible(char) == char else f"\\u{ord(char):04x}" for char in text)
+    return "".join(
+        char if char == "\n" or visible(char) == char else f"\\u{ord(char):04x}" for char in text
+    )
 
 
 FORMS = {"md": _markdown, "json": _json}

@@ -23,8 +23,12 @@ def show_help(talk: Talk, rest: str) -> None:
     for group in GROUPS:
         members = [command for command in commands().values() if command.group == group]
         if members:
-            talk.ui.table((group, ""), [(" ".join(_spelled(command)), command.help) for command in members])
-    talk.ui.text('Several lines: """ begins and ends them, or Alt-Enter. Tab completes, Ctrl-C stops, Ctrl-D leaves.')
+            talk.ui.table(
+                (group, ""), [(" ".join(_spelled(command)), command.help) for command in members]
+            )
+    talk.ui.text(
+        'Several lines: """ begins and ends them, or Alt-Enter. Tab completes, Ctrl-C stops, Ctrl-D leaves.'
+    )
     talk.ui.text("Two slashes send a text that starts with one. /help COMMAND tells more.")
 
 

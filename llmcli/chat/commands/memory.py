@@ -19,14 +19,20 @@ def show_kv(talk: Talk, rest: str) -> None:
     lengths = _lengths(rest) or (kv.cells // 2, kv.cells, 2 * kv.cells)
     held = parts(talk)
     rows = [
-        ("predicted", _bytes(kv.predicted_bytes)), ("allocated", _bytes(kv.allocated_bytes)),
+        ("predicted", _bytes(kv.predicted_bytes)),
+        ("allocated", _bytes(kv.allocated_bytes)),
         ("difference", _difference(kv.predicted_bytes, kv.allocated_bytes)),
-        ("compute buffer", _bytes(kv.compute_bytes)), ("output buffer", _bytes(kv.output_bytes)),
-        ("type", f"K {kv.type_k}, V {kv.type_v}"), ("bytes per token", _bytes(kv.bytes_per_token)),
+        ("compute buffer", _bytes(kv.compute_bytes)),
+        ("output buffer", _bytes(kv.output_bytes)),
+        ("type", f"K {kv.type_k}, V {kv.type_v}"),
+        ("bytes per token", _bytes(kv.bytes_per_token)),
         ("cells", f"{kv.cells}: {', '.join(f'{part.name} {part.cells}' for part in held)}"),
-        ("shared", f"{sum(part.shared for part in held)} (held by several sequences, counted once)"),
+        (
+            "shared",
+            f"{sum(part.shared for part in held)} (held by several sequences, counted once)",
+        ),
         ("", picture(held)),
-    ]  # fmt: skip
+    ]
     talk.ui.table(("KV cache", ""), rows)
     columns = ("as type", "bytes/token", *(f"{length:,} tokens" for length in lengths))
     table = [row for kind in COMPARED if (row := _as_type(runner, kind, lengths))]
@@ -38,13 +44,19 @@ def _as_type(runner: Runner, kind: str, lengths: Sequence[int]) -> tuple[str, ..
     caches = [runner.predict(kind, kind, length) for length in lengths]
     if not caches[0]:
         return None
-    return (kind, f"{caches[0].bytes_per_token:,}", *(size(cache.nbytes) for cache in caches if cache))
+    return (
+        kind,
+        f"{caches[0].bytes_per_token:,}",
+        *(size(cache.nbytes) for cache in caches if cache),
+    )
 
 
 def _lengths(rest: str) -> tuple[int, ...]:
     words = rest.replace(",", "").split()
     if not all(word.isascii() and word.isdigit() and 0 < int(word) <= LONGEST for word in words):
-        raise UserError(f"/kv {rest}: these are not context lengths", hint="/kv 8192 32768 shows other lengths")
+        raise UserError(
+            f"/kv {rest}: these are not context lengths", hint="/kv 8192 32768 shows other lengths"
+        )
     return tuple(int(word) for word in words[:6])
 
 

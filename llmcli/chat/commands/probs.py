@@ -17,7 +17,8 @@ DOUBTED = 3  # tokens told below the coloured text
 def show_probs(talk: Talk, rest: str) -> None:
     """Show the last answer by probability; with a number, that token's alternatives.
 
-    `/probs on` keeps probabilities and ten alternatives from the next answer on, `/probs off` does not.
+    `/probs on` keeps probabilities and ten alternatives from the next answer on, `/probs off` does
+    not.
     """
     if rest.lower() in ("on", "off"):
         knob = find("probs")
@@ -27,11 +28,16 @@ def show_probs(talk: Talk, rest: str) -> None:
     answer = _last(talk)
     if not rest:
         _overview(talk, answer)
-    elif rest.isascii() and rest.isdigit() and len(rest) < 9 and 0 < int(rest) <= len(answer.tokens):
+    elif (
+        rest.isascii() and rest.isdigit() and len(rest) < 9 and 0 < int(rest) <= len(answer.tokens)
+    ):
         _alternatives(talk, answer, int(rest))
     else:
         count = len(answer.tokens)
-        raise UserError(f"/probs {rest}: no such token", hint=f"the last answer has tokens 1 to {count}; or on, off")
+        raise UserError(
+            f"/probs {rest}: no such token",
+            hint=f"the last answer has tokens 1 to {count}; or on, off",
+        )
 
 
 def _last(talk: Talk) -> Answer:
@@ -49,17 +55,26 @@ def _overview(talk: Talk, answer: Answer) -> None:
     if colored(talk.ui):
         shaded([(f"{name} ", least) for least, name in BANDS])
         shaded([(token.text, share) for token, share in zip(answer.tokens, shares, strict=True)])
-        drawn = sorted((share, number) for number, share in enumerate(shares, 1) if share is not None)
-        told = " · ".join(f"{n} {one_line(answer.tokens[n - 1].text)!r} {share:.1%}" for share, n in drawn[:DOUBTED])
+        drawn = sorted(
+            (share, number) for number, share in enumerate(shares, 1) if share is not None
+        )
+        told = " · ".join(
+            f"{n} {one_line(answer.tokens[n - 1].text)!r} {share:.1%}"
+            for share, n in drawn[:DOUBTED]
+        )
         talk.ui.text(f"least likely: {told}")
     else:
         rows = [
             (str(number), one_line(token.text), *_figures(share, token.logprob))
             for number, (token, share) in enumerate(zip(answer.tokens, shares, strict=True), 1)
         ]
-        talk.ui.table(("#", "token", "probability", "logprob"), rows, right=("#", "probability", "logprob"))
+        talk.ui.table(
+            ("#", "token", "probability", "logprob"), rows, right=("#", "probability", "logprob")
+        )
     logprobs = [token.logprob for token in answer.tokens if token.logprob is not None]
-    talk.ui.text(f"perplexity {math.exp(-math.fsum(logprobs) / len(logprobs)):.3f} · /probs N: alternatives of token N")
+    talk.ui.text(
+        f"perplexity {math.exp(-math.fsum(logprobs) / len(logprobs)):.3f} · /probs N: alternatives of token N"
+    )
 
 
 def _alternatives(talk: Talk, answer: Answer, number: int) -> None:
@@ -69,14 +84,23 @@ def _alternatives(talk: Talk, answer: Answer, number: int) -> None:
         hint = "/probs on, then /regen; beams and forced text have none"
         raise UserError(f"token {number} has no alternatives kept", hint=hint)
     rows = [
-        (str(rank), one_line(spelled(talk.runner, one.token)), f"{_share(one.logprob):.2%}", f"{one.logprob:.4f}",
-         "<- taken" if one.token == chosen.id else "")
+        (
+            str(rank),
+            one_line(spelled(talk.runner, one.token)),
+            f"{_share(one.logprob):.2%}",
+            f"{one.logprob:.4f}",
+            "<- taken" if one.token == chosen.id else "",
+        )
         for rank, one in enumerate(likeliest, 1)
-    ]  # fmt: skip
+    ]
     if chosen.id not in [one.token for one in likeliest]:
         text = one_line(spelled(talk.runner, chosen.id))
-        rows.append(("", text, f"{_share(chosen.logprob):.2%}", f"{chosen.logprob:.4f}", "<- taken"))
-    talk.ui.table(("#", "token", "probability", "logprob", ""), rows, right=("#", "probability", "logprob"))
+        rows.append(
+            ("", text, f"{_share(chosen.logprob):.2%}", f"{chosen.logprob:.4f}", "<- taken")
+        )
+    talk.ui.table(
+        ("#", "token", "probability", "logprob", ""), rows, right=("#", "probability", "logprob")
+    )
 
 
 def _figures(share: float | None, logprob: float | None) -> tuple[str, str]:
@@ -88,5 +112,11 @@ def _share(logprob: float | None) -> float:
 
 
 COMMANDS = (
-    Command("probs", show_probs, "[N|on|off]", completions=lambda talk: ("on", "off"), group="inside the model"),
+    Command(
+        "probs",
+        show_probs,
+        "[N|on|off]",
+        completions=lambda talk: ("on", "off"),
+        group="inside the model",
+    ),
 )

@@ -9,20 +9,25 @@ from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
 from llmcli.utf8 import decoded
 
-LONG = 16  # bytes a token that hardly a text has: what is longer for the whole context is not read to its end
+# bytes a token that hardly a text has: what is longer for the whole context is not read to its end
+LONG = 16
 
 
 def read(talk: Talk, rest: str) -> None:
     """Read a text file into the next message; with a question, ask about it.
 
-    `/read notes.txt` keeps the file for your next message, `/read notes.txt What is it about?` asks at once. A name
-    with blanks stands in quotes. Several files go with one message; `/read` alone lists those that wait, and
-    `/read -` lets go of them. The text is sent after a line `--- File: NAME ---`, as llama.cpp does.
+    `/read notes.txt` keeps the file for your next message, `/read notes.txt What is it about?` asks
+    at once. A name with blanks stands in quotes. Several files go with one message; `/read` alone
+    lists those that wait, and `/read -` lets go of them. The text is sent after a line `--- File:
+    NAME ---`, as llama.cpp does.
     """
     from llmcli.chat.loop import answer
 
     if not rest:
-        talk.ui.text("\n".join(_heading(text) for text in talk.attached) or "no file waits for the next message")
+        talk.ui.text(
+            "\n".join(_heading(text) for text in talk.attached)
+            or "no file waits for the next message"
+        )
         return
     if rest == "-":
         talk.attached.clear()
@@ -62,7 +67,9 @@ def _text(path: Path, talk: Talk) -> str:
         with path.open("rb") as file:
             raw = file.read(most + 1)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}", hint="Tab after /read completes the name") from None
+        raise UserError(
+            f"cannot read {path}: {error.strerror}", hint="Tab after /read completes the name"
+        ) from None
     if len(raw) > most:
         count = len(talk.runner.encode_text(raw.decode("utf-8", "replace")))
         raise UserError(
@@ -73,7 +80,9 @@ def _text(path: Path, talk: Talk) -> str:
 
 
 def _tokens(talk: Talk, text: str, path: Path) -> int:
-    """How many tokens the file is; raises UserError where the context could not hold it and what waits already."""
+    """How many tokens the file is; raises UserError where the context could not hold it and what
+    waits already.
+    """
     count = len(talk.runner.encode_text(text))
     waiting = sum(len(talk.runner.encode_text(one)) for one in talk.attached)
     if count + waiting >= talk.runner.n_ctx:

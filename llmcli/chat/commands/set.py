@@ -10,16 +10,26 @@ from llmcli.chat.talk import Talk
 from llmcli.errors import UserError
 
 FIXED = {
-    "ctx_size": "--ctx-size", "num_ctx": "--ctx-size", "threads": "--threads", "num_thread": "--threads",
-    "gpu_layers": "--gpu-layers", "num_gpu": "--gpu-layers", "cache_type_k": "-ctk", "cache_type_v": "-ctv",
-    "flash_attn": "-fa", "batch_size": "--batch-size", "ubatch_size": "--ubatch-size",
+    "ctx_size": "--ctx-size",
+    "num_ctx": "--ctx-size",
+    "threads": "--threads",
+    "num_thread": "--threads",
+    "gpu_layers": "--gpu-layers",
+    "num_gpu": "--gpu-layers",
+    "cache_type_k": "-ctk",
+    "cache_type_v": "-ctv",
+    "flash_attn": "-fa",
+    "batch_size": "--batch-size",
+    "ubatch_size": "--ubatch-size",
     "gemm": "--gemm",
-}  # fmt: skip
+}
 # Words of ollama's that stand alone.
 WORDS = {
-    "verbose": ("timing", "line"), "quiet": ("timing", "off"), "think": ("reasoning", "on"),
+    "verbose": ("timing", "line"),
+    "quiet": ("timing", "off"),
+    "think": ("reasoning", "on"),
     "nothink": ("reasoning", "off"),
-}  # fmt: skip
+}
 
 
 def change(talk: Talk, rest: str) -> None:
@@ -41,7 +51,9 @@ def change(talk: Talk, rest: str) -> None:
     if key == "system":
         set_system(talk, value or "")
     elif key in FIXED:
-        raise UserError(f"{name} is fixed while the model is loaded", hint=f"leave, and start with {FIXED[key]}")
+        raise UserError(
+            f"{name} is fixed while the model is loaded", hint=f"leave, and start with {FIXED[key]}"
+        )
     elif value is None:
         listing(talk, [find(key)])
     else:
@@ -73,4 +85,13 @@ def _values(talk: Talk, words: list[str]) -> Iterable[str]:
     return known.values(talk) if known and len(words) == 1 else ()
 
 
-COMMANDS = (Command("set", change, "[NAME [VALUE]]", completions=_names, further=_values, group="model and settings"),)
+COMMANDS = (
+    Command(
+        "set",
+        change,
+        "[NAME [VALUE]]",
+        completions=_names,
+        further=_values,
+        group="model and settings",
+    ),
+)

@@ -15,8 +15,8 @@ LICENSE = ("license", "license.name", "license.link")
 def show(talk: Talk, rest: str) -> None:
     """Tell about the model and the settings in effect.
 
-    `/show info`, `template`, `parameters`, `license` and `system` tell one thing, as in ollama: what is in the
-    file, its chat template, the settings, its licence, the system text.
+    `/show info`, `template`, `parameters`, `license` and `system` tell one thing, as in ollama:
+    what is in the file, its chat template, the settings, its licence, the system text.
     """
     part = rest.lower()
     if part == "":
@@ -25,30 +25,46 @@ def show(talk: Talk, rest: str) -> None:
     elif part in PARTS:
         PARTS[part](talk)
     else:
-        raise UserError(f"/show does not know {rest!r}", hint=f"/show takes one of: {' '.join(PARTS)}")
+        raise UserError(
+            f"/show does not know {rest!r}", hint=f"/show takes one of: {' '.join(PARTS)}"
+        )
 
 
 def _in_short(talk: Talk) -> None:
     runner, header = talk.runner, talk.runner.header
     rows = [
-        ("model", talk.name), ("file", str(header.path)), ("architecture", header.architecture),
+        ("model", talk.name),
+        ("file", str(header.path)),
+        ("architecture", header.architecture),
         ("type", f"{header.file_type}, {header.bits_per_weight:.2f} bits per weight"),
-        ("parameters", f"{header.parameters:,}"), ("size", size(header.tensor_bytes)),
+        ("parameters", f"{header.parameters:,}"),
+        ("size", size(header.tensor_bytes)),
         ("context", f"{runner.n_ctx} of {header.context_length or '?'} tokens"),
         ("KV cache", f"K {runner.options.cache_type_k}, V {runner.options.cache_type_v}"),
         ("threads", f"{runner.options.threads}"),
-        ("template", "the model's own or yours" if runner.template else "none: the text is continued"),
-        ("system", talk.session.system or "-"), ("turns", str(len(talk.session.messages) // 2)),
-    ]  # fmt: skip
+        (
+            "template",
+            "the model's own or yours" if runner.template else "none: the text is continued",
+        ),
+        ("system", talk.session.system or "-"),
+        ("turns", str(len(talk.session.messages) // 2)),
+    ]
     talk.ui.table(("", ""), rows)
 
 
 def _info(talk: Talk) -> None:
     """What the file says of itself; arrays (the vocabulary) by their length."""
     header = talk.runner.header
-    rows = [("file", str(header.path)), ("type", header.file_type), ("tensors", f"{len(header.tensors):,}")]
+    rows = [
+        ("file", str(header.path)),
+        ("type", header.file_type),
+        ("tensors", f"{len(header.tensors):,}"),
+    ]
     for field in header.fields:
-        if field.key.removeprefix("general.") not in LICENSE and field.key != "tokenizer.chat_template":
+        if (
+            field.key.removeprefix("general.") not in LICENSE
+            and field.key != "tokenizer.chat_template"
+        ):
             value = field.value
             told = f"{value.count:,} values" if isinstance(value, container.Array) else str(value)
             rows.append((field.key, " ".join(told.split())))
@@ -67,12 +83,18 @@ def _license(talk: Talk) -> None:
 
 
 def _system(talk: Talk) -> None:
-    talk.ui.text(talk.session.system or "no system text is set; the model's template may have one of its own")
+    talk.ui.text(
+        talk.session.system or "no system text is set; the model's template may have one of its own"
+    )
 
 
 PARTS = {
-    "info": _info, "template": _template, "parameters": list_settings, "license": _license, "system": _system,
-}  # fmt: skip
+    "info": _info,
+    "template": _template,
+    "parameters": list_settings,
+    "license": _license,
+    "system": _system,
+}
 
 
 def _parts(talk: Talk) -> Iterable[str]:
@@ -80,5 +102,11 @@ def _parts(talk: Talk) -> Iterable[str]:
 
 
 COMMANDS = (
-    Command("show", show, "[info|template|parameters|license|system]", completions=_parts, group="model and settings"),
+    Command(
+        "show",
+        show,
+        "[info|template|parameters|license|system]",
+        completions=_parts,
+        group="model and settings",
+    ),
 )

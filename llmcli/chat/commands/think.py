@@ -14,8 +14,8 @@ ON_SCREEN, ASKED = (SHOW, FOLD, HIDE), ("on", "off", "auto")
 def think(talk: Talk, rest: str) -> None:
     """Show what the last answer thought; with a word, change what is shown of it.
 
-    `show` dims it, `fold` puts one line in its place, `hide` leaves it out; `on` and `off` ask the model to think or
-    not to, where its template can, `auto` leaves it to the template.
+    `show` dims it, `fold` puts one line in its place, `hide` leaves it out; `on` and `off` ask the
+    model to think or not to, where its template can, `auto` leaves it to the template.
     """
     word = rest.lower()
     if word in ON_SCREEN:
@@ -23,17 +23,24 @@ def think(talk: Talk, rest: str) -> None:
     elif word in ASKED:
         turn(talk, find("reasoning"), word)
     elif rest:
-        raise UserError(f"/think {rest}: no such choice", hint=f"one of: {', '.join((*ON_SCREEN, *ASKED))}")
+        raise UserError(
+            f"/think {rest}: no such choice", hint=f"one of: {', '.join((*ON_SCREEN, *ASKED))}"
+        )
     else:
         thought, _ = split(talk.whole(talk.last.text)) if talk.last else ("", "")
         if not thought:
-            raise UserError("the last answer thought nothing", hint="/think on asks a model for it that can")
+            raise UserError(
+                "the last answer thought nothing", hint="/think on asks a model for it that can"
+            )
         talk.ui.text(thought.strip())
 
 
 COMMANDS = (
     Command(
-        "think", think, "[show|fold|hide|on|off]", completions=lambda talk: (*ON_SCREEN, *ASKED),
+        "think",
+        think,
+        "[show|fold|hide|on|off]",
+        completions=lambda talk: (*ON_SCREEN, *ASKED),
         group="model and settings",
     ),
-)  # fmt: skip
+)

@@ -19,14 +19,22 @@ def show_timing(talk: Talk, rest: str) -> None:
     parts = shares(talk.last.tokens)
     names = [part.name for part in parts]
     legend = " ".join(f"{part.mark} {part.name}" for part in parts)
-    talk.ui.table(("#", "token", "ms", *names, legend), token_rows(talk.last.tokens), right=("#", "ms", *names))
+    talk.ui.table(
+        ("#", "token", "ms", *names, legend),
+        token_rows(talk.last.tokens),
+        right=("#", "ms", *names),
+    )
     gaps = report.gaps(talk.last)
     if gaps:
         counted = histogram(gaps)
         most = max(count for _, count in counted)
         bins = [(label, str(count), bar([("█", count)], most)) for label, count in counted]
-        talk.ui.table(("ms between tokens", "tokens", ""), bins, right=("ms between tokens", "tokens"))
-    spread = " · ".join(f"p{share * 100:.0f} {percentile(gaps, share):.2f}" for share in report.PERCENTILES)
+        talk.ui.table(
+            ("ms between tokens", "tokens", ""), bins, right=("ms between tokens", "tokens")
+        )
+    spread = " · ".join(
+        f"p{share * 100:.0f} {percentile(gaps, share):.2f}" for share in report.PERCENTILES
+    )
     talk.ui.text(f"between tokens: {spread} · max {max(gaps, default=0.0):.2f} ms")
     if gaps:
         talk.ui.text(_spent(talk.last))

@@ -1,4 +1,6 @@
-"""/undo, /regen, /edit, /branch, /switch and /tree: the conversation is a tree, and no turn of it is lost."""
+"""/undo, /regen, /edit, /branch, /switch and /tree: the conversation is a tree, and no turn of it
+is lost.
+"""
 
 from collections.abc import Iterable
 
@@ -16,7 +18,9 @@ def undo(talk: Talk, rest: str) -> None:
     if question is None:
         raise UserError("there is no turn to take back", hint="ask something first")
     talk.unanswered = None
-    talk.ui.text(f"took back {picture.shortened(question, SHOWN)!r}: /switch {number} brings it back")
+    talk.ui.text(
+        f"took back {picture.shortened(question, SHOWN)!r}: /switch {number} brings it back"
+    )
 
 
 def regenerate(talk: Talk, rest: str) -> None:
@@ -34,8 +38,8 @@ def regenerate(talk: Talk, rest: str) -> None:
 def edit(talk: Talk, rest: str) -> None:
     """Ask the last question, or question N, in other words, as a new branch.
 
-    `/edit TEXT` changes the last one, `/edit 2 TEXT` the second; without TEXT a terminal offers the old one to
-    change. What was said after it stays in the tree.
+    `/edit TEXT` changes the last one, `/edit 2 TEXT` the second; without TEXT a terminal offers the
+    old one to change. What was said after it stays in the tree.
     """
     tree = talk.session.tree
     path = tree.path()
@@ -46,11 +50,16 @@ def edit(talk: Talk, rest: str) -> None:
     if first.isascii() and first.isdigit():
         position, rest = int(first[:9]), "".join(text)
         if not 1 <= position <= len(path):
-            raise UserError(f"there is no question {position}", hint=f"the conversation has {len(path)}: /edit N TEXT")
+            raise UserError(
+                f"there is no question {position}",
+                hint=f"the conversation has {len(path)}: /edit N TEXT",
+            )
     turn = tree[path[position - 1]]
     if not rest:
         if not talk.prefills:
-            raise UserError("there is no new text", hint=f"/edit {position} TEXT changes question {position}")
+            raise UserError(
+                "there is no new text", hint=f"/edit {position} TEXT changes question {position}"
+            )
         talk.draft = f"/edit {position} {turn.question}"
         return
     old, held = tree.at, talk.unanswered
@@ -68,7 +77,11 @@ def _ask_from(talk: Talk, question: str, old: int, held: str | None) -> None:
         if talk.unanswered is not None:
             talk.session.tree.move(old)
             talk.unanswered = held
-    if old and talk.session.tree.at != old and talk.session.tree[talk.session.tree.at].parent != old:
+    if (
+        old
+        and talk.session.tree.at != old
+        and talk.session.tree[talk.session.tree.at].parent != old
+    ):
         talk.ui.note(f"what was said before is kept: /switch {old}, /tree shows all")
 
 
@@ -86,23 +99,30 @@ def branch(talk: Talk, rest: str) -> None:
     ends += [("", tip) for tip in tree.tips() if tip not in named]
     rows = [
         (
-            f"{'* ' if name and name == tree.branch else '  '}{name or '-'}", str(end),
+            f"{'* ' if name and name == tree.branch else '  '}{name or '-'}",
+            str(end),
             picture.shortened(tree[end].question, SHOWN) if end else "",
         )
         for name, end in ends
-    ]  # fmt: skip
+    ]
     talk.ui.table(("branch", "ends with turn", "its question"), rows, right=("ends with turn",))
 
 
 def switch(talk: Talk, rest: str) -> None:
     """Go to a branch by its name, or to any turn by its number."""
     if not rest:
-        raise UserError("there is no place to go to", hint="/switch NAME or NUMBER; /tree shows them")
+        raise UserError(
+            "there is no place to go to", hint="/switch NAME or NUMBER; /tree shows them"
+        )
     tree = talk.session.tree
     tree.switch(rest)
     talk.unanswered = None
     spoken = talk.spoken()
-    cached = f", {talk.runner.engine.ledger.nearest(spoken)[1]} of {len(spoken)} tokens in the cache" if spoken else ""
+    cached = (
+        f", {talk.runner.engine.ledger.nearest(spoken)[1]} of {len(spoken)} tokens in the cache"
+        if spoken
+        else ""
+    )
     count = len(tree.path())
     talk.ui.text(
         f"at turn {tree.at}{f' on {tree.branch}' if tree.branch else ''}: {count} turn{'s' * (count != 1)}{cached}"
@@ -114,10 +134,14 @@ def show_tree(talk: Talk, rest: str) -> None:
     tree = talk.session.tree
     if not tree.turns:
         raise UserError("there is no turn yet", hint="ask something first")
-    talk.ui.table(("turn", "question", "answer", "tokens", ""), picture.rows(tree), right=("tokens",))
+    talk.ui.table(
+        ("turn", "question", "answer", "tokens", ""), picture.rows(tree), right=("tokens",)
+    )
     count, spoken = len(tree.path()), talk.spoken()
     told = f", {len(spoken)} tokens" if spoken else ""
-    talk.ui.text(f"{tree.branch or 'no branch'}: {count} of {len(tree.turns)} turns on the path (●){told}")
+    talk.ui.text(
+        f"{tree.branch or 'no branch'}: {count} of {len(tree.turns)} turns on the path (●){told}"
+    )
 
 
 def _places(talk: Talk) -> Iterable[str]:

@@ -30,7 +30,9 @@ def save(talk: Talk, rest: str) -> None:
         told = f"without its KV state: {error}"
     nbytes = sum(file.stat().st_size for file in (path, state) if file.exists())
     instead = ", in place of the chat of that name" if replaced else ""
-    talk.ui.text(f"saved as {name} ({path}){instead}: {', '.join(filter(None, (size(nbytes), told)))}")
+    talk.ui.text(
+        f"saved as {name} ({path}){instead}: {', '.join(filter(None, (size(nbytes), told)))}"
+    )
 
 
 def load(talk: Talk, rest: str) -> None:

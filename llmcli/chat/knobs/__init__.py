@@ -12,7 +12,9 @@ from quant.registry import collect
 def knobs() -> dict[str, Knob]:
     """Every knob by name: what an answer is drawn with first, what the screen shows of it last."""
     table: dict[str, Knob] = collect("llmcli.chat.knobs", "KNOBS")
-    return dict(sorted(table.items(), key=lambda item: item[1].order))  # stable: a module's own order stays
+    return dict(
+        sorted(table.items(), key=lambda item: item[1].order)
+    )  # stable: a module's own order stays
 
 
 def find(name: str) -> Knob:
@@ -23,4 +25,7 @@ def find(name: str) -> Knob:
             return knob
     near = get_close_matches(wanted, knobs(), 1)
     known = ", ".join(knobs())
-    raise UserError(f"no setting called {name!r}", hint=f"did you mean {near[0]}?" if near else f"there are: {known}")
+    raise UserError(
+        f"no setting called {name!r}",
+        hint=f"did you mean {near[0]}?" if near else f"there are: {known}",
+    )

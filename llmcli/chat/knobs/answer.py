@@ -15,7 +15,9 @@ def predict(value: str) -> int | None:
     except ValueError:
         number = -2
     if number < -1:
-        raise UserError(f"predict is {value!r}", hint="predict takes a whole number of tokens, -1 = no limit")
+        raise UserError(
+            f"predict is {value!r}", hint="predict takes a whole number of tokens, -1 = no limit"
+        )
     return None if number == -1 else number
 
 
@@ -40,7 +42,10 @@ def _stop(talk: Talk, value: str) -> None:
     except ValueError:  # a text that begins with a quote
         text = value
     if not text:
-        raise UserError("an empty text ends every answer", hint='/set stop "END" ends it there, /set stop none nowhere')
+        raise UserError(
+            "an empty text ends every answer",
+            hint='/set stop "END" ends it there, /set stop none nowhere',
+        )
     if text not in talk.stops:
         talk.stops = (*talk.stops, text)
 
@@ -63,13 +68,26 @@ def _switch(name: str, meaning: str) -> Knob:
 
 KNOBS = (
     Knob(
-        "predict", ANSWER, "the most tokens of an answer, -1 = no limit", "from -1 up", "-1", _show, _change, _values,
+        "predict",
+        ANSWER,
+        "the most tokens of an answer, -1 = no limit",
+        "from -1 up",
+        "-1",
+        _show,
+        _change,
+        _values,
         ("n_predict", "num_predict", "max_tokens"),
     ),
     Knob(
-        "stop", ANSWER, "an answer ends before any of these; \"\\n\" is a line's end", "any text, none", "none",
-        lambda talk: _quoted(talk.stops) or "none", _stop, lambda talk: ("none",),
+        "stop",
+        ANSWER,
+        'an answer ends before any of these; "\\n" is a line\'s end',
+        "any text, none",
+        "none",
+        lambda talk: _quoted(talk.stops) or "none",
+        _stop,
+        lambda talk: ("none",),
     ),
     _switch("ignore_eos", "go on where the model would end"),
     _switch("endless", "go on where the answer only repeats itself"),
-)  # fmt: skip
+)

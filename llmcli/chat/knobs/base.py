@@ -23,10 +23,11 @@ class Offer(str):
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One setting. `range` says in words what it takes, `default` is what it starts with, as people write it.
+    """One setting. `range` says in words what it takes, `default` is what it starts with, as people
+    write it.
 
-    `show` gives the value in effect, `change` takes what was typed: it raises UserError with what to type
-    instead, and then nothing has changed. `values` are what Tab offers.
+    `show` gives the value in effect, `change` takes what was typed: it raises UserError with what
+    to type instead, and then nothing has changed. `values` are what Tab offers.
     """
 
     name: str

@@ -28,7 +28,9 @@ def _put(talk: Talk, kind: Kind, value: str, written: bool) -> None:
         if asked and asked.kind == kind:
             talk.session.constraint = None
         return
-    constraint = Constraint(kind, value if written else _text(value), jump=asked.jump if asked else "lossless")
+    constraint = Constraint(
+        kind, value if written else _text(value), jump=asked.jump if asked else "lossless"
+    )
     talk.runner.grammars(constraint)  # what is no grammar is told now
     talk.session.constraint = constraint
 
@@ -41,9 +43,13 @@ def _text(value: str) -> str:
         with path.open("rb") as file:
             raw = file.read(MOST + 1)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}", hint="type the text itself, or a file") from None
+        raise UserError(
+            f"cannot read {path}: {error.strerror}", hint="type the text itself, or a file"
+        ) from None
     if len(raw) > MOST:
-        raise UserError(f"{path} is too long for a schema or grammar", hint=f"at most {MOST:,} bytes")
+        raise UserError(
+            f"{path} is too long for a schema or grammar", hint=f"at most {MOST:,} bytes"
+        )
     return decoded(raw, str(path)).removeprefix("\ufeff")
 
 
@@ -57,12 +63,23 @@ def _shown(talk: Talk, kind: Kind) -> str:
 
 KNOBS = (
     Knob(
-        "format", ANSWER, "answers are JSON: any, or of a schema", "none, json, a schema or its file", "none",
-        lambda talk: _shown(talk, "json_schema"), _format,
+        "format",
+        ANSWER,
+        "answers are JSON: any, or of a schema",
+        "none, json, a schema or its file",
+        "none",
+        lambda talk: _shown(talk, "json_schema"),
+        _format,
         lambda talk: (Offer("none", "free text"), Offer("json", "any JSON document")),
     ),
     Knob(
-        "grammar", ANSWER, "answers follow a GBNF grammar", "none, a grammar or its file", "none",
-        lambda talk: _shown(talk, "gbnf"), _grammar, lambda talk: (Offer("none", "free text"),),
+        "grammar",
+        ANSWER,
+        "answers follow a GBNF grammar",
+        "none, a grammar or its file",
+        "none",
+        lambda talk: _shown(talk, "gbnf"),
+        _grammar,
+        lambda talk: (Offer("none", "free text"),),
     ),
-)  # fmt: skip
+)

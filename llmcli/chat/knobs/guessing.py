@@ -17,8 +17,13 @@ def _change(talk: Talk, value: str) -> None:
 
 KNOBS = (
     Knob(
-        "ngram_draft", ANSWER, "guess tokens from repetitions in the text", ", ".join(NGRAM), "auto",
-        lambda talk: talk.runner.ngram, _change,
+        "ngram_draft",
+        ANSWER,
+        "guess tokens from repetitions in the text",
+        ", ".join(NGRAM),
+        "auto",
+        lambda talk: talk.runner.ngram,
+        _change,
         lambda talk: NGRAM if talk.runner.can_guess else [word for word in NGRAM if word != "on"],
     ),
-)  # fmt: skip
+)

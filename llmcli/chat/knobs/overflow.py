@@ -24,7 +24,13 @@ def _values(talk: Talk) -> Iterable[str]:
 
 KNOBS = (
     Knob(
-        "on_full", ANSWER, "what happens when the context is full", ", ".join(overflow.MODES), "stop", _show, _change,
+        "on_full",
+        ANSWER,
+        "what happens when the context is full",
+        ", ".join(overflow.MODES),
+        "stop",
+        _show,
+        _change,
         _values,
     ),
-)  # fmt: skip
+)

@@ -32,7 +32,14 @@ def _values(talk: Talk) -> Iterable[str]:
 
 KNOBS = (
     Knob(
-        "reasoning", ANSWER, "whether the model is asked to think first", ", ".join(MEANT), "auto", _show, _change,
-        _values, ("think",),
+        "reasoning",
+        ANSWER,
+        "whether the model is asked to think first",
+        ", ".join(MEANT),
+        "auto",
+        _show,
+        _change,
+        _values,
+        ("think",),
     ),
-)  # fmt: skip
+)

@@ -29,9 +29,16 @@ def _knob(setting: Setting) -> Knob:
         return [Offer(value, f"{what} · {limits}") for value, what in about.items()]
 
     return Knob(
-        setting.name, SAMPLING, setting.help, f"{setting.limits}", setting.show(setting.default), show, change, values,
+        setting.name,
+        SAMPLING,
+        setting.help,
+        f"{setting.limits}",
+        setting.show(setting.default),
+        show,
+        change,
+        values,
         setting.aliases,
-    )  # fmt: skip
+    )
 
 
 KNOBS = tuple(_knob(setting) for setting in settings().values())

@@ -19,7 +19,9 @@ def _words(name: str, meaning: str, about: dict[str, str]) -> Knob:
         return [Offer(word, what) for word, what in about.items()]
 
     show: Callable[[Talk], str] = lambda talk: str(getattr(talk.screen, name))  # noqa: E731
-    return Knob(name, SCREEN, meaning, ", ".join(about), str(getattr(Screen(), name)), show, change, values)
+    return Knob(
+        name, SCREEN, meaning, ", ".join(about), str(getattr(Screen(), name)), show, change, values
+    )
 
 
 WHAT = ("nothing", "one line after an answer", "every token's milliseconds, and the line")
@@ -39,16 +41,28 @@ def _keep(talk: Talk, value: str) -> None:
 KNOBS = (
     _words("timing", "what is told of an answer's time", dict(zip(TIMINGS, WHAT, strict=True))),
     _words(
-        "thinking", "a model's thinking on the screen",
+        "thinking",
+        "a model's thinking on the screen",
         {SHOW: "dimmed; in a pipe as it is", FOLD: "one line in its place", HIDE: "left out"},
     ),
     Knob(
-        "markdown", SCREEN, "draw an answer's Markdown on a terminal", ", ".join(SWITCH), "off",
-        lambda talk: next(word for word, on in SWITCH.items() if on is talk.screen.markdown), _draw,
+        "markdown",
+        SCREEN,
+        "draw an answer's Markdown on a terminal",
+        ", ".join(SWITCH),
+        "off",
+        lambda talk: next(word for word, on in SWITCH.items() if on is talk.screen.markdown),
+        _draw,
         lambda talk: SWITCH,
     ),
     Knob(
-        "probs", SCREEN, "alternatives kept of each token, for /probs; 0 = off", f"from 0 to {MOST}", "0",
-        lambda talk: str(talk.screen.probs), _keep, lambda talk: (Offer("0", "off"), Offer("10", "as /probs on")),
+        "probs",
+        SCREEN,
+        "alternatives kept of each token, for /probs; 0 = off",
+        f"from 0 to {MOST}",
+        "0",
+        lambda talk: str(talk.screen.probs),
+        _keep,
+        lambda talk: (Offer("0", "off"), Offer("10", "as /probs on")),
     ),
-)  # fmt: skip
+)

@@ -27,7 +27,11 @@ def _knob(name: str) -> Knob:
     def values(talk: Talk) -> Iterable[str]:
         if name == "early_stopping":
             return EARLY
-        return [str(count) for count in range(1, talk.runner.context.n_seq_max + 1)] if name == "beams" else [default]
+        return (
+            [str(count) for count in range(1, talk.runner.context.n_seq_max + 1)]
+            if name == "beams"
+            else [default]
+        )
 
     return Knob(name, SEARCH, meaning, limits, default, show, change, values)
 

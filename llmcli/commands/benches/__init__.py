@@ -1,4 +1,6 @@
-"""`llmcli bench`: each module of this folder exports BENCHES, measurements by their functions' names."""
+"""`llmcli bench`: each module of this folder exports BENCHES, measurements by their functions'
+names.
+"""
 
 import inspect
 from collections.abc import Mapping
@@ -17,7 +19,9 @@ class Benches(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Words that name no measurement are those of the first one."""
-        return super().parse_args(ctx, args if args and args[0] in self.commands else [SPEED, *args])
+        return super().parse_args(
+            ctx, args if args and args[0] in self.commands else [SPEED, *args]
+        )
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +35,9 @@ def register(app: typer.Typer) -> None:
 
 def _others(found: Mapping[str, Any]) -> str:
     """The other measurements, for the end of the first one's help: their names and what they do."""
-    rows = [f"  bench {name:<9} {_summary(command)}" for name, command in found.items() if name != SPEED]
+    rows = [
+        f"  bench {name:<9} {_summary(command)}" for name, command in found.items() if name != SPEED
+    ]
     return "\n".join(("\b", "Other measurements:", *rows))
 
 

@@ -9,8 +9,12 @@ from llmcli.commands.show import Json, start
 if TYPE_CHECKING:
     from llmcli.bench.history import Run
 
-Wanted = Annotated[str | None, typer.Option("-m", "--model", help="Only of models of this name, or this hash.")]
-Last = Annotated[int | None, typer.Option("--last", min=1, help="Only the last N [20; --json: all].")]
+Wanted = Annotated[
+    str | None, typer.Option("-m", "--model", help="Only of models of this name, or this hash.")
+]
+Last = Annotated[
+    int | None, typer.Option("--last", min=1, help="Only the last N [20; --json: all].")
+]
 SHOWN = 20
 
 
@@ -24,21 +28,35 @@ def history(model: Wanted = None, last: Last = None, json: Json = False) -> None
         ui.result([document(run) for run in runs])
         return
     if not runs:
-        ui.text("nothing was measured yet: llmcli bench smollm2:135m" if model is None else f"nothing of {model!r}")
+        ui.text(
+            "nothing was measured yet: llmcli bench smollm2:135m"
+            if model is None
+            else f"nothing of {model!r}"
+        )
         return
     columns = ("run", "time", "model", "test", "threads", "t/s")
     ui.table(columns, [_cells(run) for run in runs], right=("run", "threads", "t/s"))
     machines = sorted({run.machine for run in runs})
     ui.text()
-    ui.text(f"machine: {machines[0]}" if len(machines) == 1 else f"on {len(machines)} machines: --json names them")
+    ui.text(
+        f"machine: {machines[0]}"
+        if len(machines) == 1
+        else f"on {len(machines)} machines: --json names them"
+    )
 
 
 def document(run: "Run") -> dict[str, Any]:
     """One run: what is kept beside the test, and the test as `bench -o json` tells it."""
     kept = {
-        "id": run.id, "time": run.time, "machine": run.machine, "build": run.build, "model": run.model,
-        "sha256": run.sha256, "content": run.content, "test": run.test,
-    }  # fmt: skip
+        "id": run.id,
+        "time": run.time,
+        "machine": run.machine,
+        "build": run.build,
+        "model": run.model,
+        "sha256": run.sha256,
+        "content": run.content,
+        "test": run.test,
+    }
     return {**run.document, **kept}
 
 

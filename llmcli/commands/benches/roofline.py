@@ -16,15 +16,23 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
     from quant.container import Header
 
-Depths = Annotated[list[str] | None, typer.Option("-d", "--n-depth", help="Tokens in the cache before; default 0.")]
-Threads = Annotated[int | None, typer.Option("-t", "--threads", min=1, help="Threads; default: the cores.")]
+Depths = Annotated[
+    list[str] | None, typer.Option("-d", "--n-depth", help="Tokens in the cache before; default 0.")
+]
+Threads = Annotated[
+    int | None, typer.Option("-t", "--threads", min=1, help="Threads; default: the cores.")
+]
 TypeK = Annotated[str, typer.Option("-ctk", "--cache-type-k", help="KV cache type of K.")]
 TypeV = Annotated[str, typer.Option("-ctv", "--cache-type-v", help="KV cache type of V.")]
-Repetitions = Annotated[int, typer.Option("-r", "--repetitions", min=1, help="How often each test runs.")]
+Repetitions = Annotated[
+    int, typer.Option("-r", "--repetitions", min=1, help="How often each test runs.")
+]
 
 
 def roofline(
-    ref: Annotated[str | None, typer.Argument(metavar="REF", help="A model; without one only memory is read.")] = None,
+    ref: Annotated[
+        str | None, typer.Argument(metavar="REF", help="A model; without one only memory is read.")
+    ] = None,
     n_depth: Depths = None,
     threads: Threads = None,
     type_k: TypeK = "f16",
@@ -44,7 +52,8 @@ def roofline(
 
     if rpc is not None:
         raise UsageError(
-            "a roofline is of this machine's processor and memory, not of workers", hint="llmcli bench REF --rpc …"
+            "a roofline is of this machine's processor and memory, not of workers",
+            hint="llmcli bench REF --rpc …",
         )
     config, ui = start(json, offline)
     fit.check(RunOptions(threads=threads, cache_type_k=type_k, cache_type_v=type_v))
@@ -54,7 +63,11 @@ def roofline(
         machine = measuring.machine(count, lambda: bar.advance(1))
     if count >= host.cores() and not _disturbed(machine):
         _keep(machine, config, ui)
-    found = None if ref is None else _measure(ref, machine, n_depth, (count, type_k, type_v), repetitions, config, ui)
+    found = (
+        None
+        if ref is None
+        else _measure(ref, machine, n_depth, (count, type_k, type_v), repetitions, config, ui)
+    )
     result = found[0] if found else None
     if json:
         ui.result(document(machine, result))
@@ -78,9 +91,14 @@ def _keep(machine: "Machine", config: "Config", ui: "UI") -> None:
 
 
 def _measure(
-    ref: str, machine: "Machine", n_depth: list[str] | None, how: tuple[int, str, str], repetitions: int,
-    config: "Config", ui: "UI",
-) -> "tuple[Result, Header]":  # fmt: skip
+    ref: str,
+    machine: "Machine",
+    n_depth: list[str] | None,
+    how: tuple[int, str, str],
+    repetitions: int,
+    config: "Config",
+    ui: "UI",
+) -> "tuple[Result, Header]":
     from llmcli.bench import grid, roofline
     from llmcli.commands.ready import ready
     from llmcli.runtime import kv
@@ -94,14 +112,22 @@ def _measure(
     kv.check(header.metadata, type_k, type_v)
     base = grid.Test(0, 0, 0, 2048, 512, type_k, type_v, threads, 0, "auto")
     tests = len(depths) + len(roofline.UBATCHES)
-    with open_model(header.path, gpu_layers=0) as model, ui.bar(f"bench {header.path.name}", tests, "tests") as bar:
-        return roofline.measure(model, header, machine, base, depths, repetitions, lambda: bar.advance(1)), header
+    with (
+        open_model(header.path, gpu_layers=0) as model,
+        ui.bar(f"bench {header.path.name}", tests, "tests") as bar,
+    ):
+        return roofline.measure(
+            model, header, machine, base, depths, repetitions, lambda: bar.advance(1)
+        ), header
 
 
 def _draw(
-    ref: str, machine: "Machine", found: "tuple[Result, Header] | None", how: "tuple[Path | None, bool | None]",
+    ref: str,
+    machine: "Machine",
+    found: "tuple[Result, Header] | None",
+    how: "tuple[Path | None, bool | None]",
     ui: "UI",
-) -> None:  # fmt: skip
+) -> None:
     """The pictures of what was printed: in the terminal, and on a page."""
     from llmcli.bench import page
     from llmcli.bench.pictures import roof
@@ -113,8 +139,10 @@ def _draw(
     result, header = found
     reporting.show(
         lambda: page.of_tests(ref, result.tests, header, machine.roof, [roof.bandwidth(machine)]),
-        lambda: page.charts(result.tests, header, machine.roof)[:1], how, ui,
-    )  # fmt: skip
+        lambda: page.charts(result.tests, header, machine.roof)[:1],
+        how,
+        ui,
+    )
 
 
 def document(machine: "Machine", result: "Result | None") -> dict[str, Any]:
@@ -122,41 +150,55 @@ def document(machine: "Machine", result: "Result | None") -> dict[str, Any]:
     from llmcli.runtime.binding import devices
 
     told: dict[str, Any] = {
-        "cpu_info": machine.cpu, "last_cache_bytes": machine.cache,
+        "cpu_info": machine.cpu,
+        "last_cache_bytes": machine.cache,
         "read_bandwidth_bytes_per_second": machine.roof,
         "readings": [
             {"bytes": one.nbytes, "threads": one.threads, "bytes_per_second": list(one.rates)}
             for one in machine.readings
         ],
         "gpus": [
-            {"name": one.name, "description": one.description, "read_bandwidth_bytes_per_second": None}
+            {
+                "name": one.name,
+                "description": one.description,
+                "read_bandwidth_bytes_per_second": None,
+            }
             for one in devices.devices()
             if one.kind in devices.GPUS
         ],
-    }  # fmt: skip
+    }
     if result is None:
         return told
     return {
         **told,
         "prefill": {
-            "tokens_per_second": result.prompt_rate, "n_ubatch": result.ubatch,
-            "operations_per_second": result.operations, "ridge_operations_per_byte": result.ridge,
+            "tokens_per_second": result.prompt_rate,
+            "n_ubatch": result.ubatch,
+            "operations_per_second": result.operations,
+            "ridge_operations_per_byte": result.ridge,
         },
         "decode": [_point(point, result) for point in result.points],
-    }  # fmt: skip
+    }
 
 
 def _point(point: "Point", result: "Result") -> dict[str, Any]:
     roof, cost = result.machine.roof, point.work
     return {
-        "n_depth": point.depth, "weights_bytes": dict(cost.weights), "kv_bytes": cost.kv,
+        "n_depth": point.depth,
+        "weights_bytes": dict(cost.weights),
+        "kv_bytes": cost.kv,
         "bytes_per_token": cost.nbytes,
-        "operations_per_token": None if cost.attention is None else cost.operations + cost.attention,
-        "intensity": cost.intensity, "attainable_tokens_per_second": point.attainable(roof),
-        "tokens_per_second": point.rate, "stddev_tokens_per_second": point.deviation,
-        "roofline_fraction": point.fraction(roof), "fits_last_cache": point.in_cache(result.machine.cache),
+        "operations_per_token": None
+        if cost.attention is None
+        else cost.operations + cost.attention,
+        "intensity": cost.intensity,
+        "attainable_tokens_per_second": point.attainable(roof),
+        "tokens_per_second": point.rate,
+        "stddev_tokens_per_second": point.deviation,
+        "roofline_fraction": point.fraction(roof),
+        "fits_last_cache": point.in_cache(result.machine.cache),
         "batch_leaving_memory_bound": point.leaving(result.ridge),
-    }  # fmt: skip
+    }
 
 
 def _tell_machine(machine: "Machine", ui: "UI") -> None:
@@ -168,13 +210,21 @@ def _tell_machine(machine: "Machine", ui: "UI") -> None:
         (size(one.nbytes), str(one.threads), f"{one.best / 1e9:.1f}", f"{min(one.rates) / 1e9:.1f}")
         for one in machine.readings
     ]
-    ui.table(("read", "threads", "GB/s", "slowest round"), rows, right=("read", "threads", "GB/s", "slowest round"))
+    ui.table(
+        ("read", "threads", "GB/s", "slowest round"),
+        rows,
+        right=("read", "threads", "GB/s", "slowest round"),
+    )
     if machine.roof is None:
-        ui.text("the speed of memory is unknown: nothing that was read is known to be beyond the last cache")
+        ui.text(
+            "the speed of memory is unknown: nothing that was read is known to be beyond the last cache"
+        )
     else:
         ui.text(f"memory gives {machine.roof / 1e9:.1f} GB/s")
     if _disturbed(machine):
-        ui.warn("rounds differ by more than 30 %: something else uses this machine, the figures are too low")
+        ui.warn(
+            "rounds differ by more than 30 %: something else uses this machine, the figures are too low"
+        )
     ui.text()
 
 
@@ -186,15 +236,23 @@ def _tell_model(result: "Result", ui: "UI") -> None:
     from llmcli.units import size
 
     roof = result.machine.roof
-    ui.text(f"prompts: {result.prompt_rate:.1f} tok/s with -ub {result.ubatch}{_rate(result.operations)}")
+    ui.text(
+        f"prompts: {result.prompt_rate:.1f} tok/s with -ub {result.ubatch}{_rate(result.operations)}"
+    )
     rows = []
     for point in result.points:
         cost, most, share = point.work, point.attainable(roof), point.fraction(roof)
-        rows.append((
-            str(point.depth), size(sum(cost.weights.values())), _known(cost.kv, size),
-            _known(cost.intensity, lambda value: f"{value:.2f}"), _known(most, lambda value: f"{value:.1f}"),
-            f"{point.rate:.1f} ± {point.deviation:.1f}", _known(share, lambda value: f"{value:.0%}"),
-        ))  # fmt: skip
+        rows.append(
+            (
+                str(point.depth),
+                size(sum(cost.weights.values())),
+                _known(cost.kv, size),
+                _known(cost.intensity, lambda value: f"{value:.2f}"),
+                _known(most, lambda value: f"{value:.1f}"),
+                f"{point.rate:.1f} ± {point.deviation:.1f}",
+                _known(share, lambda value: f"{value:.0%}"),
+            )
+        )
     columns = ("depth", "weights", "KV", "op/byte", "attainable tok/s", "reached tok/s", "of it")
     ui.table(columns, rows, right=columns)
     for point in result.points:

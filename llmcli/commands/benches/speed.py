@@ -25,39 +25,78 @@ if TYPE_CHECKING:
 
 Ref = Annotated[
     str | None,
-    typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file", autocompletion=completion.benches),
+    typer.Argument(
+        metavar="REF",
+        help="catalog name, org/repo[:QUANT], file",
+        autocompletion=completion.benches,
+    ),
 ]
-Model = Annotated[str | None, typer.Option("-m", "--model", "-hf", help="The same, in llama-bench's words.")]
+Model = Annotated[
+    str | None, typer.Option("-m", "--model", "-hf", help="The same, in llama-bench's words.")
+]
 Values = list[str] | None
 Prompts = Annotated[Values, typer.Option("-p", "--n-prompt", help="Prompt lengths; default 512.")]
 Gens = Annotated[Values, typer.Option("-n", "--n-gen", help="Generated lengths; default 128.")]
-Pairs = Annotated[Values, typer.Option("-pg", metavar="PP,TG", help="Prompt and generation together.")]
+Pairs = Annotated[
+    Values, typer.Option("-pg", metavar="PP,TG", help="Prompt and generation together.")
+]
 Depths = Annotated[Values, typer.Option("-d", "--n-depth", help="Tokens in the cache before.")]
 Batches = Annotated[Values, typer.Option("-b", "--batch-size", help="Logical batch; default 2048.")]
-Ubatches = Annotated[Values, typer.Option("-ub", "--ubatch-size", help="Physical batch; default 512.")]
-TypesK = Annotated[Values, typer.Option("-ctk", "--cache-type-k", help="KV cache type of K; default f16.")]
-TypesV = Annotated[Values, typer.Option("-ctv", "--cache-type-v", help="KV cache type of V; default f16.")]
+Ubatches = Annotated[
+    Values, typer.Option("-ub", "--ubatch-size", help="Physical batch; default 512.")
+]
+TypesK = Annotated[
+    Values, typer.Option("-ctk", "--cache-type-k", help="KV cache type of K; default f16.")
+]
+TypesV = Annotated[
+    Values, typer.Option("-ctv", "--cache-type-v", help="KV cache type of V; default f16.")
+]
 Threads = Annotated[Values, typer.Option("-t", "--threads", help="Threads; default: the cores.")]
-Layers = Annotated[Values, typer.Option("-ngl", "--n-gpu-layers", "--gpu-layers", help="GPU layers; default all.")]
-Flash = Annotated[Values, typer.Option("-fa", "--flash-attn", help="on, off or auto (the default).")]
+Layers = Annotated[
+    Values, typer.Option("-ngl", "--n-gpu-layers", "--gpu-layers", help="GPU layers; default all.")
+]
+Flash = Annotated[
+    Values, typer.Option("-fa", "--flash-attn", help="on, off or auto (the default).")
+]
 Parallel = Annotated[
-    Values, typer.Option("-np", "--parallel", help="Sequences that are computed together, each with KV of its own.")
+    Values,
+    typer.Option(
+        "-np", "--parallel", help="Sequences that are computed together, each with KV of its own."
+    ),
 ]
 Repetitions = Annotated[
-    int | None, typer.Option("-r", "--repetitions", min=1, help="How often each test runs; default 5, in a sweep 10.")
+    int | None,
+    typer.Option(
+        "-r", "--repetitions", min=1, help="How often each test runs; default 5, in a sweep 10."
+    ),
 ]
 Output = Annotated[str, typer.Option("-o", "--output", help="md, csv, json or jsonl.")]
 NoWarmup = Annotated[bool, typer.Option("--no-warmup", help="Skip the run that does not count.")]
 Sampling = Annotated[
-    bool, typer.Option("--sampling", help="Also with the sampler chain and detokenizing, and what they add.")
+    bool,
+    typer.Option(
+        "--sampling", help="Also with the sampler chain and detokenizing, and what they add."
+    ),
 ]
-NoHistory = Annotated[bool, typer.Option("--no-history", help="Keep nothing of it for `bench history`.")]
-Remeasure = Annotated[bool, typer.Option("--remeasure", help="Read this machine's memory anew: bandwidth is kept.")]
-ThreadsSweep = Annotated[bool, typer.Option("--threads-sweep", help="Try 1 thread up to all CPUs; tell the fastest.")]
-UbatchSweep = Annotated[bool, typer.Option("--ubatch-sweep", help="Try physical batches of 64 to 2048.")]
-KvSweep = Annotated[bool, typer.Option("--kv-sweep", help="Try every KV cache type, K and V alike.")]
+NoHistory = Annotated[
+    bool, typer.Option("--no-history", help="Keep nothing of it for `bench history`.")
+]
+Remeasure = Annotated[
+    bool, typer.Option("--remeasure", help="Read this machine's memory anew: bandwidth is kept.")
+]
+ThreadsSweep = Annotated[
+    bool, typer.Option("--threads-sweep", help="Try 1 thread up to all CPUs; tell the fastest.")
+]
+UbatchSweep = Annotated[
+    bool, typer.Option("--ubatch-sweep", help="Try physical batches of 64 to 2048.")
+]
+KvSweep = Annotated[
+    bool, typer.Option("--kv-sweep", help="Try every KV cache type, K and V alike.")
+]
 FaSweep = Annotated[bool, typer.Option("--fa-sweep", help="Try flash attention on and off.")]
-Quant = Annotated[str | None, typer.Option("--quant", help="Quantize the model to this type first.")]
+Quant = Annotated[
+    str | None, typer.Option("--quant", help="Quantize the model to this type first.")
+]
 Offline = Annotated[bool, typer.Option("--offline", help="Make no connection.")]
 
 
@@ -97,8 +136,9 @@ def speed(
 ) -> None:
     """Measure prompt and generation speed, in llama-bench's words.
 
-    Lists (-p 128,512), ranges (1-8*2) and repeated flags span a grid of tests. `llmcli bench roofline REF` measures
-    what memory allows, and how far a model is from it. A sweep measures its values in turn and compares them.
+    Lists (-p 128,512), ranges (1-8*2) and repeated flags span a grid of tests. `llmcli bench
+    roofline REF` measures what memory allows, and how far a model is from it. A sweep measures its
+    values in turn and compares them.
     """
     from llmcli.bench import report, sweep
     from llmcli.bench.run import How
@@ -108,7 +148,9 @@ def speed(
 
     form = "json" if json else output
     if form not in report.FORMATS:
-        raise UsageError(f"-o does not know {output!r}", hint=f"-o takes: {' '.join(report.FORMATS)}")
+        raise UsageError(
+            f"-o does not know {output!r}", hint=f"-o takes: {' '.join(report.FORMATS)}"
+        )
     name = ref or model
     if name is None:
         raise UsageError("no model given", hint="llmcli bench smollm2:135m")
@@ -137,9 +179,15 @@ def _tell(results: "list[Result]", form: str, swept: "Sequence[str]", ui: "UI") 
 
 
 def _draw(
-    results: "list[Result]", found: "Found", name: str, how: "tuple[bool, Path | None, bool | None]", ui: "UI"
+    results: "list[Result]",
+    found: "Found",
+    name: str,
+    how: "tuple[bool, Path | None, bool | None]",
+    ui: "UI",
 ) -> None:
-    """The pictures of what was printed, in the terminal and on a page; `how`: a sweep, --report, --chart."""
+    """The pictures of what was printed, in the terminal and on a page; `how`: a sweep, --report,
+    --chart.
+    """
     from llmcli.bench import page
     from llmcli.bench.pictures import sweeps
     from llmcli.commands import reporting
@@ -157,7 +205,13 @@ def _draw(
 
 
 def _measured(
-    found: "Found", name: str, tests: "list[Test]", how: "How", given: "Mapping[str, Any]", config: "Config", ui: "UI"
+    found: "Found",
+    name: str,
+    tests: "list[Test]",
+    how: "How",
+    given: "Mapping[str, Any]",
+    config: "Config",
+    ui: "UI",
 ) -> "list[Result]":
     """The results, each kept in the history as soon as it is there."""
     from dataclasses import replace
@@ -196,17 +250,24 @@ def _swept(swept: "Sequence[str]", given: "Mapping[str, Any]") -> "dict[str, Any
     if swept and given["sampling"]:
         raise UsageError("a sweep decodes alone", hint="leave out --sampling or the sweep")
     chosen = dict(given)
-    # A micro-batch is no longer than what is computed at once: a short prompt would not tell them apart.
+    # A micro-batch is no longer than what is computed at once: a short prompt would not tell them
+    # apart.
     if "ubatch_sweep" in swept:
         chosen["n_prompt"] = given["n_prompt"] or [str(sweep.UBATCHES[-1])]
         chosen["n_gen"] = given["n_gen"] or (None if len(swept) > 1 else ["0"])
-    lengths = [max(grid.numbers(flag, given[name] or ["2048"])) for flag, name in (("-b", "batch"), ("-p", "n_prompt"))]
+    lengths = [
+        max(grid.numbers(flag, given[name] or ["2048"]))
+        for flag, name in (("-b", "batch"), ("-p", "n_prompt"))
+    ]
     for name in swept:
         found = sweep.values(name, host.cpus(), host.cores(), min(lengths))
         for option in sweep.SWEEPS[name]:
             if given[option]:
                 flag, typed = "--" + name.replace("_", "-"), "--" + sweep.FLAGS[option]
-                raise UsageError(f"{flag} tries all values, {typed} names some", hint=f"leave out {flag} or {typed}")
+                raise UsageError(
+                    f"{flag} tries all values, {typed} names some",
+                    hint=f"leave out {flag} or {typed}",
+                )
             chosen[option] = found
     return chosen
 

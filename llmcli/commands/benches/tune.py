@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from llmcli.ui import UI
     from quant.container import Header
 
-Budget = Annotated[float, typer.Option("--budget", metavar="SECONDS", help="How long it may measure.")]
+Budget = Annotated[
+    float, typer.Option("--budget", metavar="SECONDS", help="How long it may measure.")
+]
 For = Annotated[
     str,
     typer.Option(
@@ -33,15 +35,22 @@ For = Annotated[
     ),
 ]
 Kinds = Annotated[
-    str | None, typer.Option("--kv", metavar="TYPES", help="Try these KV cache types too (q8_0): they change the text.")
+    str | None,
+    typer.Option(
+        "--kv", metavar="TYPES", help="Try these KV cache types too (q8_0): they change the text."
+    ),
 ]
 Show = Annotated[bool, typer.Option("--show", help="List the profiles that are kept.")]
-Forget = Annotated[str | None, typer.Option("--forget", metavar="REF", help="Delete the profile of a model.")]
+Forget = Annotated[
+    str | None, typer.Option("--forget", metavar="REF", help="Delete the profile of a model.")
+]
 DIFFERS = {"threads": "threads", "ubatch": "ubatch_size", "flash": "flash_attn"}
 
 
 def tune(
-    ref: Annotated[str | None, typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file")] = None,
+    ref: Annotated[
+        str | None, typer.Argument(metavar="REF", help="catalog name, org/repo[:QUANT], file")
+    ] = None,
     budget: Budget = 120.0,
     objective: For = "chat",
     kv: Kinds = None,
@@ -54,21 +63,26 @@ def tune(
     *,
     workers: Workers,
 ) -> None:
-    """Find the settings that are fastest for a model on this machine; chat and run use them from then on.
+    """Find the settings that are fastest for a model on this machine; chat and run use them from
+    then on.
 
-    Tries threads, micro-batches and flash attention, and compares the best with the defaults, in pairs. What is as fast
-    as the defaults stays at the defaults.
+    Tries threads, micro-batches and flash attention, and compares the best with the defaults, in
+    pairs. What is as fast as the defaults stays at the defaults.
     """
     from llmcli.bench.tune import OBJECTIVES
     from llmcli.commands import reporting
 
     config, ui = start(json, offline)
     if objective not in OBJECTIVES:
-        raise UsageError(f"--for does not know {objective!r}", hint=f"--for takes: {' '.join(OBJECTIVES)}")
+        raise UsageError(
+            f"--for does not know {objective!r}", hint=f"--for takes: {' '.join(OBJECTIVES)}"
+        )
     if not 0 < budget < math.inf:
         raise UserError(f"--budget is {budget:g}", hint="--budget takes seconds: --budget 120")
     if sum((ref is not None, show, forget is not None)) != 1:
-        raise UsageError("give a model, --show or --forget REF", hint="llmcli bench tune smollm2:135m")
+        raise UsageError(
+            "give a model, --show or --forget REF", hint="llmcli bench tune smollm2:135m"
+        )
     if show:
         _show(config, ui)
     elif forget is not None:
@@ -80,9 +94,14 @@ def tune(
 
 
 def _tune(
-    ref: str, budget: float, objective: str, kinds: str | None, how: "tuple[Path | None, bool | None]",
-    config: "Config", ui: "UI",
-) -> None:  # fmt: skip
+    ref: str,
+    budget: float,
+    objective: str,
+    kinds: str | None,
+    how: "tuple[Path | None, bool | None]",
+    config: "Config",
+    ui: "UI",
+) -> None:
     from llmcli.bench.tune import Setting
     from llmcli.commands import reporting, tune_page
     from llmcli.commands.ready import ready
@@ -109,20 +128,41 @@ def _tune(
     made = _profile(model, world, objective, found)
     path = profile.save(made, config)
     if ui.json:
-        ui.result({**_document(model, made, found, budget), "path": str(path), "before": _before(before, made)})
+        ui.result(
+            {
+                **_document(model, made, found, budget),
+                "path": str(path),
+                "before": _before(before, made),
+            }
+        )
     else:
         _tell(model, made, found, ui)
         if before and before.objective == objective:
             agrees = "agrees" if _agree(before, made) else "does not agree"
             flags = profile.words(before.settings) or "the defaults"
             ui.text(f"{agrees} with the one of {before.date}: {flags}, {_ratio(before)}")
-        ui.text(f"kept in {path}: chat and run use it (--no-profile leaves it)" if made.settings else f"kept in {path}")
+        ui.text(
+            f"kept in {path}: chat and run use it (--no-profile leaves it)"
+            if made.settings
+            else f"kept in {path}"
+        )
     verdict = _verdict(model, made, found)
-    reporting.show(lambda: tune_page.made(model.name, verdict, found), lambda: tune_page.charts(found)[:1], how, ui)
+    reporting.show(
+        lambda: tune_page.made(model.name, verdict, found),
+        lambda: tune_page.charts(found)[:1],
+        how,
+        ui,
+    )
 
 
 def _search(
-    header: "Header", layers: int, default: "Setting", space: "Space", objective: str, budget: float, ui: "UI"
+    header: "Header",
+    layers: int,
+    default: "Setting",
+    space: "Space",
+    objective: str,
+    budget: float,
+    ui: "UI",
 ) -> "Found":
     from llmcli.bench import trial, tune
     from llmcli.runtime.binding.model import open_model
@@ -131,19 +171,24 @@ def _search(
     opened = open_model(header.path, gpu_layers=layers, latent=header.latent)
     with ui.bar(f"tune {header.path.name}", None, "tests") as bar, opened as model:
         with trial.OnModel(model, longest) as measured:
-            return tune.find(measured, space, default, objective, budget, tick=lambda: bar.advance(1))
+            return tune.find(
+                measured, space, default, objective, budget, tick=lambda: bar.advance(1)
+            )
 
 
 def _space(header: "Header", kinds: str | None, usual: str) -> "Space":
-    """What is tried: the cache types that were asked for, where model and flash attention take them. Where flash
-    attention is `usual`ly off, it must be said to be on."""
+    """What is tried: the cache types that were asked for, where model and flash attention take
+    them. Where flash attention is `usual`ly off, it must be said to be on.
+    """
     from llmcli.bench import grid, sweep, tune
     from llmcli.hardware import host
     from llmcli.runtime import kv
     from llmcli.runtime.binding.cache_types import KV_TYPES, check_cache
 
     modes = []
-    for kind in dict.fromkeys(["f16", *(grid.words("--kv", [kinds], list(KV_TYPES)) if kinds else [])]):
+    for kind in dict.fromkeys(
+        ["f16", *(grid.words("--kv", [kinds], list(KV_TYPES)) if kinds else [])]
+    ):
         kv.check(header.metadata, kind, kind)
         for flash in ("on" if usual == "off" else "auto", "off"):
             try:
@@ -155,10 +200,14 @@ def _space(header: "Header", kinds: str | None, usual: str) -> "Space":
 
 
 def _settings(found: "Found") -> dict[str, Any]:
-    """What differs from the defaults, by the names of the run options; -tb is as -t unless it is said."""
+    """What differs from the defaults, by the names of the run options; -tb is as -t unless it is
+    said.
+    """
     best, default = found.setting, found.default
     changed: dict[str, Any] = {
-        option: getattr(best, name) for name, option in DIFFERS.items() if getattr(best, name) != getattr(default, name)
+        option: getattr(best, name)
+        for name, option in DIFFERS.items()
+        if getattr(best, name) != getattr(default, name)
     }
     if best.threads_batch != best.threads:
         changed["threads_batch"] = best.threads_batch
@@ -167,12 +216,16 @@ def _settings(found: "Found") -> dict[str, Any]:
     return changed
 
 
-def _profile(model: "Model", world: tuple[str, str, str], objective: str, found: "Found") -> "Profile":
+def _profile(
+    model: "Model", world: tuple[str, str, str], objective: str, found: "Found"
+) -> "Profile":
     from llmcli.hardware.profile import Profile
 
     told = found.comparison
     speeds = (1.0, 1.0, 1.0) if told is None else (told.ratio, told.low, min(told.high, 1e9))
-    return Profile(model.name, *world, objective, _settings(found), *speeds, date.today().isoformat())
+    return Profile(
+        model.name, *world, objective, _settings(found), *speeds, date.today().isoformat()
+    )
 
 
 def _agree(one: "Profile", other: "Profile") -> bool:
@@ -184,7 +237,12 @@ def _before(before: "Profile | None", made: "Profile") -> dict[str, Any] | None:
     if before is None or before.objective != made.objective:
         return None
     speeds = {"ratio": before.ratio, "low": before.low, "high": before.high}
-    return {"date": before.date, "settings": dict(before.settings), **speeds, "agrees": _agree(before, made)}
+    return {
+        "date": before.date,
+        "settings": dict(before.settings),
+        **speeds,
+        "agrees": _agree(before, made),
+    }
 
 
 def _document(model: "Model", made: "Profile", found: "Found", budget: float) -> dict[str, Any]:
@@ -194,18 +252,31 @@ def _document(model: "Model", made: "Profile", found: "Found", budget: float) ->
 
     told = found.comparison
     return {
-        "model": {"name": model.name, "path": str(model.path)}, "machine": made.machine, "build": made.build,
-        "for": made.objective, "measured_tokens": dict(zip(("prompt", "generated"), found.work.tokens, strict=True)),
-        "budget_seconds": budget, "spent_seconds": found.seconds,
-        "defaults": asdict(found.default), "best": asdict(found.best), "faster": found.faster,
-        "settings": dict(made.settings), "flags": profile.words(made.settings),
-        "comparison": None if told is None else {
-            "ratio": told.ratio, "low": told.low, "high": None if math.isinf(told.high) else told.high,
-            "confidence": told.confidence, "noisy": told.noisy, "defaults_per_second": told.a,
+        "model": {"name": model.name, "path": str(model.path)},
+        "machine": made.machine,
+        "build": made.build,
+        "for": made.objective,
+        "measured_tokens": dict(zip(("prompt", "generated"), found.work.tokens, strict=True)),
+        "budget_seconds": budget,
+        "spent_seconds": found.seconds,
+        "defaults": asdict(found.default),
+        "best": asdict(found.best),
+        "faster": found.faster,
+        "settings": dict(made.settings),
+        "flags": profile.words(made.settings),
+        "comparison": None
+        if told is None
+        else {
+            "ratio": told.ratio,
+            "low": told.low,
+            "high": None if math.isinf(told.high) else told.high,
+            "confidence": told.confidence,
+            "noisy": told.noisy,
+            "defaults_per_second": told.a,
             "best_per_second": told.b,
         },
         "tried": [{**asdict(one), "setting": asdict(one.setting)} for one in found.tried],
-    }  # fmt: skip
+    }
 
 
 def _tell(model: "Model", made: "Profile", found: "Found", ui: "UI") -> None:
@@ -213,18 +284,23 @@ def _tell(model: "Model", made: "Profile", found: "Found", ui: "UI") -> None:
 
     rows = [
         (
-            NAMES.get(one.option, one.option), value(one), f"{one.ratio:.3f}", str(one.rounds),
+            NAMES.get(one.option, one.option),
+            value(one),
+            f"{one.ratio:.3f}",
+            str(one.rounds),
             "taken" if one.taken else "",
         )
         for one in found.tried
-    ]  # fmt: skip
+    ]
     columns = ("option", "value", "speed", "rounds", "")
     ui.table(columns, rows, right=("speed", "rounds"))
     ui.text()
     ui.text(_verdict(model, made, found))
     told = found.comparison
     if told is not None and told.noisy:
-        ui.warn("something else uses this machine: speeds were far apart; on a quiet one another setting may be best")
+        ui.warn(
+            "something else uses this machine: speeds were far apart; on a quiet one another setting may be best"
+        )
 
 
 def _verdict(model: "Model", made: "Profile", found: "Found") -> str:
@@ -232,14 +308,18 @@ def _verdict(model: "Model", made: "Profile", found: "Found") -> str:
     from llmcli.hardware import profile
 
     prompt, generated = found.work.wanted
-    meant = " and ".join([f"{prompt} prompt tokens"] * bool(prompt) + [f"{generated} generated"] * bool(generated))
+    meant = " and ".join(
+        [f"{prompt} prompt tokens"] * bool(prompt) + [f"{generated} generated"] * bool(generated)
+    )
     told, name = found.comparison, f"{model.name} for {made.objective} ({meant})"
     if told is None:
         return f"{name}: nothing that was tried is worth a change from the defaults"
     if found.faster:
         flags = profile.words(made.settings)
         return f"{name}: {flags} is {_ratio(made)} the defaults' speed ({told.confidence:.0%}, {len(told.a)} pairs)"
-    return f"{name}: the defaults are as fast as what looked best: {_ratio(made)}, {len(told.a)} pairs"
+    return (
+        f"{name}: the defaults are as fast as what looked best: {_ratio(made)}, {len(told.a)} pairs"
+    )
 
 
 def _ratio(one: "Profile") -> str:
@@ -253,18 +333,27 @@ def _show(config: "Config", ui: "UI") -> None:
 
     found = profile.kept(config, ui.warn)
     if ui.json:
-        ui.result([{**asdict(one), "flags": profile.words(one.settings), "here": one.here} for one in found])
+        ui.result(
+            [
+                {**asdict(one), "flags": profile.words(one.settings), "here": one.here}
+                for one in found
+            ]
+        )
         return
     if not found:
         ui.text("no profile is kept: llmcli bench tune REF finds one")
         return
     rows = [
         (
-            one.model, profile.words(one.settings) or "the defaults", one.objective, _ratio(one), one.date,
+            one.model,
+            profile.words(one.settings) or "the defaults",
+            one.objective,
+            _ratio(one),
+            one.date,
             "this one" if one.here else "another",
         )
         for one in found
-    ]  # fmt: skip
+    ]
     ui.table(("model", "flags", "for", "of the defaults' speed", "date", "machine and build"), rows)
 
 

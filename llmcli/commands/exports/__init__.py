@@ -1,4 +1,6 @@
-"""`llmcli export`: each module of this folder exports EXPORTS, other engines by their functions' names."""
+"""`llmcli export`: each module of this folder exports EXPORTS, other engines by their functions'
+names.
+"""
 
 import typer
 
@@ -8,7 +10,9 @@ from quant.registry import collect
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    exports = typer.Typer(no_args_is_help=True, help="Write what another engine needs to run the same model.")
+    exports = typer.Typer(
+        no_args_is_help=True, help="Write what another engine needs to run the same model."
+    )
     for name, command in collect("llmcli.commands.exports", "EXPORTS", "__name__").items():
         exports.command(name, cls=RunCommand)(command)
     app.add_typer(exports, name="export")

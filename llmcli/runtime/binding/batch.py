@@ -12,18 +12,23 @@ if TYPE_CHECKING:
     from llmcli.runtime.binding.context import Rows
 
 NEVER = ctypes.create_string_buffer(2)  # a flag for abort_on that nobody sets
-LOGITS_ITH = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)  # llama_get_logits_ith
+LOGITS_ITH = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32
+)  # llama_get_logits_ith
 
 
 class Batch:
     """A llama_batch over arrays of ours: nothing to free.
 
-    ctypes' arrays, not numpy's: after a forward pass nothing of ours is left in the caches, and what
-    counts is how much code a call touches (four slices filled: 20 µs against 50 then, 1 against 2 when warm).
+    ctypes' arrays, not numpy's: after a forward pass nothing of ours is left in the caches, and
+    what counts is how much code a call touches (four slices filled: 20 µs against 50 then, 1
+    against 2 when warm).
     """
 
     def __init__(self, capacity: int) -> None:
-        ints: Any = ctypes.c_int32 * capacity  # they take any sequence of integers, which the stubs do not know
+        ints: Any = (
+            ctypes.c_int32 * capacity
+        )  # they take any sequence of integers, which the stubs do not know
         flags: Any = ctypes.c_int8 * capacity
         self.token, self.position, self.sequence, self.wants = ints(), ints(), ints(), flags()
         counts = np.ones(capacity, np.int32)  # one sequence id a row
@@ -59,7 +64,10 @@ class Stop:
 
     def ask(self) -> None:
         """The running pass, or else the next one, shall end early. Safe from a signal handler."""
-        self.flag[0], self._asked = b"\1", True  # in this order: a pass that ends between must not forget it
+        self.flag[0], self._asked = (
+            b"\1",
+            True,
+        )  # in this order: a pass that ends between must not forget it
 
     def heard(self) -> None:
         """A pass has ended."""
@@ -73,19 +81,23 @@ def address(pointer: Any) -> int:
 
 
 def reserved(outputs: int) -> int:
-    """How many rows of logits a context is made for so that a pass may ask for `outputs`: at most eight more.
+    """How many rows of logits a context is made for so that a pass may ask for `outputs`: at most
+    eight more.
 
-    llama.cpp lays out a pass with its inputs first, each padded to 32 bytes (TENSOR_ALIGNMENT), among them four bytes
-    for each of these rows. Where that is an odd number of 32 bytes, all that follows lies across two cache lines:
-    a prompt of 128 tokens took 200 ms with 1 to 8 rows and 17 to 24, 155 with 9 to 16 and 25 (SmolLM2 135M Q4_1, one
-    thread's time on AMX and AVX-512, 2026-11). llama.cpp's own tools reserve a batch of rows, which is even.
+    llama.cpp lays out a pass with its inputs first, each padded to 32 bytes (TENSOR_ALIGNMENT),
+    among them four bytes for each of these rows. Where that is an odd number of 32 bytes, all that
+    follows lies across two cache lines: a prompt of 128 tokens took 200 ms with 1 to 8 rows and 17
+    to 24, 155 with 9 to 16 and 25 (SmolLM2 135M Q4_1, one thread's time on AMX and AVX-512,
+    2026-11). llama.cpp's own tools reserve a batch of rows, which is even.
     """
     pieces = -(-outputs // 8)
     return outputs if pieces % 2 == 0 else 8 * pieces + 1
 
 
 def no_cache(diffuses: bool) -> UserError:
-    """For a pass over a model that keeps no cache: llama.cpp would take it for an encoder's, and abort."""
+    """For a pass over a model that keeps no cache: llama.cpp would take it for an encoder's, and
+    abort.
+    """
     if diffuses:
         what = "this model writes by diffusion, all places of an answer at once: llmcli runs those that write in order"
         return UserError(what, hint="llama.cpp's own llama-diffusion-cli runs it")
@@ -94,7 +106,8 @@ def no_cache(diffuses: bool) -> UserError:
 
 
 def abort_on(flag: Any) -> tuple[Any, Any]:
-    """An abort callback and its data: libc's strlen over `flag`, so that no Python runs inside the graph.
+    """An abort callback and its data: libc's strlen over `flag`, so that no Python runs inside the
+    graph.
 
     An empty text lets the pass run, one of a character stops it.
     """

@@ -3,7 +3,17 @@
 from llmcli.errors import UserError
 
 # enum ggml_type, the types that a KV cache may have (llama.cpp's -ctk/-ctv).
-KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+KV_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "iq4_nl": 20,
+    "bf16": 30,
+}
 FLASH = {"auto": -1, "off": 0, "on": 1}
 
 
@@ -11,8 +21,14 @@ def check_cache(type_k: str, type_v: str, flash_attn: str) -> None:
     """Refuse cache types and flash-attention modes that llama.cpp does not have, or not together."""
     for flag, kind in (("-ctk", type_k), ("-ctv", type_v)):
         if kind not in KV_TYPES:
-            raise UserError(f"unknown KV cache type {kind!r}", hint=f"{flag} takes one of: {' '.join(KV_TYPES)}")
+            raise UserError(
+                f"unknown KV cache type {kind!r}", hint=f"{flag} takes one of: {' '.join(KV_TYPES)}"
+            )
     if flash_attn not in FLASH:
-        raise UserError(f"unknown flash-attention mode {flash_attn!r}", hint="-fa takes auto, on or off")
+        raise UserError(
+            f"unknown flash-attention mode {flash_attn!r}", hint="-fa takes auto, on or off"
+        )
     if flash_attn == "off" and type_v not in ("f32", "f16", "bf16"):
-        raise UserError("a quantized V cache needs flash attention", hint="leave out -fa off, or use -ctv f16")
+        raise UserError(
+            "a quantized V cache needs flash attention", hint="leave out -fa off, or use -ctv f16"
+        )

@@ -1,8 +1,10 @@
-"""One sequence's state, made of what llama.cpp wrote: its cells picked out, its values laid the other way round.
+"""One sequence's state, made of what llama.cpp wrote: its cells picked out, its values laid the
+other way round.
 
-With flash attention the values of a cell lie together, without it those of a channel do, and llama.cpp takes a state
-only into a context of its own kind (state_write_data and state_read_data of llama-kv-cache.cpp). What is read here was
-written by llama.cpp just before; what it does not spell as expected is a bug here, and crashes.
+With flash attention the values of a cell lie together, without it those of a channel do, and
+llama.cpp takes a state only into a context of its own kind (state_write_data and state_read_data of
+llama-kv-cache.cpp). What is read here was written by llama.cpp just before; what it does not spell
+as expected is a bug here, and crashes.
 """
 
 from collections.abc import Iterator
@@ -12,17 +14,25 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 HEAD = np.dtype([("magic", "<u4"), ("sequence", "<i4"), ("streams", "<u4"), ("cells", "<u4")])
-CELL = np.dtype([("position", "<i4"), ("sequences", "<u4"), ("sequence", "<i4")])  # of one sequence alone
+CELL = np.dtype(
+    [("position", "<i4"), ("sequences", "<u4"), ("sequence", "<i4")]
+)  # of one sequence alone
 FORM = np.dtype([("turned", "<u4"), ("layers", "<u4")])
 ROWS = np.dtype([("type", "<i4"), ("nbytes", "<u8")])  # of keys, and of values cell by cell
 SIZES = {0: 4, 1: 2, 30: 2}  # enum ggml_type: f32, f16, bf16
-CHANNELS = np.dtype([("type", "<i4"), ("size", "<u4"), ("count", "<u4")])  # of values channel by channel
+CHANNELS = np.dtype(
+    [("type", "<i4"), ("size", "<u4"), ("count", "<u4")]
+)  # of values channel by channel
 
 
 def turned(state: memoryview, start: int = 0) -> memoryview:
-    """The same cells, those from position `start` on, with the values the other way round: 16 or 32 bits each."""
+    """The same cells, those from position `start` on, with the values the other way round: 16 or 32
+    bits each.
+    """
     array = np.frombuffer(state, np.uint8)
-    return _joined(_carved(array, int(array[: HEAD.itemsize].view(HEAD)["sequence"][0]), start, turn=True))
+    return _joined(
+        _carved(array, int(array[: HEAD.itemsize].view(HEAD)["sequence"][0]), start, turn=True)
+    )
 
 
 def cut(pool: memoryview, sequence: int) -> memoryview:
@@ -81,7 +91,8 @@ def _carved(state: Bytes, sequence: int, start: int, turn: bool) -> Iterator[Byt
 
 
 def _cells(state: Bytes, count: int, sequence: int) -> tuple[NDArray[np.void], int]:
-    """Each cell as one of `sequence`, where that holds it, else of −1 or another one; and the words they take.
+    """Each cell as one of `sequence`, where that holds it, else of −1 or another one; and the words
+    they take.
 
     A cell is its position, how many sequences hold it, and which.
     """
@@ -92,6 +103,10 @@ def _cells(state: Bytes, count: int, sequence: int) -> tuple[NDArray[np.void], i
     found, at = np.empty(count, CELL), 0
     for number in range(count):
         behind = at + 2 + words[at + 1]
-        found[number] = words[at], 1, sequence if sequence in words[at + 2 : behind].tolist() else -1
+        found[number] = (
+            words[at],
+            1,
+            sequence if sequence in words[at + 2 : behind].tolist() else -1,
+        )
         at = behind
     return found, at

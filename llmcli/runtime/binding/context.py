@@ -14,7 +14,16 @@ from typing import Any
 
 from llmcli.errors import UserError
 from llmcli.runtime.binding import state
-from llmcli.runtime.binding.batch import LOGITS_ITH, NEVER, Batch, Stop, abort_on, address, no_cache, reserved
+from llmcli.runtime.binding.batch import (
+    LOGITS_ITH,
+    NEVER,
+    Batch,
+    Stop,
+    abort_on,
+    address,
+    no_cache,
+    reserved,
+)
 from llmcli.runtime.binding.cache_types import FLASH, KV_TYPES, check_cache
 from llmcli.runtime.binding.library import last_words, lib, listen
 from llmcli.runtime.binding.memory import Allocated, allocated
@@ -31,10 +40,11 @@ MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
-    """What a context is made with; sizes in tokens. `unified` is one pool of cells, otherwise each sequence has its own
-    `n_ctx` / `n_seq_max`. `n_outputs` rows of logits a pass may ask for, where that is more than one a sequence.
-    `whole`: windows keep every cell, in order, and nothing is lent to a GPU. `appends`: what another context computed
-    can be put behind what a sequence holds."""
+    """What a context is made with; sizes in tokens. `unified` is one pool of cells, otherwise each
+    sequence has its own `n_ctx` / `n_seq_max`. `n_outputs` rows of logits a pass may ask for, where
+    that is more than one a sequence. `whole`: windows keep every cell, in order, and nothing is
+    lent to a GPU. `appends`: what another context computed can be put behind what a sequence holds.
+    """
 
     n_ctx: int
     n_batch: int = 2048
@@ -52,7 +62,9 @@ class ContextOptions:
 
     @property
     def sequences(self) -> int:
-        """Those that llama.cpp is to have: one more to hold on to the beginning of one whose end is put."""
+        """Those that llama.cpp is to have: one more to hold on to the beginning of one whose end is
+        put.
+        """
         return self.n_seq_max + self.appends
 
 
@@ -70,7 +82,9 @@ class Rows:
 
 
 class Aborted(Exception):
-    """The forward pass was interrupted; every sequence of the batch must be cut back to where it was."""
+    """The forward pass was interrupted; every sequence of the batch must be cut back to where it
+    was.
+    """
 
 
 class NoSlot(Exception):
@@ -90,21 +104,37 @@ class Context:
         self.n_outputs = max(options.n_outputs, options.sequences)
         self.appends, self._most_outputs = options.appends, options.sequences
         self.memory = library.llama_get_memory(pointer)
-        self.n_vocab, self.n_swa, self.recurrent = model.n_vocab, 0 if options.whole else model.n_swa, model.recurrent
+        self.n_vocab, self.n_swa, self.recurrent = (
+            model.n_vocab,
+            0 if options.whole else model.n_swa,
+            model.recurrent,
+        )
         self._diffuses = model.diffuses
         self.whole_states = not (options.whole and model.n_swa)
-        # Cells that moved up stay what they became behind what is gone: not what the text alone would give.
-        self._ask_shift = None if options.whole else partial(can_shift, model, self.memory, options.type_k)
-        # Laying out a batch of several micro-batches, llama.cpp drops old cells of a window for the last of them before
-        # the first is computed (prepare and apply_ubatch of llama-kv-cache.cpp); where sequences' cells lie mixed, some
-        # that the first still sees: logits off by 0.1 to 1. One micro-batch a pass has nothing to drop too early.
+        # Cells that moved up stay what they became behind what is gone: not what the text alone
+        # would give.
+        self._ask_shift = (
+            None if options.whole else partial(can_shift, model, self.memory, options.type_k)
+        )
+        # Laying out a batch of several micro-batches, llama.cpp drops old cells of a window for the
+        # last of them before the first is computed (prepare and apply_ubatch of
+        # llama-kv-cache.cpp); where sequences' cells lie mixed, some that the first still sees:
+        # logits off by 0.1 to 1. One micro-batch a pass has nothing to drop too early.
         if self.n_swa and self.n_seq_max > 1:
             self.n_batch = self.n_ubatch
         self._batch = Batch(self.n_batch)
-        self._positions, self._sharing, self.log_sum_exp = Positions(self.n_seq_max), Sharing(), LogSumExp()
+        self._positions, self._sharing, self.log_sum_exp = (
+            Positions(self.n_seq_max),
+            Sharing(),
+            LogSumExp(),
+        )
         self._rows: dict[int, Row] = {}  # by address, of which there are few
-        # Plain addresses: a ctypes pointer object made anew for each token costs 15 µs of cold code.
-        self._address, self._logits = address(pointer), LOGITS_ITH(address(library.llama_get_logits_ith))
+        # Plain addresses: a ctypes pointer object made anew for each token costs 15 µs of cold
+        # code.
+        self._address, self._logits = (
+            address(pointer),
+            LOGITS_ITH(address(library.llama_get_logits_ith)),
+        )
 
     def decode(self, rows: Rows) -> list[Row]:
         """One forward pass; the rows that wanted logits, in order.
@@ -116,15 +146,21 @@ class Context:
         added = spans(rows.positions, rows.sequences)
         self._batch.fill(rows)
         self._forward(self._batch, added)
-        if len(rows) == 1 and rows.wants[0]:  # as nearly always, and behind a pass each line must be fetched
+        if (
+            len(rows) == 1 and rows.wants[0]
+        ):  # as nearly always, and behind a pass each line must be fetched
             return [self.row(0)]
         found = [self.row(index) for index, wanted in enumerate(rows.wants) if wanted]
         if not found:
-            lib().llama_synchronize(self.pointer)  # on a GPU decode returns before it is done; asking for a row waits
+            lib().llama_synchronize(
+                self.pointer
+            )  # on a GPU decode returns before it is done; asking for a row waits
         return found
 
     def prepare(self, rows: Rows) -> Callable[[], None]:
-        """The same pass checked and laid out beforehand: what is left to call is llama.cpp alone, for measuring it."""
+        """The same pass checked and laid out beforehand: what is left to call is llama.cpp alone,
+        for measuring it.
+        """
         self._check(rows)
         batch = Batch(len(rows))
         batch.fill(rows)
@@ -191,9 +227,11 @@ class Context:
     # What the ledger asks of a memory. All ids are checked: llama.cpp aborts on one out of range.
 
     def trim(self, sequence: int, keep: int) -> bool:
-        """Drop positions from `keep` on. False where this kind of memory cannot: nothing changed, clear and recompute.
+        """Drop positions from `keep` on. False where this kind of memory cannot: nothing changed,
+        clear and recompute.
 
-        A sliding window that has moved on is such a memory: the token at `keep` would miss some that it has to see.
+        A sliding window that has moved on is such a memory: the token at `keep` would miss some
+        that it has to see.
         """
         self._known(sequence)
         assert keep >= 0, keep
@@ -210,30 +248,46 @@ class Context:
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Let `target`, which ends at `start`, share the cells of `source` from there up to `end`.
 
-        Onto a longer sequence llama.cpp would write positions that are there already. Where each sequence has cells
-        of its own, or state that is not kept by position, only a whole one can be copied onto an empty one.
+        Onto a longer sequence llama.cpp would write positions that are there already. Where each
+        sequence has cells of its own, or state that is not kept by position, only a whole one can
+        be copied onto an empty one.
         """
         self._known(source, target)
-        assert source != target and 0 <= start < end <= self._positions.length(source), (source, target, start, end)
+        assert source != target and 0 <= start < end <= self._positions.length(source), (
+            source,
+            target,
+            start,
+            end,
+        )
         assert self._positions.length(target) == start, f"sequence {target} does not end at {start}"
         whole = self.recurrent or not self.unified
-        assert not whole or (start == 0 and end == self._positions.length(source)), "only a whole sequence"
-        lib().llama_memory_seq_cp(self.memory, source, target, -1 if whole else start, -1 if whole else end)
+        assert not whole or (start == 0 and end == self._positions.length(source)), (
+            "only a whole sequence"
+        )
+        lib().llama_memory_seq_cp(
+            self.memory, source, target, -1 if whole else start, -1 if whole else end
+        )
         self._positions.put(target, end)
         if self.unified:
             self._sharing.copied(source, target, start, end)
 
     @cached_property
     def can_shift(self) -> bool:
-        """Whether cells may be moved to other positions; the first question is answered by trying (turning.py)."""
-        return self._ask_shift is not None and self._ask_shift(lib().llama_n_threads_batch(self.pointer))
+        """Whether cells may be moved to other positions; the first question is answered by trying
+        (turning.py).
+        """
+        return self._ask_shift is not None and self._ask_shift(
+            lib().llama_n_threads_batch(self.pointer)
+        )
 
     def shift(self, sequence: int, start: int, end: int, last: int) -> None:
-        """Give up the positions from `start` to `end` and move what follows down to `start`, its keys turned along.
+        """Give up the positions from `start` to `end` and move what follows down to `start`, its
+        keys turned along.
 
-        `last` is the token at the last position. It is computed anew at its new place, since llama.cpp turns the keys
-        only within a pass; that one is not interrupted. No other sequence may hold the cells that move. Raises
-        UserError where the pass fails; the whole memory is empty then.
+        `last` is the token at the last position. It is computed anew at its new place, since
+        llama.cpp turns the keys only within a pass; that one is not interrupted. No other sequence
+        may hold the cells that move. Raises UserError where the pass fails; the whole memory is
+        empty then.
         """
         self._known(sequence)
         assert self.can_shift, "this memory cannot move cells"
@@ -263,7 +317,9 @@ class Context:
             )
 
     def first(self, sequence: int) -> int:
-        """The oldest position still held (above 0 where a sliding window has moved on), −1 when empty."""
+        """The oldest position still held (above 0 where a sliding window has moved on), −1 when
+        empty.
+        """
         self._known(sequence)
         return int(lib().llama_memory_seq_pos_min(self.memory, sequence))
 
@@ -279,19 +335,27 @@ class Context:
         self._sharing.clear()
 
     def state(self, sequence: int, start: int = 0) -> memoryview:
-        """All that is kept of a sequence, for `put_state`; with `start` of its positions from there on alone, and the
-        sequence must be emptied then: it has let go of those before."""
+        """All that is kept of a sequence, for `put_state`; with `start` of its positions from there
+        on alone, and the sequence must be emptied then: it has let go of those before.
+        """
         self._known(sequence)
         assert 0 <= start < max(1, self._positions.length(sequence)), start
         if start:
             lib().llama_memory_seq_rm(self.memory, sequence, 0, start)
-        return state.take(self.pointer, sequence, self.appends and self._positions.scattered(sequence))
+        return state.take(
+            self.pointer, sequence, self.appends and self._positions.scattered(sequence)
+        )
 
-    def put_state(self, sequence: int, kept: bytes | memoryview, start: int = 0, source: int = -1) -> bool:
-        """Let a sequence hold what `state` gave, in cells of its own, and the first `start` of those that `source`
-        holds; False where it cannot: then it holds nothing."""
+    def put_state(
+        self, sequence: int, kept: bytes | memoryview, start: int = 0, source: int = -1
+    ) -> bool:
+        """Let a sequence hold what `state` gave, in cells of its own, and the first `start` of
+        those that `source` holds; False where it cannot: then it holds nothing.
+        """
         self._known(sequence)
-        self._empty(sequence)  # llama.cpp leaves what was there where the state is of an empty sequence
+        self._empty(
+            sequence
+        )  # llama.cpp leaves what was there where the state is of an empty sequence
         good = state.put(self.pointer, sequence, kept)
         if good and start:
             assert self.unified and not self.recurrent and source != sequence, (source, sequence)
@@ -305,10 +369,14 @@ class Context:
         return good
 
     def append_state(self, sequence: int, kept: memoryview, start: int) -> bool:
-        """Put behind the `start` positions of a sequence what another context computed for those that follow; False
-        where it cannot: then it holds what it held."""
+        """Put behind the `start` positions of a sequence what another context computed for those
+        that follow; False where it cannot: then it holds what it held.
+        """
         self._known(sequence)
-        assert self.appends and start == self._positions.length(sequence), (start, self._positions.length(sequence))
+        assert self.appends and start == self._positions.length(sequence), (
+            start,
+            self._positions.length(sequence),
+        )
         good = state.append(self.pointer, self.memory, sequence, self.n_seq_max, kept, start > 0)
         self._positions.put(sequence, self.last(sequence) + 1)
         return good
@@ -320,8 +388,10 @@ class Context:
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of the output buffer: a row of logits for each sequence, or as many as a pass has asked for
-        (llama_context::output_reserve, which grows it; llama.cpp's accounts leave it out)."""
+        """Bytes of the output buffer: a row of logits for each sequence, or as many as a pass has
+        asked for (llama_context::output_reserve, which grows it; llama.cpp's accounts leave it
+        out).
+        """
         return 4 * self.n_vocab * self._most_outputs
 
     def allocated(self) -> Allocated | None:
@@ -334,8 +404,9 @@ class Context:
     def _reread(self, sequence: int) -> None:
         """After a pass that ended early: llama.cpp's own count.
 
-        A window that lost all its cells to that pass counts none while the dense layers keep theirs; what is left
-        of such a sequence goes, or its next tokens would stand beside older ones of the same position.
+        A window that lost all its cells to that pass counts none while the dense layers keep
+        theirs; what is left of such a sequence goes, or its next tokens would stand beside older
+        ones of the same position.
         """
         length = self.last(sequence) + 1
         if not length:
@@ -348,8 +419,9 @@ class Context:
 def open_context(
     model: Model, options: ContextOptions, seen: Any = None, stop: Stop | None = None
 ) -> Iterator[Context]:
-    """Make a context for `model`, `seen` by watch.py; what interrupts another one may `stop` this one, too. Raises
-    UserError where llama.cpp refuses the settings."""
+    """Make a context for `model`, `seen` by watch.py; what interrupts another one may `stop` this
+    one, too. Raises UserError where llama.cpp refuses the settings.
+    """
     library = lib()
     _refuse(options)
     params = library.llama_context_default_params()
@@ -357,7 +429,8 @@ def open_context(
     params.n_batch = max(options.n_batch, options.sequences, options.n_outputs)
     params.n_ubatch = options.n_ubatch
     params.n_seq_max = options.sequences
-    # The default reserves a row of logits for every token of a batch: 107 MB instead of 16 on SmolLM2.
+    # The default reserves a row of logits for every token of a batch: 107 MB instead of 16 on
+    # SmolLM2.
     params.n_outputs_max = reserved(max(options.sequences, options.n_outputs))
     params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
     params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
@@ -394,4 +467,6 @@ def open_context(
 def _refuse(options: ContextOptions) -> None:
     check_cache(options.type_k, options.type_v, options.flash_attn)
     if not 1 <= options.n_seq_max <= options.sequences <= MAX_SEQUENCES:
-        raise UserError(f"{options.n_seq_max} sequences at once", hint=f"between 1 and {MAX_SEQUENCES}")
+        raise UserError(
+            f"{options.n_seq_max} sequences at once", hint=f"between 1 and {MAX_SEQUENCES}"
+        )

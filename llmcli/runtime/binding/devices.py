@@ -25,8 +25,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where buffers of one type lie: llama.cpp's name of the type ("CPU_Mapped", "CUDA0"), and the device's name, "CPU"
-    for all that is in the machine's own memory."""
+    """Where buffers of one type lie: llama.cpp's name of the type ("CPU_Mapped", "CUDA0"), and the
+    device's name, "CPU" for all that is in the machine's own memory.
+    """
 
     buffer: str
     device: str
@@ -34,14 +35,20 @@ class Place:
     @property
     def repacks(self) -> bool:
         """Whether it holds copies of weights, laid out anew for the kernels of this CPU."""
-        return self.device == HOST and self.buffer not in (HOST, "CPU_Mapped") and not self.buffer.endswith("_Host")
+        return (
+            self.device == HOST
+            and self.buffer not in (HOST, "CPU_Mapped")
+            and not self.buffer.endswith("_Host")
+        )
 
 
 _split: list[Any] = []  # C reads it when a model is loaded; the last one counts
 
 
 def share_out(parts: Sequence[float]) -> None:
-    """From now on lay the layers of a model out over the GPUs and workers in these proportions, not by free memory."""
+    """From now on lay the layers of a model out over the GPUs and workers in these proportions, not
+    by free memory.
+    """
     most = lib().LLAMA_MAX_DEVICES
     assert len(parts) <= most, (len(parts), most)
     _split[:] = [(ctypes.c_float * most)(*parts)] if parts else []
@@ -95,7 +102,9 @@ def gpu_free() -> int | None:
 
 
 def lays_out_for_amx() -> bool:
-    """Whether llama.cpp lays quantized matrices out for AMX here: it was built for it, and the system allows it."""
+    """Whether llama.cpp lays quantized matrices out for AMX here: it was built for it, and the
+    system allows it.
+    """
     library = _functions()
     device = library.ggml_backend_dev_by_type(0)
     registry = library.ggml_backend_dev_backend_reg(device)

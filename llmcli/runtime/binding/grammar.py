@@ -1,7 +1,8 @@
-"""llama.cpp's own grammars (src/llama-grammar.cpp): the second engine, for GBNF as llama.cpp reads it.
+"""llama.cpp's own grammars (src/llama-grammar.cpp): the second engine, for GBNF as llama.cpp reads
+it.
 
-It matches characters over the whole vocabulary and knows no forced text. Telling it a token that the grammar does
-not allow throws through C and ends the process, so it is asked for each one first.
+It matches characters over the whole vocabulary and knows no forced text. Telling it a token that
+the grammar does not allow throws through C and ends the process, so it is asked for each one first.
 """
 
 import ctypes
@@ -30,26 +31,42 @@ class NativeGrammars:
     def compile(self, constraint: Constraint) -> "NativeGrammar":
         """Raises UserError for what is no GBNF, with its place where our own reading finds it."""
         if constraint.kind != "gbnf":
-            raise UserError("llama.cpp's engine takes GBNF, no JSON schemas", hint="leave out --grammar-engine llama")
+            raise UserError(
+                "llama.cpp's engine takes GBNF, no JSON schemas",
+                hint="leave out --grammar-engine llama",
+            )
         if constraint.jump == "fast":
             raise UserError("llama.cpp's engine knows no forced text", hint="leave out --jump fast")
-        for name in gbnf.check(constraint.text):  # llama.cpp would write the whole grammar to stderr
+        for name in gbnf.check(
+            constraint.text
+        ):  # llama.cpp would write the whole grammar to stderr
             if len(self.model.tokenize(name, special=True)) != 1:
-                raise UserError(f"{name} is no token of this model", hint="llmcli run --json shows the ids: <[5]>")
+                raise UserError(
+                    f"{name} is no token of this model",
+                    hint="llmcli run --json shows the ids: <[5]>",
+                )
         listen()
-        pointer = lib().llama_sampler_init_grammar(self.model.vocab, constraint.text.encode(), b"root")
+        pointer = lib().llama_sampler_init_grammar(
+            self.model.vocab, constraint.text.encode(), b"root"
+        )
         if not pointer:
             reason = last_words() or "no reason given"
-            raise UserError(f"llama.cpp refuses the grammar: {reason}", hint="leave out --grammar-engine llama")
+            raise UserError(
+                f"llama.cpp refuses the grammar: {reason}", hint="leave out --grammar-engine llama"
+            )
         self._made.append(pointer)
         return NativeGrammar(constraint, pointer, self.text, self.ends)
 
     @property
     def text(self) -> NDArray[np.bool_]:
-        """Which tokens are text or an end, [n_vocab]; llama.cpp would read a control token as its name."""
+        """Which tokens are text or an end, [n_vocab]; llama.cpp would read a control token as its
+        name.
+        """
         if self._text is None:
             model = self.model
-            found = (bool(model.piece(token)) or model.ends(token) for token in range(model.n_vocab))
+            found = (
+                bool(model.piece(token)) or model.ends(token) for token in range(model.n_vocab)
+            )
             self._text = np.fromiter(found, np.bool_, model.n_vocab)
         return self._text
 
@@ -57,7 +74,9 @@ class NativeGrammars:
     def ends(self) -> NDArray[np.int32]:
         """The tokens that end an answer."""
         if self._ends is None:
-            self._ends = np.array([token for token in range(self.model.n_vocab) if self.model.ends(token)], np.int32)
+            self._ends = np.array(
+                [token for token in range(self.model.n_vocab) if self.model.ends(token)], np.int32
+            )
         return self._ends
 
     def close(self) -> None:
@@ -69,7 +88,9 @@ class NativeGrammars:
 class NativeGrammar:
     """A Grammar; its sampler stays at the beginning and is copied."""
 
-    def __init__(self, constraint: Constraint, pointer: Any, text: NDArray[np.bool_], ends: NDArray[np.int32]) -> None:
+    def __init__(
+        self, constraint: Constraint, pointer: Any, text: NDArray[np.bool_], ends: NDArray[np.int32]
+    ) -> None:
         self.constraint, self.pointer, self.text, self.ends = constraint, pointer, text, ends
 
     def start(self) -> "NativeMatcher":
@@ -85,7 +106,9 @@ class NativeMatcher:
         self._pointer = lib().llama_sampler_clone(pointer)
 
     def mask(self) -> Bits:
-        return np.packbits(self._legal(np.arange(len(self._grammar.text), dtype=np.int32)), bitorder="little")
+        return np.packbits(
+            self._legal(np.arange(len(self._grammar.text), dtype=np.int32)), bitorder="little"
+        )
 
     def allows(self, token: int) -> bool:
         return bool(self._legal(np.array([token], np.int32))[0])

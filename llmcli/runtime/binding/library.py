@@ -25,7 +25,8 @@ def lib() -> Any:
         module: Any = importlib.import_module("llama_cpp.llama_cpp")
     except ImportError:
         raise UserError(
-            "llama-cpp-python is not installed here", hint="scripts/setup builds it for this machine"
+            "llama-cpp-python is not installed here",
+            hint="scripts/setup builds it for this machine",
         ) from None
     except (OSError, RuntimeError) as error:
         raise UserError(
@@ -54,8 +55,9 @@ def listen() -> None:
 def ggml() -> Any:
     """libggml's functions (devices, type names) in the copy that llama.cpp itself uses.
 
-    Found through libllama, which is linked to it. A wheel keeps no links, so that libggml.so beside libggml.so.0 is
-    another file, and loading it another list of devices: what is registered there llama.cpp never sees (2026-11).
+    Found through libllama, which is linked to it. A wheel keeps no links, so that libggml.so beside
+    libggml.so.0 is another file, and loading it another list of devices: what is registered there
+    llama.cpp never sees (2026-11).
     """
     return lib()._lib
 

@@ -10,8 +10,9 @@ from quant import native
 
 
 class Look(NamedTuple):
-    """Its functions, over addresses; what they do stands in row.c. A row is where its logits lie and how many they are,
-    where its strands' largest lie or may, and whether they are known."""
+    """Its functions, over addresses; what they do stands in row.c. A row is where its logits lie
+    and how many they are, where its strands' largest lie or may, and whether they are known.
+    """
 
     strands: Any  # (how many logits) -> floats of their strands' largest
     total: Any  # (logits, how many, near, strands' largest or None) -> sum of exponentials
@@ -35,7 +36,10 @@ def declared(library: Any) -> Look | None:
     found = Look(*(getattr(library, f"llmcli_{name}") for name in names))
     row = [pointer, count, pointer, flag]
     found.strands.restype, found.strands.argtypes = count, [count]
-    found.total.restype, found.total.argtypes = ctypes.c_double, [pointer, count, ctypes.c_float, pointer]
+    found.total.restype, found.total.argtypes = (
+        ctypes.c_double,
+        [pointer, count, ctypes.c_float, pointer],
+    )
     found.likeliest.restype, found.likeliest.argtypes = count, row
     found.few.restype, found.few.argtypes = count, [*row, count, pointer, count]
     found.draw.restype, found.draw.argtypes = count, [*row, count, pointer, count, pointer, pointer]
@@ -43,7 +47,8 @@ def declared(library: Any) -> Look | None:
 
 
 class Strands:
-    """Room for the largest of a row's strands, and whether they are known of the row that comes next.
+    """Room for the largest of a row's strands, and whether they are known of the row that comes
+    next.
 
     `own` None: there is none of our C, and nothing is ever known.
     """
@@ -65,6 +70,8 @@ class Strands:
         self._known = True
 
     def take(self, count: int) -> tuple[int, bool]:
-        """Where they stand or may, and whether they are known; that is forgotten: the row may be written to."""
+        """Where they stand or may, and whether they are known; that is forgotten: the row may be
+        written to.
+        """
         known, self._known = self._known, False
         return self.place(count), known

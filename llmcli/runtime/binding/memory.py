@@ -1,9 +1,9 @@
 """The bytes that llama.cpp allocated, or would allocate, read back from a context.
 
-`llama_get_memory_breakdown` is a C++ function of include/llama-ext.h that returns a std::map by value;
-it is exported under its mangled name. libstdc++ lays the map out as six words, its nodes as
-{colour, parent, left, right, key, model, context, compute}. Where the symbol or the layout is another
-one (libc++, MSVC) the answer is None and callers say "unknown": never a guess.
+`llama_get_memory_breakdown` is a C++ function of include/llama-ext.h that returns a std::map by
+value; it is exported under its mangled name. libstdc++ lays the map out as six words, its nodes as
+{colour, parent, left, right, key, model, context, compute}. Where the symbol or the layout is
+another one (libc++, MSVC) the answer is None and callers say "unknown": never a guess.
 """
 
 import ctypes
@@ -56,7 +56,9 @@ class Allocated:
 
 
 class _Map(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint64) for name in ("compare", "colour", "root", "left", "right", "count")]
+    _fields_ = [
+        (name, ctypes.c_uint64) for name in ("compare", "colour", "root", "left", "right", "count")
+    ]
 
 
 def allocated(context: Any) -> Allocated | None:

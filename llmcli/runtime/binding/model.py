@@ -37,7 +37,9 @@ class Model:
         self.n_params: int = library.llama_model_n_params(pointer)
         self.nbytes: int = library.llama_model_size(pointer)
         # Recurrent state cannot be cut or shared at a token; see notes in ledger.py.
-        self.recurrent: bool = library.llama_model_is_recurrent(pointer) or library.llama_model_is_hybrid(pointer)
+        self.recurrent: bool = library.llama_model_is_recurrent(
+            pointer
+        ) or library.llama_model_is_hybrid(pointer)
         self.diffuses: bool = library.llama_model_is_diffusion(pointer)
         self.turns: bool | None = None  # whether its keys can be turned: turning.py's answer
         self._pieces: dict[int, bytes] = {}
@@ -51,9 +53,15 @@ class Model:
         return buffer.value.decode("utf-8", "replace")
 
     def tokenize(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:
-        """Text to ids; `special` reads control tokens out of the text, `add_special` adds BOS/EOS as the file says."""
+        """Text to ids; `special` reads control tokens out of the text, `add_special` adds BOS/EOS
+        as the file says.
+        """
         raw = text.encode("utf-8", "surrogatepass")
-        if len(raw) <= SLICE or not self._cuttable or (add_special and lib().llama_vocab_get_add_eos(self.vocab)):
+        if (
+            len(raw) <= SLICE
+            or not self._cuttable
+            or (add_special and lib().llama_vocab_get_add_eos(self.vocab))
+        ):
             return self._tokens(raw, special, add_special)
         found: list[int] = []
         for number, part in enumerate(self._seams.parts(raw, special)):
@@ -66,12 +74,16 @@ class Model:
         count = lib().llama_tokenize(self.vocab, raw, len(raw), ids, room, add_special, special)
         if count < 0:
             ids = (ctypes.c_int32 * -count)()
-            count = lib().llama_tokenize(self.vocab, raw, len(raw), ids, -count, add_special, special)
+            count = lib().llama_tokenize(
+                self.vocab, raw, len(raw), ids, -count, add_special, special
+            )
         assert count >= 0, (count, len(raw))
         return ids[:count]
 
     def least(self, text: str) -> int:
-        """So many tokens `text` has at least, found without making them; 0 where the vocabulary may leave some out."""
+        """So many tokens `text` has at least, found without making them; 0 where the vocabulary may
+        leave some out.
+        """
         if not self._cuttable:
             return 0
         raw = text.encode("utf-8", "surrogatepass")
@@ -92,10 +104,12 @@ class Model:
         return max(len(self.piece(token, special=True)) for token in range(self.n_vocab))
 
     def pair(self, first: str, second: str) -> list[int]:
-        """Two texts as one, with what the file puts around and between them: for models that rank pairs.
+        """Two texts as one, with what the file puts around and between them: for models that rank
+        pairs.
 
-        As format_prompt_rerank of llama.cpp's server (tools/server/server-common.cpp) has it, and where the file ends
-        no text with EOS the separator once more at the end: BERT was trained with it, llama-server leaves it out.
+        As format_prompt_rerank of llama.cpp's server (tools/server/server-common.cpp) has it, and
+        where the file ends no text with EOS the separator once more at the end: BERT was trained
+        with it, llama-server leaves it out.
         """
         library, vocab = lib(), self.vocab
         sep = _id(library.llama_vocab_sep(vocab))
@@ -108,7 +122,9 @@ class Model:
 
     @functools.cached_property
     def fim(self) -> dict[str, int]:
-        """The tokens by which a gap in a text is told, as far as the file has them: pre, suf, mid, rep, sep."""
+        """The tokens by which a gap in a text is told, as far as the file has them: pre, suf, mid,
+        rep, sep.
+        """
         names = "pre", "suf", "mid", "rep", "sep"
         found = {name: _id(getattr(lib(), f"llama_vocab_fim_{name}")(self.vocab)) for name in names}
         return {name: token for name, token in found.items() if token is not None}
@@ -157,13 +173,14 @@ def open_model(
     repack: bool = True,
     dry: bool = False,
 ) -> Iterator[Model]:
-    """Load a GGUF that `quant.container.check` has passed; `latent` is its header's, looked up where it is not given.
+    """Load a GGUF that `quant.container.check` has passed; `latent` is its header's, looked up
+    where it is not given.
 
-    `dry`: no weight is read and nothing allocated, for rehearsal.py alone; a context of it computes nothing.
-    On a CPU with AMX llama.cpp lays matrices out anew, and aborts where a latent attention multiplies one by what
-    does not stand in memory order: those models' stay as they are.
-    Without `repack` every matrix stays as it stands in the file.
-    Raises UserError with llama.cpp's own reason where it refuses the file, KeyboardInterrupt at Ctrl-C.
+    `dry`: no weight is read and nothing allocated, for rehearsal.py alone; a context of it computes
+    nothing. On a CPU with AMX llama.cpp lays matrices out anew, and aborts where a latent attention
+    multiplies one by what does not stand in memory order: those models' stay as they are. Without
+    `repack` every matrix stays as it stands in the file. Raises UserError with llama.cpp's own
+    reason where it refuses the file, KeyboardInterrupt at Ctrl-C.
     """
     library = lib()
     params = library.llama_model_default_params()
@@ -172,15 +189,21 @@ def open_model(
         params.tensor_split = split
     params.vocab_only = vocab_only
     if dry:
-        params.no_alloc, params.load_mode = True, LOAD_NONE  # a mapped file would not be simulated: llama.cpp aborts
+        params.no_alloc, params.load_mode = (
+            True,
+            LOAD_NONE,
+        )  # a mapped file would not be simulated: llama.cpp aborts
     if not repack:
         params.use_extra_bufts = False
     elif not vocab_only and b"AMX" in library.llama_print_system_info():
         params.use_extra_bufts = not (container.read(path).latent if latent is None else latent)
     listen()
     stopped = threading.Event()
-    # Asked after each tensor: Ctrl-C ends a long load. It is never raised inside the callback, which would swallow it.
-    params.progress_callback = library.llama_progress_callback(lambda share, data: not stopped.is_set())
+    # Asked after each tensor: Ctrl-C ends a long load. It is never raised inside the callback,
+    # which would swallow it.
+    params.progress_callback = library.llama_progress_callback(
+        lambda share, data: not stopped.is_set()
+    )
     with on_interrupt(stopped.set):
         pointer = library.llama_model_load_from_file(str(path).encode(), params)
     if stopped.is_set():
@@ -200,10 +223,14 @@ def open_model(
 
 def _hint(reason: str, path: Path) -> str:
     if "unknown model architecture" in reason:
-        return "this build of llama.cpp does not know the architecture; a newer llama-cpp-python may"
+        return (
+            "this build of llama.cpp does not know the architecture; a newer llama-cpp-python may"
+        )
     if "memory" in reason or "alloc" in reason:
         return "the model does not fit into memory; try a smaller quantization"
-    return f"llmcli show '{path}' tells what is in the file; pull or convert it again if it is damaged"
+    return (
+        f"llmcli show '{path}' tells what is in the file; pull or convert it again if it is damaged"
+    )
 
 
 def _id(token: int) -> int | None:

@@ -1,9 +1,9 @@
 """A context whose passes give a vector for each text instead of logits for each token.
 
-Beside the one that generates, over the same model. Two kinds of model, as llama.cpp has them (src/llama-context.cpp,
-encode and decode): those that keep a cache and look back, which read a text in pieces of any size, and those that
-keep none or look both ways, which must see each text whole in one micro-batch. Every assertion on that way is checked
-here first.
+Beside the one that generates, over the same model. Two kinds of model, as llama.cpp has them
+(src/llama-context.cpp, encode and decode): those that keep a cache and look back, which read a text
+in pieces of any size, and those that keep none or look both ways, which must see each text whole in
+one micro-batch. Every assertion on that way is checked here first.
 """
 
 import ctypes
@@ -31,8 +31,9 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class PooledOptions:
-    """What such a context is made with: `n_ctx` tokens of all texts together, `rows` tokens a pass, `texts` at once;
-    `vectors`: rows that a pass with vectors may have, all of which ask for output."""
+    """What such a context is made with: `n_ctx` tokens of all texts together, `rows` tokens a pass,
+    `texts` at once; `vectors`: rows that a pass with vectors may have, all of which ask for output.
+    """
 
     n_ctx: int
     rows: int
@@ -47,13 +48,18 @@ class PooledOptions:
 
 
 def looks_back(model: Model, context: Context) -> bool:
-    """Whether the model keeps a cache of what it has read and sees only that: else a text goes in whole.
+    """Whether the model keeps a cache of what it has read and sees only that: else a text goes in
+    whole.
 
     An encoder beside a decoder has a context with a cache, which is the decoder's.
     """
     library = lib()
     encodes = library.llama_model_has_encoder(model.pointer)
-    return bool(context.memory) and not encodes and bool(library.llama_get_causal_attn(context.pointer))
+    return (
+        bool(context.memory)
+        and not encodes
+        and bool(library.llama_get_causal_attn(context.pointer))
+    )
 
 
 class Pooled:
@@ -66,7 +72,11 @@ class Pooled:
         self.n_vocab = model.n_vocab
         self.n_ctx: int = library.llama_n_ctx(pointer)
         # Of a model that ranks, its scores (src/llama-context.cpp, LLAMA_POOLING_TYPE_RANK).
-        self.size: int = library.llama_model_n_cls_out(model.pointer) if options.pooling == "rank" else model.n_embd
+        self.size: int = (
+            library.llama_model_n_cls_out(model.pointer)
+            if options.pooling == "rank"
+            else model.n_embd
+        )
         self._batch, self._positions = Batch(options.rows), Positions(options.texts)
         self._encodes = library.llama_model_has_encoder(model.pointer)
         self._held = 0
@@ -78,24 +88,33 @@ class Pooled:
         self._held = 0
 
     def read(self, rows: Rows) -> None:
-        """A piece of some texts, for the cache alone. `sequences` number the texts; `wants` must be False."""
+        """A piece of some texts, for the cache alone. `sequences` number the texts; `wants` must be
+        False.
+        """
         assert self._memory, "this model sees a text whole or not at all"
         assert not any(rows.wants), "read gives no vectors"
         self._forward(rows, vectors=False)
 
     def vectors(self, rows: Rows) -> dict[int, Vector]:
         """A piece of some texts and for each what its rows pool to: float32 [size], not normalised."""
-        assert len(rows) <= self._options.vectors and all(rows.wants), (len(rows), self._options.vectors)
+        assert len(rows) <= self._options.vectors and all(rows.wants), (
+            len(rows),
+            self._options.vectors,
+        )
         self._forward(rows, vectors=True)
         found = {}
         for sequence in dict.fromkeys(rows.sequences):
             pointer = lib().llama_get_embeddings_seq(self._pointer, sequence)
             assert pointer, f"text {sequence} has no vector"
-            found[sequence] = np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self.size,))
+            found[sequence] = np.ctypeslib.as_array(
+                ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self.size,)
+            )
         return {sequence: vector.copy() for sequence, vector in found.items()}
 
     def allocated(self) -> Allocated | None:
-        """The bytes of this context (and of the model, which is not its own); None where this build cannot be asked."""
+        """The bytes of this context (and of the model, which is not its own); None where this build
+        cannot be asked.
+        """
         return allocated(self._pointer)
 
     def _forward(self, rows: Rows, vectors: bool) -> None:
@@ -136,16 +155,24 @@ def _opened(model: Model, options: PooledOptions) -> Iterator[Any]:
     check_cache(options.type_k, options.type_v, options.flash_attn)
     assert 1 <= options.texts <= MAX_SEQUENCES, options.texts
     assert options.pooling in ("mean", "cls", "last", "rank"), options.pooling
-    # A mean is a product over all rows of a pass, also of the one that is laid out beforehand: they must all be output.
+    # A mean is a product over all rows of a pass, also of the one that is laid out beforehand: they
+    # must all be output.
     assert options.pooling != "mean" or options.vectors >= max(options.rows, options.texts), options
     library = lib()
-    if library.llama_model_has_encoder(model.pointer) and library.llama_model_has_decoder(model.pointer):
-        raise UserError("llama.cpp gives no embeddings of a model with an encoder and a decoder", hint="use another")
+    if library.llama_model_has_encoder(model.pointer) and library.llama_model_has_decoder(
+        model.pointer
+    ):
+        raise UserError(
+            "llama.cpp gives no embeddings of a model with an encoder and a decoder",
+            hint="use another",
+        )
     params = library.llama_context_default_params()
     params.n_ctx = max(options.n_ctx, options.rows)
     params.n_batch = params.n_ubatch = max(options.rows, options.texts)  # a pass is one micro-batch
     params.n_seq_max = options.texts
-    params.n_outputs_max = reserved(max(options.texts, options.vectors))  # in a pass with vectors every row is one
+    params.n_outputs_max = reserved(
+        max(options.texts, options.vectors)
+    )  # in a pass with vectors every row is one
     params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
     params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
     params.flash_attn_type = FLASH[options.flash_attn]

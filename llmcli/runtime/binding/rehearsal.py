@@ -1,8 +1,9 @@
 """llama.cpp's dry run: what a model and a context would allocate, with nothing allocated.
 
-`no_alloc` of llama_model_params reads the header and the vocabulary, lays the weights out in empty buffers and
-reserves the graphs in empty ones (common/fit.cpp does the same). It maps no file; which tensors would stay in the map
-is read off the model. Recurrent state alone is really allocated, and it is small.
+`no_alloc` of llama_model_params reads the header and the vocabulary, lays the weights out in empty
+buffers and reserves the graphs in empty ones (common/fit.cpp does the same). It maps no file; which
+tensors would stay in the map is read off the model. Recurrent state alone is really allocated, and
+it is small.
 """
 
 import ctypes
@@ -19,15 +20,20 @@ from llmcli.runtime.binding.library import lib
 from llmcli.runtime.binding.memory import Allocated
 from llmcli.runtime.binding.model import Model, open_model
 
-# llama_internal_get_tensor_map (src/llama-model.h): a reference to a vector<pair<string, ggml_tensor *>>.
+# llama_internal_get_tensor_map (src/llama-model.h): a reference to a vector<pair<string,
+# ggml_tensor *>>.
 SYMBOL = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
-PAIR = 40  # bytes: libstdc++'s string (pointer, length, 16 bytes of its own) and the tensor's address
+PAIR = (
+    40  # bytes: libstdc++'s string (pointer, length, 16 bytes of its own) and the tensor's address
+)
 BUFFER = 8  # where `buffer` stands in struct ggml_tensor, behind its type
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """One context that was not made: its real size in tokens, its output buffer and all other bytes (None: unknown)."""
+    """One context that was not made: its real size in tokens, its output buffer and all other bytes
+    (None: unknown).
+    """
 
     n_ctx: int
     n_ubatch: int
@@ -43,13 +49,18 @@ class Rehearsal:
 
     @contextmanager
     def context(self, options: ContextOptions) -> Iterator[Rehearsed]:
-        """What a context of these options would take; raises UserError where llama.cpp refuses them."""
+        """What a context of these options would take; raises UserError where llama.cpp refuses
+        them.
+        """
         with open_context(self._model, options) as context:
-            output = 4 * context.n_vocab * context.n_outputs  # once a pass has asked for as many rows as it may
+            output = (
+                4 * context.n_vocab * context.n_outputs
+            )  # once a pass has asked for as many rows as it may
             yield Rehearsed(context.n_ctx, context.n_ubatch, output, context.allocated())
 
     def placed(self) -> list[tuple[str, Place]] | None:
-        """Each tensor's name and where it would lie; one that is there twice (a tied head) is listed twice.
+        """Each tensor's name and where it would lie; one that is there twice (a tied head) is
+        listed twice.
 
         None where this build cannot be asked.
         """
@@ -64,8 +75,12 @@ class Rehearsal:
 
 
 @contextmanager
-def rehearse(path: Path, *, gpu_layers: int = -1, latent: bool | None = None) -> Iterator[Rehearsal]:
-    """Open a GGUF that `quant.container.check` has passed for a dry run; raises as `open_model` does."""
+def rehearse(
+    path: Path, *, gpu_layers: int = -1, latent: bool | None = None
+) -> Iterator[Rehearsal]:
+    """Open a GGUF that `quant.container.check` has passed for a dry run; raises as `open_model`
+    does.
+    """
     with open_model(path, gpu_layers=gpu_layers, latent=latent, dry=True) as model:
         yield Rehearsal(model)
 

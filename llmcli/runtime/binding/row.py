@@ -13,7 +13,9 @@ Logits = NDArray[np.float32]
 
 
 class Row:
-    """The logits of one row, a view float32 [n_vocab]; it and its view are valid until the next decode."""
+    """The logits of one row, a view float32 [n_vocab]; it and its view are valid until the next
+    decode.
+    """
 
     __slots__ = ("address", "context", "index", "logits")
 

@@ -26,11 +26,15 @@ def many() -> int:
     return 4096 if look.own() else 100_000
 
 
-CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
+CANDIDATE = np.dtype(
+    [("id", np.int32), ("logit", np.float32), ("p", np.float32)]
+)  # llama_token_data
 
 
 def candidates(rows: NDArray[np.void]) -> Any:
-    """A llama_token_data_array over CANDIDATE rows, which samplers change in place; keep them while it is used."""
+    """A llama_token_data_array over CANDIDATE rows, which samplers change in place; keep them while
+    it is used.
+    """
     array = lib().llama_token_data_array()
     array.data = ctypes.cast(rows.ctypes.data, type(array.data))
     array.size, array.selected, array.sorted = len(rows), -1, False
@@ -38,19 +42,26 @@ def candidates(rows: NDArray[np.void]) -> Any:
 
 
 class Candidates:
-    """A table of candidates that samplers change in place, used again and again: making one takes 50 µs behind a
-    forward pass. llama_token_data_array with a plain address in it, for the same reason."""
+    """A table of candidates that samplers change in place, used again and again: making one takes
+    50 µs behind a forward pass. llama_token_data_array with a plain address in it, for the same
+    reason.
+    """
 
     class Array(ctypes.Structure):
         _fields_ = (
-            ("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("selected", ctypes.c_int64),
+            ("data", ctypes.c_void_p),
+            ("size", ctypes.c_size_t),
+            ("selected", ctypes.c_int64),
             ("sorted", ctypes.c_bool),
-        )  # fmt: skip
+        )
 
     def __init__(self) -> None:
         assert ctypes.sizeof(self.Array) == ctypes.sizeof(lib().llama_token_data_array)
         where: Any = ctypes.cast(lib().llama_sampler_apply, ctypes.c_void_p).value
-        self._apply, self._where = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(where), where
+        self._apply, self._where = (
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(where),
+            where,
+        )
         self._array = self.Array()
         self._put = ctypes.addressof(self._array)
         self._room(ROOM)
@@ -60,8 +71,12 @@ class Candidates:
         self._ids, self._logits, self._address = table["id"], table["logit"], table.ctypes.data
         self._numbers, self._count = np.arange(count, dtype=np.int32), count
 
-    def sample(self, chain: int, logits: NDArray[np.float32], ids: NDArray[Any] | None = None) -> int:
-        """What the samplers at address `chain` take of these: its id, or its number where no ids are given."""
+    def sample(
+        self, chain: int, logits: NDArray[np.float32], ids: NDArray[Any] | None = None
+    ) -> int:
+        """What the samplers at address `chain` take of these: its id, or its number where no ids
+        are given.
+        """
         count, array = len(logits), self._array
         if count > self._count:
             self._room(count)
@@ -75,19 +90,24 @@ class Candidates:
         return int(self._ids[moved + chosen])
 
     def draw(self, chain: int, row: Any, strands: Strands, few: int) -> int | None:
-        """What the samplers take of the `few` likeliest of a row, all in our own C; None where there is none of it, or
-        it finds too many, or none."""
+        """What the samplers take of the `few` likeliest of a row, all in our own C; None where
+        there is none of it, or it finds too many, or none.
+        """
         if strands.own is None:
             return None
         count = len(row.logits)
         table = self._address, self._count
-        token = strands.own.draw(row.address, count, *strands.take(count), few, *table, self._where, chain)
+        token = strands.own.draw(
+            row.address, count, *strands.take(count), few, *table, self._where, chain
+        )
         assert token >= -1, token
         return token if token >= 0 else None
 
 
 class Likeliest(Greedy):
-    """The likeliest token, found by our own C: one look, and none where the log-sum has seen the row."""
+    """The likeliest token, found by our own C: one look, and none where the log-sum has seen the
+    row.
+    """
 
     def __init__(self, strands: Strands) -> None:
         super().__init__([])
@@ -95,8 +115,12 @@ class Likeliest(Greedy):
         self._strands, self._find = strands, strands.own.likeliest
 
     def log_sum(self, row: Any, near: float) -> float:
-        """row.log_sum(near); what it sees is kept for draw(), which must follow, with the same row, not written to."""
-        return float(row.context.log_sum_exp.with_strands(row.logits, row.address, near, self._strands))
+        """row.log_sum(near); what it sees is kept for draw(), which must follow, with the same row,
+        not written to.
+        """
+        return float(
+            row.context.log_sum_exp.with_strands(row.logits, row.address, near, self._strands)
+        )
 
     def draw(self, row: Any, tokens: list[int]) -> int:
         """The first of the largest logits."""
@@ -127,7 +151,9 @@ class NativeChains:
             made.append(lib().llama_sampler_init_dist(seed))
         first = steps[0] if steps else ("", ())
         few = first[1][0] if first[0] == "top_k" and self.n_vocab >= many() else 0
-        return NativeChain(made, any(name in REMEMBERING for name, _ in steps), self._candidates, few)
+        return NativeChain(
+            made, any(name in REMEMBERING for name, _ in steps), self._candidates, few
+        )
 
     def make(self, step: Native, seed: int) -> Any:
         """One llama.cpp sampler: a step's arguments, and what else llama.cpp wants to know."""
@@ -137,7 +163,11 @@ class NativeChains:
             case "penalties":
                 return new(self.n_vocab, *arguments)
             case "logit_bias":
-                return new(self.n_vocab, len(arguments), (lib().llama_logit_bias * len(arguments))(*arguments))
+                return new(
+                    self.n_vocab,
+                    len(arguments),
+                    (lib().llama_logit_bias * len(arguments))(*arguments),
+                )
             case "dry":
                 return self._copy_of_dry(arguments)
             case "xtc":  # a stream of its own: the draw's would tie the coin to an earlier draw
@@ -155,24 +185,32 @@ class NativeChains:
                 library.llama_sampler_free(self._dry[1])
             *values, breakers = arguments
             marks = (ctypes.c_char_p * len(breakers))(*breakers)
-            made = library.llama_sampler_init_dry(self.vocab, *values, marks, len(breakers) if self.vocab else 0)
+            made = library.llama_sampler_init_dry(
+                self.vocab, *values, marks, len(breakers) if self.vocab else 0
+            )
             self._dry = arguments, made
         return library.llama_sampler_clone(self._dry[1])
 
 
 class NativeChain:
-    """One sequence's llama.cpp chain, ending in a draw; free it with close(). The samplers become its own.
+    """One sequence's llama.cpp chain, ending in a draw; free it with close(). The samplers become
+    its own.
 
-    `few`: how many candidates the first of them keeps, 0 where it is another. llama.cpp lays the whole vocabulary out
-    and sorts it; the likeliest, found beforehand, are all that such a chain looks at (262,144 tokens, between two
-    passes on a busy two-core Xeon: 1,060 µs against 200 where numpy finds them; with 49,152 it is 197 against 223; our
-    own C takes 93 for 262,144, the fetching of the row in it). The same tokens are drawn;
-    only of logits that are equal to the last bit others may come first.
+    `few`: how many candidates the first of them keeps, 0 where it is another. llama.cpp lays the
+    whole vocabulary out and sorts it; the likeliest, found beforehand, are all that such a chain
+    looks at (262,144 tokens, between two passes on a busy two-core Xeon: 1,060 µs against 200 where
+    numpy finds them; with 49,152 it is 197 against 223; our own C takes 93 for 262,144, the
+    fetching of the row in it). The same tokens are drawn; only of logits that are equal to the last
+    bit others may come first.
     """
 
-    def __init__(self, samplers: list[Any], remembers: bool, candidates: Candidates, few: int = 0) -> None:
+    def __init__(
+        self, samplers: list[Any], remembers: bool, candidates: Candidates, few: int = 0
+    ) -> None:
         library = lib()
-        self.pointer: Any = library.llama_sampler_chain_init(library.llama_sampler_chain_default_params())
+        self.pointer: Any = library.llama_sampler_chain_init(
+            library.llama_sampler_chain_default_params()
+        )
         for sampler in samplers:
             library.llama_sampler_chain_add(self.pointer, sampler)
         self._address: int = ctypes.cast(self.pointer, ctypes.c_void_p).value or 0
@@ -181,13 +219,19 @@ class NativeChain:
         self._candidates, self._strands = candidates, Strands()
 
     def log_sum(self, row: Any, near: float) -> float:
-        """row.log_sum(near); what it sees is kept for draw(), which must follow, with the same row, not written to."""
+        """row.log_sum(near); what it sees is kept for draw(), which must follow, with the same row,
+        not written to.
+        """
         if not self._few:
             return float(row.log_sum(near))
-        return float(row.context.log_sum_exp.with_strands(row.logits, row.address, near, self._strands))
+        return float(
+            row.context.log_sum_exp.with_strands(row.logits, row.address, near, self._strands)
+        )
 
     def draw(self, row: Any, tokens: list[int]) -> int:
-        """Sample from a row of the binding's; steps that look back are shown the prompt first, as in llama-cli."""
+        """Sample from a row of the binding's; steps that look back are shown the prompt first, as
+        in llama-cli.
+        """
         if self._few:
             token = self._candidates.draw(self._address, row, self._strands, self._few)
             if token is not None:
@@ -203,7 +247,9 @@ class NativeChain:
         return token
 
     def draw_among(self, row: Any, few: NDArray[np.int64], tokens: list[int]) -> int:
-        """The same with all tokens but `few` left out, which is what makes it quick (llama_sampler_sample)."""
+        """The same with all tokens but `few` left out, which is what makes it quick
+        (llama_sampler_sample).
+        """
         library = lib()
         for token in tokens[self._seen :] if self._remembers else ():
             library.llama_sampler_accept(self.pointer, token)
@@ -213,7 +259,9 @@ class NativeChain:
         return token
 
     def shortlist(self, logits: Logits) -> Shortlist | None:
-        """What a chain of few needs to look at; None where that is too much, or holds what cannot be drawn."""
+        """What a chain of few needs to look at; None where that is too much, or holds what cannot
+        be drawn.
+        """
         found = shortlist(logits, self._few)
         return found if found.least > -np.inf and len(found.columns) <= MOST_COLUMNS else None
 

@@ -1,8 +1,9 @@
 """Where a long text can be cut so that its tokens are those of its parts: behind control tokens.
 
-llama.cpp takes the control tokens out of a text one after another and walks the list of all that it has found for each
-(llama-vocab.cpp, tokenizer_st_partition), so that the time grows with the square of their number. 2026-11-22: 100,000
-of them, 1.2 MB, took 41.6 s, and a server's other prompts waited; in parts 0.26 s, with the same ids.
+llama.cpp takes the control tokens out of a text one after another and walks the list of all that it
+has found for each (llama-vocab.cpp, tokenizer_st_partition), so that the time grows with the square
+of their number. 2026-11-22: 100,000 of them, 1.2 MB, took 41.6 s, and a server's other prompts
+waited; in parts 0.26 s, with the same ids.
 """
 
 import re
@@ -11,13 +12,18 @@ from collections.abc import Iterator
 from llmcli.runtime.binding.library import lib
 
 SLICE = 1 << 13  # bytes, about; the 700 shortest control tokens in so many take 0.3 ms
-SENTENCEPIECE, BPE = 1, 2  # enum llama_vocab_type: those whose tokens depend on nothing before a control token
+SENTENCEPIECE, BPE = (
+    1,
+    2,
+)  # enum llama_vocab_type: those whose tokens depend on nothing before a control token
 UNKNOWN, CONTROL, USER = 1, 1 << 3, 1 << 4  # enum llama_token_attr
 STRIPS = 1 << 7 | 1 << 8  # they take the white space beside them along
 
 
 class Seams:
-    """The control tokens of one vocabulary behind which a text may be cut; `strips`: some take white space along."""
+    """The control tokens of one vocabulary behind which a text may be cut; `strips`: some take
+    white space along.
+    """
 
     def __init__(self, vocab: object, n_vocab: int) -> None:
         library = lib()

@@ -14,7 +14,9 @@ class Sharing:
         self._pairs: dict[int, dict[int, Ranges]] = {}
 
     def copied(self, source: int, target: int, start: int, end: int) -> None:
-        """`target` has been given the cells of `source`, and shares them with whoever shares them with it."""
+        """`target` has been given the cells of `source`, and shares them with whoever shares them
+        with it.
+        """
         for other, ranges in tuple(self._pairs.get(source, {}).items()):
             if other != target:
                 for begin, behind in ranges:
@@ -24,7 +26,11 @@ class Sharing:
     def cut(self, sequence: int, start: int) -> None:
         """A sequence has given up what it shared from position `start` on."""
         for other, ranges in tuple(self._pairs.get(sequence, {}).items()):
-            self._put(sequence, other, [(begin, min(behind, start)) for begin, behind in ranges if begin < start])
+            self._put(
+                sequence,
+                other,
+                [(begin, min(behind, start)) for begin, behind in ranges if begin < start],
+            )
 
     def end(self, sequence: int) -> int:
         """The position behind the last one that a sequence shares; 0 where it shares none."""

@@ -1,12 +1,14 @@
-"""The sum of exponentials over a row of logits, for log-probabilities, and with it the largest of its strands.
+"""The sum of exponentials over a row of logits, for log-probabilities, and with it the largest of
+its strands.
 
-Our own C (row.c) looks at a row once for both. Where the build has none of it: libggml-cpu's own vectorised softmax
-takes 45 µs for 49,152 logits where numpy takes 100 (two-core AVX2, 2026-11); it is exported without being public, so
-numpy does it where that name is missing, too. Tested equal.
+Our own C (row.c) looks at a row once for both. Where the build has none of it: libggml-cpu's own
+vectorised softmax takes 45 µs for 49,152 logits where numpy takes 100 (two-core AVX2, 2026-11); it
+is exported without being public, so numpy does it where that name is missing, too. Tested equal.
 
-2026-11-22: 262,144 logits in a loop of their own take ggml 113 µs, and numpy's columns 28 behind them (92 to 104 and
-150 behind a forward pass); ours takes 62 for both, 51 for the sum alone (two-core Xeon with AVX-512). Fetching the row
-is what is left: with 256 MB read in between the largest of its strands alone take 51, and 16 in a loop of their own.
+2026-11-22: 262,144 logits in a loop of their own take ggml 113 µs, and numpy's columns 28 behind
+them (92 to 104 and 150 behind a forward pass); ours takes 62 for both, 51 for the sum alone
+(two-core Xeon with AVX-512). Fetching the row is what is left: with 256 MB read in between the
+largest of its strands alone take 51, and 16 in a loop of their own.
 """
 
 import ctypes
@@ -27,8 +29,9 @@ TINY = 1e-30  # below this the exponentials have lost their digits
 NAMES = {"linux": ("libggml-cpu.so",), "darwin": ("libggml-cpu.dylib", "libggml-cpu.so")}
 
 
-# Rows are summed in pieces of this many logits: the exponentials stay in the nearest caches, where a whole row's
-# would have to be fetched anew after every forward pass (130 -> 70 µs in place, same machine).
+# Rows are summed in pieces of this many logits: the exponentials stay in the nearest caches, where
+# a whole row's would have to be fetched anew after every forward pass (130 -> 70 µs in place, same
+# machine).
 PIECE = 16384
 
 
@@ -43,13 +46,16 @@ class LogSumExp:
     def __call__(self, logits: NDArray[np.float32], address: int, near: float) -> float:
         """The logarithm of the sum over `logits`, which lie at `address`; the row is not changed.
 
-        `near` is what is subtracted before exponentials are taken: any logit within 80 of the largest does,
-        and saves the search for that one. Where it is further off the largest is used after all.
+        `near` is what is subtracted before exponentials are taken: any logit within 80 of the
+        largest does, and saves the search for that one. Where it is further off the largest is used
+        after all.
         """
         total = self._sum(logits, address, near) if math.isfinite(near) else math.inf
         return self._log(logits, address, near, total)
 
-    def with_strands(self, logits: NDArray[np.float32], address: int, near: float, strands: look.Strands) -> float:
+    def with_strands(
+        self, logits: NDArray[np.float32], address: int, near: float, strands: look.Strands
+    ) -> float:
         """The same; where one look can see both, the largest of the row's strands are known then."""
         if self._own is None or not math.isfinite(near):
             return self(logits, address, near)

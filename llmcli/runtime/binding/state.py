@@ -1,7 +1,7 @@
 """What a context keeps of one sequence, taken out and put back (llama_state_seq_* of llama.h).
 
-llama.cpp trusts the bytes it is given: they must be its own, of the same build, model and cache types, which
-runtime/state.py sees to.
+llama.cpp trusts the bytes it is given: they must be its own, of the same build, model and cache
+types, which runtime/state.py sees to.
 """
 
 import ctypes
@@ -17,8 +17,10 @@ MOST = 256 << 20  # bytes of the state of all that are read for the sake of one
 
 
 def take(context: Any, sequence: int, scattered: bool = False) -> memoryview:
-    """The state of a sequence; the memory is the caller's. Of one whose cells lie `scattered` that of all is read and
-    taken apart, where it is not too large: the same bytes sooner, where values lie by channel."""
+    """The state of a sequence; the memory is the caller's. Of one whose cells lie `scattered` that
+    of all is read and taken apart, where it is not too large: the same bytes sooner, where values
+    lie by channel.
+    """
     if scattered and (size := _size(context, ALL)) <= MOST:
         return cut(_read(context, ALL, size), sequence)
     return _read(context, sequence, _size(context, sequence))
@@ -39,8 +41,8 @@ def _read(context: Any, sequence: int, size: int) -> memoryview:
 def put(context: Any, sequence: int, state: bytes | memoryview) -> bool:
     """Let a sequence hold a state in place of what it held; False where llama.cpp refuses it.
 
-    Refused is one for which there are not enough cells, or that is kept otherwise than this context keeps it; parts
-    of it may have been put, and must be dropped.
+    Refused is one for which there are not enough cells, or that is kept otherwise than this context
+    keeps it; parts of it may have been put, and must be dropped.
     """
     array = np.frombuffer(state, np.uint8)
     pointer = ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
@@ -49,12 +51,18 @@ def put(context: Any, sequence: int, state: bytes | memoryview) -> bool:
 
 
 def append(
-    context: Any, memory: Any, sequence: int, beginning: int, state: bytes | memoryview, behind: bool
+    context: Any,
+    memory: Any,
+    sequence: int,
+    beginning: int,
+    state: bytes | memoryview,
+    behind: bool,
 ) -> bool:
-    """Put a state `behind` what a sequence holds; False where llama.cpp refuses it: then it holds what it held.
+    """Put a state `behind` what a sequence holds; False where llama.cpp refuses it: then it holds
+    what it held.
 
-    llama.cpp lets go of all that a sequence holds before it takes a state: meanwhile the empty sequence `beginning`
-    holds on to it.
+    llama.cpp lets go of all that a sequence holds before it takes a state: meanwhile the empty
+    sequence `beginning` holds on to it.
     """
     library = lib()
     if behind:

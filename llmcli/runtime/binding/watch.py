@@ -1,8 +1,8 @@
 """The products of a running graph, shown one by one: a context's eval callback (ggml-backend.h).
 
-For each node llama.cpp asks first whether it is wanted, and shows it once it is computed. A node is a `struct
-ggml_tensor`, mirrored here and held against the library before it is used: one that is laid out otherwise is refused.
-It knows tensors, and nothing of what is done with them.
+For each node llama.cpp asks first whether it is wanted, and shows it once it is computed. A node is
+a `struct ggml_tensor`, mirrored here and held against the library before it is used: one that is
+laid out otherwise is refused. It knows tensors, and nothing of what is done with them.
 """
 
 import ctypes
@@ -21,29 +21,47 @@ LEAST_ROWS = 16  # a product with fewer rows is no batch of text: tools/imatrix/
 F32, I32 = 0, 26  # enum ggml_type
 PLAIN, EXPERTS = b"MUL_MAT", b"MUL_MAT_ID"
 RESULT = "result_norm"  # what enters the head, in most architectures
-MIXES, SHARES = b"kqv-", "kq_soft_max"  # build_attn_mha (src/llama-graph.cpp): values times their shares
+MIXES, SHARES = (
+    b"kqv-",
+    "kq_soft_max",
+)  # build_attn_mha (src/llama-graph.cpp): values times their shares
 OBJECT = 32  # bytes of a struct ggml_object
 
 
 class _Tensor(ctypes.Structure):
     _fields_ = [
-        ("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4), ("nb", ctypes.c_size_t * 4),
-        ("op", ctypes.c_int), ("op_params", ctypes.c_int32 * 16), ("flags", ctypes.c_int32),
-        ("src", ctypes.c_void_p * 10), ("view_src", ctypes.c_void_p), ("view_offs", ctypes.c_size_t),
-        ("data", ctypes.c_void_p), ("name", ctypes.c_char * 64), ("extra", ctypes.c_void_p),
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10),
+        ("view_src", ctypes.c_void_p),
+        ("view_offs", ctypes.c_size_t),
+        ("data", ctypes.c_void_p),
+        ("name", ctypes.c_char * 64),
+        ("extra", ctypes.c_void_p),
         ("padding", ctypes.c_char * 8),
-    ]  # fmt: skip
+    ]
 
 
 class _InitParams(ctypes.Structure):
-    _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+    _fields_ = [
+        ("mem_size", ctypes.c_size_t),
+        ("mem_buffer", ctypes.c_void_p),
+        ("no_alloc", ctypes.c_bool),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A product: the weight's name, what entered [i3, i2, rows, columns], the weight's matrices (ne[2], ne[3]), and
-    the experts' numbers [tokens, used] where there are such; `key` names the tensor that entered, with experts theirs,
-    too: products with the same in a pass have the same of both. Valid within the call."""
+    """A product: the weight's name, what entered [i3, i2, rows, columns], the weight's matrices
+    (ne[2], ne[3]), and the experts' numbers [tokens, used] where there are such; `key` names the
+    tensor that entered, with experts theirs, too: products with the same in a pass have the same of
+    both. Valid within the call.
+    """
 
     name: str
     rows: NDArray[np.float32]
@@ -54,28 +72,33 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """How attention mixes the values of one layer: `shares` [heads, queries, keys], the keys in the order of the
-    cache's cells. `name` is the product's own, as "kqv-5". Without flash attention only; valid within the call."""
+    """How attention mixes the values of one layer: `shares` [heads, queries, keys], the keys in the
+    order of the cache's cells. `name` is the product's own, as "kqv-5". Without flash attention
+    only; valid within the call.
+    """
 
     name: str
     shares: NDArray[np.float32]
 
 
 class Watcher:
-    """Shows `sink` every product with a weight whose name is `wanted`, and every mixture whose own name is. `callback`
-    goes to the context and must live as long. What the sink raises ends the pass and is kept in `error`, since C cannot
-    pass it on.
+    """Shows `sink` every product with a weight whose name is `wanted`, and every mixture whose own
+    name is. `callback` goes to the context and must live as long. What the sink raises ends the
+    pass and is kept in `error`, since C cannot pass it on.
 
-    The product with the weight that was named to `narrow` ends the pass, too: what stands behind it in the graph is not
-    computed, and the pass's logits mean nothing. Nor is the product itself where it is a head's and was seen before:
-    what enters it stands there already, and of a small model the head may be most. Where a graph is split over devices
-    each part behind it still runs, unseen.
+    The product with the weight that was named to `narrow` ends the pass, too: what stands behind it
+    in the graph is not computed, and the pass's logits mean nothing. Nor is the product itself
+    where it is a head's and was seen before: what enters it stands there already, and of a small
+    model the head may be most. Where a graph is split over devices each part behind it still runs,
+    unseen.
     """
 
     def __init__(self, wanted: Callable[[str], bool], sink: Callable[[Seen | Mixed], None]) -> None:
         self.wanted, self.sink = wanted, sink
         self.last = self.latest = ""
-        self._heads: dict[str, tuple[int, int]] = {}  # of each weight that RESULT enters, its matrices
+        self._heads: dict[
+            str, tuple[int, int]
+        ] = {}  # of each weight that RESULT enters, its matrices
         self.error: BaseException | None = None
         self._functions = _functions()
         self._ops: dict[int, bytes] = {}
@@ -108,7 +131,9 @@ class Watcher:
         if op not in (PLAIN, EXPERTS):
             return not ask
         weight, entered = _Tensor.from_address(node.src[0]), _Tensor.from_address(node.src[1])
-        mixes = op == PLAIN and node.name.startswith(MIXES) and _plain(entered.name).startswith(SHARES)
+        mixes = (
+            op == PLAIN and node.name.startswith(MIXES) and _plain(entered.name).startswith(SHARES)
+        )
         name = _plain(node.name if mixes else weight.name)
         if ask:
             enough = op == EXPERTS or entered.ne[1] >= LEAST_ROWS
@@ -127,7 +152,9 @@ class Watcher:
         self.sink(Seen(self.last, rows, self._heads[self.last], None, (pointer, int(node.data))))
         return False
 
-    def _show(self, name: str, weight: _Tensor, entered: _Tensor, ids: _Tensor | None, address: int) -> None:
+    def _show(
+        self, name: str, weight: _Tensor, entered: _Tensor, ids: _Tensor | None, address: int
+    ) -> None:
         rows = self._array(entered, np.float32)
         experts = None
         key = address, int(entered.data)
@@ -136,7 +163,11 @@ class Watcher:
             self._heads[name] = weight.ne[2], weight.ne[3]
         if ids is not None:
             assert ids.type == I32, ids.type
-            experts, rows, key = self._array(ids, np.int32)[0, 0], rows[0], (address, ctypes.addressof(ids))
+            experts, rows, key = (
+                self._array(ids, np.int32)[0, 0],
+                rows[0],
+                (address, ctypes.addressof(ids)),
+            )
         self.sink(Seen(name, rows, (weight.ne[2], weight.ne[3]), experts, key))
 
     def _array(self, tensor: _Tensor, kind: Any) -> NDArray[Any]:
@@ -192,8 +223,12 @@ def _reads(library: Any) -> bool:
         node = _Tensor.from_address(library.ggml_mul_mat(context, weight, entered))
         mine = _Tensor.from_address(node.src[0])
         return (
-            library.ggml_op_name(node.op) == PLAIN and tuple(node.ne) == (3, 5, 1, 1) and node.src[1] == entered
-            and mine.name == b"some.weight" and tuple(mine.nb) == (4, 32, 96, 96) and mine.type == F32
-        )  # fmt: skip
+            library.ggml_op_name(node.op) == PLAIN
+            and tuple(node.ne) == (3, 5, 1, 1)
+            and node.src[1] == entered
+            and mine.name == b"some.weight"
+            and tuple(mine.nb) == (4, 32, 96, 96)
+            and mine.type == F32
+        )
     finally:
         library.ggml_free(context)

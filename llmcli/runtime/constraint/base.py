@@ -1,6 +1,7 @@
 """What a constraint is: a grammar that an answer must follow, compiled for one vocabulary.
 
-A `Constraint` is what a user typed, a `Grammar` the same compiled, a `Matcher` one answer on its way through it.
+A `Constraint` is what a user typed, a `Grammar` the same compiled, a `Matcher` one answer on its
+way through it.
 """
 
 from dataclasses import dataclass
@@ -19,15 +20,19 @@ JUMPS = ("lossless", "fast", "off")
 
 
 class Unfollowable(UserError):
-    """No token goes on in an answer's grammar. The request is to blame, not the model and not the server."""
+    """No token goes on in an answer's grammar. The request is to blame, not the model and not the
+    server.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer must be: a JSON document of a schema, a text of a GBNF grammar, or function calls (calls.py).
+    """What an answer must be: a JSON document of a schema, a text of a GBNF grammar, or function
+    calls (calls.py).
 
-    `jump`: text that must come is not drawn token by token. lossless: a token that is the only legal one is taken
-    (the same answer as `off`); fast: forced text is cut into tokens at once, as the tokenizer cuts it.
+    `jump`: text that must come is not drawn token by token. lossless: a token that is the only
+    legal one is taken (the same answer as `off`); fast: forced text is cut into tokens at once, as
+    the tokenizer cuts it.
     """
 
     kind: Kind
@@ -37,7 +42,9 @@ class Constraint:
 
 
 class Matcher(Protocol):
-    """One answer's place in a grammar. Tokens that end an answer are tokens like others, legal where it accepts."""
+    """One answer's place in a grammar. Tokens that end an answer are tokens like others, legal
+    where it accepts.
+    """
 
     def mask(self) -> Bits:
         """The tokens that may come next; none where the grammar leads nowhere."""

@@ -1,8 +1,8 @@
 """A grammar for each of several answers that branch: beam search inside a grammar.
 
-Forbidden tokens get the log-probability -inf. Allowed ones keep the one that they have in the whole vocabulary: nothing
-is normalised again, so an answer's score is what the model itself gives that text (as in transformers' beam search with
-a LogitsProcessor).
+Forbidden tokens get the log-probability -inf. Allowed ones keep the one that they have in the whole
+vocabulary: nothing is normalised again, so an answer's score is what the model itself gives that
+text (as in transformers' beam search with a LogitsProcessor).
 """
 
 import numpy as np
@@ -18,13 +18,17 @@ class Branch:
     """One answer's place in a grammar. It never changes: a longer answer gets a place of its own."""
 
     def __init__(self, matcher: Matcher, tag: bytes = b"", said: bytes = b"") -> None:
-        """The grammar begins behind `tag`; until that was said everything but an end is allowed. An empty tag: it has
-        begun. `said`: the answer's latest bytes, which may be the tag's beginning."""
+        """The grammar begins behind `tag`; until that was said everything but an end is allowed. An
+        empty tag: it has begun. `said`: the answer's latest bytes, which may be the tag's
+        beginning.
+        """
         self.matcher, self.tag, self.said = matcher, tag, said
 
     def forbid(self, logits: Logits, ends: NDArray[np.int64]) -> None:
-        """Write -inf for every token that may not follow. Where the answer may end, only the likeliest of the tokens
-        that end it (`ends`) stays: with the others the search would find the same text again."""
+        """Write -inf for every token that may not follow. Where the answer may end, only the
+        likeliest of the tokens that end it (`ends`) stays: with the others the search would find
+        the same text again.
+        """
         end = ends[logits[ends].argmax()]
         before, legal = logits[end], self.accepting
         if not self.tag:

@@ -1,9 +1,10 @@
 """Grammars for function calls: an answer must consist of calls, or may make some amid its text.
 
-A call is fixed text around arguments that follow a JSON schema. The fixed text is the model family's way to write a
-call; here it is only text. A call that may be made begins at a mark: the text before the mark is free, the text behind
-it is bound by the schemas (as with llama.cpp's lazy grammars and their triggers). One grammar covers the whole answer,
-so that a mark may end in the middle of a token.
+A call is fixed text around arguments that follow a JSON schema. The fixed text is the model
+family's way to write a call; here it is only text. A call that may be made begins at a mark: the
+text before the mark is free, the text behind it is bound by the schemas (as with llama.cpp's lazy
+grammars and their triggers). One grammar covers the whole answer, so that a mark may end in the
+middle of a token.
 """
 
 import json
@@ -22,9 +23,10 @@ ANY, BLANK = r"(.|\n)*", r"[ \t\r\n]*"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to write calls: the text before all of them, between two (None: only one is made) and behind all;
-    `frames`: for each function the text before and behind its arguments. `mark`: what begins a call that may be made;
-    "" where one must be."""
+    """One way to write calls: the text before all of them, between two (None: only one is made) and
+    behind all; `frames`: for each function the text before and behind its arguments. `mark`: what
+    begins a call that may be made; "" where one must be.
+    """
 
     begin: str
     frames: tuple[tuple[str, str], ...]
@@ -35,8 +37,9 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Amid:
-    """Where calls may stand in a text. `first`: only at its beginning; `last`: they end it; `several`: text and more
-    calls may follow them."""
+    """Where calls may stand in a text. `first`: only at its beginning; `last`: they end it;
+    `several`: text and more calls may follow them.
+    """
 
     first: bool
     last: bool
@@ -45,7 +48,9 @@ class Amid:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls in some ways, of functions with these arguments; or else a `document`, where there is one."""
+    """Calls in some ways, of functions with these arguments; or else a `document`, where there is
+    one.
+    """
 
     arguments: tuple[Checked, ...]
     ways: tuple[Way, ...]
@@ -54,9 +59,13 @@ class Calls:
 
 
 def constraint(
-    functions: Sequence[tuple[str, Any]], ways: Sequence[Way], document: Any = None, amid: Amid | None = None
+    functions: Sequence[tuple[str, Any]],
+    ways: Sequence[Way],
+    document: Any = None,
+    amid: Amid | None = None,
 ) -> Constraint:
-    """`functions` are names and schemas of arguments. With `amid` the answer is a text that calls may stand in.
+    """`functions` are names and schemas of arguments. With `amid` the answer is a text that calls
+    may stand in.
 
     Raises UserError naming the function whose schema cannot be enforced.
     """
@@ -68,9 +77,11 @@ def constraint(
         except UserError as error:
             raise UserError(f"function {name}: {error}", hint=error.hint) from None
     told = {
-        "arguments": [schema for _, schema in functions], "ways": [asdict(way) for way in ways],
-        "document": document, "amid": amid and asdict(amid),
-    }  # fmt: skip
+        "arguments": [schema for _, schema in functions],
+        "ways": [asdict(way) for way in ways],
+        "document": document,
+        "amid": amid and asdict(amid),
+    }
     return Constraint("calls", json.dumps(told, ensure_ascii=False))
 
 
@@ -107,15 +118,21 @@ def _start(wanted: Calls) -> str:
 
 
 def _text(ways: Sequence[Way], amid: Amid) -> list[str]:
-    """The rules of text without a mark, and of text up to one. A lazy rule ends as soon as it can: at the mark."""
+    """The rules of text without a mark, and of text up to one. A lazy rule ends as soon as it can:
+    at the mark.
+    """
     before = BLANK if amid.first else ANY
     marks = "|".join(_literally(way.mark) for way in ways)
-    leads = [f"lead{number}[lazy]: /{before}{_literally(way.mark)}/" for number, way in enumerate(ways)]
+    leads = [
+        f"lead{number}[lazy]: /{before}{_literally(way.mark)}/" for number, way in enumerate(ways)
+    ]
     return ["text: TEXT", f"TEXT: /{ANY}/ & ~/{before}({marks}){ANY}/", *leads]
 
 
 def _way(number: str, way: Way) -> list[str]:
-    """The rules of calls in one way. Where text leads up to a mark, the first call goes on behind the mark."""
+    """The rules of calls in one way. Where text leads up to a mark, the first call goes on behind
+    the mark.
+    """
     lead = f"lead{number}" if way.mark else ""
     again = "" if way.between is None else f"({_quoted(way.between)} call{number}){{0,{MOST - 1}}}"
     first = [((way.begin + before).removeprefix(way.mark), after) for before, after in way.frames]
@@ -127,7 +144,10 @@ def _way(number: str, way: Way) -> list[str]:
 
 
 def _choice(name: str, frames: Sequence[tuple[str, str]]) -> str:
-    calls = (f"{_quoted(before)} arguments{at} {_quoted(after)}" for at, (before, after) in enumerate(frames))
+    calls = (
+        f"{_quoted(before)} arguments{at} {_quoted(after)}"
+        for at, (before, after) in enumerate(frames)
+    )
     return _rule(name, " | ".join(calls))
 
 

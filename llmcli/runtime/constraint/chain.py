@@ -1,9 +1,9 @@
 """The sampler chain inside a grammar.
 
-The rule: a token that is the only legal one is taken without a draw; otherwise all illegal tokens get the logit -inf
-before the first step of the chain. So a seed gives the same text whether forced text is jumped over or not. A greedy
-chain draws first, and the mask is made only if the grammar refuses its token: the likeliest token of all, if it is
-legal, is the likeliest legal one.
+The rule: a token that is the only legal one is taken without a draw; otherwise all illegal tokens
+get the logit -inf before the first step of the chain. So a seed gives the same text whether forced
+text is jumped over or not. A greedy chain draws first, and the mask is made only if the grammar
+refuses its token: the likeliest token of all, if it is legal, is the likeliest legal one.
 """
 
 import time
@@ -24,17 +24,33 @@ FEW = 4  # a mask is nearly full where fewer than one byte in so many is not
 
 
 class GuidedChain:
-    """Draws only what the grammar allows after the answer's tokens, which it reads off those that draw() gets."""
+    """Draws only what the grammar allows after the answer's tokens, which it reads off those that
+    draw() gets.
+    """
 
     def __init__(
-        self, chain: Chain, matcher: Matcher, prompt: int, tag: str = "",
+        self,
+        chain: Chain,
+        matcher: Matcher,
+        prompt: int,
+        tag: str = "",
         piece: Callable[[int], bytes] = lambda token: b"",
-    ) -> None:  # fmt: skip
-        """`prompt`: how many of the tokens that draw() gets are not the answer's. The grammar begins behind `tag`,
-        which is looked for in the tokens' bytes (`piece`); until then every token is allowed."""
-        self.chain, self.matcher, self.prompt, self.tag, self.piece = chain, matcher, prompt, tag, piece
+    ) -> None:
+        """`prompt`: how many of the tokens that draw() gets are not the answer's. The grammar
+        begins behind `tag`, which is looked for in the tokens' bytes (`piece`); until then every
+        token is allowed.
+        """
+        self.chain, self.matcher, self.prompt, self.tag, self.piece = (
+            chain,
+            matcher,
+            prompt,
+            tag,
+            piece,
+        )
         self.choosing = chain if isinstance(chain, Choosing) else None
-        self._start = None if tag else prompt  # where the grammar begins; below 0 where that has left the tokens
+        self._start = (
+            None if tag else prompt
+        )  # where the grammar begins; below 0 where that has left the tokens
         self._told: list[int] = []  # tokens from there on that the matcher knows
         self._total = self._inside = 0.0  # seconds in the grammar, and those of them in draw()
 
@@ -63,7 +79,9 @@ class GuidedChain:
         self._spend(begun)
         try:
             token = self.chain.draw(row, tokens)
-            if not bits[token >> 3] >> (token & 7) & 1:  # of candidates that are all as good as impossible
+            if (
+                not bits[token >> 3] >> (token & 7) & 1
+            ):  # of candidates that are all as good as impossible
                 token = int(logits.argmax())
         finally:
             put_right()
@@ -132,11 +150,17 @@ class GuidedChain:
 def guided(chain: Chain, request: Request, piece: Callable[[int], bytes]) -> Chain:
     """`chain` inside the request's grammar, where it has one; `piece` are a token's bytes."""
     grammar = request.grammar
-    return GuidedChain(chain, grammar.start(), len(request.tokens), request.after, piece) if grammar else chain
+    return (
+        GuidedChain(chain, grammar.start(), len(request.tokens), request.after, piece)
+        if grammar
+        else chain
+    )
 
 
 def after(tag: str, pieces: Iterable[bytes]) -> int | None:
-    """How many pieces it takes until `tag` has been said; None where it has not. No tag is said at once."""
+    """How many pieces it takes until `tag` has been said; None where it has not. No tag is said at
+    once.
+    """
     if not tag:
         return 0
     text, wanted = b"", tag.encode()
@@ -148,7 +172,9 @@ def after(tag: str, pieces: Iterable[bytes]) -> int | None:
 
 
 def legal(bits: Bits) -> NDArray[np.int64] | None:
-    """The tokens of a mask, the lowest first; None where they are many. Raises Unfollowable where there are none."""
+    """The tokens of a mask, the lowest first; None where they are many. Raises Unfollowable where
+    there are none.
+    """
     filled = np.flatnonzero(bits)  # bytes
     if len(filled) > MANY:
         return None
@@ -168,10 +194,11 @@ def nowhere() -> Unfollowable:
 
 
 def forbid(logits: Logits, bits: Bits) -> Callable[[], None]:
-    """Write -inf for the tokens that `bits` lacks. Returns what restores the row, for others may read it, too.
+    """Write -inf for the tokens that `bits` lacks. Returns what restores the row, for others may
+    read it, too.
 
-    Within a string nearly all tokens are legal, and only the others are touched (400 illegal ones of 49,152: 20 µs
-    instead of 60; some hundred with cold caches).
+    Within a string nearly all tokens are legal, and only the others are touched (400 illegal ones
+    of 49,152: 20 µs instead of 60; some hundred with cold caches).
     """
     holes = np.flatnonzero(bits != FULL)  # bytes
     if len(holes) * FEW < len(bits):

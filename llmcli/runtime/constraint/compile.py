@@ -10,7 +10,9 @@ KEPT = 16  # compiled constraints; a conversation has few
 
 
 class Tongue(Protocol):
-    """What is asked of a model: its tokens as bytes, which of them end an answer, and text as tokens."""
+    """What is asked of a model: its tokens as bytes, which of them end an answer, and text as
+    tokens.
+    """
 
     n_vocab: int
 
@@ -22,7 +24,9 @@ class Tongue(Protocol):
 
 
 class Grammars:
-    """Compiles constraints and keeps them; the engine that a constraint names is loaded with its first one."""
+    """Compiles constraints and keeps them; the engine that a constraint names is loaded with its
+    first one.
+    """
 
     def __init__(self, model: Tongue, native: Callable[[Constraint], Grammar]) -> None:
         """`native` compiles for llama.cpp's own grammars."""
@@ -50,7 +54,10 @@ class Grammars:
             pieces = [model.piece(token) for token in range(model.n_vocab)]
             ends = [token for token in range(model.n_vocab) if model.ends(token)]
             if not ends:
-                raise UserError("this model has no token that ends an answer", hint="leave out the grammar or schema")
+                raise UserError(
+                    "this model has no token that ends an answer",
+                    hint="leave out the grammar or schema",
+                )
             words = Words(pieces, ends, lambda text: model.tokenize(text, special=False))
             self._compiler = Compiler(words, ends)
         made: Grammar = self._compiler(constraint)

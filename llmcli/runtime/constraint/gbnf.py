@@ -1,7 +1,8 @@
-"""GBNF, llama.cpp's grammars (grammars/README.md, src/llama-grammar.cpp), as the Lark text that llguidance takes.
+"""GBNF, llama.cpp's grammars (grammars/README.md, src/llama-grammar.cpp), as the Lark text that
+llguidance takes.
 
-Every character becomes a lexeme of its own: llguidance's lexer takes the longest lexeme and does not turn back,
-GBNF knows no lexemes. It knows nothing of models.
+Every character becomes a lexeme of its own: llguidance's lexer takes the longest lexeme and does
+not turn back, GBNF knows no lexemes. It knows nothing of models.
 """
 
 import re
@@ -24,7 +25,9 @@ def to_lark(text: str) -> str:
 
 
 def check(text: str) -> list[str]:
-    """The tokens that `text` names, <|name|>; raises UserError with line and column where llama.cpp cannot read it."""
+    """The tokens that `text` names, <|name|>; raises UserError with line and column where llama.cpp
+    cannot read it.
+    """
     parser = _Parser(text, tokens=True)
     _rules(parser)
     return parser.named
@@ -37,7 +40,10 @@ def _rules(parser: "_Parser") -> dict[str, str]:
         raise parser.wrong("a NUL character", parser.text.index("\0"))
     rules = parser.rules()
     if "root" not in rules:
-        raise UserError("the grammar has no rule called root", hint="root is where the answer begins: root ::= …")
+        raise UserError(
+            "the grammar has no rule called root",
+            hint="root is where the answer begins: root ::= …",
+        )
     for name, at in parser.used.items():
         if name not in rules:
             raise parser.wrong(f"there is no rule called {name}", at)
@@ -46,7 +52,9 @@ def _rules(parser: "_Parser") -> dict[str, str]:
 
 def _lark(name: str) -> str:
     """A rule's name: Lark takes small letters and underscores, GBNF hyphens and capitals."""
-    spelled = "".join(letter if letter.islower() or letter.isdigit() else f"_{ord(letter)}_" for letter in name)
+    spelled = "".join(
+        letter if letter.islower() or letter.isdigit() else f"_{ord(letter)}_" for letter in name
+    )
     return "start" if name == "root" else f"r_{spelled}"
 
 
@@ -58,7 +66,9 @@ class _Parser:
     """Reads a grammar from the left; `used` are the names of rules and where they first stand."""
 
     def __init__(self, text: str, tokens: bool = False) -> None:
-        """`tokens`: single tokens, <[5]> or <|name|>, may be part of it; Lark has no words for them."""
+        """`tokens`: single tokens, <[5]> or <|name|>, may be part of it; Lark has no words for
+        them.
+        """
         self.text, self.tokens, self.at, self.used = text, tokens, 0, dict[str, int]()
         self.named: list[str] = []
 
@@ -83,7 +93,10 @@ class _Parser:
         """A mistake, with the place where it stands."""
         before = self.text[: self.at if at is None else at]
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        return UserError(f"the grammar is wrong in line {line}, column {column}: {what}", hint='root ::= "yes" | "no"')
+        return UserError(
+            f"the grammar is wrong in line {line}, column {column}: {what}",
+            hint='root ::= "yes" | "no"',
+        )
 
     def _choice(self, depth: int) -> str:
         if depth > DEEPEST:

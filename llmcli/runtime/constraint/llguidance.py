@@ -1,7 +1,7 @@
 """llguidance, the engine for JSON schemas and GBNF grammars: masks of tokens in some microseconds.
 
-Its tokenizer is made of the vocabulary's bytes, so that it needs nothing of llama.cpp's. Only this module imports
-the library, and only when a constraint is used.
+Its tokenizer is made of the vocabulary's bytes, so that it needs nothing of llama.cpp's. Only this
+module imports the library, and only when a constraint is used.
 """
 
 import threading
@@ -21,9 +21,10 @@ SPECIAL = b"\xff"  # before the name of a token that is no text
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # For schemas and grammars from anywhere: what is beyond is refused within a second or so.
 LIMITS = {"max_lexer_states": 50_000, "max_grammar_size": 300_000, "max_items_in_row": 12_000}
-# Of the thread that compiles: the library calls itself once a level, also along references, with about 5 KB each.
-# 2026-11-22: 24 KB of schema, 1,600 levels deep by its references, ended the process on a stack of 8 MiB. A document
-# has room for 11,000 levels; what is not used of this is not taken.
+# Of the thread that compiles: the library calls itself once a level, also along references, with
+# about 5 KB each. 2026-11-22: 24 KB of schema, 1,600 levels deep by its references, ended the
+# process on a stack of 8 MiB. A document has room for 11,000 levels; what is not used of this is
+# not taken.
 STACK = 256 << 20
 STARTING = threading.Lock()  # the size is that of every thread which begins meanwhile
 
@@ -34,9 +35,15 @@ class Words:
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, pieces: list[bytes], ends: list[int], tokenize: Callable[[str], list[int]]) -> None:
-        """`pieces` are the bytes of each token, empty for one that is no text; `ends` end an answer."""
-        self.tokens = [piece or SPECIAL + f"<|{token}|>".encode() for token, piece in enumerate(pieces)]
+    def __init__(
+        self, pieces: list[bytes], ends: list[int], tokenize: Callable[[str], list[int]]
+    ) -> None:
+        """`pieces` are the bytes of each token, empty for one that is no text; `ends` end an
+        answer.
+        """
+        self.tokens = [
+            piece or SPECIAL + f"<|{token}|>".encode() for token, piece in enumerate(pieces)
+        ]
         for token in ends:
             self.tokens[token] = SPECIAL + f"<|{token}|>".encode()
         self.eos_token_id: int = ends[0]
@@ -46,15 +53,21 @@ class Words:
         self._longest = 0
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokens whose bytes are `text`: where fewer come, the library allows more than the grammar does."""
+        """Tokens whose bytes are `text`: where fewer come, the library allows more than the grammar
+        does.
+        """
         raw = text if isinstance(text, bytes) else text.encode()
         words = raw.decode("utf-8", "replace")
         tokens = self._tokenize(words)
         if self._bytes(tokens) == raw:
             return tokens
-        tokens = self._tokenize("\n" + words)  # SentencePiece puts a space before the first word only
+        tokens = self._tokenize(
+            "\n" + words
+        )  # SentencePiece puts a space before the first word only
         cuts = (tokens[cut:] for cut in range(1, len(tokens)))
-        return next((rest for rest in cuts if self._bytes(rest) == raw), None) or self._greedily(raw)
+        return next((rest for rest in cuts if self._bytes(rest) == raw), None) or self._greedily(
+            raw
+        )
 
     def _greedily(self, raw: bytes) -> list[int]:
         """The longest token each time, as far as there are any."""
@@ -89,9 +102,13 @@ class Compiler:
         elif constraint.kind == "calls":
             matcher = self._calls(calls.read(constraint.text))
         else:
-            matcher = self._matcher(llguidance.LLMatcher.grammar_from_lark(gbnf.to_lark(constraint.text)))
+            matcher = self._matcher(
+                llguidance.LLMatcher.grammar_from_lark(gbnf.to_lark(constraint.text))
+            )
             if matcher.is_error():
-                raise UserError(f"the grammar cannot be followed: {_reason(matcher)}", hint="simplify it")
+                raise UserError(
+                    f"the grammar cannot be followed: {_reason(matcher)}", hint="simplify it"
+                )
         return Compiled(constraint, matcher, self._tokenizer.vocab_size, self._ends)
 
     def _schema(self, checked: schema.Checked) -> Any:
@@ -107,7 +124,9 @@ class Compiler:
 
     def _calls(self, wanted: calls.Calls) -> Any:
         layout = {"x-guidance": LAYOUT}
-        matcher = self._matcher(llguidance.LLMatcher.grammar_from_lark(calls.to_lark(wanted, layout)))
+        matcher = self._matcher(
+            llguidance.LLMatcher.grammar_from_lark(calls.to_lark(wanted, layout))
+        )
         if matcher.is_error():
             for one in wanted.arguments:  # the library does not say where
                 self._schema(one)
@@ -116,17 +135,23 @@ class Compiler:
 
     def _matcher(self, source: str) -> Any:
         limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)
-        return _deep(lambda: llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=limits))
+        return _deep(
+            lambda: llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
+        )
 
 
 class Compiled:
     """A Grammar."""
 
-    def __init__(self, constraint: Constraint, matcher: Any, size: int, ends: frozenset[int]) -> None:
+    def __init__(
+        self, constraint: Constraint, matcher: Any, size: int, ends: frozenset[int]
+    ) -> None:
         self.constraint, self._matcher, self._size, self._ends = constraint, matcher, size, ends
 
     def start(self) -> "Guide":
-        return Guide(self._matcher.deep_copy(), np.zeros((self._size + 31) // 32 * 4, np.uint8), self._ends)
+        return Guide(
+            self._matcher.deep_copy(), np.zeros((self._size + 31) // 32 * 4, np.uint8), self._ends
+        )
 
 
 class Guide:
@@ -148,7 +173,10 @@ class Guide:
     def accept(self, token: int) -> None:
         if not self._matcher.consume_tokens([token]):
             # One that mask() has not allowed is a bug of ours, and none of the grammar's.
-            assert "satisfy the grammar" not in self._matcher.get_error(), (token, self._matcher.get_error())
+            assert "satisfy the grammar" not in self._matcher.get_error(), (
+                token,
+                self._matcher.get_error(),
+            )
         self._check()
 
     def rewind(self, count: int) -> None:
@@ -156,7 +184,8 @@ class Guide:
         assert done, count
 
     def forced(self, jump: str) -> list[int]:
-        # A token can be the only one where its bytes are; asking for those takes half a microsecond.
+        # A token can be the only one where its bytes are; asking for those takes half a
+        # microsecond.
         if jump == "off" or not self._matcher.compute_ff_bytes():
             return []
         if jump == "fast":
@@ -203,9 +232,13 @@ def _json_grammar(text: str) -> str:
 
 def _refused(path: str, matcher: Any) -> UserError:
     reason = _reason(matcher)
-    if "coerce_one_of" in reason:  # the library's advice is about an option that would let more through
+    if (
+        "coerce_one_of" in reason
+    ):  # the library's advice is about an option that would let more through
         reason = "the alternatives of oneOf may hold at once, and that cannot be ruled out: anyOf takes any of them"
-    return UserError(f"the schema cannot be followed at {path}: {reason}", hint="write that part another way")
+    return UserError(
+        f"the schema cannot be followed at {path}: {reason}", hint="write that part another way"
+    )
 
 
 def _reason(matcher: Any) -> str:

@@ -1,7 +1,8 @@
 """A JSON schema from anywhere, read and refused where an answer could not be held to it.
 
-Every keyword is known or refused by name and place; none is passed over in silence. It knows JSON Schema
-(draft 2020-12) and what llguidance enforces of it (docs/json_schema.md there), nothing of models.
+Every keyword is known or refused by name and place; none is passed over in silence. It knows JSON
+Schema (draft 2020-12) and what llguidance enforces of it (docs/json_schema.md there), nothing of
+models.
 """
 
 import json
@@ -22,22 +23,53 @@ TABLES = ("properties", "patternProperties", "$defs", "definitions")
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 WORDS: dict[str, type | tuple[type, ...]] = {
-    "$ref": str, "type": (str, list), "enum": list, "required": list, "pattern": str, "format": str,
-}  # fmt: skip
+    "$ref": str,
+    "type": (str, list),
+    "enum": list,
+    "required": list,
+    "pattern": str,
+    "format": str,
+}
 ENFORCED = {*ONE, *LISTS, *TABLES, *COUNTS, *NUMBERS, *WORDS, "const"}
 LARGEST_NUMBER = 2**53
-# They say something about a value and ask nothing of it. What begins with x- is somebody's own remark.
+# They say something about a value and ask nothing of it. What begins with x- is somebody's own
+# remark.
 REMARKS = {
-    "$schema", "$id", "$comment", "title", "description", "default", "examples", "example", "readOnly", "writeOnly",
-    "deprecated", "contentMediaType", "contentEncoding", "contentSchema",
-}  # fmt: skip
-FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+    "$schema",
+    "$id",
+    "$comment",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "example",
+    "readOnly",
+    "writeOnly",
+    "deprecated",
+    "contentMediaType",
+    "contentEncoding",
+    "contentSchema",
+}
+FORMATS = (
+    "date-time",
+    "time",
+    "date",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "uri",
+)
 IN_PLACE = ("anyOf", "oneOf", "allOf")  # their schemas are about the same value
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A schema that may be compiled; `schemas` are it and all within it, by place, `size` what that takes."""
+    """A schema that may be compiled; `schemas` are it and all within it, by place, `size` what that
+    takes.
+    """
 
     root: Any
     schemas: dict[str, Any]
@@ -49,8 +81,9 @@ class Checked:
         return json.dumps(self.root, ensure_ascii=False)
 
     def parts(self) -> Iterator[tuple[str, str]]:
-        """The schemas within, by themselves, the deepest first; references find what they name. Not more than a whole
-        document's text in all: each is compiled."""
+        """The schemas within, by themselves, the deepest first; references find what they name. Not
+        more than a whole document's text in all: each is compiled.
+        """
         shared = {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
         paths, told = sorted(self.schemas, key=lambda path: -path.count("/")), 0
         for path in paths[:PARTS]:
@@ -68,16 +101,23 @@ def checked(text: str) -> Checked:
     root = _read(text)
     if isinstance(root, bool):
         if not root:
-            raise UserError("the schema is false: no document is valid", hint="{} allows every JSON document")
+            raise UserError(
+                "the schema is false: no document is valid", hint="{} allows every JSON document"
+            )
         root = {}
     if not isinstance(root, dict):
-        raise UserError(f"the schema is {_kind(root)}", hint='a JSON schema is an object: {"type": "object", …}')
+        raise UserError(
+            f"the schema is {_kind(root)}", hint='a JSON schema is an object: {"type": "object", …}'
+        )
     walk = _Walk(root)
     root = walk.schema(root, "#")
     walk.references()
     if walk.wrong:
         more = f" (and {len(walk.wrong) - 5} more)" if len(walk.wrong) > 5 else ""
-        raise UserError(f"the schema cannot be enforced: {'; '.join(walk.wrong[:5])}{more}", hint="leave that out")
+        raise UserError(
+            f"the schema cannot be enforced: {'; '.join(walk.wrong[:5])}{more}",
+            hint="leave that out",
+        )
     made = Checked(root, walk.found, size(walk.found))
     made.size.check()
     return made
@@ -112,7 +152,9 @@ def _read(text: str) -> Any:
 
 
 def _too_deep() -> UserError:
-    return UserError(f"the schema is nested more than {DEEPEST} levels deep", hint="name its parts in $defs")
+    return UserError(
+        f"the schema is nested more than {DEEPEST} levels deep", hint="name its parts in $defs"
+    )
 
 
 def _whole(word: str) -> int:
@@ -130,7 +172,9 @@ class _Walk:
         self._links: dict[str, list[str]] = {}  # place -> places that are about the same value
 
     def schema(self, value: Any, path: str) -> Any:
-        """`value` as it goes to the library: remarks left out, 2.0 where a count is wanted written 2."""
+        """`value` as it goes to the library: remarks left out, 2.0 where a count is wanted written
+        2.
+        """
         if not isinstance(value, dict):
             if not isinstance(value, bool):
                 self.wrong.append(f"{_kind(value)} instead of a schema at {path}")
@@ -158,7 +202,10 @@ class _Walk:
 
     def _keyword(self, key: str, value: Any, place: str) -> Any:
         if key in TABLES and isinstance(value, dict):
-            return {name: self.schema(inner, f"{place}/{_escaped(name)}") for name, inner in value.items()}
+            return {
+                name: self.schema(inner, f"{place}/{_escaped(name)}")
+                for name, inner in value.items()
+            }
         if (key in LISTS or key in ONE) and isinstance(value, list):
             return [self.schema(inner, f"{place}/{number}") for number, inner in enumerate(value)]
         if key in ONE:
@@ -174,9 +221,15 @@ class _Walk:
         return value
 
     def _counted(self, made: dict[str, Any], path: str) -> None:
-        """A name may be written twice, which counts once: that many different ones cannot be promised."""
+        """A name may be written twice, which counts once: that many different ones cannot be
+        promised.
+        """
         least, required = made.get("minProperties", 0), made.get("required", [])
-        if isinstance(least, int) and isinstance(required, list) and least > max(1, len(set(map(str, required)))):
+        if (
+            isinstance(least, int)
+            and isinstance(required, list)
+            and least > max(1, len(set(map(str, required))))
+        ):
             self.wrong.append(f"minProperties {least} at {path}")
 
     def references(self) -> None:
@@ -190,7 +243,9 @@ class _Walk:
                 why = "nothing is fetched" if remote else "only #/… is followed"
                 self.wrong.append(f"$ref {json.dumps(target)[:100]} at {path} ({why})")
             elif target not in self.found:
-                self.wrong.append(f"$ref {json.dumps(target)[:100]} at {path} (there is no such schema)")
+                self.wrong.append(
+                    f"$ref {json.dumps(target)[:100]} at {path} (there is no such schema)"
+                )
             else:
                 self._links[path].append(target)
         if (back := self._returning()) is not None:
@@ -217,7 +272,9 @@ class _Walk:
 
 
 def _fits(key: str, value: Any) -> bool:
-    """Whether a keyword's value is of the kind that the keyword takes; the library is not strict with all."""
+    """Whether a keyword's value is of the kind that the keyword takes; the library is not strict
+    with all.
+    """
     if key in COUNTS:
         return isinstance(value, int) and not isinstance(value, bool)
     if key in NUMBERS:
@@ -238,5 +295,11 @@ def _escaped(key: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    names = {
+        dict: "an object",
+        list: "an array",
+        str: "a string",
+        bool: "a boolean",
+        type(None): "null",
+    }
     return names.get(type(value), "a number")

@@ -1,10 +1,12 @@
-"""What compiling a schema takes, counted before it is begun. Where the work grows faster than the text it has an end.
+"""What compiling a schema takes, counted before it is begun. Where the work grows faster than the
+text it has an end.
 
-llguidance 1.9.1 on one core, 2026-11-22, seconds of its process: properties that may all be left out take the square of
-their number (2,000: 0.48, 4,000: 1.8, 6,000: 3.7), names that must be there as well (20,000: 4.1), patternProperties
-of one object the cube (100: 0.06, 200: 0.6, 400: 15), multipleOf as many states as it has steps (10,007: 0.05,
-100,003: 0.36, 1,000,003: 7.8), alternatives of it the product of theirs (nine of 10,000: minutes), a format 0.0004
-each. Repetitions (minItems, maxLength, …) cost nothing, whatever their number.
+llguidance 1.9.1 on one core, 2026-11-22, seconds of its process: properties that may all be left
+out take the square of their number (2,000: 0.48, 4,000: 1.8, 6,000: 3.7), names that must be there
+as well (20,000: 4.1), patternProperties of one object the cube (100: 0.06, 200: 0.6, 400: 15),
+multipleOf as many states as it has steps (10,007: 0.05, 100,003: 0.36, 1,000,003: 7.8),
+alternatives of it the product of theirs (nine of 10,000: minutes), a format 0.0004 each.
+Repetitions (minItems, maxLength, …) cost nothing, whatever their number.
 """
 
 import math
@@ -17,20 +19,30 @@ from llmcli.errors import UserError
 
 CHAIN = 5_000_000  # properties in a row that may be left out, times all schemas
 MOST = {
-    "properties": 6_000, "required": 6_000, "patterns": 1_000, "merged": 400, "steps": 20_000,
-    "siblings": 100, "literal": 16_000,
-}  # fmt: skip
+    "properties": 6_000,
+    "required": 6_000,
+    "patterns": 1_000,
+    "merged": 400,
+    "steps": 20_000,
+    "siblings": 100,
+    "literal": 16_000,
+}
 WORDS = {
-    "properties": "properties", "required": "required names", "patterns": "patterns and formats",
-    "merged": "references that are merged with what stands beside them", "steps": "steps to tell apart (multipleOf)",
-    "siblings": "patternProperties in one object", "literal": "characters in one const, enum or name",
-}  # fmt: skip
+    "properties": "properties",
+    "required": "required names",
+    "patterns": "patterns and formats",
+    "merged": "references that are merged with what stands beside them",
+    "steps": "steps to tell apart (multipleOf)",
+    "siblings": "patternProperties in one object",
+    "literal": "characters in one const, enum or name",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Counts of one or several schemas; `chain` is the longest row of properties that may be left out, with those that
-    are merged into it."""
+    """Counts of one or several schemas; `chain` is the longest row of properties that may be left
+    out, with those that are merged into it.
+    """
 
     counts: Mapping[str, int]
     schemas: int
@@ -68,15 +80,25 @@ def size(schemas: Mapping[str, Any]) -> Size:
             continue
         chains[path], steps[path] = _row(schema), _steps(schema)
         for name, count in _counted(path, schema):
-            counts[name] = max(counts[name], count) if name in ("siblings", "literal") else counts[name] + count
+            counts[name] = (
+                max(counts[name], count)
+                if name in ("siblings", "literal")
+                else counts[name] + count
+            )
     products = _together(schemas, steps, ("allOf", "anyOf", "oneOf"), math.prod)
     counts["steps"] = sum(count - 1 for count in products.values())
-    return Size(counts, len(schemas), max(_together(schemas, chains, ("allOf",), sum).values(), default=0))
+    return Size(
+        counts, len(schemas), max(_together(schemas, chains, ("allOf",), sum).values(), default=0)
+    )
 
 
 def _counted(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, int]]:
     properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    names = [*properties, *patterns] if isinstance(properties, dict) and isinstance(patterns, dict) else []
+    names = (
+        [*properties, *patterns]
+        if isinstance(properties, dict) and isinstance(patterns, dict)
+        else []
+    )
     literals = [len(str(one)) for one in (*names, schema.get("const", ""), *_list(schema, "enum"))]
     yield "properties", len(names)
     yield "required", len(_list(schema, "required"))
@@ -97,7 +119,9 @@ def _row(schema: dict[str, Any]) -> int:
     properties, needed = schema.get("properties"), set(map(str, _list(schema, "required")))
     if not isinstance(properties, dict):
         return 0
-    return next((at for at, name in enumerate(reversed(properties)) if name in needed), len(properties))
+    return next(
+        (at for at, name in enumerate(reversed(properties)) if name in needed), len(properties)
+    )
 
 
 def _steps(schema: dict[str, Any]) -> int:
@@ -109,9 +133,14 @@ def _steps(schema: dict[str, Any]) -> int:
 
 
 def _together(
-    schemas: Mapping[str, Any], own: dict[str, int], kinds: tuple[str, ...], join: Callable[[list[int]], int]
+    schemas: Mapping[str, Any],
+    own: dict[str, int],
+    kinds: tuple[str, ...],
+    join: Callable[[list[int]], int],
 ) -> dict[str, int]:
-    """Each schema's count joined with those of its `kinds` and of what it refers to: they are about the same value."""
+    """Each schema's count joined with those of its `kinds` and of what it refers to: they are about
+    the same value.
+    """
     total: dict[str, int] = {}
     for start in own:
         ahead = [start]
@@ -129,5 +158,7 @@ def _together(
 
 
 def _merged(path: str, schema: dict[str, Any], kinds: tuple[str, ...]) -> list[str]:
-    found = [f"{path}/{kind}/{number}" for kind in kinds for number in range(len(_list(schema, kind)))]
+    found = [
+        f"{path}/{kind}/{number}" for kind in kinds for number in range(len(_list(schema, kind)))
+    ]
     return [*found, schema["$ref"]] if isinstance(schema.get("$ref"), str) else found

@@ -1,7 +1,7 @@
 """Guessing the tokens that come next, for speculative decoding: one file a drafter.
 
-A guess costs rows of a forward pass (curve.py), and is made where it is likely enough to pay (pace.py). What is
-guessed never changes what is answered: strategies/speculative.py sees to that.
+A guess costs rows of a forward pass (curve.py), and is made where it is likely enough to pay
+(pace.py). What is guessed never changes what is answered: strategies/speculative.py sees to that.
 """
 
 import functools

@@ -19,8 +19,9 @@ Odds = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guessed tokens in order. `odds`: the distribution [n_vocab] that each was drawn from; None: none was drawn.
-    `reading`: seconds that went into the text before them."""
+    """Guessed tokens in order. `odds`: the distribution [n_vocab] that each was drawn from; None:
+    none was drawn. `reading`: seconds that went into the text before them.
+    """
 
     tokens: list[int]
     odds: list[Odds] | None = None
@@ -39,7 +40,9 @@ class Guesses(Protocol):
         ...
 
     def chances(self, count: int) -> list[float]:
-        """How likely each of the next guesses, at most `count`, is right where those before it were; empty: none."""
+        """How likely each of the next guesses, at most `count`, is right where those before it
+        were; empty: none.
+        """
         ...
 
     def cost(self, count: int) -> float:
@@ -65,8 +68,9 @@ class Guesses(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What drafters are made with: whether repetitions are to be used, the draft model's context and what its passes
-    cost, the vocabulary."""
+    """What drafters are made with: whether repetitions are to be used, the draft model's context
+    and what its passes cost, the vocabulary.
+    """
 
     ngram: bool
     draft: "tuple[Context, Curve] | None"

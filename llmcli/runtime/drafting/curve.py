@@ -1,7 +1,8 @@
-"""What a forward pass costs by its rows: T(m), measured when a model is loaded and followed while it runs.
+"""What a forward pass costs by its rows: T(m), measured when a model is loaded and followed while
+it runs.
 
-Multiples of four: llama.cpp multiplies quantized weights with four rows at a time, three cost as much.
-The same measurement shows whether a row's logits depend on how many stand beside it.
+Multiples of four: llama.cpp multiplies quantized weights with four rows at a time, three cost as
+much. The same measurement shows whether a row's logits depend on how many stand beside it.
 """
 
 import time
@@ -19,7 +20,9 @@ SINGLES = 4  # passes of one row, at least
 BUDGET = 0.25  # seconds, which small models stay within
 WEIGHT = 0.1  # of a new pass in the running mean
 LEARNING = 0.05  # of a new pass of several rows in what they cost beside one
-HOPE = 2.7  # T(4) / T(1) of the slowest machine where guessing paid (notes, 6.1): to be believed until one was tried
+# T(4) / T(1) of the slowest machine where guessing paid (notes, 6.1): to be believed until one was
+# tried
+HOPE = 2.7
 TURN = 0.2  # at first
 FOUR = 4  # rows that llama.cpp multiplies at a time; the rest of a pass goes row by row
 
@@ -37,14 +40,17 @@ class Passes(Protocol):
 
 
 class Curve:
-    """Seconds of a pass by its rows: `one` of a single row, times what more rows cost beside it. The machine's speed
-    moves them all together, from second to second; the ratios move slowly, as the context grows. `turn`: what a single
-    row costs more (a share of `one`) behind a pass of several: llama.cpp lays its graph out anew. `equal`: up to so
-    many rows each had, bit for bit, the logits it has alone.
+    """Seconds of a pass by its rows: `one` of a single row, times what more rows cost beside it.
+    The machine's speed moves them all together, from second to second; the ratios move slowly, as
+    the context grows. `turn`: what a single row costs more (a share of `one`) behind a pass of
+    several: llama.cpp lays its graph out anew. `equal`: up to so many rows each had, bit for bit,
+    the logits it has alone.
 
-    At start-up another program may hold up the few passes of several rows (T(4) of 3.23 T(1) was seen, and
-    nothing was guessed in that process). So a short draft is tried once although it looked dear, and passes that turn
-    out cheaper are believed at once: they can be held up, not hurried."""
+    At start-up another program may hold up the few passes of several rows (T(4) of 3.23 T(1) was
+    seen, and nothing was guessed in that process). So a short draft is tried once although it
+    looked dear, and passes that turn out cheaper are believed at once: they can be held up, not
+    hurried.
+    """
 
     def __init__(self, seconds: Mapping[int, float], equal: int = 0) -> None:
         self.one, self.equal = seconds[1], equal
@@ -56,8 +62,9 @@ class Curve:
         return self.one * self.ratio(rows)
 
     def ratio(self, rows: int) -> float:
-        """T(rows) / T(1), of the next multiple of four: between two known numbers of rows a straight line, beyond the
-        largest the last one's slope; never less than for fewer rows."""
+        """T(rows) / T(1), of the next multiple of four: between two known numbers of rows a
+        straight line, beyond the largest the last one's slope; never less than for fewer rows.
+        """
         rows = _whole(rows)
         known = self.ratios.get(rows)
         if known is not None:
@@ -73,12 +80,16 @@ class Curve:
         return self.ratios[low] + slope * (rows - low)
 
     def hoped(self, rows: int) -> float:
-        """The ratio that a guess may be made by: of few rows no more than HOPE until an answer had a pass of them."""
+        """The ratio that a guess may be made by: of few rows no more than HOPE until an answer had
+        a pass of them.
+        """
         ratio = self.ratio(rows)
         return ratio if rows > FOUR or FOUR in self.passes else min(ratio, HOPE)
 
     def saw(self, rows: int, seconds: float) -> None:
-        """A pass took so long; one hiccup counts twice at most. It tells the machine's speed, and less of the ratio."""
+        """A pass took so long; one hiccup counts twice at most. It tells the machine's speed, and
+        less of the ratio.
+        """
         one = self.one
         if rows == 1:
             self.one = one + WEIGHT * (min(seconds, 2 * one) - one)
@@ -107,11 +118,12 @@ def _whole(rows: int) -> int:
 
 
 def measure(context: Passes, most: int = MOST) -> Curve:
-    """Time passes of one row and of several over the same tokens; the context is empty before and after.
+    """Time passes of one row and of several over the same tokens; the context is empty before and
+    after.
 
-    A large model gets as few passes as can be: one row four times, four rows once; what was not measured is
-    told from the slope. With more time each number of rows is measured, then each once again. The quickest pass of
-    each counts: what else the machine does only holds them up.
+    A large model gets as few passes as can be: one row four times, four rows once; what was not
+    measured is told from the slope. With more time each number of rows is measured, then each once
+    again. The quickest pass of each counts: what else the machine does only holds them up.
     """
     tokens = np.random.default_rng(0).integers(0, context.n_vocab, most).tolist()
     _pass(context, tokens[:1], 0)  # the first one pages the weights in
@@ -133,7 +145,9 @@ def measure(context: Passes, most: int = MOST) -> Curve:
                 return Curve(found, equal)
             seconds, rows = _pass(context, tokens[:width], 0)
             context.trim(0, 0)
-            found[width] = min(seconds, found.get(width, width * found[1]))  # one at a time is always possible
+            found[width] = min(
+                seconds, found.get(width, width * found[1])
+            )  # one at a time is always possible
             if not again:
                 same = same and _same(rows, alone)
                 equal = width if same else equal
@@ -143,7 +157,9 @@ def measure(context: Passes, most: int = MOST) -> Curve:
 def _pass(context: Passes, tokens: Sequence[int], start: int) -> tuple[float, list[np.ndarray]]:
     count = len(tokens)
     begun = time.perf_counter()
-    rows = list(context.decode(Rows(tokens, range(start, start + count), [0] * count, [True] * count)))
+    rows = list(
+        context.decode(Rows(tokens, range(start, start + count), [0] * count, [True] * count))
+    )
     return time.perf_counter() - begun, [row.logits.copy() for row in rows]
 
 

@@ -1,9 +1,10 @@
 """A smaller model of the same vocabulary guesses: token after token in a context of its own.
 
-It keeps the text in its own cache, reads what is new when it is asked next, and forgets its wrong guesses as the
-model does. For a greedy answer it takes its likeliest token; otherwise it draws by the answer's own settings and
-tells the distribution, so that as many of its guesses as can be are kept. It has to read each prompt, too, and does
-where the time for it is small beside the model's own, or has been won.
+It keeps the text in its own cache, reads what is new when it is asked next, and forgets its wrong
+guesses as the model does. For a greedy answer it takes its likeliest token; otherwise it draws by
+the answer's own settings and tells the distribution, so that as many of its guesses as can be are
+kept. It has to read each prompt, too, and does where the time for it is small beside the model's
+own, or has been won.
 """
 
 from collections.abc import Iterable
@@ -20,9 +21,13 @@ from llmcli.runtime.sampling.chain import NumpyChain, Row, make_chain
 from llmcli.runtime.sampling.matching import draw
 from llmcli.runtime.sequence import Sequence
 
-HOPED, TRUST = 0.85, 4.0  # the acceptance that is expected before anything is known, and how many guesses that counts
+HOPED, TRUST = (
+    0.85,
+    4.0,
+)  # the acceptance that is expected before anything is known, and how many guesses that counts
 DECAY = 0.98  # of what is known, with each guess
-FADING = 0.995  # of what is known, with each token that nothing was guessed for: it is tried again now and then
+# of what is known, with each token that nothing was guessed for: it is tried again now and then
+FADING = 0.995
 CHUNK = 256  # tokens read in one pass, between two looks at whether the answer was cancelled
 
 
@@ -116,7 +121,9 @@ class Ahead:
 
     def chances(self, count: int) -> list[float]:
         assert self.sequence
-        return [self.model.chance] * min(count, self.model.context.n_ctx - len(self.sequence.tokens))
+        return [self.model.chance] * min(
+            count, self.model.context.n_ctx - len(self.sequence.tokens)
+        )
 
     def cost(self, count: int) -> float:
         return count * self.model.one
@@ -145,7 +152,9 @@ class Ahead:
         return Draft(out, odds or None, read)
 
     def _catch_up(self, sequence: Sequence) -> Row | None:
-        """The last token's row, everything before it read, a chunk at a time; None where the answer was cancelled."""
+        """The last token's row, everything before it read, a chunk at a time; None where the answer
+        was cancelled.
+        """
         tokens, begun = sequence.tokens, perf_counter()
         start = at = min(self.agreed, len(tokens) - 1)
         row: Row | None = None

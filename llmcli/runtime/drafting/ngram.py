@@ -1,7 +1,9 @@
-"""Prompt lookup: where the last tokens stood before, what followed them then is guessed to follow now (Saxena 2023).
+"""Prompt lookup: where the last tokens stood before, what followed them then is guessed to follow
+now (Saxena 2023).
 
-How long the repetition already is tells how likely it goes on; that is counted whether or not anything is guessed, so
-that guessing starts when a text turns repetitive and stops when it no longer pays.
+How long the repetition already is tells how likely it goes on; that is counted whether or not
+anything is guessed, so that guessing starts when a text turns repetitive and stops when it no
+longer pays.
 """
 
 from collections.abc import Sequence as Tokens
@@ -13,8 +15,8 @@ from llmcli.runtime.sequence import Sequence
 
 N = 3  # tokens of a key
 LONGEST = 32  # repetitions beyond are all alike
-# From this length on a repetition counts to the class, whose chance is at first taken to be this: what a small model's
-# summaries, copies and free answers showed, rather less than more.
+# From this length on a repetition counts to the class, whose chance is at first taken to be this:
+# what a small model's summaries, copies and free answers showed, rather less than more.
 CLASSES = ((0, 0.5), (4, 0.6), (5, 0.7), (7, 0.8), (10, 0.88), (15, 0.92), (22, 0.94), (32, 0.97))
 KIND = tuple(sum(start <= length for start, _ in CLASSES) - 1 for length in range(LONGEST + 1))
 TRUST = 6.0  # observations that the first guess at a chance is worth
@@ -39,8 +41,9 @@ class Lookup:
 
 
 class Matches:
-    """One answer: where each run of N tokens was seen last, the repetition that is going on, and how often those of its
-    length went on."""
+    """One answer: where each run of N tokens was seen last, the repetition that is going on, and
+    how often those of its length went on.
+    """
 
     def __init__(self) -> None:
         self.hits = [chance * TRUST for _, chance in CLASSES]
@@ -48,11 +51,16 @@ class Matches:
         self.tokens: Tokens[int] = ()
         self.after: dict[tuple[int, ...], int] = {}  # the place behind the last occurrence
         self.read = 0  # tokens known
-        self.source, self.length = -1, 0  # the token guessed next stands at `source`; so many before it agree
+        self.source, self.length = (
+            -1,
+            0,
+        )  # the token guessed next stands at `source`; so many before it agree
 
     def follow(self, sequence: Sequence) -> None:
         tokens = sequence.tokens
-        if tokens is not self.tokens:  # the first time, and where some of them have left the context
+        if (
+            tokens is not self.tokens
+        ):  # the first time, and where some of them have left the context
             self.tokens, self.source, self.length = tokens, -1, 0
             known = tokens[:-1]
             runs = zip(known, known[1:], known[2:], strict=False)
@@ -81,7 +89,11 @@ class Matches:
     def _agreeing(self, tokens: Tokens[int], source: int, at: int) -> int:
         """How many tokens before `source` are those that end at `at`."""
         length = N
-        while length < LONGEST and length < source and tokens[source - 1 - length] == tokens[at - length]:
+        while (
+            length < LONGEST
+            and length < source
+            and tokens[source - 1 - length] == tokens[at - length]
+        ):
             length += 1
         return length
 
@@ -108,7 +120,9 @@ class Matches:
         return 0.0
 
     def draft(self, count: int) -> Draft:
-        """What stands at the source; where that runs into the text's end, what was guessed goes on it."""
+        """What stands at the source; where that runs into the text's end, what was guessed goes on
+        it.
+        """
         out: list[int] = []
         end = len(self.tokens)
         for place in range(self.source, self.source + count):

@@ -1,12 +1,13 @@
 """How many tokens to guess: as many as pay, and never more than the answer can afford to lose.
 
-A pass of m rows that makes k tokens in place of k passes of one row pays where k > T(m) / T(1) (Leviathan et al.
-2023, with a measured cost). The expected k comes from the drafter's chances, the cost from the curve. Chances are
-estimates, so there is a balance, too: what guessing has saved, in plain tokens. A pass is made only if the answer
-would stay within 3% of plain decoding even if all its guesses were wrong; what is won may be risked. An answer's
-first loss is one short draft, two where the drafter is sure. A longer draft must leave enough for a short one after
-it, so that one failure does not cost an answer its chance to win. That a draft model reads the text is an outlay, made
-where it is within 3% of the time that prompt and answer took so far.
+A pass of m rows that makes k tokens in place of k passes of one row pays where k > T(m) / T(1)
+(Leviathan et al. 2023, with a measured cost). The expected k comes from the drafter's chances, the
+cost from the curve. Chances are estimates, so there is a balance, too: what guessing has saved, in
+plain tokens. A pass is made only if the answer would stay within 3% of plain decoding even if all
+its guesses were wrong; what is won may be risked. An answer's first loss is one short draft, two
+where the drafter is sure. A longer draft must leave enough for a short one after it, so that one
+failure does not cost an answer its chance to win. That a draft model reads the text is an outlay,
+made where it is within 3% of the time that prompt and answer took so far.
 """
 
 from llmcli.runtime.drafting.base import Guesses
@@ -42,8 +43,12 @@ class Pace:
         else:
             self.curve.saw(1, seconds)
 
-    def guessed(self, rows: int, made: int, seconds: float, drafting: float, reading: float = 0.0) -> None:
-        """A pass of several rows made `made` tokens, after `drafting` seconds, `reading` of them to read the text."""
+    def guessed(
+        self, rows: int, made: int, seconds: float, drafting: float, reading: float = 0.0
+    ) -> None:
+        """A pass of several rows made `made` tokens, after `drafting` seconds, `reading` of them to
+        read the text.
+        """
         usual = min(seconds, HICCUP * self.curve(rows))  # what is beyond was another program's
         self.curve.saw(rows, seconds)
         paid = min(self.outlay, reading / self.curve.one)
@@ -60,7 +65,9 @@ class Pace:
         best, chosen = MARGIN, 0
         expected, right, counted = 1.0, 1.0, 0
         short = WIDTHS[0]
-        again = self.curve.ratio(short) + guesses.cost(short - 1) / self.curve.one - 1 + self.turning
+        again = (
+            self.curve.ratio(short) + guesses.cost(short - 1) / self.curve.one - 1 + self.turning
+        )
         risk = max(again, FIRST) * (2 if chances[0] >= SURE else 1)
         for width in WIDTHS:
             count = min(width - 1, len(chances))
@@ -69,7 +76,9 @@ class Pace:
                 expected += right
             counted = count
             cost = self.curve.hoped(count + 1) + guesses.cost(count) / self.curve.one + self.turning
-            if expected > best * cost and self.affords(cost if width == short else cost + again, risk):
+            if expected > best * cost and self.affords(
+                cost if width == short else cost + again, risk
+            ):
                 best, chosen = expected / cost, count
             if count == len(chances):
                 break
@@ -81,7 +90,9 @@ class Pace:
         return 0.0 if self.turned else self.curve.turn
 
     def affords(self, cost: float, risk: float) -> bool:
-        """Whether a pass that costs as much as `cost` plain tokens may turn out to make a single one."""
+        """Whether a pass that costs as much as `cost` plain tokens may turn out to make a single
+        one.
+        """
         return self.saved + 1 - cost >= -max(risk, SHARE * self.made)
 
     def may_read(self, cost: float) -> bool:

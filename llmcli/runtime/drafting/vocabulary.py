@@ -1,4 +1,6 @@
-"""Whether two models mean the same by a token's number: guesses and probabilities are passed on as numbers."""
+"""Whether two models mean the same by a token's number: guesses and probabilities are passed on as
+numbers.
+"""
 
 import hashlib
 from itertools import zip_longest
@@ -19,7 +21,9 @@ def refuse_other(model: Header, draft: Header) -> None:
 
 
 def difference(model: Header, other: Header) -> str:
-    """In words, what the other's vocabulary has otherwise: tokenizer, size, texts or types of tokens; or nothing."""
+    """In words, what the other's vocabulary has otherwise: tokenizer, size, texts or types of
+    tokens; or nothing.
+    """
     mine, yours = _tokens(model), _tokens(other)
     if model.tokenizer != other.tokenizer:
         return f"its tokenizer is {other.tokenizer}, the model's {model.tokenizer}"
@@ -36,8 +40,15 @@ def difference(model: Header, other: Header) -> str:
 
 def digest(header: Header) -> str:
     """A hash of all that `difference` compares."""
-    parts = [header.tokenizer.encode(), *_tokens(header), b"types", *(str(kind).encode() for kind in _types(header))]
-    return hashlib.sha256(b"".join(len(part).to_bytes(4, "little") + part for part in parts)).hexdigest()
+    parts = [
+        header.tokenizer.encode(),
+        *_tokens(header),
+        b"types",
+        *(str(kind).encode() for kind in _types(header)),
+    ]
+    return hashlib.sha256(
+        b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    ).hexdigest()
 
 
 def _tokens(header: Header) -> list[bytes]:

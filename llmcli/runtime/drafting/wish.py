@@ -1,9 +1,11 @@
-"""What a user wants guessed, in the words of the flags, and what this model, machine and cache make of it.
+"""What a user wants guessed, in the words of the flags, and what this model, machine and cache make
+of it.
 
-`auto` guesses only where nobody can tell by the text: on a CPU, with quantized K and V, every row of a pass has bit
-for bit the logits that it has alone (the start-up measurement looks), so that a seed gives the same text with and
-without guesses. With floats in the cache llama.cpp computes one row another way than several; near ties then fall
-otherwise, now and then, and whoever asks for guesses (`on`, or a draft model) accepts that.
+`auto` guesses only where nobody can tell by the text: on a CPU, with quantized K and V, every row
+of a pass has bit for bit the logits that it has alone (the start-up measurement looks), so that a
+seed gives the same text with and without guesses. With floats in the cache llama.cpp computes one
+row another way than several; near ties then fall otherwise, now and then, and whoever asks for
+guesses (`on`, or a draft model) accepts that.
 """
 
 from collections.abc import Iterator
@@ -32,7 +34,9 @@ FLOATS = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """`ngram`: guess what stood behind the same words before; `model`: a smaller model's file that guesses."""
+    """`ngram`: guess what stood behind the same words before; `model`: a smaller model's file that
+    guesses.
+    """
 
     ngram: str = "auto"
     model: Path | None = None
@@ -53,7 +57,9 @@ NO_DRAFTING = Drafting("off")
 def parse(text: str) -> str:
     """A value of --ngram-draft; raises UserError."""
     if text.lower() not in NGRAM:
-        raise UserError(f"ngram_draft is {text!r}", hint=f"--ngram-draft takes one of: {', '.join(NGRAM)}")
+        raise UserError(
+            f"ngram_draft is {text!r}", hint=f"--ngram-draft takes one of: {', '.join(NGRAM)}"
+        )
     return text.lower()
 
 
@@ -69,9 +75,15 @@ def _exact(options: RunOptions, gpu: bool) -> bool:
 
 @contextmanager
 def speculation(
-    wish: Drafting, header: Header, model: Model, context: Context, options: RunOptions, gpu_layers: int
+    wish: Drafting,
+    header: Header,
+    model: Model,
+    context: Context,
+    options: RunOptions,
+    gpu_layers: int,
 ) -> Iterator[Speculation | None]:
-    """What guesses are made with over an empty context; None where they are not wanted, or cannot pay.
+    """What guesses are made with over an empty context; None where they are not wanted, or cannot
+    pay.
 
     The draft model is opened as the model was (`options`) and computes where the model does.
     Raises Refusal where somebody asked for what the memory cannot do, or for another vocabulary.
@@ -86,7 +98,11 @@ def speculation(
         yield None
         return
     with ExitStack() as opened:
-        draft = opened.enter_context(_draft(wish.model, header, context, options, gpu_layers)) if wish.model else None
+        draft = (
+            opened.enter_context(_draft(wish.model, header, context, options, gpu_layers))
+            if wish.model
+            else None
+        )
         curve = measure(context, room)
         alike = curve.equal if _exact(options, on_gpu(gpu_layers)) else 0
         most = room if wish.asked and not options.reproducible else alike
@@ -101,9 +117,15 @@ def speculation(
 def draft_options(context: ContextOptions) -> ContextOptions:
     """What a draft model's context is made with, beside another."""
     return ContextOptions(
-        context.n_ctx, CHUNK, CHUNK, 1, context.n_threads, context.n_threads_batch, flash_attn=context.flash_attn,
+        context.n_ctx,
+        CHUNK,
+        CHUNK,
+        1,
+        context.n_threads,
+        context.n_threads_batch,
+        flash_attn=context.flash_attn,
         n_outputs=WIDTHS[0],
-    )  # fmt: skip
+    )
 
 
 @contextmanager
@@ -116,12 +138,17 @@ def _draft(
     refuse_other(header, other)
     assert options.threads
     beside = ContextOptions(
-        context.n_ctx, n_threads=options.threads, n_threads_batch=options.threads_batch or options.threads,
+        context.n_ctx,
+        n_threads=options.threads,
+        n_threads_batch=options.threads_batch or options.threads,
         flash_attn=options.flash_attn,
-    )  # fmt: skip
+    )
     wanted = draft_options(beside)
     gpu_layers = -1 if gpu_layers else 0
-    with open_model(path, gpu_layers=gpu_layers, latent=other.latent) as model, open_context(model, wanted) as made:
+    with (
+        open_model(path, gpu_layers=gpu_layers, latent=other.latent) as model,
+        open_context(model, wanted) as made,
+    ):
         if made.recurrent:
             raise UserError(
                 f"{path.name} cannot draft: guessed tokens must be taken back, and its recurrent state cannot",

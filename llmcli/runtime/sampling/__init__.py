@@ -20,7 +20,9 @@ SEED = Limits(RANDOM, SEEDS - 1)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting as people see it. `flags` are further spellings on the command line, `aliases` in /set."""
+    """One setting as people see it. `flags` are further spellings on the command line, `aliases` in
+    /set.
+    """
 
     name: str
     kind: type
@@ -42,14 +44,22 @@ class Setting:
 @functools.cache
 def step_types() -> tuple[Any, ...]:
     """The step classes in the order in which they run."""
-    return tuple(sorted(collect("llmcli.runtime.sampling", "STEPS").values(), key=lambda step: step.order))
+    return tuple(
+        sorted(collect("llmcli.runtime.sampling", "STEPS").values(), key=lambda step: step.order)
+    )
 
 
 @functools.cache
 def settings() -> dict[str, Setting]:
     """Every sampling setting by name, the seed last."""
-    table = {f.name: _setting(f.name, f.default, f.metadata) for step in step_types() for f in fields(step)}
-    table["seed"] = Setting("seed", int, RANDOM, "seed of the random numbers, -1 = another each time", SEED, ("-s",))
+    table = {
+        f.name: _setting(f.name, f.default, f.metadata)
+        for step in step_types()
+        for f in fields(step)
+    }
+    table["seed"] = Setting(
+        "seed", int, RANDOM, "seed of the random numbers, -1 = another each time", SEED, ("-s",)
+    )
     return table
 
 
@@ -70,15 +80,23 @@ class Sampling:
 
     def as_dict(self) -> dict[str, Any]:
         """Every setting and its value, in chain order, as JSON and TOML take them."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in self._values().items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in self._values().items()
+        }
 
     def _values(self) -> dict[str, Any]:
         values = {f.name: getattr(step, f.name) for step in self.steps for f in fields(step)}  # type: ignore[arg-type]
         return {**values, "seed": self.seed}
 
     def with_values(self, values: Mapping[str, object]) -> "Sampling":
-        """These settings with some changed; raises UserError for an unknown name or a value out of range."""
-        parsed = {setting.name: setting.parse(value) for setting, value in ((find(n), v) for n, v in values.items())}
+        """These settings with some changed; raises UserError for an unknown name or a value out of
+        range.
+        """
+        parsed = {
+            setting.name: setting.parse(value)
+            for setting, value in ((find(n), v) for n, v in values.items())
+        }
         steps = tuple(
             replace(step, **{f.name: parsed[f.name] for f in fields(step) if f.name in parsed})  # type: ignore[type-var,arg-type]
             for step in self.steps
@@ -104,4 +122,7 @@ def find(name: str) -> Setting:
             return setting
     near = get_close_matches(wanted, settings(), 1)
     known = ", ".join(settings())
-    raise UserError(f"no setting called {name!r}", hint=f"did you mean {near[0]}?" if near else f"there are: {known}")
+    raise UserError(
+        f"no setting called {name!r}",
+        hint=f"did you mean {near[0]}?" if near else f"there are: {known}",
+    )

@@ -1,7 +1,9 @@
-"""What a sampler step is: a frozen value whose fields are its settings, and a pure function on logits.
+"""What a sampler step is: a frozen value whose fields are its settings, and a pure function on
+logits.
 
-A step's fields become flags, `/set` names, TOML keys and JSON fields through `setting()`; adding a step is
-one new file in this folder. The numpy form is the truth; `native` names llama.cpp's own samplers for it.
+A step's fields become flags, `/set` names, TOML keys and JSON fields through `setting()`; adding a
+step is one new file in this folder. The numpy form is the truth; `native` names llama.cpp's own
+samplers for it.
 """
 
 from abc import ABC, abstractmethod
@@ -15,12 +17,15 @@ from numpy.typing import NDArray
 from llmcli.errors import UserError
 
 Logits = NDArray[np.float32]
-Native = tuple[str, tuple[Any, ...]]  # a llama_sampler_init_* name and the arguments that a step knows
+Native = tuple[
+    str, tuple[Any, ...]
+]  # a llama_sampler_init_* name and the arguments that a step knows
 Apply = Callable[[Logits, list[int]], Logits]  # logits and the tokens so far -> new logits
 Pick = Callable[[Logits, np.random.Generator], int]  # draws one token; it may remember what it drew
 
-# llama.cpp drops candidates, we write -inf. Where it counts candidates or takes logarithms of probabilities
-# (0 · log 0 is NaN there) both leave out what is less likely than this share of the likeliest first.
+# llama.cpp drops candidates, we write -inf. Where it counts candidates or takes logarithms of
+# probabilities (0 · log 0 is NaN there) both leave out what is less likely than this share of the
+# likeliest first.
 NOTHING = 1e-37
 
 
@@ -66,7 +71,9 @@ class Limits:
         """`value` as an int or a float, whichever `kind` is."""
         try:
             number = kind(value)
-            if isinstance(value, bool) or (isinstance(value, float) and number != value and number == number):
+            if isinstance(value, bool) or (
+                isinstance(value, float) and number != value and number == number
+            ):
                 raise ValueError(value)  # 4.7 is no whole number, and true no number
         except (TypeError, ValueError, OverflowError):
             what = "a whole number" if kind is int else "a number"
@@ -79,7 +86,10 @@ class Limits:
         inside = self.low <= value <= self.high and not (self.open_low and value == self.low)
         if not inside:
             flag = name.replace("_", "-")
-            raise UserError(f"{name} must be {self}, not {_plain(value)}", hint=f"--{flag} takes a number {self}")
+            raise UserError(
+                f"{name} must be {self}, not {_plain(value)}",
+                hint=f"--{flag} takes a number {self}",
+            )
 
     def show(self, value: float) -> str:
         return f"{value:.10g}"
@@ -94,9 +104,16 @@ def _plain(number: float) -> str:
     return str(int(number)) if number == number // 1 else f"{number:g}"
 
 
-def setting(default: Any, help: str, limits: Values, *flags: str, aliases: tuple[str, ...] = ()) -> Any:
-    """A field of a step. `flags` are further spellings beside --name, `aliases` other tools' names for /set."""
-    return field(default=default, metadata={"help": help, "limits": limits, "flags": flags, "aliases": aliases})
+def setting(
+    default: Any, help: str, limits: Values, *flags: str, aliases: tuple[str, ...] = ()
+) -> Any:
+    """A field of a step. `flags` are further spellings beside --name, `aliases` other tools' names
+    for /set.
+    """
+    return field(
+        default=default,
+        metadata={"help": help, "limits": limits, "flags": flags, "aliases": aliases},
+    )
 
 
 class Words(Protocol):
@@ -112,9 +129,9 @@ class Words(Protocol):
 class Step(ABC):
     """One step of the chain: a frozen dataclass of its settings.
 
-    `order` follows llama.cpp's default: bias, penalties, DRY, top-k, typical, top-p, min-p, XTC, temperature.
-    `reorders`: another token may become the likeliest, so that the step counts even at temperature 0,
-    where the likeliest is always taken.
+    `order` follows llama.cpp's default: bias, penalties, DRY, top-k, typical, top-p, min-p, XTC,
+    temperature. `reorders`: another token may become the likeliest, so that the step counts even at
+    temperature 0, where the likeliest is always taken.
     """
 
     __slots__ = ()
@@ -141,7 +158,9 @@ class Step(ABC):
         return self
 
     def native(self) -> tuple[Native, ...] | None:
-        """llama.cpp's samplers of the same meaning; None where it has none, and the chain runs in numpy."""
+        """llama.cpp's samplers of the same meaning; None where it has none, and the chain runs in
+        numpy.
+        """
         return None
 
 

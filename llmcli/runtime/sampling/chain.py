@@ -55,7 +55,9 @@ class Summing(Chain, Protocol):
 
 
 class NativeChains(Protocol):
-    """What the binding offers: a chain of llama.cpp samplers, and the likeliest token of a row as it is."""
+    """What the binding offers: a chain of llama.cpp samplers, and the likeliest token of a row as
+    it is.
+    """
 
     def chain(self, steps: list[Native], seed: int) -> Chain: ...
 
@@ -97,7 +99,9 @@ class NumpyChain:
         return logits
 
     def probabilities(self, row: Row, tokens: list[int]) -> Logits:
-        """Instead of a draw, its distribution [n_vocab], the coins thrown; `took` then hears what came of it."""
+        """Instead of a draw, its distribution [n_vocab], the coins thrown; `took` then hears what
+        came of it.
+        """
         left = self._left(row, tokens)
         self._kept = self.last.kept(left) if isinstance(self.last, Learning) else left
         return probabilities(self._kept)

@@ -11,7 +11,9 @@ import numpy as np
 from llmcli.errors import UserError
 from llmcli.runtime.sampling.base import Logits, Native, Step, setting
 
-FORM = re.compile(r"\s*([0-9]{1,9})\s*([+-])\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+|inf)\s*", re.IGNORECASE)
+FORM = re.compile(
+    r"\s*([0-9]{1,9})\s*([+-])\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+|inf)\s*", re.IGNORECASE
+)
 MOST = 1000.0
 OFF = ("", "none", "off")
 
@@ -24,11 +26,16 @@ class Biases:
     many: ClassVar[bool] = True
 
     def parse(self, name: str, value: Any, kind: type) -> tuple[str, ...]:
-        """A text of one or several, a list of them, or a table of ids and numbers (as the OpenAI API has it)."""
+        """A text of one or several, a list of them, or a table of ids and numbers (as the OpenAI
+        API has it).
+        """
         if isinstance(value, str):
             value = [] if value.strip().lower() in OFF else value.replace(",", " ").split()
         elif isinstance(value, Mapping):
-            value = [f"{token}{bias:+}" if isinstance(bias, int | float) else bias for token, bias in value.items()]
+            value = [
+                f"{token}{bias:+}" if isinstance(bias, int | float) else bias
+                for token, bias in value.items()
+            ]
         if not isinstance(value, Iterable):
             raise self._wrong(name, value)
         return tuple(self._one(name, entry) for entry in value)
@@ -39,12 +46,17 @@ class Biases:
             raise self._wrong(name, entry)
         token, sign, amount = int(found[1]), found[2], float(found[3])
         if amount > MOST and (sign, amount) != ("-", float("inf")):
-            raise UserError(f"the bias in {name} {entry} is too large", hint=f"at most {MOST:g}, or -inf to forbid it")
+            raise UserError(
+                f"the bias in {name} {entry} is too large",
+                hint=f"at most {MOST:g}, or -inf to forbid it",
+            )
         return f"{token}{sign}{found[3].lower()}"
 
     def _wrong(self, name: str, entry: object) -> UserError:
         flag = name.replace("_", "-")
-        return UserError(f"{name} is {entry!r}", hint=f"--{flag} takes a token's id and a bias: 15043+1, 2-inf")
+        return UserError(
+            f"{name} is {entry!r}", hint=f"--{flag} takes a token's id and a bias: 15043+1, 2-inf"
+        )
 
     def show(self, value: tuple[str, ...]) -> str:
         return " ".join(value) or "none"
@@ -58,7 +70,10 @@ class LogitBias(Step):
     """Add a number to the logits of single tokens; several for one token add up."""
 
     logit_bias: tuple[str, ...] = setting(
-        (), "make a token likelier (15043+1), less likely (15043-1) or impossible (15043-inf)", Biases(), "-l"
+        (),
+        "make a token likelier (15043+1), less likely (15043-1) or impossible (15043-inf)",
+        Biases(),
+        "-l",
     )
     name: ClassVar[str] = "logit_bias"
     order: ClassVar[int] = 5
@@ -88,7 +103,9 @@ def pairs(texts: tuple[str, ...]) -> tuple[tuple[int, float], ...]:
 
 
 def check(texts: tuple[str, ...], n_vocab: int) -> None:
-    """Raise UserError where a bias names a token that is not in the vocabulary, or leaves none to draw."""
+    """Raise UserError where a bias names a token that is not in the vocabulary, or leaves none to
+    draw.
+    """
     biases = pairs(texts)
     for token, _ in biases:
         if token >= n_vocab:
@@ -97,7 +114,9 @@ def check(texts: tuple[str, ...], n_vocab: int) -> None:
                 hint="run --json shows the ids of a model's tokens",
             )
     if len({token for token, bias in biases if bias == -np.inf}) == n_vocab:
-        raise UserError("logit_bias forbids every token of the vocabulary", hint="leave some of them out")
+        raise UserError(
+            "logit_bias forbids every token of the vocabulary", hint="leave some of them out"
+        )
 
 
 STEPS = (LogitBias,)

@@ -1,7 +1,8 @@
 """Keep a guess as often as may be, and draw so that nobody can tell that there was one.
 
-Speculative sampling (Leviathan et al. 2023, Chen et al. 2023): a guess x that was drawn from q is kept with
-probability min(1, p(x) / q(x)), else the token is drawn from max(p - q, 0), normed. Either way its distribution is p.
+Speculative sampling (Leviathan et al. 2023, Chen et al. 2023): a guess x that was drawn from q is
+kept with probability min(1, p(x) / q(x)), else the token is drawn from max(p - q, 0), normed.
+Either way its distribution is p.
 """
 
 import numpy as np

@@ -1,7 +1,9 @@
-"""Mirostat: keep the surprise of the text near a target, by truncating more or less (Basu et al. 2021).
+"""Mirostat: keep the surprise of the text near a target, by truncating more or less (Basu et al.
+2021).
 
 After llama.cpp (src/llama-sampler.cpp, common/sampling.cpp): it takes the place of penalties, DRY,
-truncation, XTC and dynamic temperature; the bias and the temperature stay, which at 0 takes the likeliest token.
+truncation, XTC and dynamic temperature; the bias and the temperature stay, which at 0 takes the
+likeliest token.
 """
 
 from collections.abc import Sequence
@@ -20,14 +22,19 @@ ESTIMATE = 100  # of the likeliest tokens, from which version 1 estimates the ex
 
 @dataclass(frozen=True, slots=True)
 class Mirostat(Selector):
-    """Draw from the tokens whose surprise is below mu, then move mu by how far the draw was from the target.
+    """Draw from the tokens whose surprise is below mu, then move mu by how far the draw was from
+    the target.
 
     The call is the first cut of an answer, at mu = 2 · tau.
     """
 
     mirostat: int = setting(0, "hold the text's surprise: version 1 or 2, 0 = off", Limits(0, 2))
     mirostat_tau: float = setting(
-        5.0, "mirostat's target: bits of surprise a token", Limits(0, 100), "--mirostat-ent", aliases=("mirostat_ent",)
+        5.0,
+        "mirostat's target: bits of surprise a token",
+        Limits(0, 100),
+        "--mirostat-ent",
+        aliases=("mirostat_ent",),
     )
     mirostat_eta: float = setting(
         0.1, "how fast mirostat learns", Limits(0, 1), "--mirostat-lr", aliases=("mirostat_lr",)
@@ -41,7 +48,10 @@ class Mirostat(Selector):
 
     def before(self, steps: Sequence[Step]) -> list[Step]:
         kept = [step for step in steps if isinstance(step, LogitBias | Temperature)]
-        plain = [replace(step, dynatemp_range=0.0) if isinstance(step, Temperature) else step for step in kept]
+        plain = [
+            replace(step, dynatemp_range=0.0) if isinstance(step, Temperature) else step
+            for step in kept
+        ]
         return [step for step in plain if not step.neutral]
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
@@ -64,9 +74,13 @@ class Mirostat(Selector):
         return Surprise(self)
 
     def native(self) -> tuple[Native, ...] | None:
-        # Version 1 of llama.cpp turns a float beyond its range into an int: where the text stays surer than
-        # tau for some hundred tokens, it takes the likeliest token ever after.
-        return (("mirostat_v2", (self.mirostat_tau, self.mirostat_eta)),) if self.mirostat == 2 else None
+        # Version 1 of llama.cpp turns a float beyond its range into an int: where the text stays
+        # surer than tau for some hundred tokens, it takes the likeliest token ever after.
+        return (
+            (("mirostat_v2", (self.mirostat_tau, self.mirostat_eta)),)
+            if self.mirostat == 2
+            else None
+        )
 
 
 class Surprise:
@@ -88,7 +102,9 @@ class Surprise:
     def learn(self, kept: Logits, token: int) -> None:
         """Move mu after `token` was drawn from `kept`."""
         alive = kept[np.isfinite(kept)]
-        surprise = np.log2(np.exp(alive - alive.max()).sum()) - (kept[token] - alive.max()) / np.log(2)
+        surprise = np.log2(np.exp(alive - alive.max()).sum()) - (
+            kept[token] - alive.max()
+        ) / np.log(2)
         self.mu -= self.step.mirostat_eta * (float(surprise) - self.step.mirostat_tau)
 
 

@@ -1,4 +1,6 @@
-"""Penalties on tokens that were there before (llama.cpp's penalties sampler; CTRL, Keskar et al. 2019)."""
+"""Penalties on tokens that were there before (llama.cpp's penalties sampler; CTRL, Keskar et al.
+2019).
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -18,16 +20,24 @@ class Penalties(Step):
     repeat_penalty: float = setting(
         1.0, "divide the logits of recent tokens by this, 1 = off", Limits(0, 100, open_low=True)
     )
-    repeat_last_n: int = setting(64, "how many tokens back the penalties look", Limits(0, 1_000_000))
-    presence_penalty: float = setting(0.0, "subtract this from tokens that were there, 0 = off", SIGNED)
-    frequency_penalty: float = setting(0.0, "subtract this once for each time a token was there, 0 = off", SIGNED)
+    repeat_last_n: int = setting(
+        64, "how many tokens back the penalties look", Limits(0, 1_000_000)
+    )
+    presence_penalty: float = setting(
+        0.0, "subtract this from tokens that were there, 0 = off", SIGNED
+    )
+    frequency_penalty: float = setting(
+        0.0, "subtract this once for each time a token was there, 0 = off", SIGNED
+    )
     name: ClassVar[str] = "penalties"
     order: ClassVar[int] = 10
     reorders: ClassVar[bool] = True
 
     @property
     def neutral(self) -> bool:
-        off = self.repeat_penalty == 1 and self.presence_penalty == 0 and self.frequency_penalty == 0
+        off = (
+            self.repeat_penalty == 1 and self.presence_penalty == 0 and self.frequency_penalty == 0
+        )
         return off or self.repeat_last_n == 0
 
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
@@ -40,11 +50,18 @@ class Penalties(Step):
         rows = out[ids]
         scale = np.float32(self.repeat_penalty)
         rows = np.where(rows <= 0, rows * scale, rows / scale)
-        out[ids] = rows - times * np.float32(self.frequency_penalty) - np.float32(self.presence_penalty)
+        out[ids] = (
+            rows - times * np.float32(self.frequency_penalty) - np.float32(self.presence_penalty)
+        )
         return out
 
     def native(self) -> tuple[Native, ...]:
-        values = self.repeat_last_n, self.repeat_penalty, self.frequency_penalty, self.presence_penalty
+        values = (
+            self.repeat_last_n,
+            self.repeat_penalty,
+            self.frequency_penalty,
+            self.presence_penalty,
+        )
         return (("penalties", values),)
 
 

@@ -1,4 +1,6 @@
-"""Temperature: how bold the draw is, the same for every token or by the model's own doubt (dynamic temperature)."""
+"""Temperature: how bold the draw is, the same for every token or by the model's own doubt (dynamic
+temperature).
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,14 +16,23 @@ COLDEST = 1e-6  # logits divided by less may overflow, and llama.cpp then takes 
 class Temperature(Step):
     """Divide the logits by `temp`; 0 takes the likeliest token, exactly.
 
-    With a range the temperature lies between temp − range and temp + range, by the entropy of what is left:
-    low + (high − low) · (entropy / largest possible entropy) ^ exponent (llama.cpp's temp-ext).
+    With a range the temperature lies between temp − range and temp + range, by the entropy of what
+    is left: low + (high − low) · (entropy / largest possible entropy) ^ exponent (llama.cpp's
+    temp-ext).
     """
 
-    temp: float = setting(0.8, "temperature, 0 = always the likeliest token", Limits(0, 100), aliases=("temperature",))
-    dynatemp_range: float = setting(0.0, "vary the temperature by up to this with the model's doubt", Limits(0, 100))
+    temp: float = setting(
+        0.8, "temperature, 0 = always the likeliest token", Limits(0, 100), aliases=("temperature",)
+    )
+    dynatemp_range: float = setting(
+        0.0, "vary the temperature by up to this with the model's doubt", Limits(0, 100)
+    )
     dynatemp_exponent: float = setting(
-        1.0, "how doubt becomes temperature", Limits(0, 100), "--dynatemp-exp", aliases=("dynatemp_exp",)
+        1.0,
+        "how doubt becomes temperature",
+        Limits(0, 100),
+        "--dynatemp-exp",
+        aliases=("dynatemp_exp",),
     )
     name: ClassVar[str] = "temperature"
     order: ClassVar[int] = 60
@@ -49,7 +60,9 @@ class Temperature(Step):
         p /= p.sum()
         entropy = float(-(p * np.log(p)).sum())
         low, high = max(0.0, self.temp - self.dynatemp_range), self.temp + self.dynatemp_range
-        return float(low + (high - low) * max(0.0, entropy / np.log(len(alive))) ** self.dynatemp_exponent)
+        return float(
+            low + (high - low) * max(0.0, entropy / np.log(len(alive))) ** self.dynatemp_exponent
+        )
 
     def native(self) -> tuple[Native, ...] | None:
         if self.temp == 0:
@@ -58,7 +71,10 @@ class Temperature(Step):
             return None
         if not self.dynatemp_range:
             return (("temp", (self.temp,)),)
-        return ("min_p", (NOTHING, 1)), ("temp_ext", (self.temp, self.dynatemp_range, self.dynatemp_exponent))
+        return ("min_p", (NOTHING, 1)), (
+            "temp_ext",
+            (self.temp, self.dynatemp_range, self.dynatemp_exponent),
+        )
 
 
 STEPS = (Temperature,)

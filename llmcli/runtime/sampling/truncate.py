@@ -34,9 +34,13 @@ class TopK(Step):
 
 @dataclass(frozen=True, slots=True)
 class Typical(Step):
-    """Keep the tokens whose surprise is nearest to the entropy (Meister et al. 2022), up to mass `typical`."""
+    """Keep the tokens whose surprise is nearest to the entropy (Meister et al. 2022), up to mass
+    `typical`.
+    """
 
-    typical: float = setting(1.0, "locally typical sampling, 1 = off", SHARE, aliases=("typical_p",))
+    typical: float = setting(
+        1.0, "locally typical sampling, 1 = off", SHARE, aliases=("typical_p",)
+    )
     name: ClassVar[str] = "typical"
     order: ClassVar[int] = 30
 
@@ -60,7 +64,9 @@ class Typical(Step):
 
 @dataclass(frozen=True, slots=True)
 class TopP(Step):
-    """Keep the likeliest tokens that together reach probability p (nucleus sampling, Holtzman et al. 2020)."""
+    """Keep the likeliest tokens that together reach probability p (nucleus sampling, Holtzman et
+    al. 2020).
+    """
 
     top_p: float = setting(0.95, "keep the likeliest tokens up to this probability, 1 = all", SHARE)
     name: ClassVar[str] = "top_p"
@@ -87,7 +93,9 @@ class TopP(Step):
 class MinP(Step):
     """Drop tokens less likely than `min_p` times the likeliest."""
 
-    min_p: float = setting(0.05, "drop tokens less likely than this share of the likeliest, 0 = off", SHARE)
+    min_p: float = setting(
+        0.05, "drop tokens less likely than this share of the likeliest, 0 = off", SHARE
+    )
     name: ClassVar[str] = "min_p"
     order: ClassVar[int] = 50
 

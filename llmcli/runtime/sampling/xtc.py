@@ -11,19 +11,26 @@ from llmcli.runtime.sampling.truncate import probabilities
 
 @dataclass(frozen=True, slots=True)
 class XTC(Step):
-    """With `xtc_probability`, drop every token at or above `xtc_threshold` but the least likely of them.
+    """With `xtc_probability`, drop every token at or above `xtc_threshold` but the least likely of
+    them.
 
     The call is what happens when the coin falls so; the coin is the chain's.
     """
 
-    xtc_probability: float = setting(0.0, "how often the likeliest tokens are left out, 0 = never", Limits(0, 1))
-    xtc_threshold: float = setting(0.1, "probability from which a token is left out, above 0.5 = off", Limits(0, 1))
+    xtc_probability: float = setting(
+        0.0, "how often the likeliest tokens are left out, 0 = never", Limits(0, 1)
+    )
+    xtc_threshold: float = setting(
+        0.1, "probability from which a token is left out, above 0.5 = off", Limits(0, 1)
+    )
     name: ClassVar[str] = "xtc"
     order: ClassVar[int] = 55
 
     @property
     def neutral(self) -> bool:
-        return self.xtc_probability == 0 or self.xtc_threshold > 0.5  # two tokens above a half there cannot be
+        return (
+            self.xtc_probability == 0 or self.xtc_threshold > 0.5
+        )  # two tokens above a half there cannot be
 
     @property
     def chance(self) -> float:

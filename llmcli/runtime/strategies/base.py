@@ -1,7 +1,7 @@
 """What a strategy is: it reads rows of logits and says what the next pass computes.
 
-The engine computes the prompt, in chunks, in the request's own slot; from the prompt's last row on the
-strategy decides. It owns no cells: the ledger, which is asked for every change, does.
+The engine computes the prompt, in chunks, in the request's own slot; from the prompt's last row on
+the strategy decides. It owns no cells: the ledger, which is asked for every change, does.
 """
 
 import functools
@@ -24,7 +24,9 @@ from llmcli.types import Event, Finish
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What is asked of a model: a token's bytes, whether it ends the answer, and how many there are."""
+    """What is asked of a model: a token's bytes, whether it ends the answer, and how many there
+    are.
+    """
 
     piece: Callable[[int], bytes]
     ends: Callable[[int], bool]
@@ -33,9 +35,11 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What guesses are made with: drafters, the one to ask first standing first, the price of a pass by its rows, and
-    the most rows a pass may have; `alike`: the most that have bit for bit the logits of single ones.
-    `reproducible`: what is drawn must not depend on what was guessed, nor on how fast."""
+    """What guesses are made with: drafters, the one to ask first standing first, the price of a
+    pass by its rows, and the most rows a pass may have; `alike`: the most that have bit for bit the
+    logits of single ones. `reproducible`: what is drawn must not depend on what was guessed, nor on
+    how fast.
+    """
 
     drafters: tuple[Drafter, ...]
     curve: Curve
@@ -49,7 +53,9 @@ NOTHING = Speculation((), Curve({1: 1.0}), 1)
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a strategy works with; `native` None keeps its sampling to numpy, `speculation` None guesses nothing."""
+    """What a strategy works with; `native` None keeps its sampling to numpy, `speculation` None
+    guesses nothing.
+    """
 
     vocabulary: Vocabulary
     native: NativeChains | None
@@ -66,11 +72,17 @@ class Strategy(Protocol):
     def __init__(self, request: Request, seed: int, means: Means) -> None: ...
 
     def pending(self) -> list[tuple[int, int]]:
-        """(slot, token) of each row of the next pass, where every token of the sequence is computed."""
+        """(slot, token) of each row of the next pass, where every token of the sequence is
+        computed.
+        """
         ...
 
-    def accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[list[Event], Finish | None]:
-        """Read the rows of a pass that took `spent` seconds: the tokens that came of it, and how the answer ends."""
+    def accept(
+        self, sequence: Sequence, rows: Iterator[Row], spent: float
+    ) -> tuple[list[Event], Finish | None]:
+        """Read the rows of a pass that took `spent` seconds: the tokens that came of it, and how
+        the answer ends.
+        """
         ...
 
     def shortened(self, sequence: Sequence) -> None:
@@ -82,11 +94,15 @@ class Strategy(Protocol):
         ...
 
     def restart(self, sequence: Sequence) -> None:
-        """Others need its cells: it begins anew once there is room; asked where `slots` is more than 1."""
+        """Others need its cells: it begins anew once there is room; asked where `slots` is more
+        than 1.
+        """
         ...
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
-        """The answer ends, for whatever reason: what is still to be shown. Only `sequence.slot` stays claimed."""
+        """The answer ends, for whatever reason: what is still to be shown. Only `sequence.slot`
+        stays claimed.
+        """
         ...
 
 
@@ -97,7 +113,9 @@ def end_tokens(vocabulary: Vocabulary) -> NDArray[np.int64]:
 
 
 def refuse_nan(row: Row) -> None:
-    """Raise UserError where a damaged file makes no numbers; asked once an answer, it shows at once."""
+    """Raise UserError where a damaged file makes no numbers; asked once an answer, it shows at
+    once.
+    """
     logits = row.logits
     if (logits != logits).any():
         raise UserError(

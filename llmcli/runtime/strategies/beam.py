@@ -1,15 +1,17 @@
 """Beam search: the k likeliest answers are followed at once, on cells that they share.
 
-What is kept, finished and ended is as in transformers (generation/utils.py, `_beam_search`). Of equal
-scores the lowest beam comes first, then the lowest token id; beams are numbered from the likeliest, and of
-equal finished answers the one found first is the better. (torch.topk leaves that open.)
+What is kept, finished and ended is as in transformers (generation/utils.py, `_beam_search`). Of
+equal scores the lowest beam comes first, then the lowest token id; beams are numbered from the
+likeliest, and of equal finished answers the one found first is the better. (torch.topk leaves that
+open.)
 
-Inside a grammar illegal tokens have the log-probability -inf, as under a LogitsProcessor there, and the others keep
-theirs (constraint/branch.py). An answer that the grammar does not accept (the limit came first) stands behind those
-that it does, whatever its score. Forced text is computed token by token like any other.
+Inside a grammar illegal tokens have the log-probability -inf, as under a LogitsProcessor there, and
+the others keep theirs (constraint/branch.py). An answer that the grammar does not accept (the limit
+came first) stands behind those that it does, whatever its score. Forced text is computed token by
+token like any other.
 
-A beam is a slot of the ledger. A parent's first child stays in its slot; each further one takes the slot
-of a beam without children, which then holds the parent's cells where it held others.
+A beam is a slot of the ledger. A parent's first child stays in its slot; each further one takes the
+slot of a beam without children, which then holds the parent's cells where it held others.
 """
 
 import copy
@@ -47,8 +49,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """An answer being followed: its slot, the sum of its log-probabilities, its last token, its text's end, and its
-    place in the grammar, where there is one."""
+    """An answer being followed: its slot, the sum of its log-probabilities, its last token, its
+    text's end, and its place in the grammar, where there is one.
+    """
 
     slot: int
     score: float
@@ -62,7 +65,9 @@ class Beam:
 
 
 class Candidate(NamedTuple):
-    """One more token for one beam; a tuple, because its order is the order of preference and sorts fast."""
+    """One more token for one beam; a tuple, because its order is the order of preference and sorts
+    fast.
+    """
 
     cost: float  # minus the score
     beam: int
@@ -77,7 +82,9 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A finished answer; its score has the length penalty in it. `whole`: a grammar, if any, accepts it."""
+    """A finished answer; its score has the length penalty in it. `whole`: a grammar, if any,
+    accepts it.
+    """
 
     whole: bool
     score: float
@@ -102,7 +109,8 @@ class BeamSearch:
     def __init__(self, request: Request, seed: int, means: Means) -> None:
         self.request, self.search, self.slots = request, request.search, request.search.beams
         self.vocabulary, self.ledger = means.vocabulary, means.ledger
-        # As many as the context holds, unless something may leave; the last token of an answer is never computed.
+        # As many as the context holds, unless something may leave; the last token of an answer is
+        # never computed.
         self.room = means.ledger.size - len(request.tokens) + 1
         most = math.inf if request.overflow else self.room
         self.limit = most if request.max_tokens is None else min(request.max_tokens, most)
@@ -121,7 +129,9 @@ class BeamSearch:
         """The last token of every beam."""
         return [(beam.slot, beam.node.token) for beam in self.beams if beam.node]
 
-    def accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[list[Event], Finish | None]:
+    def accept(
+        self, sequence: Sequence, rows: Iterator[Row], spent: float
+    ) -> tuple[list[Event], Finish | None]:
         """Grow the beams by one token. Nothing is visible before the end."""
         if self.regrowth.busy:
             next(rows)  # it was read before
@@ -146,7 +156,9 @@ class BeamSearch:
             self._descend(running)
         now = time.perf_counter()
         ours = now - begun - self.guiding
-        self.steps.append(Step((now - sequence.last) * 1e3, spent * 1e3, ours * 1e3, self.guiding * 1e3))
+        self.steps.append(
+            Step((now - sequence.last) * 1e3, spent * 1e3, ours * 1e3, self.guiding * 1e3)
+        )
         sequence.last, self.guiding = now, 0.0
         if over and not self.ended:
             raise nowhere()
@@ -155,7 +167,9 @@ class BeamSearch:
         return [], "repetition" if self._repeats(sequence) else None
 
     def _repeats(self, sequence: Sequence) -> bool:
-        """Whether the best answer only repeats itself; where nothing may leave the context ends it soon enough."""
+        """Whether the best answer only repeats itself; where nothing may leave the context ends it
+        soon enough.
+        """
         if not self.request.overflow or len(self.steps) < sequence.look_at:
             return False
         sequence.look_at = len(self.steps) + EVERY
@@ -179,7 +193,9 @@ class BeamSearch:
         sequence.restart()
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
-        """The best answer's text. Where the search was cut short the unfinished ones count as they are."""
+        """The best answer's text. Where the search was cut short the unfinished ones count as they
+        are.
+        """
         if finish in ("cancelled", "context_full", "repetition") and self.steps:
             for beam in self.beams:
                 if beam.node:
@@ -191,11 +207,16 @@ class BeamSearch:
         sequence.times += times
         if sequence.slot >= 0 and sequence.spare:
             slots = [sequence.slot, *sequence.spare]
-            sequence.slot, sequence.spare = self.ledger.settle(slots, seen(sequence, best.tokens)), []
+            sequence.slot, sequence.spare = (
+                self.ledger.settle(slots, seen(sequence, best.tokens)),
+                [],
+            )
         return best.text
 
     def _sort_out(self, rows: list[Row]) -> list[tuple[Candidate, Decoder]]:
-        """The best tokens: those that end an answer are kept or dropped, the others are returned, as many as beams."""
+        """The best tokens: those that end an answer are kept or dropped, the others are returned,
+        as many as beams.
+        """
         width, wanted = self.search.beams, 2 * self.search.beams
         sums = []
         for row in rows:
@@ -207,7 +228,9 @@ class BeamSearch:
             found = self._best(rows, offsets, sums, wanted)
             sorted_out = [(one, *self._ends(one)) for one in found if not self._ignored(one.token)]
             running = [(one, decoder) for one, decoder, finish in sorted_out if finish is None]
-            enough = len(running) >= width or (len(self.steps) + 1 == self.limit and len(sorted_out) >= width)
+            enough = len(running) >= width or (
+                len(self.steps) + 1 == self.limit and len(sorted_out) >= width
+            )
             if enough or len(found) < wanted:
                 break
             wanted *= 2
@@ -215,7 +238,10 @@ class BeamSearch:
             if finish is not None:
                 beam = self.beams[one.beam]
                 node = Node(beam.node, one.token, one.logprob)
-                self._keep(Ended(self._whole(beam, one.token, finish), one.score, node, finish), len(self.steps) + 1)
+                self._keep(
+                    Ended(self._whole(beam, one.token, finish), one.score, node, finish),
+                    len(self.steps) + 1,
+                )
         return running[:width]
 
     def _forbid(self, rows: list[Row]) -> None:
@@ -230,7 +256,9 @@ class BeamSearch:
 
     def _whole(self, beam: Beam, token: int, finish: Finish) -> bool:
         """Whether an answer that ends with `token` is all that the grammar asks for."""
-        if beam.branch is None or self.vocabulary.ends(token):  # an end that it did not allow is no candidate
+        if beam.branch is None or self.vocabulary.ends(
+            token
+        ):  # an end that it did not allow is no candidate
             return True
         if finish == "stop":  # at a stop string, which is cut off
             return False
@@ -239,13 +267,19 @@ class BeamSearch:
         longer.close()
         return accepting
 
-    def _best(self, rows: list[Row], offsets: list[float], sums: list[float], count: int) -> list[Candidate]:
-        """The `count` best continuations of all beams, best first; a row adds its log-softmax to its beam's score."""
+    def _best(
+        self, rows: list[Row], offsets: list[float], sums: list[float], count: int
+    ) -> list[Candidate]:
+        """The `count` best continuations of all beams, best first; a row adds its log-softmax to
+        its beam's score.
+        """
         found: list[Candidate] = []
         for beam, (row, offset, total) in enumerate(zip(rows, offsets, sums, strict=True)):
             logits = row.logits
             # Where there are enough, nothing below the last of them can come in.
-            least = -found[-1].cost - offset - SLACK if len(found) == count else floor(logits, count)
+            least = (
+                -found[-1].cost - offset - SLACK if len(found) == count else floor(logits, count)
+            )
             ids = np.flatnonzero(logits >= max(least, float(np.finfo(np.float32).min)))
             values = logits[ids].tolist()
             found += [
@@ -276,7 +310,9 @@ class BeamSearch:
     def _keep(self, ended: Ended, length: int) -> None:
         """One more finished answer among the best; its score is still the sum over `length` tokens."""
         self.ended.append(replace(ended, score=ended.score / length**self.search.length_penalty))
-        self.ended.sort(key=lambda one: (not one.whole, -one.score))  # stable: the one found first stays first
+        self.ended.sort(
+            key=lambda one: (not one.whole, -one.score)
+        )  # stable: the one found first stays first
         del self.ended[self.search.beams :]
 
     def _over(self, running: list[tuple[Candidate, Decoder]]) -> bool:
@@ -327,7 +363,9 @@ class BeamSearch:
                 beam.branch.close()
 
     def _answer(self, ended: Ended) -> tuple[Hypothesis, list[TokenTime]]:
-        """A finished answer as text, and each token with the times of the step that it was found in."""
+        """A finished answer as text, and each token with the times of the step that it was found
+        in.
+        """
         nodes = _path(ended.node)
         if self.vocabulary.ends(nodes[-1].token):
             nodes.pop()
@@ -338,7 +376,9 @@ class BeamSearch:
             TokenTime(node.token, text, *step[:3], node.logprob, step.constraint_ms)
             for node, text, step in zip(nodes, texts, self.steps, strict=False)
         ]
-        return Hypothesis("".join(texts) + rest, ended.score, tuple(node.token for node in nodes), ended.whole), times
+        return Hypothesis(
+            "".join(texts) + rest, ended.score, tuple(node.token for node in nodes), ended.whole
+        ), times
 
 
 def _path(node: Node | None) -> list[Node]:

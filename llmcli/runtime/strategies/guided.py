@@ -1,7 +1,8 @@
-"""One token after the other inside a grammar; text that must come is taken without being drawn (jump-forward).
+"""One token after the other inside a grammar; text that must come is taken without being drawn
+(jump-forward).
 
-Forced tokens stand in the sequence like others, so that penalties see them, and enter the cache together with the
-next pass: a span of n costs one pass of n rows with logits for the last.
+Forced tokens stand in the sequence like others, so that penalties see them, and enter the cache
+together with the next pass: a span of n costs one pass of n rows with logits for the last.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from llmcli.types import Event, Finish
 
 
 class Guided(Plain):
-    """Plain decoding, which it is without a grammar; an answer that nothing may follow ends without another pass."""
+    """Plain decoding, which it is without a grammar; an answer that nothing may follow ends without
+    another pass.
+    """
 
     name: ClassVar[str] = "guided"
 
@@ -29,7 +32,9 @@ class Guided(Plain):
         self.room = means.ledger.size + 1  # the last token is never computed
         self.gone = 0  # tokens that have left the sequence
 
-    def accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[list[Event], Finish | None]:
+    def accept(
+        self, sequence: Sequence, rows: Iterator[Row], spent: float
+    ) -> tuple[list[Event], Finish | None]:
         """Draw from the one row, then take what must follow."""
         events, finish = super().accept(sequence, rows, spent)
         guide = self.guide
@@ -37,7 +42,9 @@ class Guided(Plain):
             return events, finish
         if events and (drawn := events[0].token):
             total, inside = guide.spent()
-            drawn = replace(drawn, sample_ms=drawn.sample_ms - inside * 1e3, constraint_ms=total * 1e3)
+            drawn = replace(
+                drawn, sample_ms=drawn.sample_ms - inside * 1e3, constraint_ms=total * 1e3
+            )
             sequence.times[-1] = drawn
             events[0] = replace(events[0], token=drawn)
         while events and finish is None and len(sequence.tokens) < self.room:
@@ -60,11 +67,17 @@ class Guided(Plain):
             self.guide.shortened(sequence.left.tokens - self.gone, sequence.prompt)
         self.gone = sequence.left.tokens
 
-    def _take(self, sequence: Sequence, token: int, constraint: float) -> tuple[Event, Finish | None]:
+    def _take(
+        self, sequence: Sequence, token: int, constraint: float
+    ) -> tuple[Event, Finish | None]:
         """One token without a draw; stop strings and the limit hold for it as for others."""
         sequence.tokens.append(token)
         text = self.decoder.feed(self.vocabulary.piece(token))
-        event = Event(sequence.id, sequence.time(token, text, 0, 0, None, constraint=constraint, forced=True), text)
+        event = Event(
+            sequence.id,
+            sequence.time(token, text, 0, 0, None, constraint=constraint, forced=True),
+            text,
+        )
         if self.decoder.stopped:
             return event, "stop"
         return event, "length" if len(sequence.times) == sequence.request.max_tokens else None

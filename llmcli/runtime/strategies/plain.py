@@ -27,7 +27,9 @@ class Plain:
         chain = make_chain(request.sampling, seed, means.native, means.vocabulary)
         self.chain = guided(chain, request, self.vocabulary.piece)
         # Where ends are forbidden they are written to the row between its log-sum and the draw.
-        self.summing = self.chain if isinstance(self.chain, Summing) and not request.ignore_eos else None
+        self.summing = (
+            self.chain if isinstance(self.chain, Summing) and not request.ignore_eos else None
+        )
         self.decoder = Decoder(request.stops)
         self.near = math.nan  # the logit of the last token drawn: about the largest of the next row
 
@@ -35,7 +37,9 @@ class Plain:
         """Nothing: the token drawn last stands in the sequence, to be computed."""
         return []
 
-    def accept(self, sequence: Sequence, rows: Iterator[Row], spent: float) -> tuple[list[Event], Finish | None]:
+    def accept(
+        self, sequence: Sequence, rows: Iterator[Row], spent: float
+    ) -> tuple[list[Event], Finish | None]:
         """Draw from the one row."""
         row, request, known = next(rows), sequence.request, sequence.known
         if not sequence.times:
@@ -44,10 +48,13 @@ class Plain:
             return [], "length"
         if known.finish and len(sequence.times) == len(known.tokens):
             return [], known.finish
-        # Before the draw: whoever reads the row first waits for the memory, and this one computes meanwhile.
+        # Before the draw: whoever reads the row first waits for the memory, and this one computes
+        # meanwhile.
         log_sum = None
         if request.logprobs:
-            log_sum = self.summing.log_sum(row, self.near) if self.summing else row.log_sum(self.near)
+            log_sum = (
+                self.summing.log_sum(row, self.near) if self.summing else row.log_sum(self.near)
+            )
         begun = time.perf_counter()
         token = (self._draw_no_end if request.ignore_eos else self.chain.draw)(row, sequence.tokens)
         if len(sequence.times) < len(known.tokens):
@@ -65,13 +72,17 @@ class Plain:
         sequence.tokens.append(token)
         text = self.decoder.feed(self.vocabulary.piece(token))
         top = sequence.top[-1] if request.logprobs and request.top_logprobs else ()
-        event = Event(sequence.id, sequence.time(token, text, spent, sample, logprob), text, top=top)
+        event = Event(
+            sequence.id, sequence.time(token, text, spent, sample, logprob), text, top=top
+        )
         if ended or self.decoder.stopped:
             return [event], "stop"
         return [event], "length" if len(sequence.times) == request.max_tokens else None
 
     def _draw_no_end(self, row: Row, tokens: list[int]) -> int:
-        """Draw with every end forbidden, as llama.cpp does; others may read the row, too: it is put right again."""
+        """Draw with every end forbidden, as llama.cpp does; others may read the row, too: it is put
+        right again.
+        """
         ends = end_tokens(self.vocabulary)
         before = row.logits[ends]
         row.logits[ends] = -np.inf

@@ -1,7 +1,8 @@
 """Beams in a full context: the same leaves all of them, and their cells are built again.
 
-The cells of one are what an answer's alone would be: they move up, or are computed anew (ledger.adapt). The others
-take from it what they share with it, and what each has by itself is computed, one beam after the other.
+The cells of one are what an answer's alone would be: they move up, or are computed anew
+(ledger.adapt). The others take from it what they share with it, and what each has by itself is
+computed, one beam after the other.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ class Stem:
 
 
 class Regrowth:
-    """Builds beams' cells again, through the engine: whatever `sequence` has not computed it computes next."""
+    """Builds beams' cells again, through the engine: whatever `sequence` has not computed it
+    computes next.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -32,12 +35,21 @@ class Regrowth:
         """Whether a beam's cells are still to be computed."""
         return bool(self._todo)
 
-    def shorten(self, sequence: Sequence, overflow: Overflow, heads: dict[int, int], cells: int) -> bool:
-        """Let go of what may leave; False where nothing may. `heads` has each beam's slot, the best one's first, and
-        its last token, which is not computed. `cells` are all that the beams may have."""
+    def shorten(
+        self, sequence: Sequence, overflow: Overflow, heads: dict[int, int], cells: int
+    ) -> bool:
+        """Let go of what may leave; False where nothing may. `heads` has each beam's slot, the best
+        one's first, and its last token, which is not computed. `cells` are all that the beams may
+        have.
+        """
         texts = [[*self.ledger.tokens[slot], token] for slot, token in heads.items()]
-        others = self.ledger.held(list(heads)) + len(texts) - len(texts[0])  # cells that the best does not share
-        made = [overflow.shorten(text, sequence.prompt, sequence.left.turns, cells - others) for text in texts]
+        others = (
+            self.ledger.held(list(heads)) + len(texts) - len(texts[0])
+        )  # cells that the best does not share
+        made = [
+            overflow.shorten(text, sequence.prompt, sequence.left.turns, cells - others)
+            for text in texts
+        ]
         stays = [shorter for shorter in made if shorter]
         if len(stays) < len(texts):
             return False
@@ -46,8 +58,12 @@ class Regrowth:
         self._begin(sequence, overflow.move, list(heads), stays)
         return True
 
-    def _begin(self, sequence: Sequence, move: bool, slots: list[int], stays: list[Shorter]) -> None:
-        self._todo = [Stem(slot, shorter.tokens[:-1]) for slot, shorter in zip(slots, stays, strict=True)]
+    def _begin(
+        self, sequence: Sequence, move: bool, slots: list[int], stays: list[Shorter]
+    ) -> None:
+        self._todo = [
+            Stem(slot, shorter.tokens[:-1]) for slot, shorter in zip(slots, stays, strict=True)
+        ]
         self._done = []
         for slot in (sequence.slot, *sequence.spare):
             if slot != slots[0]:

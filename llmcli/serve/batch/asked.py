@@ -12,7 +12,9 @@ from llmcli.strict import strict
 from llmcli.utf8 import decoded
 
 CHAT, TEXT, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-HINT = 'a line is {"custom_id", "url", "body"}, {"messages": [...]}, {"prompt": "..."} or "a prompt"'
+HINT = (
+    'a line is {"custom_id", "url", "body"}, {"messages": [...]}, {"prompt": "..."} or "a prompt"'
+)
 
 
 class Damaged(UserError):
@@ -31,7 +33,8 @@ class Asked:
 
 
 def asked(line: Line, *, templated: bool) -> Asked:
-    """What a line asks for; a plain prompt is a message of its own where `templated`, else text to go on with.
+    """What a line asks for; a plain prompt is a message of its own where `templated`, else text to
+    go on with.
 
     Raises Damaged for what is no JSON, Problem for what is no request.
     """
@@ -66,9 +69,12 @@ def named(line: Line) -> str:
 
 
 def twins(lines: Iterable[Line]) -> list[tuple[str, int, int]]:
-    """The names that a second line has as well, with the numbers of both. Whoever finds answers by their names finds
-    one of them only."""
-    first: dict[int, int] = {}  # a name's hash: of millions of lines the names themselves would be too much
+    """The names that a second line has as well, with the numbers of both. Whoever finds answers by
+    their names finds one of them only.
+    """
+    first: dict[
+        int, int
+    ] = {}  # a name's hash: of millions of lines the names themselves would be too much
     found = []
     for line in lines:
         name = named(line)
@@ -105,5 +111,7 @@ def _batch(name: str, fields: Fields) -> Asked:
 def _prompt(name: str, body: dict[str, Any], templated: bool) -> Asked:
     if templated and isinstance(body["prompt"], str):
         rest = {key: value for key, value in body.items() if key != "prompt"}
-        return Asked(name, CHAT, {"messages": [{"role": "user", "content": body["prompt"]}], **rest})
+        return Asked(
+            name, CHAT, {"messages": [{"role": "user", "content": body["prompt"]}], **rest}
+        )
     return Asked(name, TEXT, body)

@@ -22,13 +22,20 @@ from llmcli.serve.schema.base import Document, Form
 from llmcli.serve.settings import Settings
 from quant.errors import Refusal
 
-FORMS = ("response_format", "json_schema", "grammar", "tools")  # fields that say what an answer must look like
+FORMS = (
+    "response_format",
+    "json_schema",
+    "grammar",
+    "tools",
+)  # fields that say what an answer must look like
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How lines are answered. `settings` hold where a line says nothing; `seed` is what the seeds of lines without
-    one are made from; `defaults` are fields of a body that has none of its own. `plan` makes a form a plan."""
+    """How lines are answered. `settings` hold where a line says nothing; `seed` is what the seeds
+    of lines without one are made from; `defaults` are fields of a body that has none of its own.
+    `plan` makes a form a plan.
+    """
 
     settings: Settings
     seed: int = 0
@@ -37,15 +44,24 @@ class Rules:
 
 
 def fingerprint(runner: Runner, rules: Rules, survey: Survey) -> dict[str, Any]:
-    """What the answers depend on. Threads, batch sizes and how many run at once are not among it: what they change is
-    how llama.cpp rounds, and --reproducible is for that."""
+    """What the answers depend on. Threads, batch sizes and how many run at once are not among it:
+    what they change is how llama.cpp rounds, and --reproducible is for that.
+    """
     world, settings = identity.world(runner), rules.settings
     return {
-        "input": survey.sha256, "lines": survey.count, "model": world.as_dict() if world else settings.name,
-        "name": settings.name, "context": runner.n_ctx, "sampling": settings.sampling.as_dict(),
-        "system": settings.system, "stops": list(settings.stops), "predict": settings.max_tokens, "seed": rules.seed,
-        "defaults": dict(rules.defaults or {}), "plan": rules.plan.__name__,
-    }  # fmt: skip
+        "input": survey.sha256,
+        "lines": survey.count,
+        "model": world.as_dict() if world else settings.name,
+        "name": settings.name,
+        "context": runner.n_ctx,
+        "sampling": settings.sampling.as_dict(),
+        "system": settings.system,
+        "stops": list(settings.stops),
+        "predict": settings.max_tokens,
+        "seed": rules.seed,
+        "defaults": dict(rules.defaults or {}),
+        "plan": rules.plan.__name__,
+    }
 
 
 class Job:
@@ -58,7 +74,9 @@ class Job:
         self.runner, self.rules = runner, rules
         self.id = id_of(identity)
         self.renamed: set[str] = set()
-        self._lines: dict[int, tuple[str, int]] = {}  # of tasks that have not ended: name and number
+        self._lines: dict[
+            int, tuple[str, int]
+        ] = {}  # of tasks that have not ended: name and number
 
     def tasks(self, lines: Iterable[Line]) -> Iterator[Task]:
         """A task for each line."""
@@ -90,7 +108,9 @@ class Job:
         return body
 
     def _embedded(self, body: Mapping[str, Any]) -> Iterator[Document | None]:
-        """Vectors of texts, on the engine's thread: None behind each pass but the last, then the document."""
+        """Vectors of texts, on the engine's thread: None behind each pass but the last, then the
+        document.
+        """
         request, embedder = embeddings.Asked(body, self.rules.settings), self.runner.embedder()
         cut = request.length(embedder)
         ids = embeddings.encoded(request.texts, embedder)
@@ -103,8 +123,13 @@ class Job:
         make = forms().get(wants.url)
         if make is None:
             known = ", ".join(sorted([*forms(), VECTORS]))
-            raise Problem(f"nothing here answers {wants.url[:100]!r}; there is {known}", 404, param="url")
-        body, settings = self._named({**self._defaults(wants.body), **wants.body}), self.rules.settings
+            raise Problem(
+                f"nothing here answers {wants.url[:100]!r}; there is {known}", 404, param="url"
+            )
+        body, settings = (
+            self._named({**self._defaults(wants.body), **wants.body}),
+            self.rules.settings,
+        )
         if body.pop("stream", None):
             raise Problem("a batch answers whole: leave out stream", param="stream")
         form: Form = make(body, self.runner, settings)
@@ -119,11 +144,18 @@ class Job:
     def _defaults(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """What the line does not say; of its form nothing where it says that otherwise."""
         formed = any(name in body for name in FORMS)
-        return {name: value for name, value in (self.rules.defaults or {}).items() if not (formed and name in FORMS)}
+        return {
+            name: value
+            for name, value in (self.rules.defaults or {}).items()
+            if not (formed and name in FORMS)
+        }
 
     def _seed(self, name: str) -> int:
         """The seed of a line that has none: the same in whatever order lines are answered."""
-        return int.from_bytes(hashlib.sha256(f"{self.rules.seed}:{name}".encode()).digest()[:8]) % SEEDS
+        return (
+            int.from_bytes(hashlib.sha256(f"{self.rules.seed}:{name}".encode()).digest()[:8])
+            % SEEDS
+        )
 
 
 def id_of(identity: Mapping[str, Any]) -> str:
@@ -132,7 +164,8 @@ def id_of(identity: Mapping[str, Any]) -> str:
 
 
 def failed(batch: str, out: Path, count: int) -> int | None:
-    """How many lines of OUT have no answer; None where it is not what the batch of this id comes to.
+    """How many lines of OUT have no answer; None where it is not what the batch of this id comes
+    to.
 
     All its lines bear the ids that they would get, and OUT is only ever put there whole.
     """
@@ -141,7 +174,9 @@ def failed(batch: str, out: Path, count: int) -> int | None:
         with out.open("rb") as stream:
             for index in range(count):
                 begin = b'{"id":"%s"' % written.line_id(batch, index).encode()
-                if stream.read(len(begin)) != begin or not (rest := stream.readline()).endswith(b"\n"):
+                if stream.read(len(begin)) != begin or not (rest := stream.readline()).endswith(
+                    b"\n"
+                ):
                     return None
                 found += written.ANSWERED not in rest
             return None if stream.read(1) else found

@@ -1,11 +1,14 @@
-"""A batch's answers on the disk: written as they are finished, put into the input's order at the end.
+"""A batch's answers on the disk: written as they are finished, put into the input's order at the
+end.
 
-`.OUT.journal` begins with what the batch is (input, model, settings) and then holds a line of OUT for each that is
-finished, in the order of finishing, each with its index and a checksum. A killed run goes on from it: what is in it is
-not computed again. When none is missing OUT is written beside its place, flushed and renamed.
+`.OUT.journal` begins with what the batch is (input, model, settings) and then holds a line of OUT
+for each that is finished, in the order of finishing, each with its index and a checksum. A killed
+run goes on from it: what is in it is not computed again. When none is missing OUT is written beside
+its place, flushed and renamed.
 
-2026-11: all answers go to the disk at once instead of waiting in memory for those before them: a line that takes a
-thousand tokens holds nothing back and costs a killed run nothing. The price is writing everything twice.
+2026-11: all answers go to the disk at once instead of waiting in memory for those before them: a
+line that takes a thousand tokens holds nothing back and costs a killed run nothing. The price is
+writing everything twice.
 """
 
 import fcntl
@@ -28,11 +31,16 @@ NOWHERE = -1
 
 
 class Journal:
-    """One batch on its way to OUT; used within open(). `count` lines are expected, `finished` are there."""
+    """One batch on its way to OUT; used within open(). `count` lines are expected, `finished` are
+    there.
+    """
 
     def __init__(self, out: Path, identity: Mapping[str, Any], count: int) -> None:
         self.out, self.count, self.finished = out, count, 0
-        self.path, self.part = out.with_name(f".{out.name}.journal"), out.with_name(f".{out.name}.part")
+        self.path, self.part = (
+            out.with_name(f".{out.name}.journal"),
+            out.with_name(f".{out.name}.part"),
+        )
         self._head = {"form": FORM, **json.loads(json.dumps(identity))}
         self._places = array("q", [NOWHERE]) * count
         self._synced = time.monotonic()
@@ -41,8 +49,8 @@ class Journal:
     def open(self, *, force: bool = False) -> Iterator["Journal"]:
         """Take up what an interrupted run left, or begin. One process at a time.
 
-        Raises UserError where what is there is of another input or other settings (`force` throws it away), where
-        another process is at it, or where the disk does not let it be written.
+        Raises UserError where what is there is of another input or other settings (`force` throws
+        it away), where another process is at it, or where the disk does not let it be written.
         """
         for file in (self.path, self.part, self.out):
             if (file.is_symlink() and not file.exists()) or (file.exists() and not file.is_file()):
@@ -129,11 +137,22 @@ class Journal:
         except (ValueError, RecursionError):
             there = None
         if not isinstance(there, dict) or there.get("form") != FORM:
-            raise UserError(f"{self.path} is no journal of a batch", hint="remove it, or choose another name with -o")
+            raise UserError(
+                f"{self.path} is no journal of a batch",
+                hint="remove it, or choose another name with -o",
+            )
         if there == self._head:
             return
-        words = [name for name in sorted({*there, *self._head}) if there.get(name) != self._head.get(name)]
-        same = f"-c {there.get('context')} goes on" if words == ["context"] else "the same settings go on"
+        words = [
+            name
+            for name in sorted({*there, *self._head})
+            if there.get(name) != self._head.get(name)
+        ]
+        same = (
+            f"-c {there.get('context')} goes on"
+            if words == ["context"]
+            else "the same settings go on"
+        )
         raise UserError(
             f"{self.out} was begun otherwise: {'; '.join(self._difference(name, there) for name in words)}",
             hint=f"{same}; --force begins anew, -o another name keeps both",
@@ -149,7 +168,9 @@ class Journal:
 
 @contextmanager
 def told(out: Path) -> Iterator[None]:
-    """Turn what the file system says into words; what is there stays, so that a later run can go on."""
+    """Turn what the file system says into words; what is there stays, so that a later run can go
+    on.
+    """
     try:
         yield
     except OSError as error:
@@ -163,6 +184,12 @@ def _lock(stream: BinaryIO, path: Path, out: Path) -> None:
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise UserError(f"another process is writing {out}", hint="wait for it, or choose another name") from None
-    if not os.fstat(stream.fileno()).st_nlink:  # it was finished and removed before the lock was ours
-        raise UserError(f"another process has just written {out}", hint="give the same command again")
+        raise UserError(
+            f"another process is writing {out}", hint="wait for it, or choose another name"
+        ) from None
+    if not os.fstat(
+        stream.fileno()
+    ).st_nlink:  # it was finished and removed before the lock was ours
+        raise UserError(
+            f"another process has just written {out}", hint="give the same command again"
+        )

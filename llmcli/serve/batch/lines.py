@@ -1,7 +1,8 @@
-"""The lines of a batch's input, whatever is in them: JSONL from a file, a pipe or gzip, read twice and never whole.
+"""The lines of a batch's input, whatever is in them: JSONL from a file, a pipe or gzip, read twice
+and never whole.
 
-The first reading counts and hashes, so that a later run knows whether it is the same input; the second gives the
-lines. It knows bytes and numbers of lines, not what they ask for.
+The first reading counts and hashes, so that a later run knows whether it is the same input; the
+second gives the lines. It knows bytes and numbers of lines, not what they ask for.
 """
 
 import gzip
@@ -26,8 +27,9 @@ GZIP, BOM = b"\x1f\x8b", b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that is not blank. `index` counts such lines from 0, `number` all lines from 1. `raw` has no newline, and
-    is empty for a line of `too_long` bytes."""
+    """A line that is not blank. `index` counts such lines from 0, `number` all lines from 1. `raw`
+    has no newline, and is empty for a line of `too_long` bytes.
+    """
 
     index: int
     number: int
@@ -37,8 +39,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the first reading found: lines that are not blank, the sha256 of all bytes, and the number of the last
-    line where no newline ends it (0 where one does)."""
+    """What the first reading found: lines that are not blank, the sha256 of all bytes, and the
+    number of the last line where no newline ends it (0 where one does).
+    """
 
     count: int
     sha256: str
@@ -64,11 +67,18 @@ class Input:
         index = 0
         for number, raw, size in self._read():
             if size > MOST or raw.strip():
-                yield Line(index, number, b"", size) if size > MOST else Line(index, number, raw.strip())
+                yield (
+                    Line(index, number, b"", size)
+                    if size > MOST
+                    else Line(index, number, raw.strip())
+                )
                 index += 1
 
-    def _read(self, see: Callable[[bytes], object] = lambda piece: None) -> Iterator[tuple[int, bytes, int]]:
-        """Every line's number, bytes without a byte-order mark, and size; of one that is too long the last piece.
+    def _read(
+        self, see: Callable[[bytes], object] = lambda piece: None
+    ) -> Iterator[tuple[int, bytes, int]]:
+        """Every line's number, bytes without a byte-order mark, and size; of one that is too long
+        the last piece.
 
         `see` is shown all bytes.
         """
@@ -84,12 +94,15 @@ class Input:
                     size += len(more)
                 yield number, raw.removeprefix(BOM if number == 1 else b""), size
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise UserError(f"{self.name} is damaged gzip: {error}", hint="make it anew: gzip -t tells") from None
+            raise UserError(
+                f"{self.name} is damaged gzip: {error}", hint="make it anew: gzip -t tells"
+            ) from None
 
 
 @contextmanager
 def opened(name: str, beside: Path) -> Iterator[Input]:
-    """The input called `name`; `-` is stdin, which is kept in a file without a name in the folder `beside`.
+    """The input called `name`; `-` is stdin, which is kept in a file without a name in the folder
+    `beside`.
 
     Raises UserError where it cannot be read.
     """
@@ -101,7 +114,9 @@ def opened(name: str, beside: Path) -> Iterator[Input]:
             try:
                 stream = stack.enter_context(Path(name).expanduser().open("rb"))
             except OSError as error:
-                raise UserError(f"cannot read {name}: {error.strerror}", hint="check the name") from None
+                raise UserError(
+                    f"cannot read {name}: {error.strerror}", hint="check the name"
+                ) from None
             if not stream.seekable():
                 piped = stream
                 stream = stack.enter_context(tempfile.TemporaryFile(dir=beside))

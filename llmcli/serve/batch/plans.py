@@ -1,7 +1,7 @@
 """How to answer a line: a generator that asks for answers, one after another or several at once.
 
-A plan yields requests, is sent their answers in the same order, and returns the line's document. It knows requests, not
-the engine.
+A plan yields requests, is sent their answers in the same order, and returns the line's document. It
+knows requests, not the engine.
 """
 
 from collections.abc import Generator, Sequence

@@ -1,10 +1,12 @@
-"""Skeleton-of-Thought (Ning et al. 2023, arXiv:2307.15337): an outline first, then all its points at once.
+"""Skeleton-of-Thought (Ning et al. 2023, arXiv:2307.15337): an outline first, then all its points
+at once.
 
-The outline is a numbered list by a grammar, where the paper parses what comes; the points' prompts differ in their last
-words only, so that question and outline are computed once. The words of the prompts are ours.
+The outline is a numbered list by a grammar, where the paper parses what comes; the points' prompts
+differ in their last words only, so that question and outline are computed once. The words of the
+prompts are ours.
 
-2026-11: a JSON schema asked the same of SmolLM2-135M and its outlines were JSON about JSON ("{{value}},"); lists are
-what small models have seen.
+2026-11: a JSON schema asked the same of SmolLM2-135M and its outlines were JSON about JSON
+("{{value}},"); lists are what small models have seen.
 """
 
 from collections.abc import Generator, Sequence
@@ -31,14 +33,20 @@ POINT = (
     "{question}\n\nThe outline of the answer:\n{outline}\n\nWrite one or two plain sentences for one point of it and "
     "nothing of the others. The point: {point}"
 )
-ASIDE = ("n", "response_format", "tools", "logprobs")  # fields of a request that are about a single text
+ASIDE = (
+    "n",
+    "response_format",
+    "tools",
+    "logprobs",
+)  # fields of a request that are about a single text
 
 
 def skeleton(form: Form) -> Plan:
-    """An outline, its points in parallel, and all of it as one message; the document also has them under `skeleton`.
+    """An outline, its points in parallel, and all of it as one message; the document also has them
+    under `skeleton`.
 
-    Where the outline did not come to an end the plain answer is given. Raises Problem for what is no conversation
-    that ends with a question, or wants more than one text.
+    Where the outline did not come to an end the plain answer is given. Raises Problem for what is
+    no conversation that ends with a question, or wants more than one text.
     """
     if not isinstance(form, Conversation):
         raise Problem("a skeleton answers a conversation, at /v1/chat/completions")
@@ -57,12 +65,17 @@ def skeleton(form: Form) -> Plan:
     return {**form.whole([_joined(begun, answers, parts)]), "skeleton": parts}
 
 
-def _outlined(form: Conversation, question: str) -> Generator[Sequence[Wanted], list[list[Answer]], Answer]:
+def _outlined(
+    form: Conversation, question: str
+) -> Generator[Sequence[Wanted], list[list[Answer]], Answer]:
     request = _ask(form, OUTLINE.format(question=question, least=LEAST, most=MOST))
     grammar = form.runner.grammars(Constraint("gbnf", listed()))
     tags = form.runner.opened(request.tokens)
     request = replace(
-        request, grammar=grammar, strategy=form.runner.strategy(grammar), after=tags.closes if tags else ""
+        request,
+        grammar=grammar,
+        strategy=form.runner.strategy(grammar),
+        after=tags.closes if tags else "",
     )
     ((answer,),) = yield [Wanted(request)]
     return answer
@@ -75,7 +88,9 @@ def _point(form: Conversation, question: str, points: list[str], number: int) ->
     seed = (whole.sampling.seed + 1 + number) % SEEDS
     most = max(1, (whole.max_tokens or 0) // len(points))
     return replace(
-        request, sampling=replace(whole.sampling, seed=seed), max_tokens=min(most, request.max_tokens or most)
+        request,
+        sampling=replace(whole.sampling, seed=seed),
+        max_tokens=min(most, request.max_tokens or most),
     )
 
 
@@ -83,7 +98,9 @@ def _question(form: Conversation) -> str:
     """What the conversation ends with."""
     last = form.fields.list("messages")[-1]
     if last.get("role") != "user" or not isinstance(last.get("content"), str):
-        raise Problem("a skeleton needs a conversation that ends with a user's text", param="messages")
+        raise Problem(
+            "a skeleton needs a conversation that ends with a user's text", param="messages"
+        )
     return str(last["content"])
 
 
@@ -106,7 +123,9 @@ def listed() -> str:
 
 
 def _points(answer: Answer) -> list[str] | None:
-    """The points of an outline, each once; None where it was cut short, or says the same over and over."""
+    """The points of an outline, each once; None where it was cut short, or says the same over and
+    over.
+    """
     found = [_short(line.partition(". ")[2]) for line in _said(answer).split("\n")]
     points = list(dict.fromkeys(point for point in found if point))
     return points if len(points) >= LEAST else None
@@ -123,11 +142,14 @@ def _joined(begun: Answer, answers: list[Answer], parts: list[dict[str, str]]) -
     every = [begun, *answers]
     text = "\n\n".join(f"{at}. {part['point']}: {part['text']}" for at, part in enumerate(parts, 1))
     return replace(
-        begun, text=text, tokens=tuple(token for answer in every for token in answer.tokens), top=(),
+        begun,
+        text=text,
+        tokens=tuple(token for answer in every for token in answer.tokens),
+        top=(),
         finish="stop" if all(answer.finish == "stop" for answer in answers) else "length",
         prompt_tokens=sum(answer.prompt_tokens for answer in every),
         cached_tokens=sum(answer.cached_tokens for answer in every),
-    )  # fmt: skip
+    )
 
 
 def _said(answer: Answer) -> str:

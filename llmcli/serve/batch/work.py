@@ -1,8 +1,9 @@
-"""Many plans through one engine: as many answers at once as it runs, those that begin alike beside one another.
+"""Many plans through one engine: as many answers at once as it runs, those that begin alike beside
+one another.
 
-Lines are read and made into plans in a thread beside the engine's, a window at a time, and a window is sorted by its
-tokens: what many prompts have in front is still in the cache when the next of them comes. Nothing is lost where it
-stops: whoever is told of what is done keeps it.
+Lines are read and made into plans in a thread beside the engine's, a window at a time, and a window
+is sorted by its tokens: what many prompts have in front is still in the cache when the next of them
+comes. Nothing is lost where it stops: whoever is told of what is done keeps it.
 """
 
 from collections import deque
@@ -20,14 +21,18 @@ from llmcli.serve.problems import problem
 from llmcli.serve.schema.base import Document
 from quant.errors import Refusal
 
-WINDOW, MOST_TOKENS = 1024, 1 << 18  # lines that are made ready at once, and tokens of their prompts
+WINDOW, MOST_TOKENS = (
+    1024,
+    1 << 18,
+)  # lines that are made ready at once, and tokens of their prompts
 
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """A line on its way: its plan, what it wants now, and what has come of it; `open` answers are still to come.
-    `refusal`: it was over before it began. `aside` makes its document on the engine's thread, beside what runs: None
-    while there is more to do."""
+    """A line on its way: its plan, what it wants now, and what has come of it; `open` answers are
+    still to come. `refusal`: it was over before it began. `aside` makes its document on the
+    engine's thread, beside what runs: None while there is more to do.
+    """
 
     index: int
     plan: Plan | None
@@ -80,19 +85,24 @@ class Part:
 
 
 class Work:
-    """Runs tasks; `done` is told the index of each and what it came to, in the order in which they end.
+    """Runs tasks; `done` is told the index of each and what it came to, in the order in which they
+    end.
 
-    `tokens` were drawn, `cached` of `prompted` prompt tokens were there before. `stopped`: somebody did not want
-    the rest. `tell` is called after every pass.
+    `tokens` were drawn, `cached` of `prompted` prompt tokens were there before. `stopped`: somebody
+    did not want the rest. `tell` is called after every pass.
     """
 
-    def __init__(self, runner: Runner, parallel: int, done: Callable[[int, Document | Refusal], None]) -> None:
+    def __init__(
+        self, runner: Runner, parallel: int, done: Callable[[int, Document | Refusal], None]
+    ) -> None:
         self.runner, self.engine, self.parallel = runner, runner.engine, parallel
         self._done, self._admit = done, admission(runner)
         self.tell: Callable[[], None] = lambda: None
         self._ready: deque[Part] = deque()
         self._asides: deque[Task] = deque()
-        self._running: dict[int, tuple[Part, int]] = {}  # by the engine's id: whose, and which sample
+        self._running: dict[
+            int, tuple[Part, int]
+        ] = {}  # by the engine's id: whose, and which sample
         self.tokens = self.prompted = self.cached = 0
         self.stopped = False
 
@@ -136,7 +146,9 @@ class Work:
                 self._done(task.index, task.refusal)
             elif task.aside:
                 self._asides.append(task)
-        self._ready.extend(Part(task, number) for task in tasks for number in range(len(task.wanted)))
+        self._ready.extend(
+            Part(task, number) for task in tasks for number in range(len(task.wanted))
+        )
         return bool(tasks)
 
     def _start(self) -> None:
@@ -144,7 +156,9 @@ class Work:
         while self._ready:
             part = self._ready[0]
             busy = len(self._running)
-            if (busy and busy + part.wanted.samples > self.parallel) or not self._admit(part.wanted, bool(busy)):
+            if (busy and busy + part.wanted.samples > self.parallel) or not self._admit(
+                part.wanted, bool(busy)
+            ):
                 return
             self._ready.popleft()
             ids = self.engine.sample(part.wanted.request, part.wanted.samples)
@@ -180,8 +194,12 @@ class Work:
         if part.task.open:
             return
         came = part.task.go_on()
-        if came is None:  # those that follow go first: their prompts begin with what is in the cache
-            self._ready.extendleft(Part(part.task, number) for number in reversed(range(len(part.task.wanted))))
+        if (
+            came is None
+        ):  # those that follow go first: their prompts begin with what is in the cache
+            self._ready.extendleft(
+                Part(part.task, number) for number in reversed(range(len(part.task.wanted)))
+            )
         else:
             self._done(part.task.index, came)
 

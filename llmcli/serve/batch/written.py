@@ -1,7 +1,8 @@
 """A line of OUT: OpenAI's batch output, the same bytes whenever and in whatever order it was made.
 
-2026-11: `created` is 0, and there are no timings and no counts of cached tokens; ids are hashes of the batch and the
-line. So the file of a killed run equals that of an unbroken one, and an id tells which batch a line belongs to.
+2026-11: `created` is 0, and there are no timings and no counts of cached tokens; ids are hashes of
+the batch and the line. So the file of a killed run equals that of an unbroken one, and an id tells
+which batch a line belongs to.
 """
 
 import hashlib
@@ -13,9 +14,14 @@ from llmcli.serve.problems import Problem, document
 from llmcli.serve.schema.base import Document, encoded
 
 MOMENTS = ("created", "created_at", "completed_at")  # seconds since 1970
-LEFT_OUT = ("timings", "prompt_tokens_details", "input_tokens_details")  # what was cached, and how long it took
+LEFT_OUT = (
+    "timings",
+    "prompt_tokens_details",
+    "input_tokens_details",
+)  # what was cached, and how long it took
 IDS = ("id", "call_id", "item_id")
-ANSWERED = b',"response":{"status_code":200,'  # in a line that has an answer; JSON escapes quotes within texts
+# in a line that has an answer; JSON escapes quotes within texts
+ANSWERED = b',"response":{"status_code":200,'
 HEX = re.compile(r"[0-9a-f]{8,}$")
 
 
@@ -37,12 +43,16 @@ def refused(batch: str, index: int, custom_id: str, error: Problem) -> bytes:
 def damaged(batch: str, index: int, custom_id: str, number: int, code: str, message: str) -> bytes:
     """A line that could not be read."""
     about = {"code": code, "message": message, "line": number}
-    return encoded({"id": line_id(batch, index), "custom_id": custom_id, "response": None, "error": about})
+    return encoded(
+        {"id": line_id(batch, index), "custom_id": custom_id, "response": None, "error": about}
+    )
 
 
 def _line(batch: str, index: int, custom_id: str, status: int, body: Mapping[str, Any]) -> bytes:
     response = {"status_code": status, "request_id": f"req_{_hex(batch, index)}", "body": body}
-    return encoded({"id": line_id(batch, index), "custom_id": custom_id, "response": response, "error": None})
+    return encoded(
+        {"id": line_id(batch, index), "custom_id": custom_id, "response": response, "error": None}
+    )
 
 
 def _hex(*words: object) -> str:

@@ -1,4 +1,6 @@
-"""How model families write function calls, a file each; the first that fits a template is taken, hermes at last."""
+"""How model families write function calls, a file each; the first that fits a template is taken,
+hermes at last.
+"""
 
 import functools
 
@@ -19,5 +21,7 @@ def family(template: str) -> Family:
 
 
 def marks() -> list[str]:
-    """Every word by which calls are told: where a model has a control token for one, it must be seen."""
+    """Every word by which calls are told: where a model has a control token for one, it must be
+    seen.
+    """
     return sorted({word for one in families() for word in one.words})

@@ -1,4 +1,6 @@
-"""What a family is: where its calls begin, how to read them, and what to write around forced arguments."""
+"""What a family is: where its calls begin, how to read them, and what to write around forced
+arguments.
+"""
 
 import json
 import re
@@ -49,8 +51,10 @@ class Taken:
 
 
 class Written(Protocol):
-    """Arguments on their way: `take` says what of a text tells of them, as JSON, and how many characters that were;
-    `over`: there is no more. `done`: they are all told, and what follows is none of them."""
+    """Arguments on their way: `take` says what of a text tells of them, as JSON, and how many
+    characters that were; `over`: there is no more. `done`: they are all told, and what follows is
+    none of them.
+    """
 
     done: bool
 
@@ -58,7 +62,9 @@ class Written(Protocol):
 
 
 class Form(ABC):
-    """How arguments are written that are no JSON: `begins` and `goes_on` are patterns as a family has them."""
+    """How arguments are written that are no JSON: `begins` and `goes_on` are patterns as a family
+    has them.
+    """
 
     begins: str
     goes_on: str
@@ -78,8 +84,10 @@ class Head:
 
 
 class Family(ABC):
-    """`marks` are what its template has, `opens` what its calls begin with, `closes` what ends them. `first`: a call is
-    all of the answer, or none; its opening is too common to mean one anywhere. `last`: nothing follows its calls."""
+    """`marks` are what its template has, `opens` what its calls begin with, `closes` what ends
+    them. `first`: a call is all of the answer, or none; its opening is too common to mean one
+    anywhere. `last`: nothing follows its calls.
+    """
 
     name: ClassVar[str]
     order: ClassVar[int] = 0
@@ -88,8 +96,8 @@ class Family(ABC):
     closes: ClassVar[tuple[str, ...]] = ()
     first: ClassVar[bool] = False
     last: ClassVar[bool] = False
-    # How a call begins whose arguments are JSON, up to them: at the mark, and behind another call. Groups: json or
-    # name, id.
+    # How a call begins whose arguments are JSON, up to them: at the mark, and behind another call.
+    # Groups: json or name, id.
     begins: ClassVar[str] = ""
     goes_on: ClassVar[str] = ""
     form: ClassVar[Form | None] = None  # how they are written that are no JSON
@@ -113,7 +121,9 @@ class Family(ABC):
         return () if self.last else self.closes[:1]
 
     def head(self, text: str, number: int) -> Head | None:
-        """The call that `text` begins with, the first (0) or a later one of several, where it is known by name."""
+        """The call that `text` begins with, the first (0) or a later one of several, where it is
+        known by name.
+        """
         for form in (None, self.form):
             kind = form or self
             pattern = kind.goes_on if number else kind.begins
@@ -134,7 +144,8 @@ class Family(ABC):
 
     @abstractmethod
     def take(self, text: str, over: bool) -> Taken | None:
-        """Read `text`, which begins with one of `opens`; None: more must come, which it does unless `over`.
+        """Read `text`, which begins with one of `opens`; None: more must come, which it does unless
+        `over`.
 
         Raises ValueError where that is no call.
         """
@@ -144,7 +155,9 @@ class Family(ABC):
         """What stands before and after the arguments of a call of `name`, where one is forced."""
 
     def bound(self, name: str) -> dict[str, tuple[str, str]]:
-        """The same by the mark that tells of a call, where one may be made, and is bound from there on."""
+        """The same by the mark that tells of a call, where one may be made, and is bound from there
+        on.
+        """
         return {self.opens[0]: self.frame(name)}
 
     @property
@@ -154,18 +167,24 @@ class Family(ABC):
 
 
 def keyed(before: str, name: str = "name", arguments: str = "arguments|parameters") -> str:
-    """The pattern of a call that is a JSON object, behind what `before` matches, up to its arguments."""
+    """The pattern of a call that is a JSON object, behind what `before` matches, up to its
+    arguments.
+    """
     return rf'{before}\{{\s*"{name}"\s*:\s*(?P<json>"(?:[^"\\]|\\.)*")\s*,\s*"(?:{arguments})"\s*:\s*(?=\{{)'
 
 
 def made(name: str, given: Any, id: str = "") -> Call:
-    """A call with these arguments; raises ValueError where they are no object, or hold what is no JSON (NaN)."""
+    """A call with these arguments; raises ValueError where they are no object, or hold what is no
+    JSON (NaN).
+    """
     if not isinstance(given, dict):
         raise ValueError(given)
     return Call(name, json.dumps(given, ensure_ascii=False, allow_nan=False), id)
 
 
-def call(found: Any, *, name: str = "name", arguments: tuple[str, ...] = ("arguments", "parameters")) -> Call:
+def call(
+    found: Any, *, name: str = "name", arguments: tuple[str, ...] = ("arguments", "parameters")
+) -> Call:
     """A call of a JSON object; raises ValueError where it is none."""
     if not isinstance(found, dict) or not isinstance(found.get(name), str):
         raise ValueError(found)
@@ -184,7 +203,8 @@ def calls(found: Any, **keys: Any) -> tuple[Call, ...]:
 
 
 def within(text: str, opens: str, closes: str, over: bool) -> tuple[str, int] | None:
-    """What stands between the opening that `text` begins with and the end, and where it ends; None: not there yet.
+    """What stands between the opening that `text` begins with and the end, and where it ends; None:
+    not there yet.
 
     Where the answer is over it may do without an end.
     """

@@ -1,4 +1,6 @@
-"""Arguments in braces whose keys have no quotes and whose texts stand between marks, told while they come as JSON."""
+"""Arguments in braces whose keys have no quotes and whose texts stand between marks, told while
+they come as JSON.
+"""
 
 import json
 import re
@@ -17,7 +19,9 @@ PAIRS = {"{": "}", "[": "]"}
 
 @dataclass(frozen=True)
 class Braces(Form):
-    """`begins` is the pattern of a call up to its brace (a group: name), `quote` the mark around a text."""
+    """`begins` is the pattern of a call up to its brace (a group: name), `quote` the mark around a
+    text.
+    """
 
     begins: str
     quote: str
@@ -35,8 +39,8 @@ class Braced:
         self.done = False
         self._quote, self._texts, self._key = quote, texts, ""
         self._open = list[str]()
-        # What comes next: a value, a key, the colon behind a quoted one, a comma; where a list or an object has just
-        # begun its end may, too.
+        # What comes next: a value, a key, the colon behind a quoted one, a comma; where a list or
+        # an object has just begun its end may, too.
         self._next, self._empty, self._inside = "value", False, False
 
     def take(self, text: str, over: bool) -> tuple[str, int]:
@@ -47,7 +51,9 @@ class Braced:
             piece, at = self._text(text, at) if self._inside else self._mark(text, at)
             out.append(piece)
             moved = at > before
-        if over and not self.done:  # half a mark, or a word of which nobody knows whether it is whole
+        if (
+            over and not self.done
+        ):  # half a mark, or a word of which nobody knows whether it is whole
             at = len(text)
         return "".join(out), at
 
@@ -92,13 +98,22 @@ class Braced:
         first = text[at]
         if self._next == "key":
             if found := KEY.match(text, at):
-                self._next, self._empty, self._key = "value", False, found[1] if len(self._open) == 1 else ""
+                self._next, self._empty, self._key = (
+                    "value",
+                    False,
+                    found[1] if len(self._open) == 1 else "",
+                )
                 return json.dumps(found[1], ensure_ascii=False) + ": ", found.end()
         elif self._next == "value" and first in PAIRS:
             self._open.append(PAIRS[first])
             self._next, self._empty = "key" if first == "{" else "value", True
             return first, at + 1
-        elif self._next == "value" and (found := BARE.match(text, at)) and found.end() < len(text) and self._open:
+        elif (
+            self._next == "value"
+            and (found := BARE.match(text, at))
+            and found.end() < len(text)
+            and self._open
+        ):
             known = len(self._open) == 1 and self._key in self._texts
             self._next, self._empty = "comma", False
             return _told(found[0].strip(), known), found.end()
@@ -119,4 +134,3 @@ def _told(word: str, text: bool) -> str:
 
 def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
-

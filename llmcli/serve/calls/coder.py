@@ -1,6 +1,8 @@
-"""`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder, Nemotron 3.
+"""`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder,
+Nemotron 3.
 
-A forced call is written as hermes has it, whose JSON a schema can hold; these models have seen both.
+A forced call is written as hermes has it, whose JSON a schema can hold; these models have seen
+both.
 """
 
 from typing import ClassVar
@@ -13,9 +15,14 @@ from llmcli.serve.calls.tags import Tags
 def tags(closes: str) -> Tags:
     """The inner tags, `closes` being the outer one behind them."""
     return Tags(
-        begins=r"<[\w:]+>\s*<function=(?P<name>[^>\n]+)>", opens=r"<parameter=(?P<key>[^>\n]+)>", closes="</parameter>",
-        ends=f"</function>|(?={closes})", around="\n", once=True, stops=("<parameter=", f"</function>{closes}"),
-    )  # fmt: skip
+        begins=r"<[\w:]+>\s*<function=(?P<name>[^>\n]+)>",
+        opens=r"<parameter=(?P<key>[^>\n]+)>",
+        closes="</parameter>",
+        ends=f"</function>|(?={closes})",
+        around="\n",
+        once=True,
+        stops=("<parameter=", f"</function>{closes}"),
+    )
 
 
 class Coder(Hermes):

@@ -1,4 +1,6 @@
-"""`<|START_ACTION|>[{"tool_call_id": "0", "tool_name": …, "parameters": {…}}]<|END_ACTION|>`: Command R7B and A."""
+"""`<|START_ACTION|>[{"tool_call_id": "0", "tool_name": …, "parameters": {…}}]<|END_ACTION|>`:
+Command R7B and A.
+"""
 
 import json
 from typing import ClassVar

@@ -1,4 +1,5 @@
-"""`<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜><｜tool▁calls▁end｜>`: DeepSeek.
+"""`<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜><｜tool▁calls▁end｜>`:
+DeepSeek.
 
 V3 and R1 write `function<｜tool▁sep｜>name` and the arguments as a block of Markdown.
 """

@@ -1,7 +1,8 @@
-"""`<|tool_call>call:name{key:<|"|>text<|"|>,other:3}<tool_call|>`: Gemma 4, and FunctionGemma in words of its own.
+"""`<|tool_call>call:name{key:<|"|>text<|"|>,other:3}<tool_call|>`: Gemma 4, and FunctionGemma in
+words of its own.
 
-Like JSON, but for keys without quotes and texts between marks, within which nothing is escaped. A forced call has JSON
-for arguments, whose schema can be held; it is read, too.
+Like JSON, but for keys without quotes and texts between marks, within which nothing is escaped. A
+forced call has JSON for arguments, whose schema can be held; it is read, too.
 """
 
 from typing import ClassVar
@@ -19,10 +20,14 @@ class Gemma(Family):
     opens: ClassVar[tuple[str, ...]] = ("<|tool_call>",)
     closes: ClassVar[tuple[str, ...]] = ("<tool_call|>", '<|"|>')
     begins: ClassVar[str] = r"<\|tool_call>\s*call:(?P<name>[\w.-]+)\s*(?=\{\s*\")"
-    form: ClassVar[Form | None] = Braces(r"<\|tool_call>\s*call:(?P<name>[\w.-]+)\s*(?=\{\s*[^\s\"])", '<|"|>')
+    form: ClassVar[Form | None] = Braces(
+        r"<\|tool_call>\s*call:(?P<name>[\w.-]+)\s*(?=\{\s*[^\s\"])", '<|"|>'
+    )
 
     def take(self, text: str, over: bool) -> Taken | None:
-        inner = within(text, self.opens[0], self.closes[0], over=False)  # what has no end may lack arguments
+        inner = within(
+            text, self.opens[0], self.closes[0], over=False
+        )  # what has no end may lack arguments
         if inner is None:
             if over:
                 raise ValueError(text)
@@ -47,7 +52,7 @@ class FunctionGemma(Gemma):
     begins: ClassVar[str] = r"<start_function_call>\s*call:(?P<name>[\w.-]+)\s*(?=\{\s*\")"
     form: ClassVar[Form | None] = Braces(
         r"<start_function_call>\s*call:(?P<name>[\w.-]+)\s*(?=\{\s*[^\s\"])", "<escape>"
-    )  # fmt: skip
+    )
 
 
 FAMILIES = (Gemma(), FunctionGemma())

@@ -1,4 +1,5 @@
-"""`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM 4.5 and later.
+"""`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM 4.5 and
+later.
 
 A forced call is written as hermes has it.
 """
@@ -18,9 +19,11 @@ class Glm(Hermes):
     marks: ClassVar[tuple[str, ...]] = ("<arg_key>",)
     form: ClassVar[Form | None] = Tags(
         begins=r"<tool_call>\s*(?P<name>[\w.-]+)\s*(?=<arg_key>|</tool_call>)",
-        opens=r"<arg_key>(?P<key>[^<>]+)</arg_key>\s*<arg_value>", closes="</arg_value>", ends="(?=</tool_call>)",
+        opens=r"<arg_key>(?P<key>[^<>]+)</arg_key>\s*<arg_value>",
+        closes="</arg_value>",
+        ends="(?=</tool_call>)",
         around=" \t\r\n",
-    )  # fmt: skip
+    )
 
 
 FAMILIES = (Glm(),)

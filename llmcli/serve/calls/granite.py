@@ -23,7 +23,9 @@ class Granite(Family):
     def take(self, text: str, over: bool) -> Taken | None:
         if not over:
             return None
-        return Taken(calls(json.loads(text.removeprefix(OPENS).strip().removesuffix(CLOSES))), len(text))
+        return Taken(
+            calls(json.loads(text.removeprefix(OPENS).strip().removesuffix(CLOSES))), len(text)
+        )
 
     def frame(self, name: str) -> tuple[str, str]:
         return f'{{"name": {json.dumps(name)}, "arguments": ', "}"

@@ -1,4 +1,6 @@
-"""`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}`: gpt-oss; `<|call|>` ends the answer."""
+"""`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}`: gpt-oss; `<|call|>`
+ends the answer.
+"""
 
 import json
 import re
@@ -19,7 +21,9 @@ class Harmony(Family):
     opens: ClassVar[tuple[str, ...]] = (OPENS,)
     closes: ClassVar[tuple[str, ...]] = ("<|message|>", "<|constrain|>")
     last: ClassVar[bool] = True
-    begins: ClassVar[str] = r"<\|channel\|>commentary to=functions\.(?P<name>[\w.-]+)[^{]*?<\|message\|>\s*(?=\{)"
+    begins: ClassVar[str] = (
+        r"<\|channel\|>commentary to=functions\.(?P<name>[\w.-]+)[^{]*?<\|message\|>\s*(?=\{)"
+    )
 
     def take(self, text: str, over: bool) -> Taken | None:
         if not over:

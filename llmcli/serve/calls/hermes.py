@@ -1,4 +1,5 @@
-"""`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen 2.5 and 3, SmolLM3, Granite 4 and many more.
+"""`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen 2.5 and 3, SmolLM3, Granite
+4 and many more.
 
 Models that know of no tools are told to write so, too.
 """
@@ -26,7 +27,9 @@ class Hermes(Family):
         return self.closes
 
     def take(self, text: str, over: bool) -> Taken | None:
-        opens, closes = next(pair for pair in zip(self.opens, self.closes, strict=True) if text.startswith(pair[0]))
+        opens, closes = next(
+            pair for pair in zip(self.opens, self.closes, strict=True) if text.startswith(pair[0])
+        )
         inner = within(text, opens, closes, over)
         return inner and Taken(calls(json.loads(inner[0])), inner[1])
 
@@ -34,7 +37,10 @@ class Hermes(Family):
         return self._tagged(name, OPENS, CLOSES)
 
     def bound(self, name: str) -> dict[str, tuple[str, str]]:
-        return {opens: self._tagged(name, opens, closes) for opens, closes in zip(self.opens, self.closes, strict=True)}
+        return {
+            opens: self._tagged(name, opens, closes)
+            for opens, closes in zip(self.opens, self.closes, strict=True)
+        }
 
     def _tagged(self, name: str, opens: str, closes: str) -> tuple[str, str]:
         return f'{opens}\n{{"name": {json.dumps(name)}, "arguments": ', "}\n" + closes

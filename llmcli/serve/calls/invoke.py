@@ -1,4 +1,5 @@
-"""`<invoke name="…"><parameter name="…">…</parameter></invoke>` between tags: MiniMax M2, DeepSeek V3.2 and V4.
+"""`<invoke name="…"><parameter name="…">…</parameter></invoke>` between tags: MiniMax M2, DeepSeek
+V3.2 and V4.
 
 DeepSeek says of each value whether it is text. A forced call is written as hermes has it.
 """
@@ -12,13 +13,18 @@ from llmcli.serve.calls.tags import Tags
 
 
 def tags(outer: str, prefix: str, around: str) -> Tags:
-    """The inner tags, with what stands before their names; `outer` is the pattern of the names of those around."""
+    """The inner tags, with what stands before their names; `outer` is the pattern of the names of
+    those around.
+    """
     name = rf'<{prefix}invoke name="(?P<name>[^"\n]+)"[^>\n]*>'
     return Tags(
-        begins=rf"<(?:{outer})>\s*{name}", goes_on=rf"\s*{name}",
+        begins=rf"<(?:{outer})>\s*{name}",
+        goes_on=rf"\s*{name}",
         opens=rf'<{prefix}parameter name="(?P<key>[^"\n]+)"(?:(?P<text>[^>\n]*string="true")|[^>\n]*)[^>\n]*>',
-        closes=f"</{prefix}parameter>", ends=f"</{prefix}invoke>|(?=</(?:{outer})>)", around=around,
-    )  # fmt: skip
+        closes=f"</{prefix}parameter>",
+        ends=f"</{prefix}invoke>|(?=</(?:{outer})>)",
+        around=around,
+    )
 
 
 class MiniMax(Hermes):
@@ -38,8 +44,16 @@ class Dsml(MiniMax):
 
     name: ClassVar[str] = "dsml"
     marks: ClassVar[tuple[str, ...]] = ("｜DSML｜",)
-    opens: ClassVar[tuple[str, ...]] = ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", hermes.OPENS)
-    closes: ClassVar[tuple[str, ...]] = ("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>", hermes.CLOSES)
+    opens: ClassVar[tuple[str, ...]] = (
+        "<｜DSML｜function_calls>",
+        "<｜DSML｜tool_calls>",
+        hermes.OPENS,
+    )
+    closes: ClassVar[tuple[str, ...]] = (
+        "</｜DSML｜function_calls>",
+        "</｜DSML｜tool_calls>",
+        hermes.CLOSES,
+    )
     begins: ClassVar[str] = keyed(r"<(?:tool_call|｜DSML｜tool_calls|｜DSML｜function_calls)>\s*")
     form: ClassVar[Form | None] = tags("｜DSML｜function_calls|｜DSML｜tool_calls", "｜DSML｜", "")
 

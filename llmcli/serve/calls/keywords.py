@@ -1,7 +1,8 @@
 """A call's arguments as Python's keywords, told while they come as the JSON object that they are.
 
-A text is told in pieces; texts that stand side by side are one. Any other value is told when its end is there: what
-Python would read as a number, a list or the like as that, and what it would not as the text that it is. Nothing is run.
+A text is told in pieces; texts that stand side by side are one. Any other value is told when its
+end is there: what Python would read as a number, a list or the like as that, and what it would not
+as the text that it is. Nothing is run.
 """
 
 import ast
@@ -25,8 +26,13 @@ OPENS = re.compile(r"[rRuU]?(?:\"{0,2}|'{0,2})")  # what may be the beginning of
 INSIDE = {quote: re.compile(rf"\\|{quote}") for quote in ('"""', "'''", '"', "'")}
 OUTSIDE = re.compile(r"[\"'\[\]{}(),]|<\|")
 HEX = "[0-9a-fA-F]"
-ESCAPE = re.compile(rf"\\(?:([0-7]{{1,3}})|(?:x({HEX}{{2}})|u({HEX}{{4}})|U({HEX}{{8}}))|N\{{([^{{}}]*)\}}|(.))", re.S)
-ESCAPES = re.compile(rf"\\(?:[0-7]{{0,2}}|x{HEX}?|u{HEX}{{0,3}}|U{HEX}{{0,7}}|N(?:\{{[\w -]{{0,99}})?)")  # the same
+ESCAPE = re.compile(
+    rf"\\(?:([0-7]{{1,3}})|(?:x({HEX}{{2}})|u({HEX}{{4}})|U({HEX}{{8}}))|N\{{([^{{}}]*)\}}|(.))",
+    re.S,
+)
+ESCAPES = re.compile(
+    rf"\\(?:[0-7]{{0,2}}|x{HEX}?|u{HEX}{{0,3}}|U{HEX}{{0,7}}|N(?:\{{[\w -]{{0,99}})?)"
+)  # the same
 LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\n": ""}
 SURROGATES = re.compile("[\ud800-\udfff]")
 WORDS = {"true": True, "false": False, "null": None}  # JSON's, which stand among Python's
@@ -45,7 +51,9 @@ class Keywords(Form):
 
 
 class Keyed:
-    """One call's arguments on their way; `texts` are those that are text by its schema: a number is one there."""
+    """One call's arguments on their way; `texts` are those that are text by its schema: a number is
+    one there.
+    """
 
     def __init__(self, texts: frozenset[str]) -> None:
         self.done = False
@@ -146,7 +154,9 @@ class Keyed:
                 self.done = True
                 return "", at
             elif not self._deep and sign in (",", ")"):
-                told = _read("".join([*self._held, text[start:at]]).strip(), self._name in self._texts)
+                told = _read(
+                    "".join([*self._held, text[start:at]]).strip(), self._name in self._texts
+                )
                 self._held, self._step = [], self._key
                 return _json(told), at + (sign == ",")
             else:
@@ -179,7 +189,9 @@ def _meant(escape: re.Match[str]) -> str:
 
 
 def _read(words: str, text: bool) -> Any:
-    """A value as Python has it, read and never run; one that is none is text, and so is a number where `text` is."""
+    """A value as Python has it, read and never run; one that is none is text, and so is a number
+    where `text` is.
+    """
     try:
         found = _value(ast.parse(words, mode="eval").body)
         json.dumps(found, allow_nan=False)
@@ -195,7 +207,11 @@ def _value(node: ast.expr) -> Any:
         case ast.List(elts=values) | ast.Tuple(elts=values):
             return [_value(one) for one in values]
         case ast.Dict(keys=keys, values=values) if None not in keys:
-            return {str(_value(key)): _value(value) for key, value in zip(keys, values, strict=True) if key}
+            return {
+                str(_value(key)): _value(value)
+                for key, value in zip(keys, values, strict=True)
+                if key
+            }
         case ast.Constant() | ast.UnaryOp():
             found = ast.literal_eval(node)
             if isinstance(found, str | int | float | bool | None):
@@ -205,7 +221,9 @@ def _value(node: ast.expr) -> Any:
 
 def _json(value: Any) -> str:
     """With half characters as JSON writes them: two make one, and alone they are no UTF-8."""
-    return SURROGATES.sub(lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False))
+    return SURROGATES.sub(
+        lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False)
+    )
 
 
 def _escaped(text: str) -> str:

@@ -1,7 +1,7 @@
 """`<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`: Kimi K2.
 
-All calls stand in one section (`<|tool_calls_section_begin|>`); the id is the model's own, and its template shows it
-again with the result.
+All calls stand in one section (`<|tool_calls_section_begin|>`); the id is the model's own, and its
+template shows it again with the result.
 """
 
 import json

@@ -17,12 +17,18 @@ class Lfm(Family):
 
     name: ClassVar[str] = "lfm"
     order: ClassVar[int] = 1
-    marks: ClassVar[tuple[str, ...]] = (OPENS, "List of tools: <|tool_list_start|>", "List of tools: [")
+    marks: ClassVar[tuple[str, ...]] = (
+        OPENS,
+        "List of tools: <|tool_list_start|>",
+        "List of tools: [",
+    )
     opens: ClassVar[tuple[str, ...]] = (OPENS,)
     closes: ClassVar[tuple[str, ...]] = (CLOSES,)
     begins: ClassVar[str] = keyed(r"<\|tool_call_start\|>\s*\[?\s*")
     goes_on: ClassVar[str] = keyed(r"\s*\}\s*,\s*")
-    form: ClassVar[Form | None] = Keywords(r"<\|tool_call_start\|>\s*\[?\s*" + CALL, r"\s*,\s*" + CALL)
+    form: ClassVar[Form | None] = Keywords(
+        r"<\|tool_call_start\|>\s*\[?\s*" + CALL, r"\s*,\s*" + CALL
+    )
 
     def take(self, text: str, over: bool) -> Taken | None:
         inner = within(text, OPENS, CLOSES, over)

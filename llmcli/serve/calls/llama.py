@@ -15,7 +15,11 @@ class Llama(Family):
 
     name: ClassVar[str] = "llama"
     order: ClassVar[int] = 2
-    marks: ClassVar[tuple[str, ...]] = (TAG, "<|start_header_id|>ipython", '"parameters": dictionary of argument')
+    marks: ClassVar[tuple[str, ...]] = (
+        TAG,
+        "<|start_header_id|>ipython",
+        '"parameters": dictionary of argument',
+    )
     opens: ClassVar[tuple[str, ...]] = (TAG, NAME, TYPE, "{\n")
     first: ClassVar[bool] = True
     last: ClassVar[bool] = True
@@ -36,9 +40,15 @@ class Llama(Family):
         return f'{{"name": {json.dumps(name)}, "parameters": ', "}"
 
     def bound(self, name: str) -> dict[str, tuple[str, str]]:
-        """JSON has no mark but its first key: one that is spaced otherwise is text, bound by nothing."""
+        """JSON has no mark but its first key: one that is spaced otherwise is text, bound by
+        nothing.
+        """
         before, after = self.frame(name)
-        return {TAG: (TAG + before, after), NAME: (before, after), TYPE: (f"{TYPE}, {before[1:]}", after)}
+        return {
+            TAG: (TAG + before, after),
+            NAME: (before, after),
+            TYPE: (f"{TYPE}, {before[1:]}", after),
+        }
 
     @property
     def around(self) -> tuple[str, str | None, str]:

@@ -1,4 +1,6 @@
-"""`[TOOL_CALLS][{"name": …, "arguments": {…}}]`, or since 2025 `[TOOL_CALLS]name[ARGS]{…}`: Mistral."""
+"""`[TOOL_CALLS][{"name": …, "arguments": {…}}]`, or since 2025 `[TOOL_CALLS]name[ARGS]{…}`:
+Mistral.
+"""
 
 import json
 import re

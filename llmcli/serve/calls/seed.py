@@ -1,4 +1,5 @@
-"""`<seed:tool_call><function=name><parameter=key>value</parameter></function></seed:tool_call>`: Seed-OSS.
+"""`<seed:tool_call><function=name><parameter=key>value</parameter></function></seed:tool_call>`:
+Seed-OSS.
 
 A forced call is written as hermes has it.
 """

@@ -1,7 +1,8 @@
 """Arguments between tags, told while they come as the JSON object that they are.
 
-A value is text where the function's schema says so, or where it can be no JSON by what came of it: such a value is told
-in pieces. What may be JSON (a number, or what begins with a bracket or a quotation mark) is told when its end is there.
+A value is text where the function's schema says so, or where it can be no JSON by what came of it:
+such a value is told in pieces. What may be JSON (a number, or what begins with a bracket or a
+quotation mark) is told when its end is there.
 """
 
 import json
@@ -22,10 +23,11 @@ CUT = re.compile(r"\s*(<[^>]*|<\S*\s*(<\S*)?)?")  # what there may be of a tag w
 
 @dataclass(frozen=True)
 class Tags(Form):
-    """How a call is written: `begins` is the pattern of its head, `goes_on` that of a later one's in the same block (a
-    group: name), `opens` that of an argument's (groups: key, and text where it says itself that it is one), `ends` that
-    of the call's end. `closes` stands behind a value; `stops` do not belong to it, white space between their tags or
-    none. `around` a value stands what is none of it, `once`: one of it on each side.
+    """How a call is written: `begins` is the pattern of its head, `goes_on` that of a later one's
+    in the same block (a group: name), `opens` that of an argument's (groups: key, and text where it
+    says itself that it is one), `ends` that of the call's end. `closes` stands behind a value;
+    `stops` do not belong to it, white space between their tags or none. `around` a value stands
+    what is none of it, `once`: one of it on each side.
     """
 
     begins: str
@@ -109,7 +111,13 @@ class _Value:
     """One argument's value, which `text` says to be one; fed with what certainly is of it."""
 
     def __init__(self, form: Tags, text: bool) -> None:
-        self._form, self._text, self._opened, self._begun, self._whole = form, text, False, False, False
+        self._form, self._text, self._opened, self._begun, self._whole = (
+            form,
+            text,
+            False,
+            False,
+            False,
+        )
         self._held = list[str]()
 
     def feed(self, words: str) -> str:

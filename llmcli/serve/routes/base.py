@@ -1,4 +1,6 @@
-"""What a route is: paths, and a function from a request to a response. Adding one is a new file in this folder."""
+"""What a route is: paths, and a function from a request to a response. Adding one is a new file in
+this folder.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,7 +24,9 @@ class Service:
     settings: Settings
     vectors: Vectors
     room: Room  # for large requests, over whichever protocol
-    talks: "set[asyncio.Task[None]]" = field(default_factory=set)  # answers on their way over WebSockets
+    talks: "set[asyncio.Task[None]]" = field(
+        default_factory=set
+    )  # answers on their way over WebSockets
 
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
@@ -30,8 +34,9 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`paths` are further names of the same; `open` ones need no key. `socket`: `handle` takes a WebSocket, accepted
-    by itself, and returns nothing; whether its key is right has been asked."""
+    """`paths` are further names of the same; `open` ones need no key. `socket`: `handle` takes a
+    WebSocket, accepted by itself, and returns nothing; whether its key is right has been asked.
+    """
 
     path: str
     handle: Handler | Callable[[Service, Any], Awaitable[None]]

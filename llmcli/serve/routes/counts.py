@@ -1,4 +1,6 @@
-"""How many tokens a request would be: Anthropic's `/v1/messages/count_tokens`, OpenAI's `…/input_tokens`."""
+"""How many tokens a request would be: Anthropic's `/v1/messages/count_tokens`, OpenAI's
+`…/input_tokens`.
+"""
 
 from functools import partial
 
@@ -22,7 +24,11 @@ async def count(path: str, service: Service, request: Request) -> Response:
 
 
 ROUTES = tuple(
-    Route(f"{path}/{'count_tokens' if path == MESSAGES else 'input_tokens'}", partial(count, path), ("POST",))
+    Route(
+        f"{path}/{'count_tokens' if path == MESSAGES else 'input_tokens'}",
+        partial(count, path),
+        ("POST",),
+    )
     for path in registry.forms()
     if path.startswith("/v1/")
 )

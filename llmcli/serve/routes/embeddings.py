@@ -50,13 +50,20 @@ class Asked:
     def length(self, embedder: Embedder) -> int:
         """How many numbers of each vector are wanted; raises Problem where there are none."""
         if embedder.ranks:
-            raise Problem("this model ranks pairs of texts: it gives no embeddings; /v1/rerank answers with it", 501)
+            raise Problem(
+                "this model ranks pairs of texts: it gives no embeddings; /v1/rerank answers with it",
+                501,
+            )
         return self._fields.whole("dimensions", 1, embedder.size, embedder.size) or embedder.size
 
     def answer(self, ids: list[list[int]], vectors: Sequence[Vector], cut: int) -> dict[str, Any]:
         """OpenAI's document."""
         data = [
-            {"object": "embedding", "index": index, "embedding": written(shortened(vector, cut), self._form)}
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": written(shortened(vector, cut), self._form),
+            }
             for index, vector in enumerate(vectors)
         ]
         count = sum(map(len, ids))
@@ -69,23 +76,36 @@ def texts(fields: Fields) -> list[Text]:
     found = fields.values.get("input")
     if found is None:
         raise Problem("input is missing", param="input")
-    if isinstance(found, str) or (isinstance(found, list) and found and all(type(one) is int for one in found)):
+    if isinstance(found, str) or (
+        isinstance(found, list) and found and all(type(one) is int for one in found)
+    ):
         found = [found]
     if not isinstance(found, list) or not found:
-        raise Problem(f"input must be text, texts or ids of tokens, not {kind(found)}", param="input")
+        raise Problem(
+            f"input must be text, texts or ids of tokens, not {kind(found)}", param="input"
+        )
     if len(found) > MOST_TEXTS:
-        raise Problem(f"input has {len(found):,} texts, at most {MOST_TEXTS:,} are taken", param="input")
+        raise Problem(
+            f"input has {len(found):,} texts, at most {MOST_TEXTS:,} are taken", param="input"
+        )
     for index, one in enumerate(found):
-        if not isinstance(one, str) and not (isinstance(one, list) and all(type(part) is int for part in one)):
-            raise Problem(f"input[{index}] must be text or ids of tokens, not {kind(one)}", param=f"input[{index}]")
+        if not isinstance(one, str) and not (
+            isinstance(one, list) and all(type(part) is int for part in one)
+        ):
+            raise Problem(
+                f"input[{index}] must be text or ids of tokens, not {kind(one)}",
+                param=f"input[{index}]",
+            )
         if not one:
             raise Problem(f"input[{index}] is empty", param=f"input[{index}]")
     return found
 
 
 def encoded(given: list[Text], embedder: Embedder) -> list[list[int]]:
-    """Each text as ids; raises Problem where there is none, one that the model does not know, or too many, at once
-    where that is certain without making them: megabytes of spaces would keep the tokenizer from all others for long."""
+    """Each text as ids; raises Problem where there is none, one that the model does not know, or
+    too many, at once where that is certain without making them: megabytes of spaces would keep the
+    tokenizer from all others for long.
+    """
     found: list[list[int]] = []
     for index, text in enumerate(given):
         if isinstance(text, str) and (least := embedder.least(text)) > embedder.most:
@@ -99,19 +119,27 @@ def encoded(given: list[Text], embedder: Embedder) -> list[list[int]]:
         if len(ids) > embedder.most:
             raise _too_long(index, f"{len(ids)} tokens", len(ids), embedder)
     if (count := sum(map(len, found))) > MOST_TOKENS:
-        raise Problem(f"input has {count:,} tokens, at most {MOST_TOKENS:,} are taken", param="input")
+        raise Problem(
+            f"input has {count:,} tokens, at most {MOST_TOKENS:,} are taken", param="input"
+        )
     return found
 
 
 def _too_long(index: int, words: str, count: int, embedder: Embedder) -> Problem:
     return Problem(
-        f"input[{index}] has {words}, and this model embeds up to {embedder.most}", param=f"input[{index}]",
-        code="context_length_exceeded", type="exceed_context_size_error", n_prompt_tokens=count, n_ctx=embedder.most,
-    )  # fmt: skip
+        f"input[{index}] has {words}, and this model embeds up to {embedder.most}",
+        param=f"input[{index}]",
+        code="context_length_exceeded",
+        type="exceed_context_size_error",
+        n_prompt_tokens=count,
+        n_ctx=embedder.most,
+    )
 
 
 def shortened(vector: Vector, size: int) -> Vector:
-    """The first numbers of a vector, of length 1 again: as OpenAI cuts the models that are made for it."""
+    """The first numbers of a vector, of length 1 again: as OpenAI cuts the models that are made for
+    it.
+    """
     return vector if size == len(vector) else unit(vector[:size])
 
 

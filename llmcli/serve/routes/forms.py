@@ -1,4 +1,6 @@
-"""OpenAI's ways to ask for an answer (schema/): one document, or Server-Sent Events as the tokens come."""
+"""OpenAI's ways to ask for an answer (schema/): one document, or Server-Sent Events as the tokens
+come.
+"""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +14,9 @@ async def ask(service: Service, request: Request) -> Response:
     """Read the body as the path's form, ask the engine, write as the form says."""
     path = registry.form(request.url.path).path
     document = await body(request, service.settings.max_body)
-    short = int(request.headers.get("content-length", SHORT + 1)) <= SHORT  # its form was checked by the server
+    short = (
+        int(request.headers.get("content-length", SHORT + 1)) <= SHORT
+    )  # its form was checked by the server
     form = await asked(service.bridge, path, document, service.settings, short)
     return await answered(service, request, form)
 

@@ -11,10 +11,15 @@ from llmcli.serve.stream import json_response
 
 
 async def health(service: Service, request: Request) -> Response:
-    """ok, or 503 while the server stops. A router that finds answers open and an old token sends work elsewhere."""
+    """ok, or 503 while the server stops. A router that finds answers open and an old token sends
+    work elsewhere.
+    """
     bridge = service.bridge
     age = bridge.meter.last_token_age
-    about: dict[str, Any] = {"open": bridge.open, "last_token_age_ms": None if age is None else round(age * 1e3)}
+    about: dict[str, Any] = {
+        "open": bridge.open,
+        "last_token_age_ms": None if age is None else round(age * 1e3),
+    }
     if bridge.stopping:
         raise Problem("the server is stopping", 503, **about)
     return json_response({"status": "ok", **about})

@@ -1,4 +1,6 @@
-"""What llama-server's programs ask beside answers: `/props`, `/slots`, `/apply-template`. Nobody's text is told."""
+"""What llama-server's programs ask beside answers: `/props`, `/slots`, `/apply-template`. Nobody's
+text is told.
+"""
 
 from typing import Any
 
@@ -19,17 +21,32 @@ async def props(service: Service, request: Request) -> Response:
     template = runner.template
     params = settings.sampling.as_dict()
     most = settings.most_context or runner.n_ctx
-    return json_response({
-        "default_generation_settings": {"n_ctx": most, "params": {
-            **params, "temperature": params["temp"], "max_tokens": settings.max_tokens, "stop": list(settings.stops),
-        }},
-        "total_slots": service.bridge.parallel, "model_alias": settings.name, "model_ftype": runner.header.file_type,
-        "model_path": str(runner.header.files[0]), "modalities": {"vision": False, "video": False, "audio": False},
-        "chat_template": template.source if template else "", "endpoint_slots": True, "endpoint_props": False,
-        "endpoint_metrics": True, "bos_token": template.bos if template else "",
-        "eos_token": template.eos if template else "", "build_info": f"llama-cpp-python {version()}",
-        "is_sleeping": False,
-    })  # fmt: skip
+    return json_response(
+        {
+            "default_generation_settings": {
+                "n_ctx": most,
+                "params": {
+                    **params,
+                    "temperature": params["temp"],
+                    "max_tokens": settings.max_tokens,
+                    "stop": list(settings.stops),
+                },
+            },
+            "total_slots": service.bridge.parallel,
+            "model_alias": settings.name,
+            "model_ftype": runner.header.file_type,
+            "model_path": str(runner.header.files[0]),
+            "modalities": {"vision": False, "video": False, "audio": False},
+            "chat_template": template.source if template else "",
+            "endpoint_slots": True,
+            "endpoint_props": False,
+            "endpoint_metrics": True,
+            "bos_token": template.bos if template else "",
+            "eos_token": template.eos if template else "",
+            "build_info": f"llama-cpp-python {version()}",
+            "is_sleeping": False,
+        }
+    )
 
 
 async def slots(service: Service, request: Request) -> Response:
@@ -49,13 +66,19 @@ async def applied(service: Service, request: Request) -> Response:
 def _slots(runner: Runner) -> list[dict[str, Any]]:
     speculative = runner.engine.means.speculation is not None
     return [
-        {"id": one.slot, "n_ctx": runner.n_ctx, "speculative": speculative, "is_processing": one.running,
-         "n_prompt_tokens": one.tokens}
+        {
+            "id": one.slot,
+            "n_ctx": runner.n_ctx,
+            "speculative": speculative,
+            "is_processing": one.running,
+            "n_prompt_tokens": one.tokens,
+        }
         for one in sorted(census(runner.engine.ledger).held, key=lambda held: held.slot)
-    ]  # fmt: skip
+    ]
 
 
 ROUTES = (
-    Route("/props", props, paths=("/v1/props",)), Route("/slots", slots, paths=("/v1/slots",)),
+    Route("/props", props, paths=("/v1/props",)),
+    Route("/slots", slots, paths=("/v1/slots",)),
     Route("/apply-template", applied, ("POST",)),
-)  # fmt: skip
+)

@@ -12,17 +12,29 @@ from llmcli.serve.routes.base import Route, Service
 def _model(service: Service, name: str) -> dict[str, Any]:
     runner, settings = service.bridge.runner, service.settings
     about = {
-        "n_vocab": runner.model.n_vocab, "n_ctx": settings.most_context or runner.n_ctx,
-        "n_ctx_train": runner.header.context_length, "n_params": runner.model.n_params,
-        "size": sum(tensor.nbytes for tensor in runner.header.tensors), "file_type": runner.header.file_type,
-        "chat": runner.template is not None, "generates": runner.generates,
-    }  # fmt: skip
-    return {"id": name, "object": "model", "created": settings.created, "owned_by": "llmcli", "meta": about}
+        "n_vocab": runner.model.n_vocab,
+        "n_ctx": settings.most_context or runner.n_ctx,
+        "n_ctx_train": runner.header.context_length,
+        "n_params": runner.model.n_params,
+        "size": sum(tensor.nbytes for tensor in runner.header.tensors),
+        "file_type": runner.header.file_type,
+        "chat": runner.template is not None,
+        "generates": runner.generates,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": settings.created,
+        "owned_by": "llmcli",
+        "meta": about,
+    }
 
 
 async def models(service: Service, request: Request) -> Response:
     """Every name."""
-    return JSONResponse({"object": "list", "data": [_model(service, name) for name in service.settings.names]})
+    return JSONResponse(
+        {"object": "list", "data": [_model(service, name) for name in service.settings.names]}
+    )
 
 
 async def model(service: Service, request: Request) -> Response:

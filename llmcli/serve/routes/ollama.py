@@ -1,6 +1,8 @@
-"""What ollama's clients ask beside answers: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`, `/api/embed`.
+"""What ollama's clients ask beside answers: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`,
+`/api/embed`.
 
-The answers themselves are schema/ollama.py's. Pulling, creating and removing are this program's own commands.
+The answers themselves are schema/ollama.py's. Pulling, creating and removing are this program's own
+commands.
 """
 
 import hashlib
@@ -26,8 +28,14 @@ TEXTS = "input", "prompt"
 def _details(service: Service) -> dict[str, Any]:
     header, count = service.bridge.runner.header, service.bridge.runner.model.n_params
     size = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
-    return {"parent_model": "", "format": "gguf", "family": header.architecture, "families": [header.architecture],
-            "parameter_size": size, "quantization_level": header.file_type}  # fmt: skip
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": header.architecture,
+        "families": [header.architecture],
+        "parameter_size": size,
+        "quantization_level": header.file_type,
+    }
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
@@ -35,8 +43,14 @@ def _model(service: Service, name: str) -> dict[str, Any]:
     changed = datetime.fromtimestamp(service.settings.created, UTC).isoformat()
     # Of the name and the size: theirs is of a manifest, which a file has not.
     digest = hashlib.sha256(f"{name} {size}".encode()).hexdigest()
-    return {"name": name, "model": name, "modified_at": changed, "size": size, "digest": digest,
-            "details": _details(service)}  # fmt: skip
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": changed,
+        "size": size,
+        "digest": digest,
+        "details": _details(service),
+    }
 
 
 async def tags(service: Service, request: Request) -> Response:
@@ -48,7 +62,12 @@ async def running(service: Service, request: Request) -> Response:
     """The same: it is loaded as long as it is served."""
     size = service.settings.most_context or service.bridge.runner.n_ctx
     found = [
-        {**_model(service, name), "expires_at": "9999-12-31T00:00:00Z", "size_vram": 0, "context_length": size}
+        {
+            **_model(service, name),
+            "expires_at": "9999-12-31T00:00:00Z",
+            "size_vram": 0,
+            "context_length": size,
+        }
         for name in service.settings.names
     ]
     return json_response({"models": found})
@@ -71,15 +90,23 @@ async def show(service: Service, request: Request) -> Response:
         can += ["tools", *(["thinking"] if runner.template.switches else [])]
     architecture = runner.header.architecture
     info = {
-        "general.architecture": architecture, "general.parameter_count": runner.model.n_params,
+        "general.architecture": architecture,
+        "general.parameter_count": runner.model.n_params,
         f"{architecture}.context_length": runner.header.context_length or runner.n_ctx,
         f"{architecture}.embedding_length": runner.model.n_embd,
-    }  # fmt: skip
-    return json_response({
-        "modelfile": f"FROM {name}", "parameters": f"num_ctx {settings.most_context or runner.n_ctx}", "license": "",
-        "template": runner.template.source if runner.template else "{{ .Prompt }}", "details": _details(service),
-        "model_info": info, "capabilities": can, "modified_at": _model(service, name)["modified_at"],
-    })  # fmt: skip
+    }
+    return json_response(
+        {
+            "modelfile": f"FROM {name}",
+            "parameters": f"num_ctx {settings.most_context or runner.n_ctx}",
+            "license": "",
+            "template": runner.template.source if runner.template else "{{ .Prompt }}",
+            "details": _details(service),
+            "model_info": info,
+            "capabilities": can,
+            "modified_at": _model(service, name)["modified_at"],
+        }
+    )
 
 
 async def embed(service: Service, request: Request) -> Response:
@@ -95,14 +122,21 @@ async def embed(service: Service, request: Request) -> Response:
     vectors = [one["embedding"] for one in found["data"]]
     if old:
         return json_response({"embedding": vectors[0]})
-    return json_response({
-        "model": fields.text("model") or service.settings.name, "embeddings": vectors,
-        "total_duration": time.perf_counter_ns() - began, "load_duration": 0,
-        "prompt_eval_count": found["usage"]["prompt_tokens"],
-    })  # fmt: skip
+    return json_response(
+        {
+            "model": fields.text("model") or service.settings.name,
+            "embeddings": vectors,
+            "total_duration": time.perf_counter_ns() - began,
+            "load_duration": 0,
+            "prompt_eval_count": found["usage"]["prompt_tokens"],
+        }
+    )
 
 
 ROUTES = (
-    Route("/api/tags", tags), Route("/api/ps", running), Route("/api/version", version),
-    Route("/api/show", show, ("POST",)), Route("/api/embed", embed, ("POST",), ("/api/embeddings",)),
-)  # fmt: skip
+    Route("/api/tags", tags),
+    Route("/api/ps", running),
+    Route("/api/version", version),
+    Route("/api/show", show, ("POST",)),
+    Route("/api/embed", embed, ("POST",), ("/api/embeddings",)),
+)

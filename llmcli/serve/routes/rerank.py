@@ -1,8 +1,9 @@
-"""`/v1/rerank`: how well each of some documents answers a query, best first, as Jina and Cohere have it.
+"""`/v1/rerank`: how well each of some documents answers a query, best first, as Jina and Cohere
+have it.
 
-For models with a head that scores pairs. A score is what the head gives (a logit, or a probability where the file says
-so), as llama-server tells it: the order is what counts. With `texts` instead of `documents` the answer has the form of
-text-embeddings-inference.
+For models with a head that scores pairs. A score is what the head gives (a logit, or a probability
+where the file says so), as llama-server tells it: the order is what counts. With `texts` instead of
+`documents` the answer has the form of text-embeddings-inference.
 """
 
 from collections.abc import Mapping
@@ -39,14 +40,24 @@ async def ranked(service: Service, found: Mapping[str, Any]) -> Any:
     back = fields.flag("return_text" if old else "return_documents")
     embedder = await service.vectors.embedder()
     if not embedder.ranks:
-        raise Problem("this model does not rank: /v1/rerank is for files that score pairs (pooling_type rank)", 400)
+        raise Problem(
+            "this model does not rank: /v1/rerank is for files that score pairs (pooling_type rank)",
+            400,
+        )
     ids = await service.bridge.prepare(pairs, embedder, query, texts, kind="texts")
     scores = [float(vector[0]) for vector in await service.vectors.embed(ids)]
     order = sorted(range(len(texts)), key=lambda number: -scores[number])[:most]
     if old:
-        return [{"index": at, "score": scores[at], **({"text": texts[at]} if back else {})} for at in order]
+        return [
+            {"index": at, "score": scores[at], **({"text": texts[at]} if back else {})}
+            for at in order
+        ]
     results = [
-        {"index": at, "relevance_score": scores[at], **({"document": {"text": texts[at]}} if back else {})}
+        {
+            "index": at,
+            "relevance_score": scores[at],
+            **({"document": {"text": texts[at]}} if back else {}),
+        }
         for at in order
     ]
     count = sum(map(len, ids))
@@ -61,7 +72,9 @@ def documents(fields: Fields, name: str) -> list[str]:
         raise Problem(f"{name} is missing: it takes a list of texts", param=name)
     for index, one in enumerate(value):
         if not isinstance(one.get("text") if isinstance(one, dict) else one, str):
-            raise Problem(f"{name}[{index}] must be text, or an object with text, not {kind(one)}", param=name)
+            raise Problem(
+                f"{name}[{index}] must be text, or an object with text, not {kind(one)}", param=name
+            )
     return [one["text"] if isinstance(one, dict) else one for one in value]
 
 
@@ -69,14 +82,18 @@ def pairs(embedder: Embedder, query: str, texts: list[str]) -> list[list[int]]:
     """Each text with the query, as ids; raises Problem for one that is too long."""
     found, count = [], 0
     for index, text in enumerate(texts):
-        if (least := embedder.least(query, text)) > embedder.most:  # without making them, as of embeddings
+        if (
+            least := embedder.least(query, text)
+        ) > embedder.most:  # without making them, as of embeddings
             raise _too_long(index, f"{least} tokens or more", least, embedder)
         ids = embedder.pair(query, text)
         if len(ids) > embedder.most:
             raise _too_long(index, f"{len(ids)} tokens", len(ids), embedder)
         found.append(ids)
         count += len(ids)
-        if count > MOST_TOKENS:  # asked as it grows: the query counts, and is cut into tokens, once for each document
+        if (
+            count > MOST_TOKENS
+        ):  # asked as it grows: the query counts, and is cut into tokens, once for each document
             told = f"the query and the first {index + 1:,} documents have {count:,} tokens"
             raise Problem(f"{told}, at most {MOST_TOKENS:,} are taken", param="documents")
     return found
@@ -85,8 +102,11 @@ def pairs(embedder: Embedder, query: str, texts: list[str]) -> list[list[int]]:
 def _too_long(index: int, words: str, count: int, embedder: Embedder) -> Problem:
     return Problem(
         f"document {index} and the query have {words}, and this model ranks up to {embedder.most}",
-        code="context_length_exceeded", type="exceed_context_size_error", n_prompt_tokens=count, n_ctx=embedder.most,
-    )  # fmt: skip
+        code="context_length_exceeded",
+        type="exceed_context_size_error",
+        n_prompt_tokens=count,
+        n_ctx=embedder.most,
+    )
 
 
 ROUTES = (Route("/v1/rerank", rerank, ("POST",), ("/rerank", "/v1/reranking", "/reranking")),)

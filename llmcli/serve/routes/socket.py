@@ -1,9 +1,10 @@
 """`/v1/ws`: the same requests over a WebSocket, several at once.
 
-A message asks: {"id": "a", "path": "/v1/chat/completions", "body": {…}}; the path is a form's or /v1/embeddings. Its
-answers carry its id: {"id": "a", "data": {…}} for each chunk if the body says stream, else once for the whole document;
-at the end {"id": "a", "done": true}, or only {"id": "a", "error": {…}}. {"id": "a", "cancel": true} cancels it within a
-step. When the socket closes, all its requests are cancelled.
+A message asks: {"id": "a", "path": "/v1/chat/completions", "body": {…}}; the path is a form's or
+/v1/embeddings. Its answers carry its id: {"id": "a", "data": {…}} for each chunk if the body says
+stream, else once for the whole document; at the end {"id": "a", "done": true}, or only {"id": "a",
+"error": {…}}. {"id": "a", "cancel": true} cancels it within a step. When the socket closes, all its
+requests are cancelled.
 """
 
 import asyncio
@@ -38,7 +39,9 @@ Ask = Callable[[str, Mapping[str, Any]], AsyncGenerator[dict[str, Any], None]]
 class Talk:
     """One socket and the requests that are under way on it, which stand in `talks`, too."""
 
-    def __init__(self, socket: WebSocket, ask: Ask, talks: "set[asyncio.Task[None]]", room: Room) -> None:
+    def __init__(
+        self, socket: WebSocket, ask: Ask, talks: "set[asyncio.Task[None]]", room: Room
+    ) -> None:
         self._socket, self._ask, self._talks, self._room = socket, ask, talks, room
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
@@ -79,13 +82,17 @@ class Talk:
                 if task := self._tasks.get(name):
                     task.cancel()
             elif name in self._tasks:
-                raise Problem("this id is of a request that is not over", param="id", code="id_in_use")
+                raise Problem(
+                    "this id is of a request that is not over", param="id", code="id_in_use"
+                )
             elif len(self._tasks) >= AT_ONCE:
                 raise Problem(f"a socket has at most {AT_ONCE} requests at once", 429, code="busy")
             else:
                 self._begin(name, fields, place)
                 begun = True
-                await asyncio.sleep(0)  # a task that is cancelled before it begins would end without a word
+                await asyncio.sleep(
+                    0
+                )  # a task that is cancelled before it begins would end without a word
         except Refusal as error:
             await self._say({"id": name, **document(problem(error))})
         finally:
@@ -99,7 +106,9 @@ class Talk:
             raise Problem(f"path must be one of {known}", 404, param="path", code="not_found")
         if body is None:
             raise Problem("body is missing", param="body")
-        task = self._tasks[name] = self._group.create_task(self._answer(name, path, body.values, place))
+        task = self._tasks[name] = self._group.create_task(
+            self._answer(name, path, body.values, place)
+        )
         self._talks.add(task)
         task.add_done_callback(self._talks.discard)
         task.add_done_callback(lambda _: place.leave())

@@ -15,12 +15,16 @@ MOST_TEXT, MOST_PIECES = 1 << 21, 1 << 17
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    """A text as ids; `with_pieces` adds what each stands for, as text or, where it is none, as bytes."""
+    """A text as ids; `with_pieces` adds what each stands for, as text or, where it is none, as
+    bytes.
+    """
     fields = Fields(await body(request, service.settings.max_body))
     text, around = fields.text("content") or "", fields.flag("add_special")
     special, pieces = fields.flag("parse_special", True), fields.flag("with_pieces")
     model = service.bridge.runner.model
-    found = await service.bridge.prepare(tokens_of, model, text, around, special, pieces, kind="texts")
+    found = await service.bridge.prepare(
+        tokens_of, model, text, around, special, pieces, kind="texts"
+    )
     return json_response({"tokens": found})
 
 
@@ -28,20 +32,28 @@ async def detokenize(service: Service, request: Request) -> Response:
     """Ids as the text that they stand for."""
     fields = Fields(await body(request, service.settings.max_body))
     model = service.bridge.runner.model
-    return json_response({"content": await service.bridge.prepare(text_of, model, fields, kind="texts")})
+    return json_response(
+        {"content": await service.bridge.prepare(text_of, model, fields, kind="texts")}
+    )
 
 
 def tokens_of(model: Model, text: str, around: bool, special: bool, pieces: bool) -> list[Any]:
-    """The ids of a text, or with pieces; `around` adds what the file puts there, `special` reads control tokens.
+    """The ids of a text, or with pieces; `around` adds what the file puts there, `special` reads
+    control tokens.
 
     Raises Problem for more than one answer should hold.
     """
     if len(text) > MOST_TEXT:
-        raise Problem(f"content has {len(text):,} characters, at most {MOST_TEXT:,} are taken", param="content")
+        raise Problem(
+            f"content has {len(text):,} characters, at most {MOST_TEXT:,} are taken",
+            param="content",
+        )
     ids = model.tokenize(text, special=special, add_special=around)
     if pieces and len(ids) > MOST_PIECES:
-        raise Problem(f"content has {len(ids):,} tokens, at most {MOST_PIECES:,} are told with their pieces",
-                      param="with_pieces")  # fmt: skip
+        raise Problem(
+            f"content has {len(ids):,} tokens, at most {MOST_PIECES:,} are told with their pieces",
+            param="with_pieces",
+        )
     return [{"id": one, "piece": _piece(model, one)} for one in ids] if pieces else ids
 
 

@@ -1,7 +1,9 @@
-"""`/v1/messages`: Anthropic's way to ask, for programs that speak nothing else. It is a conversation in other words.
+"""`/v1/messages`: Anthropic's way to ask, for programs that speak nothing else. It is a
+conversation in other words.
 
-What is asked becomes OpenAI's document; what has no name there (temperature, top_k, our own settings) goes along as it
-is. An assistant's message at the end is the answer's beginning, as Anthropic has it.
+What is asked becomes OpenAI's document; what has no name there (temperature, top_k, our own
+settings) goes along as it is. An assistant's message at the end is the answer's beginning, as
+Anthropic has it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,9 +22,15 @@ from llmcli.types import Event
 
 # Theirs that have other names in OpenAI's.
 OTHERS = {
-    "system", "stop_sequences", "thinking", "output_config", "output_format", "tools", "tool_choice",
+    "system",
+    "stop_sequences",
+    "thinking",
+    "output_config",
+    "output_format",
+    "tools",
+    "tool_choice",
     "stream_options",
-}  # fmt: skip
+}
 EFFORTS = {"enabled": "medium", "adaptive": "medium", "disabled": "none"}
 
 
@@ -34,10 +42,11 @@ class Messages(Conversation):
     last: ClassVar[bytes] = b""
     ping: ClassVar[bytes] = b'event: ping\ndata: {"type":"ping"}\n\n'
     refused: ClassVar[dict[str, str]] = {
-        "mcp_servers": "this server calls nobody", "container": "this server runs no code",
+        "mcp_servers": "this server calls nobody",
+        "container": "this server runs no code",
         "context_management": "this server cuts nothing out of a conversation",
         "n": "an answer is one message",
-    }  # fmt: skip
+    }
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
         super().__init__(_openai(Fields(body)), runner, settings)
@@ -57,7 +66,9 @@ class Messages(Conversation):
 
     def show(self, event: Event) -> Iterable[Document]:
         """What an event adds to the blocks."""
-        return [one for heard in self._heard[0].feed(event.text) for one in self._blocks.hear(heard)]
+        return [
+            one for heard in self._heard[0].feed(event.text) for one in self._blocks.hear(heard)
+        ]
 
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """What was held back, why it ended, the counts."""
@@ -81,9 +92,15 @@ class Messages(Conversation):
     def _message(self, found: Blocks, answer: Answer | None) -> Document:
         why, stop = (None, None) if answer is None else self._reason(found, answer)
         return {
-            "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": list(found.done),
-            "stop_reason": why, "stop_sequence": stop, "usage": self._counts(answer),
-        }  # fmt: skip
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": list(found.done),
+            "stop_reason": why,
+            "stop_sequence": stop,
+            "usage": self._counts(answer),
+        }
 
     def _reason(self, found: Blocks, answer: Answer) -> tuple[str, str | None]:
         if answer.finish == "context_full":
@@ -98,8 +115,12 @@ class Messages(Conversation):
     def _counts(self, answer: Answer | None) -> Document:
         prompt, cached = len(self.requests[0].tokens), answer.cached_tokens if answer else 0
         made = len(answer.tokens) if answer else 0
-        return {"input_tokens": prompt - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached,
-                "output_tokens": made}  # fmt: skip
+        return {
+            "input_tokens": prompt - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": made,
+        }
 
 
 def _openai(fields: Fields) -> Document:

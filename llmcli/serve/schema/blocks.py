@@ -11,14 +11,17 @@ from llmcli.serve.schema.fields import Fields, kind
 from llmcli.serve.schema.messages import MOST
 
 EMPTY: dict[str, Document] = {
-    "thought": {"type": "thinking", "thinking": "", "signature": ""}, "said": {"type": "text", "text": ""},
-}  # fmt: skip
+    "thought": {"type": "thinking", "thinking": "", "signature": ""},
+    "said": {"type": "text", "text": ""},
+}
 FIELD = {"thought": "thinking", "said": "text"}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def conversation(fields: Fields) -> list[Document] | None:
-    """`system` and `messages` as OpenAI's messages; None where there are none. Raises Problem for an unknown block."""
+    """`system` and `messages` as OpenAI's messages; None where there are none. Raises Problem for
+    an unknown block.
+    """
     if not fields.has("messages"):
         return None
     system = fields.values.get("system")
@@ -31,12 +34,17 @@ def conversation(fields: Fields) -> list[Document] | None:
 
 
 def _message(fields: Fields) -> list[Document]:
-    role, value = fields.choice("role", ("user", "assistant", "system"), ""), fields.values.get("content")
+    role, value = (
+        fields.choice("role", ("user", "assistant", "system"), ""),
+        fields.values.get("content"),
+    )
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if not isinstance(value, list):
-        raise Problem(f"{fields.at('content')} must be text or a list of blocks, not {kind(value)}",
-                      param=fields.at("content"))  # fmt: skip
+        raise Problem(
+            f"{fields.at('content')} must be text or a list of blocks, not {kind(value)}",
+            param=fields.at("content"),
+        )
     texts, calls, thoughts, results = [], [], [], []
     for block in fields.tables("content"):
         match block.text("type", "text"):
@@ -49,7 +57,13 @@ def _message(fields: Fields) -> list[Document]:
                 about = {"name": block.needed("name"), "arguments": given}
                 calls.append({"id": block.needed("id"), "type": "function", "function": about})
             case "tool_result":
-                results.append({"role": "tool", "tool_call_id": block.needed("tool_use_id"), "content": _result(block)})
+                results.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": block.needed("tool_use_id"),
+                        "content": _result(block),
+                    }
+                )
             case _:
                 texts.append(_text(block))
     message: Document = {"role": role, "content": "".join(texts)}
@@ -61,7 +75,9 @@ def _message(fields: Fields) -> list[Document]:
 def _text(block: Fields) -> str:
     sort = block.text("type", "text")
     if sort != "text":
-        raise Problem(f"{block.path}: this server reads text, not {str(sort)[:40]}", param=block.path)
+        raise Problem(
+            f"{block.path}: this server reads text, not {str(sort)[:40]}", param=block.path
+        )
     return block.needed("text")
 
 
@@ -73,13 +89,19 @@ def _result(block: Fields) -> str:
 
 
 def tools(fields: Fields) -> dict[str, Any]:
-    """`tools` and `tool_choice` as OpenAI's fields; raises Problem for a tool that is no function of the client's."""
+    """`tools` and `tool_choice` as OpenAI's fields; raises Problem for a tool that is no function
+    of the client's.
+    """
     found: dict[str, Any] = {}
     if fields.has("tools"):
         found["tools"] = [_tool(one) for one in fields.tables("tools")]
     if choice := fields.table("tool_choice"):
         sort = choice.choice("type", (*CHOICES, "tool"), "auto")
-        named = {"type": "function", "function": {"name": choice.needed("name")}} if sort == "tool" else None
+        named = (
+            {"type": "function", "function": {"name": choice.needed("name")}}
+            if sort == "tool"
+            else None
+        )
         found["tool_choice"] = named or CHOICES[sort]
         found["parallel_tool_calls"] = not choice.flag("disable_parallel_tool_use")
     return found
@@ -88,10 +110,16 @@ def tools(fields: Fields) -> dict[str, Any]:
 def _tool(fields: Fields) -> Document:
     sort = fields.text("type", "custom")
     if sort not in ("custom", "function"):
-        raise Problem(f"{fields.path}: this server has no tool of the type {str(sort)[:40]}; it takes functions",
-                      param=fields.path)  # fmt: skip
+        raise Problem(
+            f"{fields.path}: this server has no tool of the type {str(sort)[:40]}; it takes functions",
+            param=fields.path,
+        )
     schema = fields.values.get("input_schema")
-    about = {"name": fields.needed("name"), "description": fields.text("description", ""), "parameters": schema}
+    about = {
+        "name": fields.needed("name"),
+        "description": fields.text("description", ""),
+        "parameters": schema,
+    }
     return {"type": "function", "function": {**about, "strict": fields.flag("strict")}}
 
 
@@ -111,7 +139,12 @@ class Blocks:
         """A piece of the answer."""
         if heard.kind == "call" and heard.call:
             yield from self.close()
-            block: Document = {"type": "tool_use", "id": heard.call.id, "name": heard.call.name, "input": {}}
+            block: Document = {
+                "type": "tool_use",
+                "id": heard.call.id,
+                "name": heard.call.name,
+                "input": {},
+            }
             yield self._begin("call", block, block)
             return
         if heard.kind == "arguments":
@@ -137,7 +170,11 @@ class Blocks:
     def _begin(self, sort: str, block: Document, shown: Document) -> Document:
         self.done.append(block)
         self._open = sort
-        return {"type": "content_block_start", "index": len(self.done) - 1, "content_block": dict(shown)}
+        return {
+            "type": "content_block_start",
+            "index": len(self.done) - 1,
+            "content_block": dict(shown),
+        }
 
     def _delta(self, delta: Document) -> Document:
         return {"type": "content_block_delta", "index": len(self.done) - 1, "delta": delta}

@@ -1,7 +1,8 @@
 """The calls of one block as they come: names first, then their arguments in pieces.
 
-A call counts as one from where its arguments begin: what was told cannot be taken back. Its arguments are what the
-model wrote; where it was cut off or wrote no JSON they end there, whole and in pieces alike.
+A call counts as one from where its arguments begin: what was told cannot be taken back. Its
+arguments are what the model wrote; where it was cut off or wrote no JSON they end there, whole and
+in pieces alike.
 """
 
 import re
@@ -13,7 +14,8 @@ from typing import Any, Literal
 from llmcli.serve.calls.base import Call, Digits, Family, Written
 from llmcli.strict import strict
 
-# Within a string and outside of one: what changes the place. Outside nothing else but words and numbers may stand.
+# Within a string and outside of one: what changes the place. Outside nothing else but words and
+# numbers may stand.
 INSIDE, OUTSIDE = re.compile(r'["\\]'), re.compile(r'["{}\[\]]|[^\s\w.,:+-]')
 CONTROLS = {code: f"\\u{code:04x}" for code in range(32)} | {9: "\\t", 10: "\\n", 13: "\\r"}
 PAIRS = {"{": "}", "[": "]"}
@@ -24,8 +26,9 @@ ID = re.compile(r',\s*"id"\s*:\s*"[^"]*"')  # Mistral's
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A piece of an answer: what was thought or said; that a call begins, a piece of its arguments, that it is over
-    (`call` has no arguments before)."""
+    """A piece of an answer: what was thought or said; that a call begins, a piece of its arguments,
+    that it is over (`call` has no arguments before).
+    """
 
     kind: Literal["thought", "said", "call", "arguments", "called"]
     text: str
@@ -34,12 +37,17 @@ class Heard:
 
 def told(call: Call) -> list[Heard]:
     """A call that comes whole."""
-    return [Heard("call", "", replace(call, arguments="")), Heard("arguments", call.arguments),
-            Heard("called", "", call)]  # fmt: skip
+    return [
+        Heard("call", "", replace(call, arguments="")),
+        Heard("arguments", call.arguments),
+        Heard("called", "", call),
+    ]
 
 
 class Arguments:
-    """A JSON object on its way: where it ends, and control characters in its strings written as JSON has them."""
+    """A JSON object on its way: where it ends, and control characters in its strings written as
+    JSON has them.
+    """
 
     def __init__(self) -> None:
         self.done = False
@@ -86,19 +94,33 @@ class Arguments:
 
 
 class Calling:
-    """One block: `begin` finds its first call, `feed` goes on. `over` once nothing of it can follow. `texts` are the
-    arguments that are text by the schemas, of each function by its name; `digits` are for its calls' ids."""
+    """One block: `begin` finds its first call, `feed` goes on. `over` once nothing of it can
+    follow. `texts` are the arguments that are text by the schemas, of each function by its name;
+    `digits` are for its calls' ids.
+    """
 
     def __init__(
-        self, family: Family, names: frozenset[str], texts: Mapping[str, frozenset[str]], digits: Digits
-    ) -> None:  # fmt: skip
+        self,
+        family: Family,
+        names: frozenset[str],
+        texts: Mapping[str, frozenset[str]],
+        digits: Digits,
+    ) -> None:
         self.over = False
-        self._family, self._names, self._texts, self._digits, self._number = family, names, texts, digits, 0
+        self._family, self._names, self._texts, self._digits, self._number = (
+            family,
+            names,
+            texts,
+            digits,
+            0,
+        )
         self._call, self._text = Call("", ""), list[str]()
         self._arguments: Written = Arguments()
 
     def begin(self, text: str) -> tuple[list[Heard], str] | None:
-        """The call that `text` begins with, and the rest, which are its arguments; None where there is none (yet)."""
+        """The call that `text` begins with, and the rest, which are its arguments; None where there
+        is none (yet).
+        """
         head = self._family.head(text, self._number)
         if head is None or (self._family.first and head.call.name not in self._names):
             return None
@@ -147,7 +169,9 @@ class Calling:
 
 
 def partly(arguments: str) -> dict[str, Any]:
-    """As much of a call's arguments as was told whole, as Anthropic's client reads those of one that was cut off."""
+    """As much of a call's arguments as was told whole, as Anthropic's client reads those of one
+    that was cut off.
+    """
     for text in _closed(arguments):
         try:
             found = strict(text)
@@ -158,8 +182,9 @@ def partly(arguments: str) -> dict[str, Any]:
 
 
 def _closed(text: str) -> Iterator[str]:
-    """What a text that was cut off may have been, the longest first: ended where it is, before a comma of it, or where
-    something of it begins."""
+    """What a text that was cut off may have been, the longest first: ended where it is, before a
+    comma of it, or where something of it begins.
+    """
     cuts = (at + (text[at] != ",") for at in range(len(text) - 1, -1, -1) if text[at] in ",{[")
     for end in islice(chain((len(text),), cuts), CUTS):
         scan = Arguments()

@@ -24,9 +24,11 @@ class Chat(Conversation):
     prefix: ClassVar[str] = "chatcmpl-"
     searches: ClassVar[bool] = True
     refused: ClassVar[dict[str, str]] = {
-        "functions": "tools are", "function_call": "tool_choice is", "audio": "this server writes text",
+        "functions": "tools are",
+        "function_call": "tool_choice is",
+        "audio": "this server writes text",
         "web_search_options": "this server searches nothing",
-    }  # fmt: skip
+    }
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
         super().__init__(body, runner, settings)
@@ -42,19 +44,35 @@ class Chat(Conversation):
                 for index, one in enumerate(best(answers[0], self.samples))
             ]
         else:
-            found = [self._choice(index, answer.text, reason(answer)) for index, answer in enumerate(answers)]
+            found = [
+                self._choice(index, answer.text, reason(answer))
+                for index, answer in enumerate(answers)
+            ]
         if self.logprobs:
             for choice, answer in zip(found, answers, strict=True):
-                choice["logprobs"] = {"content": logprobs.content(self.runner, answer), "refusal": None}
-        return {**self._head("chat.completion"), "choices": found, "usage": self._usage(answers),
-                "timings": timings(answers[0])}  # fmt: skip
+                choice["logprobs"] = {
+                    "content": logprobs.content(self.runner, answer),
+                    "refusal": None,
+                }
+        return {
+            **self._head("chat.completion"),
+            "choices": found,
+            "usage": self._usage(answers),
+            "timings": timings(answers[0]),
+        }
 
     def _choice(self, index: int, text: str, finish: str) -> Document:
         listener = self.prompt.listener()
         heard = [*listener.feed(text), *listener.finish()]
-        thought, said = ("".join(one.text for one in heard if one.kind == kind) for kind in ("thought", "said"))
+        thought, said = (
+            "".join(one.text for one in heard if one.kind == kind) for kind in ("thought", "said")
+        )
         calls = [_call(one.call) for one in heard if one.kind == "called" and one.call]
-        message: Document = {"role": "assistant", "content": said if said or not calls else None, "refusal": None}
+        message: Document = {
+            "role": "assistant",
+            "content": said if said or not calls else None,
+            "refusal": None,
+        }
         if thought:
             message["reasoning_content"] = thought
         if calls:
@@ -98,10 +116,17 @@ class Chat(Conversation):
         chunks: list[Document] = []
         if self.searched:
             for index, one in enumerate(best(answers[0], self.samples)):
-                chunks += [self._role(index), *self._deltas(index, self._heard[index].feed(one.text))]
+                chunks += [
+                    self._role(index),
+                    *self._deltas(index, self._heard[index].feed(one.text)),
+                ]
                 chunks += self._ended(index, reason(answers[0]))
         else:
-            chunks += [chunk for index, answer in enumerate(answers) for chunk in self._ended(index, reason(answer))]
+            chunks += [
+                chunk
+                for index, answer in enumerate(answers)
+                for chunk in self._ended(index, reason(answer))
+            ]
         chunks[-1]["timings"] = timings(answers[0])
         if self.counted:
             chunks.append({**self._head(CHUNK), "choices": [], "usage": self._usage(answers)})
@@ -109,11 +134,16 @@ class Chat(Conversation):
 
     def _ended(self, index: int, finish: str) -> Iterator[Document]:
         yield from self._deltas(index, self._heard[index].finish())
-        yield self._chunk(index, {}, "tool_calls" if self._calls[index] and finish == "stop" else finish)
+        yield self._chunk(
+            index, {}, "tool_calls" if self._calls[index] and finish == "stop" else finish
+        )
 
     def _usage(self, answers: Sequence[Answer]) -> Document:
         thought = sum(self.prompt.thought(answer) for answer in answers)
-        return {**usage(answers, self.each), "completion_tokens_details": {"reasoning_tokens": thought}}
+        return {
+            **usage(answers, self.each),
+            "completion_tokens_details": {"reasoning_tokens": thought},
+        }
 
     def _deltas(self, index: int, heard: list[Heard]) -> Iterator[Document]:
         for one in heard:
@@ -121,14 +151,21 @@ class Chat(Conversation):
                 yield self._chunk(index, {FIELD[one.kind]: one.text})
             elif one.kind == "call" and one.call:
                 self._calls[index] += 1
-                yield self._chunk(index, {"tool_calls": [{"index": self._calls[index] - 1, **_call(one.call)}]})
+                yield self._chunk(
+                    index, {"tool_calls": [{"index": self._calls[index] - 1, **_call(one.call)}]}
+                )
             elif one.kind == "arguments":
                 rest = {"index": self._calls[index] - 1, "function": {"arguments": one.text}}
                 yield self._chunk(index, {"tool_calls": [rest]})
 
     def _head(self, kind: str) -> Document:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model,
-                "system_fingerprint": None}  # fmt: skip
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": None,
+        }
 
     def _chunk(self, index: int, delta: Document, finish: str | None = None) -> Document:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
@@ -136,7 +173,11 @@ class Chat(Conversation):
 
 
 def _call(call: Call) -> Document:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
 
 
 FORMS = (Chat,)

@@ -17,7 +17,9 @@ from llmcli.serve.settings import Settings
 from llmcli.types import Event
 
 MOST_PROMPTS = 256
-MOST_ANSWERS = 1024  # of one request: an idle server takes any one whole, and whoever comes next waits for it
+MOST_ANSWERS = (
+    1024  # of one request: an idle server takes any one whole, and whoever comes next waits for it
+)
 LIMITS = "max_tokens", "n_predict"
 
 
@@ -39,29 +41,46 @@ class Completions(Form):
         asked = common.common(fields, settings, LIMITS)
         beams = asked["search"].beams
         self.count = common.samples(fields, beams)
-        self.samples = self.count if beams > 1 else fields.whole("best_of", 1, common.MOST_SAMPLES) or self.count
+        self.samples = (
+            self.count
+            if beams > 1
+            else fields.whole("best_of", 1, common.MOST_SAMPLES) or self.count
+        )
         self._refuse(beams)
         limit = common.limit(common.asked_limit(fields, LIMITS), settings)
         schema = answer_format(fields, "response_format")
         self.constraint = grammar(fields, schema)
         keeps = self.logprobs is not None or self.samples > self.count
-        asked = {"strategy": runner.strategy(), **asked, "logprobs": keeps, "top_logprobs": self.logprobs or 0,
-                 "scores": self.scores}  # fmt: skip
+        asked = {
+            "strategy": runner.strategy(),
+            **asked,
+            "logprobs": keeps,
+            "top_logprobs": self.logprobs or 0,
+            "scores": self.scores,
+        }
         most = self.few if limit is None else limit
         self.requests = tuple(
-            Request(tokens, max_tokens=common.room(runner, settings, len(tokens), most, self.samples), **asked)
+            Request(
+                tokens,
+                max_tokens=common.room(runner, settings, len(tokens), most, self.samples),
+                **asked,
+            )
             for tokens in self._prompts()
         )
         self.check()
         self._echoes = [self._echo(number, request) for number, request in enumerate(self.requests)]
         self._offsets = [len(echo) for echo in self._echoes for _ in range(self.count)]
-        self._awaited = [self.scores] * len(self.requests)  # the prompts that a stream has not told yet
+        self._awaited = [self.scores] * len(
+            self.requests
+        )  # the prompts that a stream has not told yet
 
     def resume(self, known: Known) -> None:
         """A prompt's log-probabilities came with the first event of any of its answers."""
         super().resume(known)
         begun = {number // self.count for number in known.tokens}
-        self._awaited = [waits and number not in begun for number, waits in enumerate(self._awaited)]
+        self._awaited = [
+            waits and number not in begun for number, waits in enumerate(self._awaited)
+        ]
 
     def _refuse(self, beams: int) -> None:
         if self.samples < self.count:
@@ -69,7 +88,9 @@ class Completions(Form):
         if self.stream and self.samples > self.count:
             raise Problem("best_of is known when all are done: leave out stream", param="best_of")
         if self.logprobs is not None and beams > 1:
-            raise Problem("a beam search keeps no alternatives: leave out logprobs or beams", param="logprobs")
+            raise Problem(
+                "a beam search keeps no alternatives: leave out logprobs or beams", param="logprobs"
+            )
 
     @property
     def scores(self) -> bool:
@@ -83,9 +104,14 @@ class Completions(Form):
         if not isinstance(value, list) or not value:
             raise self.fields.wrong("prompt", "text, ids of tokens, or a list of either")
         if len(value) > MOST_PROMPTS:
-            raise Problem(f"prompt has {len(value)} entries, at most {MOST_PROMPTS} are taken", param="prompt")
+            raise Problem(
+                f"prompt has {len(value)} entries, at most {MOST_PROMPTS} are taken", param="prompt"
+            )
         if (count := len(value) * self.samples) > MOST_ANSWERS:
-            raise Problem(f"these are {count:,} answers, at most {MOST_ANSWERS:,} are given to one request", param="n")
+            raise Problem(
+                f"these are {count:,} answers, at most {MOST_ANSWERS:,} are given to one request",
+                param="n",
+            )
         return [self._tokens(f"prompt[{index}]", one) for index, one in enumerate(value)]
 
     def _single(self, value: Any) -> bool:
@@ -100,7 +126,10 @@ class Completions(Form):
         if not _ids(value):
             raise Problem(f"{where} must be text or ids of tokens", param="prompt")
         if wrong := [one for one in value if not 0 <= one < model.n_vocab]:
-            raise Problem(f"{where} has {wrong[0]}, which is no token: they end at {model.n_vocab - 1}", param="prompt")
+            raise Problem(
+                f"{where} has {wrong[0]}, which is no token: they end at {model.n_vocab - 1}",
+                param="prompt",
+            )
         return tuple(value)
 
     def _echo(self, number: int, request: Request) -> str:
@@ -122,12 +151,20 @@ class Completions(Form):
             if self.searched:
                 kept = [replace(mine[0], text=one.text) for one in best(mine[0], self.count)]
             else:
-                kept = sorted(mine, key=_mean, reverse=True)[: self.count] if self.samples > self.count else list(mine)
+                kept = (
+                    sorted(mine, key=_mean, reverse=True)[: self.count]
+                    if self.samples > self.count
+                    else list(mine)
+                )
             about = None
             if self.scores:
-                about = logprobs.of_prompt(self.runner, self.requests[number].tokens, mine[0].prompt, echo)
+                about = logprobs.of_prompt(
+                    self.runner, self.requests[number].tokens, mine[0].prompt, echo
+                )
             first = number * self.count
-            found += [self._choice(first + index, echo, one, about) for index, one in enumerate(kept)]
+            found += [
+                self._choice(first + index, echo, one, about) for index, one in enumerate(kept)
+            ]
         counts = usage(answers, self.each)
         return {**self._head(), "choices": found, "usage": counts, "timings": timings(answers[0])}
 
@@ -136,11 +173,17 @@ class Completions(Form):
         if self.logprobs is not None:
             about = logprobs.legacy(self.runner, answer.tokens, answer.top, len(echo))
             about = logprobs.together(prompt, about) if prompt else about
-        return {"index": index, "text": echo + answer.text, "logprobs": about, "finish_reason": reason(answer)}
+        return {
+            "index": index,
+            "text": echo + answer.text,
+            "logprobs": about,
+            "finish_reason": reason(answer),
+        }
 
     def begin(self) -> Iterable[Document]:
-        """The prompts, where they are echoed; with their log-probabilities each comes when it is computed, those of a
-        search with what it found."""
+        """The prompts, where they are echoed; with their log-probabilities each comes when it is
+        computed, those of a search with what it found.
+        """
         self.begun = True
         later = self.scores or self.searched
         echoed = () if later else [echo for echo in self._echoes for _ in range(self.count)]
@@ -155,7 +198,9 @@ class Completions(Form):
         scores = [Scored(value, tuple(Ranked(*one) for one in top)) for value, top in event.prompt]
         echo = self._echoes[number]
         about = logprobs.of_prompt(self.runner, self.requests[number].tokens, scores, echo)
-        return [self._chunk(number * self.count + index, echo, about) for index in range(self.count)]
+        return [
+            self._chunk(number * self.count + index, echo, about) for index in range(self.count)
+        ]
 
     def show(self, event: Event) -> Iterable[Document]:
         """The text that an event added."""
@@ -175,7 +220,9 @@ class Completions(Form):
         """The same, quickly where it is a piece of text only."""
         if self.logprobs is not None or not event.text or self.searched:
             return super().streamed(event)
-        return self.framed(event.sequence, event.text, lambda text: self._chunk(event.sequence, text))
+        return self.framed(
+            event.sequence, event.text, lambda text: self._chunk(event.sequence, text)
+        )
 
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """Why each choice ended, and the counts where they were asked for."""
@@ -185,17 +232,26 @@ class Completions(Form):
                 chunks.append(self._chunk(number, "", None, reason(answer)))
                 continue
             for index, one in enumerate(best(answer, self.count), number * self.count):
-                chunks.append(self._chunk(index, self._echoes[number] + one.text, None, reason(answer)))
+                chunks.append(
+                    self._chunk(index, self._echoes[number] + one.text, None, reason(answer))
+                )
         chunks[-1]["timings"] = timings(answers[0])
         if self.counted:
             chunks.append({**self._head(), "choices": [], "usage": usage(answers, self.each)})
         return chunks
 
     def _head(self) -> Document:
-        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model,
-                "system_fingerprint": None}  # fmt: skip
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": None,
+        }
 
-    def _chunk(self, index: int, text: str, about: Any = None, finish: str | None = None) -> Document:
+    def _chunk(
+        self, index: int, text: str, about: Any = None, finish: str | None = None
+    ) -> Document:
         choice = {"index": index, "text": text, "logprobs": about, "finish_reason": finish}
         return {**self._head(), "choices": [choice]}
 

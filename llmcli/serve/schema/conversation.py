@@ -1,4 +1,6 @@
-"""A conversation that is gone on with, whatever API it came by: what is asked of the engine, and how it is heard."""
+"""A conversation that is gone on with, whatever API it came by: what is asked of the engine, and
+how it is heard.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +20,8 @@ from llmcli.serve.settings import Settings
 class Conversation(Form):
     """Reads the fields of OpenAI's chat completions; how the answers are written is each API's own.
 
-    `prompt` is what the model is shown, `logprobs` whether they are told, `_heard` a listener for each sample.
+    `prompt` is what the model is shown, `logprobs` whether they are told, `_heard` a listener for
+    each sample.
     """
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
@@ -27,7 +30,9 @@ class Conversation(Form):
         if set(fields.words("modalities", 8)) - {"text"}:
             raise Problem("modalities: this server writes text", param="modalities")
         if fields.choice("verbosity", ("low", "medium", "high"), "medium") != "medium":
-            raise Problem("verbosity is not known here: say it in the system text", param="verbosity")
+            raise Problem(
+                "verbosity is not known here: say it in the system text", param="verbosity"
+            )
         self.prompt = self._prompt(self._wanted(), runner, settings)
         self.logprobs = fields.flag("logprobs")
         top = fields.whole("top_logprobs", 0, logprobs.MOST, 0) or 0
@@ -36,13 +41,22 @@ class Conversation(Form):
         asked = common.common(fields, settings)
         self.samples = common.samples(fields, asked["search"].beams)
         if self.logprobs and asked["search"].beams > 1:
-            raise Problem("a beam search keeps no alternatives: leave out logprobs or beams", param="logprobs")
+            raise Problem(
+                "a beam search keeps no alternatives: leave out logprobs or beams", param="logprobs"
+            )
         wanted = common.limit(common.asked_limit(fields), settings)
         tokens, opened = self.prompt.tokens, self.prompt.opened
         most = common.room(runner, settings, len(tokens), wanted, self.samples)
         self.constraint = self.prompt.constraint
-        asked = {"strategy": runner.strategy(), **asked, "logprobs": self.logprobs, "top_logprobs": top}
-        self.requests = (Request(tokens, max_tokens=most, after=opened.closes if opened else "", **asked),)
+        asked = {
+            "strategy": runner.strategy(),
+            **asked,
+            "logprobs": self.logprobs,
+            "top_logprobs": top,
+        }
+        self.requests = (
+            Request(tokens, max_tokens=most, after=opened.closes if opened else "", **asked),
+        )
         self.check()
         self._heard = [self.prompt.listener() for _ in range(self.samples)]
 
@@ -51,8 +65,16 @@ class Conversation(Form):
 
     def _wanted(self) -> Wanted:
         fields = self.fields
-        generate, continued = fields.flag("add_generation_prompt", True), fields.flag("continue_final_message")
+        generate, continued = (
+            fields.flag("add_generation_prompt", True),
+            fields.flag("continue_final_message"),
+        )
         return Wanted(
-            messages(fields), tools(fields), answer_format(fields, "response_format"), grammar(fields),
-            variables(fields, self.runner.template), generate, continued,
-        )  # fmt: skip
+            messages(fields),
+            tools(fields),
+            answer_format(fields, "response_format"),
+            grammar(fields),
+            variables(fields, self.runner.template),
+            generate,
+            continued,
+        )

@@ -1,4 +1,6 @@
-"""Reads values out of an untrusted JSON document: checks each one's kind, and names its path in every complaint."""
+"""Reads values out of an untrusted JSON document: checks each one's kind, and names its path in
+every complaint.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,8 +9,13 @@ from typing import Any
 from llmcli.serve.problems import Problem
 
 KINDS = {
-    dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a whole number", float: "a number",
-}  # fmt: skip
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+}
 
 
 def kind(value: object) -> str:
@@ -122,4 +129,7 @@ class Fields:
         return tuple(found)
 
     def _many(self, name: str, count: int, most: int) -> Problem:
-        return Problem(f"{self.at(name)} has {count:,} entries, at most {most:,} are taken", param=self.at(name))
+        return Problem(
+            f"{self.at(name)} has {count:,} entries, at most {most:,} are taken",
+            param=self.at(name),
+        )

@@ -41,12 +41,18 @@ def _read(item: Fields, said: list[Message]) -> None:
         case "reasoning":  # what was thought before is not thought again
             pass
         case sort:
-            raise Problem(f"{item.path}: this server knows no items of the type {str(sort)[:40]}", param=item.path)
+            raise Problem(
+                f"{item.path}: this server knows no items of the type {str(sort)[:40]}",
+                param=item.path,
+            )
 
 
 def _called(item: Fields, said: list[Message]) -> None:
     """A call is part of the assistant's message before it, where there is one."""
-    about: dict[str, Any] = {"name": item.needed("name"), "arguments": arguments(item.text("arguments") or "{}")}
+    about: dict[str, Any] = {
+        "name": item.needed("name"),
+        "arguments": arguments(item.text("arguments") or "{}"),
+    }
     call = {"id": item.needed("call_id"), "type": "function", "function": about}
     if said and said[-1].role == "assistant":
         last = said.pop()

@@ -1,7 +1,8 @@
 """Splits an answer's text, as it comes, into thinking, talk and calls of functions.
 
-A call is told while its arguments come (calling.py) where its family's way of writing allows it, otherwise once it is
-whole. Text that only looks like a call is talk. Tags may be split over any number of pieces.
+A call is told while its arguments come (calling.py) where its family's way of writing allows it,
+otherwise once it is whole. Text that only looks like a call is talk. Tags may be split over any
+number of pieces.
 """
 
 from collections.abc import Mapping
@@ -13,19 +14,25 @@ from llmcli.runtime.thinking import TAGS, Splitter, Tags
 from llmcli.serve.calls.base import Digits, Family, digits
 from llmcli.serve.schema.calling import Calling, Heard, told
 
-MISTAKEN = 64  # openings that began no call; then none is looked for: each may cost a look at all that follows
+# openings that began no call; then none is looked for: each may cost a look at all that follows
+MISTAKEN = 64
 NO_TEXTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
 class Listener:
-    """`opened`: the thinking tags that the prompt ends with. `family`: how the model writes calls; None: it has no
-    functions. `names`: of its functions; `texts`: by function, the arguments that are text by their schemas.
-    `digits` are for the ids of its calls."""
+    """`opened`: the thinking tags that the prompt ends with. `family`: how the model writes calls;
+    None: it has no functions. `names`: of its functions; `texts`: by function, the arguments that
+    are text by their schemas. `digits` are for the ids of its calls.
+    """
 
     def __init__(
-        self, opened: Tags | None, family: Family | None, names: frozenset[str] = frozenset(),
-        texts: Mapping[str, frozenset[str]] = NO_TEXTS, digits: Digits = digits,
-    ) -> None:  # fmt: skip
+        self,
+        opened: Tags | None,
+        family: Family | None,
+        names: frozenset[str] = frozenset(),
+        texts: Mapping[str, frozenset[str]] = NO_TEXTS,
+        digits: Digits = digits,
+    ) -> None:
         self._texts, self._digits = texts, digits
         self._splitter, self._family, self._names = Splitter(opened), family, names
         self._tags = opened  # those of this answer's thinking, once they are known
@@ -38,11 +45,19 @@ class Listener:
         """What this text makes certain."""
         if self._family is None and self._splitter.talking and not self._thought:
             return [Heard("said", text)] if text else []
-        return [one for piece in self._splitter.feed(text) for one in self._heard(piece.thinking, piece.text)]
+        return [
+            one
+            for piece in self._splitter.feed(text)
+            for one in self._heard(piece.thinking, piece.text)
+        ]
 
     def finish(self) -> list[Heard]:
         """What was held back, at the answer's end."""
-        out = [one for piece in self._splitter.finish() for one in self._heard(piece.thinking, piece.text)]
+        out = [
+            one
+            for piece in self._splitter.finish()
+            for one in self._heard(piece.thinking, piece.text)
+        ]
         out += self._read(over=True) if self._family else []
         rest, self._held = self._held, ""
         if rest.strip() or (rest and not self._called):
@@ -108,7 +123,9 @@ class Listener:
         return out
 
     def _taken(self, family: Family, over: bool) -> list[Heard] | None:
-        """The calls at the beginning of the held text, or a piece of it that is none; None: more must come."""
+        """The calls at the beginning of the held text, or a piece of it that is none; None: more
+        must come.
+        """
         calling = Calling(family, self._names, self._texts, self._digits)
         if begun := calling.begin(self._held):
             self._calling, self._called = calling, True
@@ -116,7 +133,11 @@ class Listener:
             return begun[0]
         try:
             taken = family.take(self._held, over)
-            if taken and family.first and not self._names.issuperset(call.name for call in taken.calls):
+            if (
+                taken
+                and family.first
+                and not self._names.issuperset(call.name for call in taken.calls)
+            ):
                 raise ValueError(self._held)
         except (ValueError, RecursionError):
             self._mistaken += 1
@@ -136,7 +157,10 @@ class Listener:
             return len(held)
         if family.first:
             blank = len(held) - len(held.lstrip())
-            begins = any(held[blank:].startswith(word) or word.startswith(held[blank:]) for word in family.opens)
+            begins = any(
+                held[blank:].startswith(word) or word.startswith(held[blank:])
+                for word in family.opens
+            )
             return blank if begins and not self._spoke else len(held)
         at = min((found for word in family.opens if (found := held.find(word)) >= 0), default=-1)
         return at if at >= 0 else len(held) - max(overlap(held, word) for word in family.opens)

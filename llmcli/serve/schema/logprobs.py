@@ -1,4 +1,6 @@
-"""Log-probabilities as OpenAI writes them; a token's text is its own bytes, whatever was shown with it."""
+"""Log-probabilities as OpenAI writes them; a token's text is its own bytes, whatever was shown with
+it.
+"""
 
 import codecs
 from collections.abc import Sequence
@@ -16,7 +18,10 @@ IMPOSSIBLE = -9999.0  # OpenAI's number for a token that could not come: JSON ha
 
 def token(runner: Runner, one: TokenTime, top: Sequence[tuple[int, float]]) -> Document:
     """One token of a chat's `logprobs.content`."""
-    return {**_about(runner, one.id, one.logprob), "top_logprobs": [_about(runner, *each) for each in top]}
+    return {
+        **_about(runner, one.id, one.logprob),
+        "top_logprobs": [_about(runner, *each) for each in top],
+    }
 
 
 def content(runner: Runner, answer: Answer) -> list[Document]:
@@ -27,27 +32,40 @@ def content(runner: Runner, answer: Answer) -> list[Document]:
 
 def of_event(runner: Runner, event: Event) -> Document | None:
     """A chunk's logprobs; None where it brings no token."""
-    return {"content": [token(runner, event.token, event.top)], "refusal": None} if event.token else None
+    return (
+        {"content": [token(runner, event.token, event.top)], "refusal": None}
+        if event.token
+        else None
+    )
 
 
-def legacy(runner: Runner, tokens: Sequence[TokenTime], top: Sequence[Sequence[Ranked]], start: int) -> Document:
+def legacy(
+    runner: Runner, tokens: Sequence[TokenTime], top: Sequence[Sequence[Ranked]], start: int
+) -> Document:
     """Completions' older form: four lists; `start` is where the text of the first token stands."""
     texts = [text(runner, one.id) for one in tokens]
     offsets = [*accumulate(map(len, texts), initial=start)][:-1]
     ranked = [{text(runner, each): value for each, value in row} for row in top]
     return {
-        "tokens": texts, "token_logprobs": [finite(one.logprob) for one in tokens],
-        "top_logprobs": ranked or None, "text_offset": offsets,
-    }  # fmt: skip
+        "tokens": texts,
+        "token_logprobs": [finite(one.logprob) for one in tokens],
+        "top_logprobs": ranked or None,
+        "text_offset": offsets,
+    }
 
 
-def of_prompt(runner: Runner, tokens: Sequence[int], scores: Sequence[Scored], echo: str) -> Document:
+def of_prompt(
+    runner: Runner, tokens: Sequence[int], scores: Sequence[Scored], echo: str
+) -> Document:
     """A prompt's own in that form, where it is told as `echo`: nothing is known of the first token."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     lengths = [len(decoder.decode(_raw(runner, one))) for one in tokens]
     unseen = max(0, sum(lengths) - len(echo))  # BOS, SentencePiece's first space
     ranked = [
-        {text(runner, next_one): finite(one.logprob), **{text(runner, each): value for each, value in one.top}}
+        {
+            text(runner, next_one): finite(one.logprob),
+            **{text(runner, each): value for each, value in one.top},
+        }
         for next_one, one in zip(tokens[1:], scores, strict=True)
     ]
     return {
@@ -79,4 +97,9 @@ def finite(value: float | None) -> float:
 
 def _about(runner: Runner, number: int, value: float | None) -> Document:
     raw = _raw(runner, number)
-    return {"token": raw.decode("utf-8", "replace"), "logprob": finite(value), "bytes": list(raw), "id": number}
+    return {
+        "token": raw.decode("utf-8", "replace"),
+        "logprob": finite(value),
+        "bytes": list(raw),
+        "id": number,
+    }

@@ -8,7 +8,13 @@ from llmcli.serve.problems import Problem
 from llmcli.serve.schema.fields import Fields, kind
 from llmcli.types import Message
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 MOST = 10_000
 
@@ -66,7 +72,10 @@ def content(fields: Fields, name: str = "content") -> str:
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
-        raise Problem(f"{fields.at(name)} must be text or a list of parts, not {kind(value)}", param=fields.at(name))
+        raise Problem(
+            f"{fields.at(name)} must be text or a list of parts, not {kind(value)}",
+            param=fields.at(name),
+        )
     return "".join(_part(one) for one in fields.tables(name))
 
 

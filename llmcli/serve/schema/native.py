@@ -1,8 +1,9 @@
-"""`/completion` and `/infill`: llama-server's own ways to go on with a text and to fill a gap in one.
+"""`/completion` and `/infill`: llama-server's own ways to go on with a text and to fill a gap in
+one.
 
-They are Completions in other words. What another answer would come of is refused by name; passed over is what steers a
-cache or a line that is ours to steer: cache_prompt, id_slot, n_keep, n_cache_reuse, return_progress, timings_per_token,
-sse_ping_interval, min_keep.
+They are Completions in other words. What another answer would come of is refused by name; passed
+over is what steers a cache or a line that is ours to steer: cache_prompt, id_slot, n_keep,
+n_cache_reuse, return_progress, timings_per_token, sse_ping_interval, min_keep.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,16 +29,20 @@ INSTEAD = {"logprobs": "n_probs is", "echo": "the answer tells the prompt", "bes
 
 
 class Native(Completions):
-    """llama-server's completions: an object for each answer, a list of them where there are several."""
+    """llama-server's completions: an object for each answer, a list of them where there are
+    several.
+    """
 
     path: ClassVar[str] = "/completion"
     last: ClassVar[bytes] = b""
     few: ClassVar[int | None] = None
     searches: ClassVar[bool] = False
     refused: ClassVar[dict[str, str]] = {
-        "suffix": "/infill takes input_suffix", "post_sampling_probs": "n_probs tells those of the whole vocabulary",
-        "multimodal_data": "this server reads text", "response_format": "json_schema is",
-    }  # fmt: skip
+        "suffix": "/infill takes input_suffix",
+        "post_sampling_probs": "n_probs tells those of the whole vocabulary",
+        "multimodal_data": "this server reads text",
+        "response_format": "json_schema is",
+    }
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
         self._wanted = fields = Fields(body)
@@ -57,7 +62,9 @@ class Native(Completions):
         if isinstance(value, dict):
             inner = Fields(value, where)
             if inner.list("multimodal_data"):
-                raise Problem(f"{inner.at('multimodal_data')}: this server reads text", param="prompt")
+                raise Problem(
+                    f"{inner.at('multimodal_data')}: this server reads text", param="prompt"
+                )
             value = inner.needed("prompt_string")
         if not isinstance(value, list) or not any(isinstance(one, str) for one in value):
             return super()._tokens(where, value)
@@ -87,12 +94,18 @@ class Native(Completions):
         number = event.sequence
         self._begun[number] += event.token is not None
         about: Document = {
-            "index": number, "content": event.text, "tokens": [event.token.id] if event.token else [], "stop": False,
-            "id_slot": -1, "tokens_predicted": self._begun[number],
+            "index": number,
+            "content": event.text,
+            "tokens": [event.token.id] if event.token else [],
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": self._begun[number],
             "tokens_evaluated": len(self.requests[number // self.each].tokens),
-        }  # fmt: skip
+        }
         if self.logprobs and event.token:
-            about["completion_probabilities"] = [logprobs.token(self.runner, event.token, event.top)]
+            about["completion_probabilities"] = [
+                logprobs.token(self.runner, event.token, event.top)
+            ]
         return [about]
 
     def streamed(self, event: Event) -> bytes:
@@ -108,35 +121,59 @@ class Native(Completions):
         request, model = self.requests[number // self.each], self.runner.model
         stop = stopped_by(self.runner, request, answer)
         ended = "limit" if answer.finish != "stop" else "eos" if stop is None else "word"
-        prompt = b"".join(model.piece(token, special=True) for token in request.tokens).decode("utf-8", "replace")
+        prompt = b"".join(model.piece(token, special=True) for token in request.tokens).decode(
+            "utf-8", "replace"
+        )
         found: Document = {
-            "index": number, "content": "" if streamed else answer.text,
-            "tokens": [token.id for token in answer.tokens] if self._ids and not streamed else [], "id_slot": -1,
-            "stop": True, "model": self.model, "tokens_predicted": len(answer.tokens),
-            "tokens_evaluated": answer.prompt_tokens, "generation_settings": self._settings(answer),
-            "prompt": prompt, "has_new_line": "\n" in answer.text, "truncated": answer.finish == "context_full",
-            "stop_type": ended, "stopping_word": stop or "", "tokens_cached": answer.cached_tokens,
+            "index": number,
+            "content": "" if streamed else answer.text,
+            "tokens": [token.id for token in answer.tokens] if self._ids and not streamed else [],
+            "id_slot": -1,
+            "stop": True,
+            "model": self.model,
+            "tokens_predicted": len(answer.tokens),
+            "tokens_evaluated": answer.prompt_tokens,
+            "generation_settings": self._settings(answer),
+            "prompt": prompt,
+            "has_new_line": "\n" in answer.text,
+            "truncated": answer.finish == "context_full",
+            "stop_type": ended,
+            "stopping_word": stop or "",
+            "tokens_cached": answer.cached_tokens,
             "timings": timings(answer),
-        }  # fmt: skip
+        }
         if self.logprobs and not streamed:
             found["completion_probabilities"] = logprobs.content(self.runner, answer)
-        return {path: found_at for path in self._told for found_at in _at(found, path)} if self._told else found
+        return (
+            {path: found_at for path in self._told for found_at in _at(found, path)}
+            if self._told
+            else found
+        )
 
     def _settings(self, answer: Answer) -> Document:
         request, limit = self.requests[0], common.asked_limit(self.fields, ("max_tokens",))
         values = request.sampling.as_dict()
         return {
-            **values, "temperature": values["temp"], "seed": answer.seed, LIMIT: -1 if limit is None else limit,
-            "max_tokens": -1 if limit is None else limit, "n_ctx": common.context(self.runner, self.settings),
-            "stop": list(request.stops), "stream": self.stream, "ignore_eos": request.ignore_eos,
-            "n_probs": self.logprobs or 0, "grammar": self.fields.text("grammar") or "",
-        }  # fmt: skip
+            **values,
+            "temperature": values["temp"],
+            "seed": answer.seed,
+            LIMIT: -1 if limit is None else limit,
+            "max_tokens": -1 if limit is None else limit,
+            "n_ctx": common.context(self.runner, self.settings),
+            "stop": list(request.stops),
+            "stream": self.stream,
+            "ignore_eos": request.ignore_eos,
+            "n_probs": self.logprobs or 0,
+            "grammar": self.fields.text("grammar") or "",
+        }
 
 
 class Infill(Native):
-    """A gap between `input_prefix` and `input_suffix`, as format_prompt_infill of llama.cpp's server writes it
-    (tools/server/server-common.cpp): extra text, prefix, prompt, suffix, and the token behind which the gap is filled.
-    Prefix and suffix are never cut; of the extra text the beginning is, where it does not fit."""
+    """A gap between `input_prefix` and `input_suffix`, as format_prompt_infill of llama.cpp's
+    server writes it (tools/server/server-common.cpp): extra text, prefix, prompt, suffix, and the
+    token behind which the gap is filled. Prefix and suffix are never cut; of the extra text the
+    beginning is, where it does not fit.
+    """
 
     path: ClassVar[str] = "/infill"
 
@@ -148,7 +185,9 @@ class Infill(Native):
             common.encoded(self.runner, self.settings, text)  # refuses what is too long
         extra = self._extra()
         if missing := [f"fim_{name}" for name in GAP if name not in model.fim]:
-            raise Problem(f"this model fills no gaps: its file names no {', '.join(missing)} token", 501)
+            raise Problem(
+                f"this model fills no gaps: its file names no {', '.join(missing)} token", 501
+            )
         fim, bos = model.fim, [model.bos] if model.add_bos and model.bos is not None else []
         plain = [model.tokenize(text, special=False) for text in (before, words, behind)]
         core = [*bos, fim["pre"], *plain[0], *plain[1], fim["suf"], *plain[2], fim["mid"]]
@@ -175,7 +214,15 @@ class Infill(Native):
 
 def _openai(fields: Fields, runner: Runner) -> Document:
     """The document that would ask the same of /v1/completions."""
-    renamed = {LIMIT, "max_tokens", "n_cmpl", "n_probs", "logit_bias", "response_fields", "return_tokens"}
+    renamed = {
+        LIMIT,
+        "max_tokens",
+        "n_cmpl",
+        "n_probs",
+        "logit_bias",
+        "response_fields",
+        "return_tokens",
+    }
     found = {name: value for name, value in fields.values.items() if name not in renamed}
     limit = next((name for name in (LIMIT, "max_tokens") if fields.has(name)), LIMIT)
     most = fields.whole(limit, -1, common.MOST_TOKENS, -1)
@@ -197,7 +244,9 @@ def _biases(fields: Fields, runner: Runner) -> list[str]:
         if type(token) is not int and not isinstance(token, str):
             raise fields.wrong("logit_bias", "a list of pairs of a token and a number, or false")
         ids = [token] if isinstance(token, int) else runner.model.tokenize(token, special=True)
-        amount = "-inf" if bias is False else f"{bias:+f}" if isinstance(bias, float) else f"{bias:+d}"
+        amount = (
+            "-inf" if bias is False else f"{bias:+f}" if isinstance(bias, float) else f"{bias:+d}"
+        )
         found += [f"{each}{amount}" for each in ids]
     return found
 

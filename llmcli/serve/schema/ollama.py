@@ -1,8 +1,9 @@
-"""`/api/chat` and `/api/generate`: ollama's way to ask, for the programs that know no other. It is Chat in other words.
+"""`/api/chat` and `/api/generate`: ollama's way to ask, for the programs that know no other. It is
+Chat in other words.
 
-A line of JSON for each piece, streamed unless told otherwise; durations in nanoseconds. How a model is loaded and how
-long it is kept (num_ctx, num_thread, keep_alive, …) is the server's and passed over; a prompt that does not fit is an
-error with the numbers, never cut without a word.
+A line of JSON for each piece, streamed unless told otherwise; durations in nanoseconds. How a model
+is loaded and how long it is kept (num_ctx, num_thread, keep_alive, …) is the server's and passed
+over; a prompt that does not fit is an error with the numbers, never cut without a word.
 """
 
 import itertools
@@ -71,7 +72,9 @@ class OllamaChat(Conversation):
         if (wanted := fields.values.get("format")) not in (None, ""):
             found["response_format"] = _format(fields, wanted)
         if (think := fields.values.get("think")) is not None:
-            found["reasoning_effort"] = ("medium" if think else "none") if isinstance(think, bool) else think
+            found["reasoning_effort"] = (
+                ("medium" if think else "none") if isinstance(think, bool) else think
+            )
         found["messages"] = _messages(fields) or [{"role": "user", "content": ""}]
         found["continue_final_message"] = False
         return found
@@ -100,7 +103,13 @@ class OllamaChat(Conversation):
         about = logprobs.of_event(self.runner, event) if self.logprobs else None
         if not any(one.kind not in ("call", "arguments") for one in heard) and not about:
             return []
-        return [{**self._piece(heard), "done": False, **({"logprobs": about["content"]} if about else {})}]
+        return [
+            {
+                **self._piece(heard),
+                "done": False,
+                **({"logprobs": about["content"]} if about else {}),
+            }
+        ]
 
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
         """What was held back, and the counts."""
@@ -137,23 +146,34 @@ class OllamaChat(Conversation):
         if not answers:
             return {"done": True, "done_reason": LOADING}
         (answer,) = answers
-        more = {"logprobs": logprobs.content(self.runner, answer)} if self.logprobs and whole else {}
+        more = (
+            {"logprobs": logprobs.content(self.runner, answer)} if self.logprobs and whole else {}
+        )
         return {
-            "done": True, "done_reason": reason(answer), "total_duration": time.perf_counter_ns() - self._began,
-            "load_duration": 0, "prompt_eval_count": answer.prompt_tokens,
-            "prompt_eval_duration": round(answer.prompt_ms * 1e6), "eval_count": len(answer.tokens),
-            "eval_duration": round(answer.generate_ms * 1e6), **more,
-        }  # fmt: skip
+            "done": True,
+            "done_reason": reason(answer),
+            "total_duration": time.perf_counter_ns() - self._began,
+            "load_duration": 0,
+            "prompt_eval_count": answer.prompt_tokens,
+            "prompt_eval_duration": round(answer.prompt_ms * 1e6),
+            "eval_count": len(answer.tokens),
+            "eval_duration": round(answer.generate_ms * 1e6),
+            **more,
+        }
 
 
 class Generate(OllamaChat):
-    """ollama's single answers: one message through the template, or with `raw` a text that is gone on with."""
+    """ollama's single answers: one message through the template, or with `raw` a text that is gone
+    on with.
+    """
 
     path: ClassVar[str] = "/api/generate"
     refused: ClassVar[dict[str, str]] = {
-        "context": "send the conversation to /api/chat", "suffix": "text is gone on with at its end, not filled in",
-        "template": "raw takes a text as it is", "images": "this server reads text",
-    }  # fmt: skip
+        "context": "send the conversation to /api/chat",
+        "suffix": "text is gone on with at its end, not filled in",
+        "template": "raw takes a text as it is",
+        "images": "this server reads text",
+    }
 
     def _nothing(self, fields: Fields) -> bool:
         return not self._words
@@ -168,7 +188,9 @@ class Generate(OllamaChat):
         if not self._raw:
             return prompt(wanted, runner, settings)
         tokens = common.encoded(runner, settings, self._words) or ((runner.model.bos or 0),)
-        form = None if wanted.format is None else Constraint("json_schema", json.dumps(wanted.format))
+        form = (
+            None if wanted.format is None else Constraint("json_schema", json.dumps(wanted.format))
+        )
         return Prompt(tokens, form, None, None, NO_TOOLS)
 
     def _piece(self, heard: Iterable[Heard]) -> Document:
@@ -222,7 +244,10 @@ def _call(fields: Fields, name: str) -> Document:
     if inner is None:
         raise Problem(f"{fields.at('function')} is missing", param=fields.at("function"))
     given = json.dumps(inner.values.get("arguments") or {})
-    return {"id": fields.text("id") or name, "function": {"name": inner.needed("name"), "arguments": given}}
+    return {
+        "id": fields.text("id") or name,
+        "function": {"name": inner.needed("name"), "arguments": given},
+    }
 
 
 FORMS = (OllamaChat, Generate)

@@ -1,4 +1,6 @@
-"""What `/v1/responses` answers with: items that grow, and the events that tell of it, as OpenAI's client knows them."""
+"""What `/v1/responses` answers with: items that grow, and the events that tell of it, as OpenAI's
+client knows them.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,14 +9,20 @@ from llmcli.serve.calls.base import Digits, given
 from llmcli.serve.schema.base import Document
 from llmcli.serve.schema.calling import Heard
 
-KINDS = {"thought": "reasoning", "said": "message", "call": "function_call", "arguments": "function_call"}
+KINDS = {
+    "thought": "reasoning",
+    "said": "message",
+    "call": "function_call",
+    "arguments": "function_call",
+}
 PREFIX = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
 PART = {"message": "output_text", "reasoning": "reasoning_text"}
 NAME = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 
 
 class Output:
-    """The items of one answer. hear() and close() give the events of each change, without their numbers.
+    """The items of one answer. hear() and close() give the events of each change, without their
+    numbers.
 
     `digits` are for the items' ids.
     """
@@ -60,20 +68,38 @@ class Output:
         else:
             part = item["content"][0]
             more = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
-            yield self._event(f"{NAME[item['type']]}.done", content_index=0, text=part["text"], **more)
+            yield self._event(
+                f"{NAME[item['type']]}.done", content_index=0, text=part["text"], **more
+            )
             yield self._event("response.content_part.done", content_index=0, part=dict(part))
-        yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": _copy(item)}
+        yield {
+            "type": "response.output_item.done",
+            "output_index": len(self.items) - 1,
+            "item": _copy(item),
+        }
         self._open = None
 
     def _begin(self, sort: str, heard: Heard) -> Iterator[Document]:
-        item: Document = {"id": PREFIX[sort] + self._digits(), "type": sort, "status": "in_progress"}
+        item: Document = {
+            "id": PREFIX[sort] + self._digits(),
+            "type": sort,
+            "status": "in_progress",
+        }
         if heard.call:
             item |= {"call_id": heard.call.id, "name": heard.call.name, "arguments": ""}
         else:
-            item |= {"role": "assistant", "content": []} if sort == "message" else {"summary": [], "content": []}
+            item |= (
+                {"role": "assistant", "content": []}
+                if sort == "message"
+                else {"summary": [], "content": []}
+            )
         self.items.append(item)
         self._open = item
-        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": _copy(item)}
+        yield {
+            "type": "response.output_item.added",
+            "output_index": len(self.items) - 1,
+            "item": _copy(item),
+        }
         if not heard.call:
             part: Document = {"type": PART[sort], "text": ""}
             part |= {"annotations": [], "logprobs": []} if sort == "message" else {}
@@ -82,12 +108,19 @@ class Output:
 
     def _event(self, sort: str, **more: Any) -> Document:
         assert self._open is not None
-        return {"type": sort, "item_id": self._open["id"], "output_index": len(self.items) - 1, **more}
+        return {
+            "type": sort,
+            "item_id": self._open["id"],
+            "output_index": len(self.items) - 1,
+            **more,
+        }
 
 
 def _copy(item: Document) -> Document:
     """As it is now: it grows on."""
     return {
-        key: [_copy(one) if isinstance(one, dict) else one for one in value] if isinstance(value, list) else value
+        key: [_copy(one) if isinstance(one, dict) else one for one in value]
+        if isinstance(value, list)
+        else value
         for key, value in item.items()
     }

@@ -29,8 +29,9 @@ OURS = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request wants of the model, whatever API it came by. `format`: the JSON schema of the answer, or None;
-    `continued`: the last message is the answer's beginning."""
+    """What a request wants of the model, whatever API it came by. `format`: the JSON schema of the
+    answer, or None; `continued`: the last message is the answer's beginning.
+    """
 
     messages: Sequence[Message]
     tools: Tools = NO_TOOLS
@@ -71,7 +72,9 @@ def prompt(wanted: Wanted, runner: Runner, settings: Settings) -> Prompt:
     """Through the model's template; raises Problem where it has none, UserError where it refuses."""
     template, offered, system = runner.template, wanted.tools, settings.system
     if template is None:
-        raise Problem("this is a base model without a chat template; /v1/completions continues a text")
+        raise Problem(
+            "this is a base model without a chat template; /v1/completions continues a text"
+        )
     said = list(wanted.messages)
     if system and not any(message.role == "system" for message in said):
         said = [Message("system", system), *said]
@@ -85,7 +88,13 @@ def prompt(wanted: Wanted, runner: Runner, settings: Settings) -> Prompt:
     said = folded(said, template)
     text = _text(said, wanted, template, variables)
     tokens = common.encoded(runner, settings, text)
-    kin = family(template.source) if offered.tools and known else family("") if offered.tools else None
+    kin = (
+        family(template.source)
+        if offered.tools and known
+        else family("")
+        if offered.tools
+        else None
+    )
     opened = None if wanted.continued else runner.opened(tokens)
     return Prompt(tokens, _constraint(wanted, kin), opened, kin, offered)
 
@@ -103,8 +112,12 @@ def _constraint(wanted: Wanted, kin: Family | None) -> Constraint | None:
 
 
 def folded(said: list[Message], template: Template) -> list[Message]:
-    """With all system texts in one first message, or before the first question where the template drops them."""
-    words = "\n\n".join(message.content for message in said if message.role == "system" and message.content)
+    """With all system texts in one first message, or before the first question where the template
+    drops them.
+    """
+    words = "\n\n".join(
+        message.content for message in said if message.role == "system" and message.content
+    )
     rest = [message for message in said if message.role != "system"]
     if not words:
         return rest
@@ -113,11 +126,16 @@ def folded(said: list[Message], template: Template) -> list[Message]:
     return [Message(rest[0].role, f"{words}\n\n{rest[0].content}", rest[0].more), *rest[1:]]
 
 
-def _text(said: list[Message], wanted: Wanted, template: Template, variables: dict[str, Any]) -> str:
+def _text(
+    said: list[Message], wanted: Wanted, template: Template, variables: dict[str, Any]
+) -> str:
     if not wanted.continued:
         return template.render(said, add_generation_prompt=wanted.generate, **variables)
     if not said or said[-1].role != "assistant" or not said[-1].content:
-        raise Problem("continue_final_message needs a last message of the assistant's", param="continue_final_message")
+        raise Problem(
+            "continue_final_message needs a last message of the assistant's",
+            param="continue_final_message",
+        )
     text = template.render(said, add_generation_prompt=False, **variables)
     end = text.rfind(said[-1].content.strip())
     if end < 0:
@@ -126,8 +144,9 @@ def _text(said: list[Message], wanted: Wanted, template: Template, variables: di
 
 
 def answer_format(fields: Fields, name: str) -> Any:
-    """The JSON schema that `response_format` or `text.format` asks for; None for free text. Raises Problem for a schema
-    that cannot be enforced."""
+    """The JSON schema that `response_format` or `text.format` asks for; None for free text. Raises
+    Problem for a schema that cannot be enforced.
+    """
     table = fields.table(name)
     if table is None:
         return None
@@ -154,7 +173,9 @@ def _checked(fields: Fields, name: str) -> Any:
 
 
 def grammar(fields: Fields, schema: Any = None) -> Constraint | None:
-    """llama-server's own fields: a GBNF grammar, or a JSON schema beside response_format, whose `schema` goes first."""
+    """llama-server's own fields: a GBNF grammar, or a JSON schema beside response_format, whose
+    `schema` goes first.
+    """
     if schema is not None:
         return Constraint("json_schema", json.dumps(schema))
     if fields.has("json_schema"):
@@ -170,11 +191,15 @@ def grammar(fields: Fields, schema: Any = None) -> Constraint | None:
 
 
 def variables(fields: Fields, template: Template | None) -> dict[str, Any]:
-    """What a request says to the template: chat_template_kwargs, and how much the model should think."""
+    """What a request says to the template: chat_template_kwargs, and how much the model should
+    think.
+    """
     table = fields.table("chat_template_kwargs")
     found = dict(table.values) if table else {}
     if taken := sorted(OURS.intersection(found)):
-        raise Problem(f"chat_template_kwargs.{taken[0]} is the server's to set", param="chat_template_kwargs")
+        raise Problem(
+            f"chat_template_kwargs.{taken[0]} is the server's to set", param="chat_template_kwargs"
+        )
     if fields.has("reasoning_effort"):
         effort = fields.choice("reasoning_effort", EFFORTS, "medium")
         thinks = {} if template is None else template.asked(effort not in ("none", "minimal"))

@@ -1,4 +1,6 @@
-"""`/v1/responses`: OpenAI's newer form. Nothing is kept between two requests: a conversation comes whole each time."""
+"""`/v1/responses`: OpenAI's newer form. Nothing is kept between two requests: a conversation comes
+whole each time.
+"""
 
 import time
 import uuid
@@ -34,17 +36,28 @@ class Responses(Form):
     prefix: ClassVar[str] = "resp_"
     last: ClassVar[bytes] = b""
     refused: ClassVar[dict[str, str]] = {
-        "previous_response_id": KEPT, "conversation": KEPT, "background": KEPT, "prompt": "send the prompt itself",
-    }  # fmt: skip
+        "previous_response_id": KEPT,
+        "conversation": KEPT,
+        "background": KEPT,
+        "prompt": "send the prompt itself",
+    }
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
         super().__init__(body, runner, settings)
         fields = self.fields
         if fields.choice("truncation", ("disabled", "auto"), "disabled") == "auto":
-            raise Problem("truncation auto: this server cuts nothing out of a conversation", param="truncation")
+            raise Problem(
+                "truncation auto: this server cuts nothing out of a conversation",
+                param="truncation",
+            )
         text = fields.table("text") or Fields({})
         self.offered = tools(fields, nested=False)
-        wanted = Wanted(conversation(fields), self.offered, answer_format(text, "format"), variables=self._thinking())
+        wanted = Wanted(
+            conversation(fields),
+            self.offered,
+            answer_format(text, "format"),
+            variables=self._thinking(),
+        )
         self.prompt = prompt(wanted, runner, settings)
         self.constraint = self.prompt.constraint
         asked = common.common(fields, settings, LIMITS)
@@ -53,15 +66,30 @@ class Responses(Form):
         self.limit = common.asked_limit(fields, LIMITS)
         tokens, opened = self.prompt.tokens, self.prompt.opened
         most = common.room(runner, settings, len(tokens), common.limit(self.limit, settings))
-        asked = {"strategy": runner.strategy(), **asked, "logprobs": self.logprobs, "top_logprobs": top}
-        self.requests = (Request(tokens, max_tokens=most, after=opened.closes if opened else "", **asked),)
+        asked = {
+            "strategy": runner.strategy(),
+            **asked,
+            "logprobs": self.logprobs,
+            "top_logprobs": top,
+        }
+        self.requests = (
+            Request(tokens, max_tokens=most, after=opened.closes if opened else "", **asked),
+        )
         self.check()
         self._named = 0
-        self._untold: list[Document] = []  # log-probabilities of tokens whose text is not certain yet
-        self._output, self._listener, self._number = Output(self._digits), self.prompt.listener(self._digits), 0
+        self._untold: list[
+            Document
+        ] = []  # log-probabilities of tokens whose text is not certain yet
+        self._output, self._listener, self._number = (
+            Output(self._digits),
+            self.prompt.listener(self._digits),
+            0,
+        )
 
     def _digits(self) -> str:
-        """Of the next id: they stand in many events, and whoever goes on with a stream must find the same."""
+        """Of the next id: they stand in many events, and whoever goes on with a stream must find
+        the same.
+        """
         self._named += 1
         return uuid.uuid5(uuid.UUID(self.id.removeprefix(self.prefix)), str(self._named)).hex
 
@@ -97,8 +125,9 @@ class Responses(Form):
     def _heard(
         self, text: str, token: TokenTime | None = None, top: Sequence[tuple[int, float]] = ()
     ) -> Iterator[Document]:
-        """What a token, or text without one, adds to the items. A token whose text is not certain yet waits for it; one
-        that was thought, or is a call's, has no log-probability there."""
+        """What a token, or text without one, adds to the items. A token whose text is not certain
+        yet waits for it; one that was thought, or is a call's, has no log-probability there.
+        """
         if self.logprobs and token:
             self._untold.append(logprobs.token(self.runner, token, top))
         yield from self._grown(self._listener.feed(text))
@@ -117,7 +146,10 @@ class Responses(Form):
         """What was held back, and the whole response."""
         (answer,) = answers
         yield from self._numbered(self._over(answer))
-        told = {"type": f"response.{_status(answer)}", "response": self._response(self._output, answer)}
+        told = {
+            "type": f"response.{_status(answer)}",
+            "response": self._response(self._output, answer),
+        }
         yield from self._numbered([told])
 
     def written(self, chunks: Iterable[Document]) -> bytes:
@@ -134,27 +166,45 @@ class Responses(Form):
         status = "in_progress" if answer is None else _status(answer)
         choice: Any = self.offered.choice
         return {
-            "id": self.id, "object": "response", "created_at": self.created, "status": status, "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"}
+            if status == "incomplete"
+            else None,
             "completed_at": int(time.time()) if status == "completed" else None,
-            "instructions": fields.text("instructions"), "max_output_tokens": self.limit, "model": self.model,
-            "output": list(output.items), "parallel_tool_calls": self.offered.parallel, "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None}, "store": False,
-            "temperature": request.sampling["temp"], "top_p": request.sampling["top_p"],
+            "instructions": fields.text("instructions"),
+            "max_output_tokens": self.limit,
+            "model": self.model,
+            "output": list(output.items),
+            "parallel_tool_calls": self.offered.parallel,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "temperature": request.sampling["temp"],
+            "top_p": request.sampling["top_p"],
             "text": fields.values.get("text") or {"format": {"type": "text"}},
             "tool_choice": {"type": "function", "name": choice} if self.offered.named else choice,
-            "tools": [{"strict": False, **one.values} for one in fields.tables("tools")], "truncation": "disabled",
-            "usage": None if answer is None else self._usage(answer), "metadata": fields.values.get("metadata") or {},
-        }  # fmt: skip
+            "tools": [{"strict": False, **one.values} for one in fields.tables("tools")],
+            "truncation": "disabled",
+            "usage": None if answer is None else self._usage(answer),
+            "metadata": fields.values.get("metadata") or {},
+        }
 
     def _usage(self, answer: Answer) -> Document:
         counts = usage([answer])
         return {
-            "input_tokens": counts["prompt_tokens"], "output_tokens": counts["completion_tokens"],
+            "input_tokens": counts["prompt_tokens"],
+            "output_tokens": counts["completion_tokens"],
             "total_tokens": counts["total_tokens"],
-            "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": answer.cached_tokens,
+                "cache_write_tokens": 0,
+            },
             "output_tokens_details": {"reasoning_tokens": self.prompt.thought(answer)},
-        }  # fmt: skip
+        }
 
 
 def _status(answer: Answer) -> str:

@@ -1,4 +1,6 @@
-"""The fields that every way to ask has: sampling settings (read off the steps), limits, stops, beams."""
+"""The fields that every way to ask has: sampling settings (read off the steps), limits, stops,
+beams.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +24,11 @@ LIMITS = "max_completion_tokens", "max_tokens"
 
 def sampling(fields: Fields, given: Sampling) -> Sampling:
     """The settings of a request over the server's own."""
-    names = {name: setting.name for setting in known().values() for name in (setting.name, *setting.aliases)}
+    names = {
+        name: setting.name
+        for setting in known().values()
+        for name in (setting.name, *setting.aliases)
+    }
     chosen: dict[str, object] = {}
     for name, own in {**OTHERS, **names}.items():
         if not fields.has(name):
@@ -40,7 +46,9 @@ def sampling(fields: Fields, given: Sampling) -> Sampling:
 
 def asked_limit(fields: Fields, names: tuple[str, ...] = LIMITS) -> int | None:
     """The most tokens that the request wants."""
-    return next((found for name in names if (found := fields.whole(name, 0, MOST_TOKENS)) is not None), None)
+    return next(
+        (found for name in names if (found := fields.whole(name, 0, MOST_TOKENS)) is not None), None
+    )
 
 
 def limit(asked: int | None, settings: Settings) -> int | None:
@@ -51,8 +59,12 @@ def limit(asked: int | None, settings: Settings) -> int | None:
     return wanted
 
 
-def room(runner: Runner, settings: Settings, prompt: int, wanted: int | None, samples: int = 1) -> int:
-    """The most tokens of each answer to a prompt of so many; raises Problem where there is no room for one."""
+def room(
+    runner: Runner, settings: Settings, prompt: int, wanted: int | None, samples: int = 1
+) -> int:
+    """The most tokens of each answer to a prompt of so many; raises Problem where there is no room
+    for one.
+    """
     size = context(runner, settings)
     if prompt >= size:
         raise _too_long(f"{prompt} tokens", prompt, size)
@@ -62,8 +74,8 @@ def room(runner: Runner, settings: Settings, prompt: int, wanted: int | None, sa
 def encoded(runner: Runner, settings: Settings, text: str) -> tuple[int, ...]:
     """The ids of what a template has written, or of a text without one.
 
-    Raises Problem at once for one that is too long whatever its tokens are: 7 MB of spaces keep the tokenizer from
-    every other request for 23 seconds (2026-11-22, SmolLM2's on one thread).
+    Raises Problem at once for one that is too long whatever its tokens are: 7 MB of spaces keep the
+    tokenizer from every other request for 23 seconds (2026-11-22, SmolLM2's on one thread).
     """
     size = context(runner, settings)
     if (least := runner.model.least(text)) >= size:
@@ -79,8 +91,11 @@ def context(runner: Runner, settings: Settings) -> int:
 def _too_long(words: str, prompt: int, size: int) -> Problem:
     return Problem(
         f"the prompt has {words}, the context holds {size} and must leave room for an answer",
-        code="context_length_exceeded", type="exceed_context_size_error", n_prompt_tokens=prompt, n_ctx=size,
-    )  # fmt: skip
+        code="context_length_exceeded",
+        type="exceed_context_size_error",
+        n_prompt_tokens=prompt,
+        n_ctx=size,
+    )
 
 
 def common(fields: Fields, settings: Settings, limits: tuple[str, ...] = LIMITS) -> dict[str, Any]:
@@ -99,10 +114,18 @@ def common(fields: Fields, settings: Settings, limits: tuple[str, ...] = LIMITS)
 
 
 def search(fields: Fields) -> Search:
-    """The beam search that a request asks for, in the command line's words or vLLM's (use_beam_search with best_of)."""
-    values: dict[str, object] = {own: fields.values[name] for name, own in BEAMS.items() if fields.has(name)}
+    """The beam search that a request asks for, in the command line's words or vLLM's
+    (use_beam_search with best_of).
+    """
+    values: dict[str, object] = {
+        own: fields.values[name] for name, own in BEAMS.items() if fields.has(name)
+    }
     if fields.flag("use_beam_search") and "beams" not in values:
-        values["beams"] = fields.whole("best_of", 1, MOST_SAMPLES, None) or fields.whole("n", 1, MOST_SAMPLES, 1) or 1
+        values["beams"] = (
+            fields.whole("best_of", 1, MOST_SAMPLES, None)
+            or fields.whole("n", 1, MOST_SAMPLES, 1)
+            or 1
+        )
     if isinstance(values.get("early_stopping"), bool):
         values["early_stopping"] = "yes" if values["early_stopping"] else "no"
     return _search(values)

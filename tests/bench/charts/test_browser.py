@@ -1,4 +1,6 @@
-"""The page in a real browser, where one is installed: it is drawn, and it loads nothing and runs nothing."""
+"""The page in a real browser, where one is installed: it is drawn, and it loads nothing and runs
+nothing.
+"""
 
 import http.server
 import re
@@ -15,13 +17,22 @@ import pytest
 
 from llmcli.bench.charts.page import Page, html
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
 PATIENCE = 120  # seconds
 ALONE = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-    "--disable-background-networking", "--disable-component-update", "--no-first-run", "--disable-extensions",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    "--disable-extensions",
+)
 
 
 @pytest.fixture
@@ -62,7 +73,9 @@ def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def pixels(path: Path) -> tuple[int, int, list[bytes]]:
-    """A screenshot's width, height and the colour of every pixel, row by row (PNG, 8 bits, not interlaced)."""
+    """A screenshot's width, height and the colour of every pixel, row by row (PNG, 8 bits, not
+    interlaced).
+    """
     data = path.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     wide, high = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
@@ -102,19 +115,31 @@ def unfiltered(kind: int, line: bytes, above: bytes, step: int) -> bytes:
 
 
 def test_the_decoder_of_pictures_knows_every_filter() -> None:
-    for kind, expected in ((0, [10, 20]), (1, [10, 30]), (2, [15, 27]), (3, [12, 29]), (4, [15, 35])):
+    for kind, expected in (
+        (0, [10, 20]),
+        (1, [10, 30]),
+        (2, [15, 27]),
+        (3, [12, 29]),
+        (4, [15, 35]),
+    ):
         assert list(unfiltered(kind, bytes([10, 20]), bytes([5, 7]), 1)) == expected
 
 
 @pytest.fixture
 def page(charts, tmp_path: Path) -> Path:
     path = tmp_path / "page.html"
-    path.write_text(html(Page("<script>", "about", ("lead",), tuple(charts), (), ())), encoding="utf-8")
+    path.write_text(
+        html(Page("<script>", "about", ("lead",), tuple(charts), (), ())), encoding="utf-8"
+    )
     return path
 
 
-@pytest.mark.parametrize("flags", [(), ("--blink-settings=preferredColorScheme=0",)], ids=["light", "dark"])
-def test_it_is_drawn(browser: Callable[..., str], page: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "flags", [(), ("--blink-settings=preferredColorScheme=0",)], ids=["light", "dark"]
+)
+def test_it_is_drawn(
+    browser: Callable[..., str], page: Path, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     shot = tmp_path / "page.png"
     said = browser(page.as_uri(), f"--screenshot={shot}", "--window-size=700,500", *flags)
     assert shot.exists(), said
@@ -129,8 +154,11 @@ def test_it_is_drawn(browser: Callable[..., str], page: Path, tmp_path: Path, fl
     assert len(colours) > 50
 
 
-def test_a_phone_shows_the_slim_pictures(browser: Callable[..., str], page: Path, tmp_path: Path) -> None:
-    # A page of our own measures another in a frame as wide as a phone: its script is not the report's.
+def test_a_phone_shows_the_slim_pictures(
+    browser: Callable[..., str], page: Path, tmp_path: Path
+) -> None:
+    # A page of our own measures another in a frame as wide as a phone: its script is not the
+    # report's.
     (tmp_path / "frame.html").write_text(
         "<iframe src=page.html width=375 height=800></iframe><p></p><script>onload=()=>{"
         "let d=frames[0].document,shown=[...d.querySelectorAll('svg')].filter(s=>s.getBoundingClientRect().width>0);"
@@ -140,20 +168,28 @@ def test_a_phone_shows_the_slim_pictures(browser: Callable[..., str], page: Path
         "</script>"
     )
     with served(tmp_path) as (address, _):
-        found = re.search(r"<p>shown (.*) width (\d+) errors (\d+)</p>", browser(f"{address}/frame.html", "--dump-dom"))
+        found = re.search(
+            r"<p>shown (.*) width (\d+) errors (\d+)</p>",
+            browser(f"{address}/frame.html", "--dump-dom"),
+        )
     assert found
     assert found[1] == ",".join(["chart slim"] * 3)
     assert int(found[2]) <= 375  # nothing makes the page scroll sideways
     assert found[3] == "0"
 
 
-def test_it_asks_for_nothing_and_runs_nothing(browser: Callable[..., str], page: Path, tmp_path: Path) -> None:
+def test_it_asks_for_nothing_and_runs_nothing(
+    browser: Callable[..., str], page: Path, tmp_path: Path
+) -> None:
     with served(tmp_path) as (address, asked):
-        # What would be asked for and run if the policy did not hold: planted behind everything else.
+        # What would be asked for and run if the policy did not hold: planted behind everything
+        # else.
         planted = f"<img src='{address}/leak.png'><script>document.title='ran'</script><p style='color:red'>x</p>"
         (tmp_path / "bare.html").write_text(f"<title>bare</title>{planted}")
         text = page.read_text(encoding="utf-8")
-        (tmp_path / "planted.html").write_text(text.replace("</body>", planted + "</body>"), encoding="utf-8")
+        (tmp_path / "planted.html").write_text(
+            text.replace("</body>", planted + "</body>"), encoding="utf-8"
+        )
         bare = browser(f"{address}/bare.html", "--dump-dom")
         assert "/leak.png" in asked and "<title>ran</title>" in bare  # they do, elsewhere
         asked.clear()

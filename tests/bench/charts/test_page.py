@@ -40,11 +40,16 @@ class Reader(HTMLParser):
 @pytest.fixture
 def page(charts) -> str:
     rows = (("tg128", "190.2"), (HOSTILE, "1"))
-    return html(Page(
-        f"{HOSTILE} on this machine", "about", (f"lead {HOSTILE}",), tuple(charts),
-        (("All rows", Table(("test", "tok/s"), rows, frozenset([1]))),),
-        (("Machine", (("CPU", HOSTILE),)),),
-    ))  # fmt: skip
+    return html(
+        Page(
+            f"{HOSTILE} on this machine",
+            "about",
+            (f"lead {HOSTILE}",),
+            tuple(charts),
+            (("All rows", Table(("test", "tok/s"), rows, frozenset([1]))),),
+            (("Machine", (("CPU", HOSTILE),)),),
+        )
+    )
 
 
 def test_a_browser_finds_our_elements_and_no_others(page):
@@ -55,7 +60,9 @@ def test_a_browser_finds_our_elements_and_no_others(page):
     assert set(reader.tags) <= WRITTEN | DRAWN
     assert "".join(reader.words).count('<script>alert("1")</script>') >= 10
     names = {name for name, _ in reader.attributes}
-    assert not {name for name in names if name.startswith("on")} | (names & {"style", "href", "src", "srcset"})
+    assert not {name for name in names if name.startswith("on")} | (
+        names & {"style", "href", "src", "srcset"}
+    )
 
 
 def test_it_is_well_formed_xml_of_text_that_utf_8_can_hold(page):
@@ -68,21 +75,33 @@ def test_nothing_but_its_own_style_may_be_obeyed(page):
     policy = next(one.get("content") for one in tree.iter("meta") if one.get("http-equiv"))
     style = tree.find("head/style").text
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert (
+        policy
+        == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
     assert "url(" not in style and "@import" not in style and "<" not in style and "&" not in style
 
 
 def test_every_value_stands_in_a_table(page, plot, bars, dots):
     tree = ElementTree.fromstring(page)
-    tables = [[["".join(cell.itertext()) for cell in row] for row in one.iter("tr")] for one in tree.iter("table")]
+    tables = [
+        [["".join(cell.itertext()) for cell in row] for row in one.iter("tr")]
+        for one in tree.iter("table")
+    ]
     assert len(tables) == 4
     flat = [{cell for row in one for cell in row} for one in tables]
     for series in plot.series:
         for point in series.points:
-            assert {figure(point.x), figure(point.y), *([point.words] if point.label else [])} <= flat[0]
+            assert {
+                figure(point.x),
+                figure(point.y),
+                *([point.words] if point.label else []),
+            } <= flat[0]
     for chart, cells in ((bars, flat[1]), (dots, flat[2])):
         for row in chart.rows:
-            assert {figure(one.value) for one in row.values} | {figure(end) for end in row.span or ()} <= cells
+            assert {figure(one.value) for one in row.values} | {
+                figure(end) for end in row.span or ()
+            } <= cells
         assert {figure(rule.at) for rule in chart.rules} <= cells
     assert {len(row) for one in tables for row in one} == {2, 4, 5, 7}
 

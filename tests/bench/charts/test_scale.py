@@ -68,8 +68,18 @@ def test_a_scale_is_even_in_differences_or_in_factors():
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(0, "0"), (4096, "4,096"), (5.25, "5.25"), (0.51239, "0.5124"), (1234567.8, "1,234,568"), (99.96, "99.96"),
-     (12, "12"), (1e-9, "1e-09"), (-2.5, "-2.5"), (100.04, "100")],
-)  # fmt: skip
+    [
+        (0, "0"),
+        (4096, "4,096"),
+        (5.25, "5.25"),
+        (0.51239, "0.5124"),
+        (1234567.8, "1,234,568"),
+        (99.96, "99.96"),
+        (12, "12"),
+        (1e-9, "1e-09"),
+        (-2.5, "-2.5"),
+        (100.04, "100"),
+    ],
+)
 def test_numbers_have_the_digits_that_count(value, expected):
     assert figure(value) == expected

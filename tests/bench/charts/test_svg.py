@@ -1,4 +1,6 @@
-"""The drawings as XML: what is in them, and that nothing leaves the picture or covers another's words."""
+"""The drawings as XML: what is in them, and that nothing leaves the picture or covers another's
+words.
+"""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -75,8 +77,12 @@ def test_nothing_leaves_the_picture(charts, wide):
 
 @pytest.mark.parametrize("wide", [SLIM, WIDE])
 def test_labels_keep_off_one_another(wide):
-    points = tuple(Point(2 + n / 50, 15 + n / 3, f"depth {512 * n}", f"{200 - n} tok/s") for n in range(6))
-    tree = parsed(Plot("t", "s", Axis("x", True), Axis("y", True), (Series("", points, line=False),)), wide)
+    points = tuple(
+        Point(2 + n / 50, 15 + n / 3, f"depth {512 * n}", f"{200 - n} tok/s") for n in range(6)
+    )
+    tree = parsed(
+        Plot("t", "s", Axis("x", True), Axis("y", True), (Series("", points, line=False),)), wide
+    )
     found = boxes(tree)
     assert len(found) >= 4
     assert not any(one.shared(other) for one, other in combinations(found, 2))
@@ -84,8 +90,13 @@ def test_labels_keep_off_one_another(wide):
 
 def test_a_label_stands_at_its_own_mark_or_is_led_to_it():
     points = tuple(Point(x, 10.0, f"test {x}", "123.4 tok/s") for x in (1.0, 1.2, 1.5, 2.0, 4.0))
-    tree = parsed(Plot("t", "s", Axis("x", True), Axis("y"), (Series("", points, line=False),)), SLIM)
-    marks = {point.label: float(one.get("cx")) for point, one in zip(points, tree.iter(f"{NS}circle"), strict=True)}
+    tree = parsed(
+        Plot("t", "s", Axis("x", True), Axis("y"), (Series("", points, line=False),)), SLIM
+    )
+    marks = {
+        point.label: float(one.get("cx"))
+        for point, one in zip(points, tree.iter(f"{NS}circle"), strict=True)
+    }
     leads = {float(one.get("x1")) for one in tree.iter(f"{NS}line") if one.get("class") == "lead"}
     shown = [one for one in tree.iter(f"{NS}text") if one.get("class") == "label"]
     assert len(shown) >= 3
@@ -97,7 +108,9 @@ def test_a_label_stands_at_its_own_mark_or_is_led_to_it():
 
 def test_places_follow_the_values():
     points = tuple(Point(x, y) for x, y in ((1, 1), (10, 10), (100, 100)))
-    tree = parsed(Plot("t", "s", Axis("x", True), Axis("y", True), (Series("", points, line=False),)))
+    tree = parsed(
+        Plot("t", "s", Axis("x", True), Axis("y", True), (Series("", points, line=False),))
+    )
     places = [(float(one.get("cx")), float(one.get("cy"))) for one in tree.iter(f"{NS}circle")]
     (x1, y1), (x2, y2), (x3, y3) = places
     assert x2 - x1 == pytest.approx(x3 - x2, abs=0.1) and x2 > x1
@@ -105,7 +118,11 @@ def test_places_follow_the_values():
 
 
 def test_bars_are_as_long_as_their_values(bars):
-    parts = [one for one in parsed(bars).iter(f"{NS}rect") if one.get("class") == "part" and one.get("height") == "14"]
+    parts = [
+        one
+        for one in parsed(bars).iter(f"{NS}rect")
+        if one.get("class") == "part" and one.get("height") == "14"
+    ]
     lengths = [float(one.get("width")) for one in parts]
     values = [value.value for row in bars.rows for value in row.values]
     scale = lengths[0] / values[0]

@@ -15,7 +15,9 @@ def test_no_line_is_longer_than_the_terminal(charts, columns, unicode):
 
 
 def test_bars_end_on_an_eighth_of_a_cell():
-    chart = Rows("t", "s", Axis("x"), (Row("a", (Value("v", 32.0),)), Row("b", (Value("v", 12.5),))))
+    chart = Rows(
+        "t", "s", Axis("x"), (Row("a", (Value("v", 32.0),)), Row("b", (Value("v", 12.5),)))
+    )
     title, full, part = text(chart, 40).split("\n")
     room = 38
     assert (title, full) == ("t", "a " + "█" * room)

@@ -16,8 +16,10 @@ from llmcli.bench.load import drive
 
 @dataclass
 class Scripted:
-    """Answers the next request with the next of `replies` (raw bytes; the last one again and again). What came is kept:
-    each request's head, and its body. A connection is closed after each answer."""
+    """Answers the next request with the next of `replies` (raw bytes; the last one again and
+    again). What came is kept: each request's head, and its body. A connection is closed after each
+    answer.
+    """
 
     replies: list[bytes]
     heads: list[str] = field(default_factory=list)
@@ -40,7 +42,14 @@ class Scripted:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        length = next((int(line[15:]) for line in head.lower().split("\r\n") if line.startswith("content-length:")), 0)
+        length = next(
+            (
+                int(line[15:])
+                for line in head.lower().split("\r\n")
+                if line.startswith("content-length:")
+            ),
+            0,
+        )
         body = json.loads(await reader.readexactly(length) or b"{}")
         if "/odd" in head.split("\r\n")[0]:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n<html>hello")
@@ -48,7 +57,9 @@ class Scripted:
             writer.write(plain({"data": [{"id": "scripted"}]}))
         elif not body["stream"]:
             words = len(body["messages"][-1]["content"].split())
-            writer.write(plain({"usage": {"prompt_tokens": 10 + 2 * words, "completion_tokens": 1}}))
+            writer.write(
+                plain({"usage": {"prompt_tokens": 10 + 2 * words, "completion_tokens": 1}})
+            )
         else:
             self.heads.append(head)
             self.bodies.append(body)
@@ -65,7 +76,11 @@ def streamed(*chunks: dict[str, Any] | str, done: bool = True) -> bytes:
     """A stream of chunks; a text is a chunk with that content."""
     told = [text(one) if isinstance(one, str) else one for one in chunks]
     events = b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in told)
-    return b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + events + b"data: [DONE]\n\n" * done
+    return (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+        + events
+        + b"data: [DONE]\n\n" * done
+    )
 
 
 def text(words: str, **more: Any) -> dict[str, Any]:
@@ -90,7 +105,9 @@ def scripted() -> Iterator[Callable[..., Scripted]]:
 
     def start(*replies: bytes) -> Scripted:
         made = Scripted(list(replies))
-        server = asyncio.run_coroutine_threadsafe(asyncio.start_server(made.serve, "127.0.0.1", 0), loop).result()
+        server = asyncio.run_coroutine_threadsafe(
+            asyncio.start_server(made.serve, "127.0.0.1", 0), loop
+        ).result()
         servers.append((server, made))
         made.port = server.sockets[0].getsockname()[1]
         return made
@@ -105,7 +122,10 @@ def scripted() -> Iterator[Callable[..., Scripted]]:
             cut()
             await asyncio.sleep(0)  # what was being accepted has a link then
         cut()
-        for server, _ in servers:  # nothing is on its way to it now: asyncio leaves such a connection open
+        for (
+            server,
+            _,
+        ) in servers:  # nothing is on its way to it now: asyncio leaves such a connection open
             server.close()
         for server, _ in servers:
             await server.wait_closed()

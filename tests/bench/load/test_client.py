@@ -28,8 +28,15 @@ def asked(server: Server, job: Job = JOB, count: int = 1) -> list[Answer]:
 
 
 def test_tokens_are_what_the_server_counted_not_the_chunks(scripted: Servers) -> None:
-    made = scripted(streamed(text(""), "a", "b c", {"choices": [{"delta": {}, "finish_reason": "length"}]},
-                             counted(20, 5, 12)))  # fmt: skip
+    made = scripted(
+        streamed(
+            text(""),
+            "a",
+            "b c",
+            {"choices": [{"delta": {}, "finish_reason": "length"}]},
+            counted(20, 5, 12),
+        )
+    )
     (one,) = asked(Server(made.url + "/v1", "m"))
     assert (one.good, one.tokens, one.counts, one.finish) == (True, 5, [1, 1], "length")
     assert (one.prompt_tokens, one.cached_tokens) == (20, 12)
@@ -43,9 +50,16 @@ def test_what_is_sent_is_openais(scripted: Servers) -> None:
     asked(replace(server, chat=False), replace(JOB, shared="be short"))
     chat, completion = made.bodies
     assert chat == {
-        "model": "m", "max_tokens": 8, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0,
-        "messages": [{"role": "system", "content": "be short"}, {"role": "user", "content": "tell me"}],
-    }  # fmt: skip
+        "model": "m",
+        "max_tokens": 8,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0,
+        "messages": [
+            {"role": "system", "content": "be short"},
+            {"role": "user", "content": "tell me"},
+        ],
+    }
     assert completion["prompt"] == "be short\ntell me"
     assert made.heads[0].startswith("POST /v1/chat/completions ")
     assert made.heads[1].startswith("POST /v1/completions ")
@@ -57,16 +71,26 @@ def test_what_is_sent_is_openais(scripted: Servers) -> None:
     [
         (plain({"error": {"message": "busy"}}, "429 Too Many"), "http 429", "busy"),
         (plain({}, "500 Oh"), "http 500", "{}"),
-        (b"HTTP/1.1 302 Found\r\nLocation: http://h.invalid/\r\nContent-Length: 0\r\n\r\n", "http 302", ""),
+        (
+            b"HTTP/1.1 302 Found\r\nLocation: http://h.invalid/\r\nContent-Length: 0\r\n\r\n",
+            "http 302",
+            "",
+        ),
         (streamed("a", {"error": {"message": "cache full"}}), "error in the stream", "cache full"),
         (streamed("a", done=False), "broken off", ""),
         (streamed(text("")), "no text", ""),
-        (streamed("a").replace(b'"choices"', b"choices"), "bad stream", "its stream holds what is no JSON"),
+        (
+            streamed("a").replace(b'"choices"', b"choices"),
+            "bad stream",
+            "its stream holds what is no JSON",
+        ),
         (b"", "broken off", "Server disconnected"),
         (b"nonsense\r\n\r\n", "broken off", ""),
     ],
 )
-def test_what_goes_wrong_is_an_error_of_its_kind(scripted: Servers, reply: bytes, kind: str, says: str) -> None:
+def test_what_goes_wrong_is_an_error_of_its_kind(
+    scripted: Servers, reply: bytes, kind: str, says: str
+) -> None:
     made = scripted(reply)
     (one,) = asked(Server(made.url + "/v1", "m"))
     assert (one.good, one.error) == (False, kind)

@@ -54,7 +54,9 @@ def test_a_closed_loop_keeps_so_many_open_and_leaves_the_first_out(jumping: Jump
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.2])
-def test_users_in_step_and_users_one_after_the_other_are_measured_for_as_long(apart: float, jumping: Jump) -> None:
+def test_users_in_step_and_users_one_after_the_other_are_measured_for_as_long(
+    apart: float, jumping: Jump
+) -> None:
     class Apart(Slow):
         came = 0
 
@@ -81,7 +83,9 @@ def test_an_open_loop_does_not_wait_and_counts_from_when_a_request_was_due(jumpi
 
 
 def test_seconds_are_enough_also_where_nobody_is_open_when_they_are_over(jumping: Jump) -> None:
-    run: Run = jumping(drive.drive(Slow(0.1), jobs(), Load("constant", 1.0), Length(None, 5.5, warmup=0)))
+    run: Run = jumping(
+        drive.drive(Slow(0.1), jobs(), Load("constant", 1.0), Length(None, 5.5, warmup=0))
+    )
     assert len(run.measured) == 6
     both: Run = jumping(drive.drive(Slow(), jobs(), Load("closed", 2), Length(3, 4.5, warmup=0)))
     assert len(both.measured) == 10
@@ -110,8 +114,12 @@ def test_a_bug_in_the_client_is_no_silence(jumping: Jump) -> None:
         jumping(drive.drive(broken, jobs(), Load("closed", 1), Length(1)))
 
 
-@pytest.mark.parametrize(("arrivals", "variation"), [("constant", 0.0), ("poisson", 1.0), ("gamma", 2.0)])
-def test_gaps_have_the_mean_and_the_bursts_that_were_asked_for(arrivals: Any, variation: float) -> None:
+@pytest.mark.parametrize(
+    ("arrivals", "variation"), [("constant", 0.0), ("poisson", 1.0), ("gamma", 2.0)]
+)
+def test_gaps_have_the_mean_and_the_bursts_that_were_asked_for(
+    arrivals: Any, variation: float
+) -> None:
     found = list(islice(drive.gaps(Load(arrivals, 5.0, burstiness=4.0), random.Random(1)), 20_000))
     assert fmean(found) == pytest.approx(0.2, rel=0.05)
     assert pstdev(found) / fmean(found) == pytest.approx(variation, rel=0.06)

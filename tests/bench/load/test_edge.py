@@ -1,4 +1,6 @@
-"""A search on servers that are a formula, in time that jumps: what is measured, when it is left, what is told."""
+"""A search on servers that are a formula, in time that jumps: what is measured, when it is left,
+what is told.
+"""
 
 import asyncio
 import math
@@ -19,13 +21,17 @@ Jump = Callable[[Any], Any]
 
 
 class Places:
-    """A server that answers `places` at a time, each within `seconds`; the others wait. `runs` are the loads it got.
+    """A server that answers `places` at a time, each within `seconds`; the others wait. `runs` are
+    the loads it got.
 
     Of a load above `most` it refuses everything.
     """
 
     def __init__(
-        self, places: int = 8, seconds: Callable[[int], float] = lambda runs: 1.0, most: float = math.inf
+        self,
+        places: int = 8,
+        seconds: Callable[[int], float] = lambda runs: 1.0,
+        most: float = math.inf,
     ) -> None:
         self.places, self.seconds, self.most = places, seconds, most
         self.runs: list[Load] = []
@@ -40,9 +46,14 @@ class Places:
         answer.stamps, answer.counts, answer.output_tokens = [answer.ended], [1], 1
 
     async def run(
-        self, load: Load, length: Length, number: int, *, enough: Enough = lambda run, answer: False,
+        self,
+        load: Load,
+        length: Length,
+        number: int,
+        *,
+        enough: Enough = lambda run, answer: False,
         may_fail: bool = False,
-    ) -> Run:  # fmt: skip
+    ) -> Run:
         self.free = asyncio.Semaphore(self.places)
         self.runs.append(load)
         return await drive.drive(self.ask, repeat(Job("x", 1)), load, length, enough=enough)
@@ -53,7 +64,9 @@ def searched(jumping: Jump, server: Places, kind: edge.Kind, rules: Rules) -> Ed
 
 
 def test_users_are_found_with_what_they_got(jumping: Jump) -> None:
-    """Of 8 places with a second each: the ninth user waits two. The curve jumps, and nothing lies on a line."""
+    """Of 8 places with a second each: the ninth user waits two. The curve jumps, and nothing lies
+    on a line.
+    """
     server = Places()
     told = searched(jumping, server, "concurrency", Rules(Slo({"e2el": 1600})))
     assert (told.level, told.above, told.steps, told.drift) == (8, 9, 1, None)
@@ -64,7 +77,9 @@ def test_users_are_found_with_what_they_got(jumping: Jump) -> None:
     assert server.runs[-1] == Load("closed", 1)  # one alone again, at the end
 
 
-def test_a_rate_is_found_from_that_of_one_alone_and_a_queue_that_grows_does_not_hold(jumping: Jump) -> None:
+def test_a_rate_is_found_from_that_of_one_alone_and_a_queue_that_grows_does_not_hold(
+    jumping: Jump,
+) -> None:
     server = Places()
     told = searched(jumping, server, "rate", Rules(Slo({"e2el": 1e6}), arrivals="constant"))
     assert server.runs[1].level == pytest.approx(1, rel=0.1)
@@ -87,7 +102,9 @@ def test_a_machine_that_changes_meanwhile_is_told(jumping: Jump) -> None:
 
 
 def test_what_is_typed_is_what_is_measured(jumping: Jump) -> None:
-    rules = Rules(Slo({"e2el": 3000}), requests=20, seconds=30.0, warmup=3, most=4, arrivals="constant")
+    rules = Rules(
+        Slo({"e2el": 3000}), requests=20, seconds=30.0, warmup=3, most=4, arrivals="constant"
+    )
     told = searched(jumping, Places(), "rate", rules)
     assert len(told.points) == 4
     first = told.points[0].figures

@@ -13,16 +13,25 @@ from llmcli.errors import UserError
 def answer(at: float, first: float, gap: float, count: int, **more: object) -> Answer:
     """Due at `at`, first text after `first` seconds, then a token every `gap`."""
     stamps = [at + first + gap * number for number in range(count)]
-    fields = {"prompt_tokens": 10, "output_tokens": count, "measured": True, "ended": stamps[-1], **more}
+    fields = {
+        "prompt_tokens": 10,
+        "output_tokens": count,
+        "measured": True,
+        "ended": stamps[-1],
+        **more,
+    }
     return Answer(at, at, stamps=stamps, counts=[1] * count, **fields)  # type: ignore[arg-type]
 
 
-def run(*answers: Answer, began: float = 0.0, ended: float = 10.0, load: Load = Load("closed", 2)) -> Run:  # noqa: B008
+def run(*answers: Answer, began: float = 0.0, ended: float = 10.0, load: Load | None = None) -> Run:
+    load = load or Load("closed", 2)
     return Run(load, list(answers), began, ended, [0.001] * 10, 1.0)
 
 
 def test_times_are_by_their_definitions() -> None:
-    found = figures.figures([run(answer(0, 1.0, 0.5, 5), answer(1, 2.0, 0.25, 3), answer(2, 3.0, 0, 1))])
+    found = figures.figures(
+        [run(answer(0, 1.0, 0.5, 5), answer(1, 2.0, 0.25, 3), answer(2, 3.0, 0, 1))]
+    )
     ttft, tpot, itl, e2el = (found.times[name] for name in figures.TIMES)
     assert (ttft.count, ttft.mean, ttft.most) == (3, 2000, 3000)
     assert (tpot.count, tpot.mean) == (2, 375)  # an answer of one token has none
@@ -33,10 +42,14 @@ def test_times_are_by_their_definitions() -> None:
 
 def test_rates_are_of_what_came_while_it_was_measured() -> None:
     early = answer(-2, 1.0, 0.5, 5, measured=False)  # text at -1, -0.5, 0, 0.5, 1
-    left = answer(8, 1.0, 0.5, 5, measured=False, ended=None, output_tokens=None)  # 9, 9.5, 10 and two after the end
+    left = answer(
+        8, 1.0, 0.5, 5, measured=False, ended=None, output_tokens=None
+    )  # 9, 9.5, 10 and two after the end
     found = figures.figures([run(early, answer(0, 1.0, 1.0, 4), left)])
     assert found.output_rate == pytest.approx((3 + 4 + 3) / 10)
-    assert found.total_rate == pytest.approx((10 + 10 + 10) / 10)  # prompts of the measured and of the left one
+    assert found.total_rate == pytest.approx(
+        (10 + 10 + 10) / 10
+    )  # prompts of the measured and of the left one
     assert found.request_rate == pytest.approx(2 / 10)
     assert found.answered == 1
 
@@ -72,7 +85,9 @@ def test_goodput_counts_who_kept_every_promise_and_failures_keep_none() -> None:
     gone = answer(0, 0.1, 0.1, 3, cancelled=True)
     slow_start, slow_tokens = answer(0, 3.0, 0.05, 3), answer(0, 1.0, 0.2, 3)
     kept = [answer(0, 1.0, 0.05, 3), answer(0, 1.0, 0, 1)]
-    found = figures.figures([run(failed, gone, slow_start, slow_tokens, *kept)], slo.parse("ttft:2000,tpot:100"))
+    found = figures.figures(
+        [run(failed, gone, slow_start, slow_tokens, *kept)], slo.parse("ttft:2000,tpot:100")
+    )
     assert (found.kept, found.goodput) == (2, pytest.approx(0.2))
     assert found.share == pytest.approx(2 / 5)  # who went away is not in it
     assert (found.failed, found.says, found.cancelled) == ({"http 429": 1}, {"http 429": "busy"}, 1)
@@ -86,7 +101,11 @@ def test_repetitions_are_pooled_and_told_one_by_one() -> None:
 
 
 def test_a_promise_is_parsed_or_told() -> None:
-    assert dict(slo.parse("ttft:2000, tpot:99.5 e2el:9e3").limits) == {"ttft": 2000, "tpot": 99.5, "e2el": 9000}
+    assert dict(slo.parse("ttft:2000, tpot:99.5 e2el:9e3").limits) == {
+        "ttft": 2000,
+        "tpot": 99.5,
+        "e2el": 9000,
+    }
     for text in ("", "ttft", "ttft:0", "ttft:x", "itl:3", "ttft:nan", "ttft:inf"):
         with pytest.raises(UserError, match="--slo"):
             slo.parse(text)
@@ -94,7 +113,9 @@ def test_a_promise_is_parsed_or_told() -> None:
 
 @pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
 def test_rows_hold_all_of_it_in_every_form(form: str) -> None:
-    world = told.World("http://h/v1", "m", "fixed", Shape(8, 4), "chat", "", "http", "cpu", "now", 1)
+    world = told.World(
+        "http://h/v1", "m", "fixed", Shape(8, 4), "chat", "", "http", "cpu", "now", 1
+    )
     rows = [told.document(world, figures.figures([run(answer(0, 1, 1, 4))]))]
     text = told.text(rows, form)
     assert '"ttft_ms"' in text if form != "csv" else "ttft_p50_ms" in text.split("\n")[0]

@@ -16,11 +16,15 @@ ALL = mixes.mixes()
 @pytest.mark.parametrize("name", ALL)
 def test_prompts_are_as_long_as_asked_distinct_and_the_same_for_a_seed(name: str) -> None:
     fit, shape = Fit(20, 1.5), Shape(320, 16)
-    first, again, other = (list(islice(mixes.jobs(ALL[name], shape, fit, seed), 20)) for seed in (1, 1, 2))
+    first, again, other = (
+        list(islice(mixes.jobs(ALL[name], shape, fit, seed), 20)) for seed in (1, 1, 2)
+    )
     assert first == again
     texts = [job.text for job in first + other]
     assert len({text[:60] for text in texts}) == 40
-    assert all(job.max_tokens == 16 and not job.shared and job.cancel_after is None for job in first)
+    assert all(
+        job.max_tokens == 16 and not job.shared and job.cancel_after is None for job in first
+    )
     units = {len(text.split("\n" if "\n" in text else None)) for text in texts}
     assert units == {200}
 
@@ -35,7 +39,10 @@ def test_what_is_shared_is_the_same_in_all_and_of_that_length(name: str) -> None
 
 
 def test_some_clients_go_away_at_any_time() -> None:
-    found = [job.cancel_after for job in islice(mixes.jobs(ALL["fixed"], Shape(10, 8, cancel=0.5), Fit(0, 1), 1), 400)]
+    found = [
+        job.cancel_after
+        for job in islice(mixes.jobs(ALL["fixed"], Shape(10, 8, cancel=0.5), Fit(0, 1), 1), 400)
+    ]
     gone = [after for after in found if after is not None]
     assert 150 < len(gone) < 250
     assert set(gone) == set(range(8))
@@ -50,13 +57,17 @@ def test_two_probes_tell_the_length_of_a_prompt() -> None:
 
 LINES = [
     {"prompt": "one", "max_tokens": 5},
-    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
-     "body": {"messages": [{"role": "user", "content": "two"}], "max_completion_tokens": 6}},
+    {
+        "custom_id": "a",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"messages": [{"role": "user", "content": "two"}], "max_completion_tokens": 6},
+    },
     {"conversations": [{"from": "human", "value": "three"}, {"from": "gpt", "value": "3"}]},
     {"messages": [{"role": "user", "content": "four"}]},
     {"turns": ["five", "and then"]},
     "six",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("array", [False, True])
@@ -74,7 +85,9 @@ def test_files_of_requests_are_read_in_every_form(tmp_path: Path, array: bool) -
 
 def test_a_line_ends_at_its_newline_alone(tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
-    path.write_text('\ufeff{"prompt": "one\u2028two\x85three"}\r\n{"prompt": "four"}\r\n', encoding="utf-8")
+    path.write_text(
+        '\ufeff{"prompt": "one\u2028two\x85three"}\r\n{"prompt": "four"}\r\n', encoding="utf-8"
+    )
     assert [job.text for job in jsonl.read(path, Shape())] == ["one\u2028two\x85three", "four"]
 
 

@@ -11,7 +11,9 @@ from llmcli.bench.load import saturation, search
 from llmcli.bench.load.crossing import Seen
 
 
-def searched(levels: list[float], start: int, excess: Callable[[float], float]) -> tuple[search.Found, list[Seen]]:
+def searched(
+    levels: list[float], start: int, excess: Callable[[float], float]
+) -> tuple[search.Found, list[Seen]]:
     """What a search finds on a server that is a formula."""
     seen: list[Seen] = []
     while (at := search.following(levels, start, seen)) is not None:
@@ -25,7 +27,9 @@ LEVELS = search.users(200)
 @pytest.mark.parametrize("start", [0, 7, len(LEVELS) - 1])
 @pytest.mark.parametrize("edge", [0.5, 1.1, 2.1, 3.5, 7.3, 8.9, 30.5, 77, 150, 195, 1e9])
 @pytest.mark.parametrize("steepness", [0.7, 20])
-def test_the_largest_level_that_holds_is_found_from_anywhere(edge: float, start: int, steepness: float) -> None:
+def test_the_largest_level_that_holds_is_found_from_anywhere(
+    edge: float, start: int, steepness: float
+) -> None:
     found, seen = searched(LEVELS, start, lambda level: steepness * math.log(level / edge))
     assert found.at == max((at for at, one in enumerate(LEVELS) if one <= edge), default=-1)
     assert found.steps == 1
@@ -33,12 +37,16 @@ def test_the_largest_level_that_holds_is_found_from_anywhere(edge: float, start:
 
 
 class Shaky:
-    """A server whose answers take longer with every user, and now longer, now shorter; some measurements meet a pause.
+    """A server whose answers take longer with every user, and now longer, now shorter; some
+    measurements meet a pause.
 
-    `power`: how a time grows with the load. `noise`: of each measurement, one sigma of its logarithm.
+    `power`: how a time grows with the load. `noise`: of each measurement, one sigma of its
+    logarithm.
     """
 
-    def __init__(self, edge: float, power: float, noise: float, pauses: float, rng: random.Random) -> None:
+    def __init__(
+        self, edge: float, power: float, noise: float, pauses: float, rng: random.Random
+    ) -> None:
         self.edge, self.power, self.noise, self.pauses, self.rng = edge, power, noise, pauses, rng
 
     def __call__(self, level: float) -> float:
@@ -96,7 +104,11 @@ def test_where_a_search_may_measure_little_it_says_what_it_knows() -> None:
         seen.append(Seen(at, math.log(levels[at] / 21)))
     assert len(seen) == 6
     found = search.found(levels, seen)  # 1, 2, 4, 8, 16 hold, 32 does not
-    assert (levels[found.at], found.low, found.high) == (16, search.nearest(levels, 16), search.nearest(levels, 32))
+    assert (levels[found.at], found.low, found.high) == (
+        16,
+        search.nearest(levels, 16),
+        search.nearest(levels, 32),
+    )
     assert found.steps == found.high - found.low
 
 
@@ -107,8 +119,12 @@ def test_levels_are_one_grid_with_steps_of_a_tenth_or_one() -> None:
     assert rates[search.nearest(rates, 2.0)] <= 2.0 < rates[search.nearest(rates, 2.0) + 1]
 
 
-def queue(rate: float, count: int, seed: int, service: float = 1.0) -> tuple[list[float], list[float], list[float]]:
-    """A server that takes `service` seconds for each request, one at a time: due, waiting before it, its time."""
+def queue(
+    rate: float, count: int, seed: int, service: float = 1.0
+) -> tuple[list[float], list[float], list[float]]:
+    """A server that takes `service` seconds for each request, one at a time: due, waiting before
+    it, its time.
+    """
     rng = random.Random(seed)
     at, free, ends = 0.0, 0.0, list[float]()
     times, waiting, ttft = [], [], []

@@ -38,14 +38,22 @@ def test_what_is_no_stream_of_objects_is_refused(monkeypatch: pytest.MonkeyPatch
         ({"delta": None, "finish_reason": 7, "logprobs": 3}, (0, None)),
     ],
 )
-def test_tokens_of_a_chunk_are_counted_by_ids_where_it_tells_them(choice: object, expected: object) -> None:
+def test_tokens_of_a_chunk_are_counted_by_ids_where_it_tells_them(
+    choice: object, expected: object
+) -> None:
     assert stream.tokens({"choices": [choice]}) == expected
 
 
 def test_usage_and_errors_are_read_and_nonsense_is_nothing() -> None:
-    told = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
+    told = {
+        "prompt_tokens": 9,
+        "completion_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 8},
+    }
     assert stream.usage({"usage": told}) == stream.Usage(9, 3, 8)
-    assert stream.usage({"usage": {"prompt_tokens": -1, "completion_tokens": "3"}}) == stream.Usage(None, None, None)
+    assert stream.usage({"usage": {"prompt_tokens": -1, "completion_tokens": "3"}}) == stream.Usage(
+        None, None, None
+    )
     assert stream.usage({"usage": None}) is None
     assert stream.complaint({"error": {"message": "too long"}}) == "too long"
     assert stream.complaint({"error": "gone"}) == "gone"

@@ -11,7 +11,9 @@ from llmcli.bench.load.versus import compared
 
 
 def turn(speed: float, count: int = 20) -> Run:
-    """A turn in which everything takes 1/speed of what it takes at 1: first text after 0.1 s, then 10 a second."""
+    """A turn in which everything takes 1/speed of what it takes at 1: first text after 0.1 s, then
+    10 a second.
+    """
     answers = []
     for number in range(count):
         due = number / speed
@@ -35,7 +37,9 @@ def test_ratios_are_bs_in_units_of_as() -> None:
     assert found["ttft p50"].a == pytest.approx(100)
 
 
-def test_a_percentile_that_too_few_requests_make_is_left_out_and_few_turns_tell_no_interval() -> None:
+def test_a_percentile_that_too_few_requests_make_is_left_out_and_few_turns_tell_no_interval() -> (
+    None
+):
     found = {one.name: one for one in compared([turn(1.0)] * 4, [turn(2.0)] * 4).ratios}
     assert "ttft p99" not in found  # 80 requests
     assert "itl p99" in found  # 320 gaps

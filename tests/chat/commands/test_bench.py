@@ -22,7 +22,9 @@ from llmcli.ui import UI
 Make = Callable[..., Talk]
 
 
-def test_speeds_are_a_table_and_lengths_are_checked(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_speeds_are_a_table_and_lengths_are_checked(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = []
 
     def told(runner: Runner, prompt: int, answer: int) -> list[Speed]:
@@ -35,7 +37,11 @@ def test_speeds_are_a_table_and_lengths_are_checked(talk: Make, capsys: pytest.C
     one.measure = told
     perform(one, "/bench")
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert lines == ["test tok/s p50 ms p99 ms", "pp16 200.50 ± 1.25", "tg8 20.00 ± 0.50 49.50 52.25"]
+    assert lines == [
+        "test tok/s p50 ms p99 ms",
+        "pp16 200.50 ± 1.25",
+        "tg8 20.00 ± 0.50 49.50 52.25",
+    ]
     perform(one, "/bench 64")
     perform(one, "/bench 64 8")
     assert asked == [(128, 32), (64, 32), (64, 8)]

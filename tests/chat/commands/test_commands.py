@@ -73,10 +73,12 @@ def test_two_slashes_send_a_text_that_starts_with_one(talk: Make) -> None:
 @pytest.mark.parametrize(
     ("line", "name", "value"),
     [
-        ("/set temp 0.2", "temp", 0.2), ("/set parameter temperature 0.2", "temp", 0.2), ("/set top-k 3", "top_k", 3),
+        ("/set temp 0.2", "temp", 0.2),
+        ("/set parameter temperature 0.2", "temp", 0.2),
+        ("/set top-k 3", "top_k", 3),
         ("/SET seed 4294967295", "seed", 4294967295),
     ],
-)  # fmt: skip
+)
 def test_set_changes_a_setting(
     line: str, name: str, value: float, talk: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,8 +102,11 @@ def test_set_changes_the_search_within_what_the_context_was_made_for(
     talk: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = talk(b"hello", n_seq_max=4)
-    for line, told in (("beams 3", "beams = 3"), ("length-penalty 0.5", "length_penalty = 0.5"),
-                       ("early_stopping never", "early_stopping = never")):  # fmt: skip
+    for line, told in (
+        ("beams 3", "beams = 3"),
+        ("length-penalty 0.5", "length_penalty = 0.5"),
+        ("early_stopping never", "early_stopping = never"),
+    ):
         perform(one, f"/set {line}")
         assert capsys.readouterr().out == f"{told}\n"
     assert one.ask("x", Stream(silent=True)).text == "hello"
@@ -121,7 +126,9 @@ def test_set_limits_the_answer(talk: Make) -> None:
     assert one.ask("x", Stream(silent=True)).text == "hello"
 
 
-def test_set_alone_lists_every_setting_with_its_value(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_set_alone_lists_every_setting_with_its_value(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = talk()
     perform(one, "/set")
     rows = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]}
@@ -129,7 +136,9 @@ def test_set_alone_lists_every_setting_with_its_value(talk: Make, capsys: pytest
     assert set(settings()) < set(rows)
 
 
-def test_the_system_text_is_set_shown_and_removed(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_system_text_is_set_shown_and_removed(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = talk()
     perform(one, "/set system Be brief.")
     perform(one, "/system")
@@ -154,8 +163,11 @@ def test_kv_accounts_for_every_cell(talk: Make, capsys: pytest.CaptureFixture[st
     assert "1,040 (1.0 KiB)" in out  # the output buffer: one row of 260 logits
     assert "256 tokens" in out
     assert "512.0 KiB" in out  # 1,000 tokens as f16: 1,024 cells
-    # Two layers, K and V of 64 values: 512 bytes in f16, 34 for every 32 values in q8_0, 18 in q4_0.
-    table = {line.split()[0]: line.split()[1] for line in out.splitlines() if line.startswith(("f", "q"))}
+    # Two layers, K and V of 64 values: 512 bytes in f16, 34 for every 32 values in q8_0, 18 in
+    # q4_0.
+    table = {
+        line.split()[0]: line.split()[1] for line in out.splitlines() if line.startswith(("f", "q"))
+    }
     assert table == {"f32": "1,024", "f16": "512", "q8_0": "272", "q5_1": "192", "q4_0": "144"}
 
 
@@ -200,7 +212,9 @@ def test_shared_cells_are_told_and_counted_once(talk: Make) -> None:
     assert "=" in cells.picture(held)
 
 
-def test_timing_shows_each_token_of_the_last_answer(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_timing_shows_each_token_of_the_last_answer(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = talk(b"a\nb")
     with pytest.raises(UserError, match="no answer yet"):
         perform(one, "/timing")
@@ -248,7 +262,9 @@ def test_a_regen_that_comes_to_nothing_keeps_the_answer_there_was(talk: Make) ->
     assert [m.content for m in one.session.messages] == ["a?", "yes"]
 
 
-def test_save_and_load_bring_a_conversation_back(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_save_and_load_bring_a_conversation_back(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = talk(b"yes")
     one.ask("a?", Stream(silent=True))
     perform(one, "/save trip")

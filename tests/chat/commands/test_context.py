@@ -31,18 +31,25 @@ def sent(talk: Talk) -> bytes:
     return bytes(token for token in talk.runner.engine.ledger.tokens[0] if token < 256)
 
 
-def test_every_turn_is_listed_with_its_tokens(three: Talk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_turn_is_listed_with_its_tokens(
+    three: Talk, capsys: pytest.CaptureFixture[str]
+) -> None:
     say(three, "/context")
     told = capsys.readouterr().out
     lines = {line.split("  ")[0].strip(): line for line in told.splitlines()}
-    for number, question in enumerate(("the first thing", "and the second", "and the third one"), 1):
+    for number, question in enumerate(
+        ("the first thing", "and the second", "and the third one"), 1
+    ):
         assert f" {len(TURN.format(question))} " in lines[f"turn {number}"]
         assert question in lines[f"turn {number}"]
     assert "next to leave" in lines["turn 1"]
     held_now = three.held()
     assert f" {held_now} " in lines["in all"] and f" {400 - held_now} " in lines["free"]
     say(three, "/context drop 2")
-    assert f"turn 2 left the context ({len(TURN.format('and the second'))} tokens)" in capsys.readouterr().out
+    assert (
+        f"turn 2 left the context ({len(TURN.format('and the second'))} tokens)"
+        in capsys.readouterr().out
+    )
     say(three, "/context")
     told = capsys.readouterr().out
     assert "and the second" not in told and "turn 2 left the context" in told
@@ -53,10 +60,13 @@ def test_a_dropped_turn_is_not_sent_again_and_what_stays_is_not_computed_again(t
     answer = three.ask("still there?", Stream(silent=True))
     three.runner.engine.ledger.check()
     assert sent(three) == (
-        b"<system>be kind\n" + "".join(TURN.format(q) for q in ("and the second", "and the third one")).encode()
+        b"<system>be kind\n"
+        + "".join(TURN.format(q) for q in ("and the second", "and the third one")).encode()
         + b"<user>still there?\n<assistant>yes, of course"
-    )  # fmt: skip
-    assert answer.cached_tokens >= len(sent(three)) - len("\n<user>still there?\n<assistant>yes, of course")
+    )
+    assert answer.cached_tokens >= len(sent(three)) - len(
+        "\n<user>still there?\n<assistant>yes, of course"
+    )
     assert len(three.session.messages) == 8
 
 
@@ -70,7 +80,9 @@ def test_turns_come_back(three: Talk) -> None:
         say(three, "/context back")
 
 
-@pytest.mark.parametrize("line", ["/context drop 4", "/context drop 0", "/context drop x", "/context drop 1 1 9"])
+@pytest.mark.parametrize(
+    "line", ["/context drop 4", "/context drop 0", "/context drop x", "/context drop 1 1 9"]
+)
 def test_only_turns_that_are_there_can_leave(line: str, three: Talk) -> None:
     with pytest.raises(UserError, match="is not in the context") as error:
         say(three, line)
@@ -80,7 +92,9 @@ def test_only_turns_that_are_there_can_leave(line: str, three: Talk) -> None:
         say(three, "/context drop")
 
 
-def test_an_empty_conversation_has_a_context_too(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_conversation_has_a_context_too(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     say(talk(n_ctx=64), "/context")
     assert "of 64" in capsys.readouterr().out
 

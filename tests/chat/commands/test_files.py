@@ -29,7 +29,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def test_a_file_goes_with_the_next_message_and_only_with_that(talk: Make, folder: Path, capsys: Text) -> None:
+def test_a_file_goes_with_the_next_message_and_only_with_that(
+    talk: Make, folder: Path, capsys: Text
+) -> None:
     one = talk(b"yes")
     (folder / "notes.txt").write_text("\ufeffone\ntwo", encoding="utf-8")
     perform(one, "/read notes.txt")
@@ -38,7 +40,10 @@ def test_a_file_goes_with_the_next_message_and_only_with_that(talk: Make, folder
     assert capsys.readouterr().out == "--- File: notes.txt ---\n"
     say(one, "What?")
     say(one, "And?")
-    assert [m.content for m in one.session.messages[::2]] == ["--- File: notes.txt ---\none\ntwo\nWhat?", "And?"]
+    assert [m.content for m in one.session.messages[::2]] == [
+        "--- File: notes.txt ---\none\ntwo\nWhat?",
+        "And?",
+    ]
 
 
 def test_a_file_with_a_question_is_answered_at_once(talk: Make, folder: Path) -> None:
@@ -46,7 +51,9 @@ def test_a_file_with_a_question_is_answered_at_once(talk: Make, folder: Path) ->
     (folder / "my notes.txt").write_text("text")
     perform(one, "/read 'my notes.txt' What is it?")
     perform(one, f"/read {folder}/my notes.txt")  # a line that names a file as a whole
-    assert [m.content for m in one.session.messages[::2]] == ["--- File: my notes.txt ---\ntext\nWhat is it?"]
+    assert [m.content for m in one.session.messages[::2]] == [
+        "--- File: my notes.txt ---\ntext\nWhat is it?"
+    ]
     assert len(one.attached) == 1
     perform(one, "/read -")
     assert one.attached == []
@@ -59,11 +66,15 @@ def test_files_that_cannot_be_read_are_one_line_each(talk: Make, folder: Path) -
     os.mkfifo(folder / "pipe")
     one = talk(n_ctx=256)
     for name, reason in (
-        ("nothing.txt", "No such file"), (".", "is a folder"), ("latin1.txt", "byte 3 is 0xe9"),
-        ("pipe", "no ordinary"), ("long.txt", "has 324 tokens: the context holds 256"),
+        ("nothing.txt", "No such file"),
+        (".", "is a folder"),
+        ("latin1.txt", "byte 3 is 0xe9"),
+        ("pipe", "no ordinary"),
+        ("long.txt", "has 324 tokens: the context holds 256"),
         ("huge.txt", "are 4098 tokens, the context holds 256"),
-        ("a\0b", "names no file"), ("~nobody-at-all/x", "no such home"),
-    ):  # fmt: skip
+        ("a\0b", "names no file"),
+        ("~nobody-at-all/x", "no such home"),
+    ):
         with pytest.raises(UserError, match=reason) as error:
             perform(one, f"/read {name}")
         assert error.value.hint
@@ -92,7 +103,10 @@ def test_export_shows_and_writes_the_conversation(talk: Make, folder: Path, caps
     perform(one, "/export md")
     shown = capsys.readouterr().out
     assert shown.splitlines()[0] == "# A chat with fake"
-    assert "## System\n\nBe brief.\n\n## User\n\na?\n\n## Assistant\n\nyes ␛[2J�\n\n*(stopped here)*" in shown
+    assert (
+        "## System\n\nBe brief.\n\n## User\n\na?\n\n## Assistant\n\nyes ␛[2J�\n\n*(stopped here)*"
+        in shown
+    )
     perform(one, "/export md talk.md")
     assert (folder / "talk.md").read_text(encoding="utf-8") == shown
     assert (folder / "talk.md").stat().st_mode & 0o077 == 0
@@ -101,18 +115,22 @@ def test_export_shows_and_writes_the_conversation(talk: Make, folder: Path, caps
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert json.loads(out)["messages"] == [
-        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "a?"},
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a?"},
         {"role": "assistant", "content": "yes \x1b[2J\x9b", "cut": True},
-    ]  # fmt: skip
+    ]
 
 
 def test_export_leaves_what_is_there_alone(talk: Make, folder: Path) -> None:
     one = talk(b"yes")
     (folder / "talk.md").write_text("mine")
     for line, reason in (
-        ("md talk.md", "is there already"), ("md .", "is there already"), ("md no/such/talk.md", "no folder"),
-        ("pdf", "does not know 'pdf'"), ("", "needs a form"),
-    ):  # fmt: skip
+        ("md talk.md", "is there already"),
+        ("md .", "is there already"),
+        ("md no/such/talk.md", "no folder"),
+        ("pdf", "does not know 'pdf'"),
+        ("", "needs a form"),
+    ):
         with pytest.raises(UserError, match=reason) as error:
             perform(one, f"/export {line}")
         assert error.value.hint
@@ -120,7 +138,9 @@ def test_export_leaves_what_is_there_alone(talk: Make, folder: Path) -> None:
     assert (folder / "talk.md").read_text() == "mine"
 
 
-def test_copy_gives_the_last_answer_to_the_terminal(talk: Make, monkeypatch: pytest.MonkeyPatch, capsys: Text) -> None:
+def test_copy_gives_the_last_answer_to_the_terminal(
+    talk: Make, monkeypatch: pytest.MonkeyPatch, capsys: Text
+) -> None:
     one = talk("grün\x1b[0m".encode())
     with pytest.raises(UserError, match="no answer yet"):
         perform(one, "/copy")
@@ -139,7 +159,9 @@ def test_copy_gives_the_last_answer_to_the_terminal(talk: Make, monkeypatch: pyt
         perform(one, "/copy")
 
 
-def test_copy_uses_the_first_program_that_takes_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_uses_the_first_program_that_takes_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "clipboard"
     for name, script in (("fails", "exit 1"), ("works", f"cat > {out}")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")

@@ -32,7 +32,9 @@ class Shelf:
         self.closed += 1
 
 
-def other(*, settings: dict[str, Any] | None = None, system: str | None = None, **more: Any) -> Shelf:
+def other(
+    *, settings: dict[str, Any] | None = None, system: str | None = None, **more: Any
+) -> Shelf:
     return Shelf(other=Opened("other", fake_runner(b"no", **more), 7, system, settings or {}))
 
 
@@ -67,7 +69,9 @@ def test_a_model_that_cannot_be_had_leaves_the_old_one_answering(talk: Make) -> 
 def test_what_a_name_brings_along_fills_in_what_was_not_set(talk: Make) -> None:
     one = talk()
     one.session.sampling = one.session.sampling.with_values({"top_k": 7})
-    one.models = other(settings={"top_k": 9, "temperature": 1.5, "top_p": 0.5}, system="Speak Latin.")
+    one.models = other(
+        settings={"top_k": 9, "temperature": 1.5, "top_p": 0.5}, system="Speak Latin."
+    )
     perform(one, "/model other")
     assert [one.session.sampling[name] for name in ("top_k", "temp", "top_p")] == [7, 0, 0.5]
     assert one.session.system == "Speak Latin."
@@ -79,11 +83,17 @@ def test_wrong_settings_of_a_name_change_nothing(talk: Make) -> None:
     one.models = other(settings={"top_p": 5}, system="Speak Latin.")
     with pytest.raises(UserError, match="top_p"):
         perform(one, "/model other")
-    assert (one.runner, one.session.sampling, one.name, one.session.system) == (*before, "fake", None)
+    assert (one.runner, one.session.sampling, one.name, one.session.system) == (
+        *before,
+        "fake",
+        None,
+    )
     assert one.models.closed == 0
 
 
-def test_token_ids_of_the_other_vocabulary_do_not_stay(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_token_ids_of_the_other_vocabulary_do_not_stay(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = talk()
     one.session.sampling = one.session.sampling.with_values({"logit_bias": "104-inf"})
     one.models = other()
@@ -92,7 +102,9 @@ def test_token_ids_of_the_other_vocabulary_do_not_stay(talk: Make, capsys: pytes
     assert one.session.sampling["logit_bias"] == ()
 
 
-def test_a_conversation_too_long_for_the_new_context_is_told(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_conversation_too_long_for_the_new_context_is_told(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = talk(b"yes")
     one.ask("x" * 100, Stream(silent=True))
     one.models = other(n_ctx=64)

@@ -33,7 +33,9 @@ def test_without_probabilities_it_says_what_to_type(talk: Make) -> None:
     perform(one, "/probs")
 
 
-def test_without_colour_every_token_has_its_number(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_colour_every_token_has_its_number(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = talk(b"y\n\x1b")
     perform(one, "/set probs 3")
     one.ask("a?", Stream(silent=True))
@@ -43,7 +45,9 @@ def test_without_colour_every_token_has_its_number(talk: Make, capsys: pytest.Ca
     assert one.last
     rows = [line.split() for line in lines[1:4]]
     assert [row[:2] for row in rows] == [["1", "y"], ["2", "␊"], ["3", "␛"]]
-    assert [float(row[3]) for row in rows] == pytest.approx([t.logprob for t in one.last.tokens], abs=1e-4)
+    assert [float(row[3]) for row in rows] == pytest.approx(
+        [t.logprob for t in one.last.tokens], abs=1e-4
+    )
     assert [float(row[2][:-1]) for row in rows] == pytest.approx(
         [100 * math.exp(t.logprob or 0) for t in one.last.tokens], abs=0.06
     )
@@ -64,10 +68,14 @@ def test_the_alternatives_are_the_rows_own(talk: Make, capsys: pytest.CaptureFix
     assert rows[0][:3] == ["1", "e", f"{math.exp(expected[0]):.2%}"]
     assert rows[0][-2:] == ["<-", "taken"]
     assert [int(row[0]) for row in rows] == list(range(1, 11))
-    assert [float(row[-1 - 2 * (row[-1] == "taken")]) for row in rows] == pytest.approx(expected, abs=1e-4)
+    assert [float(row[-1 - 2 * (row[-1] == "taken")]) for row in rows] == pytest.approx(
+        expected, abs=1e-4
+    )
 
 
-def test_a_token_that_was_not_among_the_likeliest_is_told_below(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_token_that_was_not_among_the_likeliest_is_told_below(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = talk(b"yes")
     perform(one, f"/set logit_bias {ord('q')}+100")
     perform(one, "/set probs 2")
@@ -81,7 +89,9 @@ def test_a_token_that_was_not_among_the_likeliest_is_told_below(talk: Make, caps
     assert rows[2].endswith("<- taken")
 
 
-def test_the_end_is_an_alternative_by_its_name(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_end_is_an_alternative_by_its_name(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = talk(b"yes")
     one.ignore_eos = True
     perform(one, "/set probs 1")
@@ -105,7 +115,9 @@ def test_a_number_that_is_no_token_is_refused(rest: str, talk: Make) -> None:
     assert "1 to 3" in error.value.hint
 
 
-def test_beams_have_probabilities_and_no_alternatives(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_beams_have_probabilities_and_no_alternatives(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = talk(b"yes", n_seq_max=2)
     perform(one, "/probs on")
     perform(one, "/set beams 2")

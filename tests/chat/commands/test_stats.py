@@ -18,16 +18,27 @@ Make = Callable[..., Talk]
 
 
 def an_answer(times: list[float], finish: str = "stop") -> Answer:
-    """An answer of one-letter tokens with these gaps, of a prompt of 12 tokens of which 4 were there."""
+    """An answer of one-letter tokens with these gaps, of a prompt of 12 tokens of which 4 were
+    there.
+    """
     tokens = tuple(TokenTime(1, "x", ms, ms * 0.75, ms * 0.125) for ms in times)
     return Answer("x" * len(times), tokens, finish, 12, 4, 80.0, 7)  # type: ignore[arg-type]
 
 
 def test_a_sitting_adds_up() -> None:
     tally = Tally()
-    for answer, thought in ((an_answer([100.0] + [10.0] * 9), 3), (an_answer([50.0] + [20.0] * 10, "cancelled"), 0)):
+    for answer, thought in (
+        (an_answer([100.0] + [10.0] * 9), 3),
+        (an_answer([50.0] + [20.0] * 10, "cancelled"), 0),
+    ):
         tally.add(answer, thought)
-    assert (tally.answers, tally.prompt, tally.reused, tally.generated, tally.thought) == (2, 24, 8, 21, 3)
+    assert (tally.answers, tally.prompt, tally.reused, tally.generated, tally.thought) == (
+        2,
+        24,
+        8,
+        21,
+        3,
+    )
     assert tally.prompt_per_second == pytest.approx(16 / 0.160)
     assert tally.tokens_per_second == pytest.approx(19 / 0.290)
     assert tally.best == pytest.approx(100.0)
@@ -40,7 +51,9 @@ def test_a_sitting_adds_up() -> None:
     assert Tally().tokens_per_second == Tally().prompt_per_second == 0.0
 
 
-def test_stats_tells_the_sitting_and_the_conversation(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stats_tells_the_sitting_and_the_conversation(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = talk(b"<think>Hm.</think>Four.", n_ctx=512)
     perform(one, "/stats")
     before = capsys.readouterr().out
@@ -50,13 +63,20 @@ def test_stats_tells_the_sitting_and_the_conversation(talk: Make, capsys: pytest
     second = one.ask("Sure?", Stream(silent=True))
     perform(one, "/stats")
     out = capsys.readouterr().out
-    prompt, reused = (first.prompt_tokens + second.prompt_tokens, first.cached_tokens + second.cached_tokens)
+    prompt, reused = (
+        first.prompt_tokens + second.prompt_tokens,
+        first.cached_tokens + second.cached_tokens,
+    )
     assert re.search(r"answers +2 *\n", out)
     assert f"{prompt}: {reused} reused, {prompt - reused} computed" in out
     assert "46: 10 said, 36 thought" in out
     assert re.search(r"reading +[0-9.]+ tok/s are [0-9,]+ words a minute", out)
     rows = dict(re.findall(r"^(\w[\w ,]*?) {2,}(\d+) *$", out, re.MULTILINE))
-    assert (rows["before the first message"], rows["questions"], rows["answers"]) == ("7", "9", "10")
+    assert (rows["before the first message"], rows["questions"], rows["answers"]) == (
+        "7",
+        "9",
+        "10",
+    )
     assert rows["thought, and not sent again"] == "36"
     assert int(rows["all, of 512"]) == one.held() == 7 + 9 + 10 + int(rows["around them"])
 
@@ -72,17 +92,27 @@ def test_turns_taken_back_still_count(talk: Make) -> None:
 def test_a_histogram_counts_every_value_in_round_steps() -> None:
     assert histogram([5.0]) == [("5.000-5.001", 1)]
     rows = histogram([8.1, 8.25, 8.9, 9.45, 9.65] * 8 + [250.0])
-    assert rows == [("8.0-8.5", 16), ("8.5-9.0", 8), ("9.0-9.5", 8), ("9.5-10.0", 8), ("above 10.0", 1)]
+    assert rows == [
+        ("8.0-8.5", 16),
+        ("8.5-9.0", 8),
+        ("9.0-9.5", 8),
+        ("9.5-10.0", 8),
+        ("above 10.0", 1),
+    ]
 
 
-@pytest.mark.parametrize("values", [[0.0], [0.0, 0.0], [1e-5] * 3, [1.0, 1e6], [3.0] * 50, list(map(float, range(99)))])
+@pytest.mark.parametrize(
+    "values", [[0.0], [0.0, 0.0], [1e-5] * 3, [1.0, 1e6], [3.0] * 50, list(map(float, range(99)))]
+)
 def test_a_histogram_has_few_rows_and_loses_none(values: list[float]) -> None:
     rows = histogram(values)
     assert len(rows) <= 9
     assert sum(count for _, count in rows) == len(values)
 
 
-def test_timing_tells_percentiles_bars_and_shares(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_timing_tells_percentiles_bars_and_shares(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = talk(b"yes")
     with pytest.raises(UserError, match="no answer yet"):
         perform(one, "/timing")
@@ -94,7 +124,9 @@ def test_timing_tells_percentiles_bars_and_shares(talk: Make, capsys: pytest.Cap
     assert re.search(rf"^ *10\.0-10\.2 +10 +{'█' * 40}$", out, re.MULTILINE)
     assert re.search(rf"^ *11\.0-11\.2 +9 +{'█' * 36} *$", out, re.MULTILINE)
     assert re.search(r"^ *above 11\.2 +1 +████ *$", out, re.MULTILINE)
-    guided = [replace(token, sample_ms=0.0, constraint_ms=token.ms / 8) for token in one.last.tokens]
+    guided = [
+        replace(token, sample_ms=0.0, constraint_ms=token.ms / 8) for token in one.last.tokens
+    ]
     one.last = replace(one.last, tokens=tuple(guided))
     perform(one, "/timing")
     out = capsys.readouterr().out

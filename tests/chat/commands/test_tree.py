@@ -48,11 +48,12 @@ def test_regen_keeps_the_answer_before_as_a_branch(talk: Make, capsys: Out) -> N
 @pytest.mark.parametrize(
     ("line", "now"),
     [
-        ("/edit c?", ["a?", "yes", "c?", "yes"]), ("/edit 1 c?", ["c?", "yes"]),
+        ("/edit c?", ["a?", "yes", "c?", "yes"]),
+        ("/edit 1 c?", ["c?", "yes"]),
         ("/edit 2  c\nd", ["a?", "yes", "c\nd", "yes"]),
         ("/edit 2 2 and 2", ["a?", "yes", "2 and 2", "yes"]),
     ],
-)  # fmt: skip
+)
 def test_edit_asks_in_other_words_and_keeps_the_old(line: str, now: list[str], talk: Make) -> None:
     one = spoken(talk, "a?", "b?")
     perform(one, line)
@@ -105,7 +106,9 @@ def test_branches_are_begun_listed_and_gone_to(talk: Make, capsys: Out) -> None:
         perform(one, "/branch main")
 
 
-def test_going_to_another_branch_computes_only_what_was_not_said_there(talk: Make, capsys: Out) -> None:
+def test_going_to_another_branch_computes_only_what_was_not_said_there(
+    talk: Make, capsys: Out
+) -> None:
     one = spoken(talk, "a?", n_seq_max=4)
     perform(one, "/branch other")
     one.ask("b?", Stream(silent=True))
@@ -113,7 +116,9 @@ def test_going_to_another_branch_computes_only_what_was_not_said_there(talk: Mak
     one.ask("c?", Stream(silent=True))
     perform(one, "/switch other")
     whole = len(one.spoken())
-    assert f"{whole - 1} of {whole} tokens in the cache" in capsys.readouterr().out  # but the line break that ends it
+    assert (
+        f"{whole - 1} of {whole} tokens in the cache" in capsys.readouterr().out
+    )  # but the line break that ends it
     back = one.ask("d?", Stream(silent=True))
     assert back.cached_tokens == whole - 1
     perform(one, "/switch main")
@@ -134,7 +139,8 @@ def test_the_tree_is_drawn(talk: Make, capsys: Out) -> None:
     perform(one, "/tree")
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert [line.split() for line in lines[1:-1]] == [
-        ["●", "1", "a?", "yes", "3"], ["├─○", "2", "b?", "yes", "3"],
+        ["●", "1", "a?", "yes", "3"],
+        ["├─○", "2", "b?", "yes", "3"],
         ["└─●", "3", "b?", "yes", "3", "main,", "<-", "here"],
-    ]  # fmt: skip
+    ]
     assert lines[-1] == f"main: 2 of 3 turns on the path (●), {len(one.spoken())} tokens"

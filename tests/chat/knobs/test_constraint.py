@@ -44,9 +44,13 @@ def test_a_file_is_bounded_and_an_ordinary_one(talk: Make, tmp_path: Path) -> No
     (tmp_path / "odd").write_bytes(b"{\xff}")
     (tmp_path / "words").write_text("root ::= no schema")
     for name, message in (
-        ("pipe", "no ordinary file"), ("long", "too long"), ("odd", "not UTF-8"), ("words", "not JSON"),
-        (".", "no ordinary file"), ("none", "cannot read"),
-    ):  # fmt: skip
+        ("pipe", "no ordinary file"),
+        ("long", "too long"),
+        ("odd", "not UTF-8"),
+        ("words", "not JSON"),
+        (".", "no ordinary file"),
+        ("none", "cannot read"),
+    ):
         with pytest.raises(UserError, match=message) as error:
             commands.perform(one, f"/set format {tmp_path / name}")
         assert "\n" not in str(error.value) and error.value.hint
@@ -56,10 +60,12 @@ def test_a_file_is_bounded_and_an_ordinary_one(talk: Make, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("format {", "is not JSON"), ("format no-such-file", "cannot read no-such-file"),
-        ('format {"not": {}}', "not at #"), ("grammar root ::= a", "no rule called a"),
+        ("format {", "is not JSON"),
+        ("format no-such-file", "cannot read no-such-file"),
+        ('format {"not": {}}', "not at #"),
+        ("grammar root ::= a", "no rule called a"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_leaves_what_was_set(line: str, message: str, talk: Make) -> None:
     one = talk()
     commands.perform(one, "/set format json")
@@ -72,6 +78,9 @@ def test_beams_follow_a_grammar_too(talk: Make, capsys: pytest.CaptureFixture[st
     one = talk(n_seq_max=2)
     commands.perform(one, "/set beams 2")
     commands.perform(one, '/set format {"enum": ["Goo", "Gah"]}')
-    assert {json.loads(beam.text) for beam in one.ask("a", Stream(silent=True)).beams} == {"Goo", "Gah"}
+    assert {json.loads(beam.text) for beam in one.ask("a", Stream(silent=True)).beams} == {
+        "Goo",
+        "Gah",
+    }
     commands.perform(one, "/beams")
     assert '"Gah"' in capsys.readouterr().out

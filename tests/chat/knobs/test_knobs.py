@@ -22,7 +22,9 @@ def test_each_knob_starts_at_its_default_and_tells_what_it_takes(name: str, talk
         assert knob.show(one) == knob.default
     assert knob.help
     assert knob.range
-    assert all(find(word) is knob for word in (name, name.upper(), name.replace("_", "-"), *knob.aliases))
+    assert all(
+        find(word) is knob for word in (name, name.upper(), name.replace("_", "-"), *knob.aliases)
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,9 +43,12 @@ def test_no_spelling_is_two_knobs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "lines"), [("timing off", 0), ("timing line", 1), ("timing tokens", 2), ("quiet", 0), ("verbose", 1)]
+    ("line", "lines"),
+    [("timing off", 0), ("timing line", 1), ("timing tokens", 2), ("quiet", 0), ("verbose", 1)],
 )
-def test_timing_is_told_as_it_was_set(line: str, lines: int, talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_timing_is_told_as_it_was_set(
+    line: str, lines: int, talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = talk(b"a\x1bb")
     say(one, f"/set {line}")
     capsys.readouterr()
@@ -59,9 +64,16 @@ def test_timing_is_told_as_it_was_set(line: str, lines: int, talk: Make, capsys:
         assert all(float(word.split("|")[1]) >= 0 for word in told[0].split())
 
 
-def test_stop_texts_add_up_and_hold_for_the_next_answer(talk: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_texts_add_up_and_hold_for_the_next_answer(
+    talk: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = talk(b"one two\nthree")
-    for line in ("/set stop three", '/set parameter stop "\\n"', '/set stop " two"', "/set stop three"):
+    for line in (
+        "/set stop three",
+        '/set parameter stop "\\n"',
+        '/set stop " two"',
+        "/set stop three",
+    ):
         say(one, line)
     assert one.stops == ("three", "\n", " two")
     assert capsys.readouterr().out.splitlines()[-1] == 'stop = "three" "\\n" " two"'

@@ -1,8 +1,8 @@
 """Tiny random checkpoints of every family, and both sides' logits: transformers is the oracle.
 
-One file a family, exporting CASES: a model class of transformers and the settings that make its graph. Weights
-are scaled, norms not 1 and biases not 0, so that a wrong row, norm or bias shows; 320 positions, so that rotary
-settings and sliding windows show.
+One file a family, exporting CASES: a model class of transformers and the settings that make its
+graph. Weights are scaled, norms not 1 and biases not 0, so that a wrong row, norm or bias shows;
+320 positions, so that rotary settings and sliding windows show.
 """
 
 import importlib
@@ -19,21 +19,33 @@ import pytest
 
 STORIES = Path(__file__).parents[2] / "data" / "stories260K"
 TOKENS = [int(token) for token in np.random.default_rng(3).integers(3, 500, 320)]
-# What a config of any family gets unless its case says otherwise: grouped queries, heads wider than hidden / heads.
+# What a config of any family gets unless its case says otherwise: grouped queries, heads wider than
+# hidden / heads.
 TINY = {
-    "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 1024,
-    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None,
-}  # fmt: skip
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One graph of a family: `hf` is a class of transformers; settings of None take a default of TINY out.
+    """One graph of a family: `hf` is a class of transformers; settings of None take a default of
+    TINY out.
 
-    `norm` is the mean of the norms' weights (0 where 1 is added to them), `scale` the deviation of the matrices';
-    `change` edits the finished model; `config` edits config.json after saving (older spellings); `original` saves
-    tensors as the family's first checkpoints had them (experts apart), otherwise as transformers 5 keeps them.
+    `norm` is the mean of the norms' weights (0 where 1 is added to them), `scale` the deviation of
+    the matrices'; `change` edits the finished model; `config` edits config.json after saving (older
+    spellings); `original` saves tensors as the family's first checkpoints had them (experts apart),
+    otherwise as transformers 5 keeps them.
     """
 
     name: str
@@ -49,7 +61,11 @@ class Case:
 
 def settings(case: Case) -> dict[str, Any]:
     """What the case's config says, before transformers adds its own."""
-    return {key: value for key, value in (TINY | case.settings).items() if value is not None or key not in TINY}
+    return {
+        key: value
+        for key, value in (TINY | case.settings).items()
+        if value is not None or key not in TINY
+    }
 
 
 def cases() -> list[Case]:
@@ -62,7 +78,9 @@ def cases() -> list[Case]:
 
 def build(case: Case, folder: Path) -> Path:
     """Write the case's checkpoint, with the stories' tokenizer."""
-    torch = pytest.importorskip("torch", reason="torch is not installed: transformers computes nothing")
+    torch = pytest.importorskip(
+        "torch", reason="torch is not installed: transformers computes nothing"
+    )
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -93,7 +111,9 @@ def theirs(folder: Path, tokens: list[int] = TOKENS) -> np.ndarray:
     import torch
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0].numpy()
 
@@ -119,7 +139,9 @@ def nmse(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def agreement(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, int]:
-    """Positions where the reference's first leads its second by more than 1e-4, and those of them with our first."""
+    """Positions where the reference's first leads its second by more than 1e-4, and those of them
+    with our first.
+    """
     best = np.sort(theirs, axis=-1)[:, -2:]
     clear = best[:, 1] - best[:, 0] > 1e-4
     return int((ours.argmax(-1) == theirs.argmax(-1))[clear].sum()), int(clear.sum())

@@ -1,4 +1,6 @@
-"""DeepSeek V2 and V3: queries compressed or not, dense layers first, groups, router's bias, yarn's two lengths."""
+"""DeepSeek V2 and V3: queries compressed or not, dense layers first, groups, router's bias, yarn's
+two lengths.
+"""
 
 from typing import Any
 
@@ -6,15 +8,29 @@ from tests.quant.families import Case
 
 V2, V3 = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
 SIZES = {
-    "num_key_value_heads": 8, "head_dim": None, "q_lora_rank": 96, "kv_lora_rank": 64, "qk_rope_head_dim": 32,
-    "qk_nope_head_dim": 48, "v_head_dim": 40, "n_routed_experts": 16, "n_shared_experts": 2,
-    "moe_intermediate_size": 64, "num_experts_per_tok": 4, "first_k_dense_replace": 1, "num_hidden_layers": 3,
-}  # fmt: skip
+    "num_key_value_heads": 8,
+    "head_dim": None,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 48,
+    "v_head_dim": 40,
+    "n_routed_experts": 16,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 64,
+    "num_experts_per_tok": 4,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 3,
+}
 ONE = {"n_group": 1, "topk_group": 1}
 YARN = {
-    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "beta_fast": 32, "beta_slow": 1,
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
     "original_max_position_embeddings": 128,
-}  # fmt: skip
+}
 
 
 def choosing(model: Any) -> None:
@@ -32,9 +48,12 @@ def v2(name: str, **settings: Any) -> Case:
 def v3(name: str, *, original: bool = True, **settings: Any) -> Case:
     """A case of V3: four groups of experts, two of which a token chooses from."""
     return Case(
-        f"deepseek v3, {name}", V3, SIZES | {"n_group": 4, "topk_group": 2} | settings,
-        change=choosing, original=original,
-    )  # fmt: skip
+        f"deepseek v3, {name}",
+        V3,
+        SIZES | {"n_group": 4, "topk_group": 2} | settings,
+        change=choosing,
+        original=original,
+    )
 
 
 def stretched(**lengths: float) -> dict[str, Any]:
@@ -59,5 +78,8 @@ CASES = [
     v3("yarn as in V3", **stretched(mscale=1.0, mscale_all_dim=1.0)),
     v3("yarn of two lengths", **stretched(mscale=0.5, mscale_all_dim=1.2)),
     v3("yarn of a given length", **stretched(attention_factor=1.3)),
-    v3("yarn of all scores alike", **stretched(attention_factor=1.0 + 0.1 * 2.0794415416798357, mscale_all_dim=1.0)),
+    v3(
+        "yarn of all scores alike",
+        **stretched(attention_factor=1.0 + 0.1 * 2.0794415416798357, mscale_all_dim=1.0),
+    ),
 ]

@@ -7,9 +7,13 @@ from tests.quant.families import Case
 
 # A window shorter than the positions compared; caps low enough to bend what random weights compute.
 SMALL: dict[str, Any] = {
-    "tie_word_embeddings": True, "query_pre_attn_scalar": 64, "sliding_window": 64, "attn_logit_softcapping": 5.0,
-    "final_logit_softcapping": 2.0, "num_hidden_layers": 4,
-}  # fmt: skip
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 64,
+    "sliding_window": 64,
+    "attn_logit_softcapping": 5.0,
+    "final_logit_softcapping": 2.0,
+    "num_hidden_layers": 4,
+}
 
 
 # For many layers: thin ones.
@@ -26,7 +30,9 @@ def case(name: str, change: Callable[[Any], None] | None = None, **settings: Any
 
 
 def quiet(model: Any) -> None:
-    """A tenth of each feed-forward: ggml looks GELU up in 16 bits, and over many layers that adds up."""
+    """A tenth of each feed-forward: ggml looks GELU up in 16 bits, and over many layers that adds
+    up.
+    """
     for layer in model.model.layers:
         layer.post_feedforward_layernorm.weight -= 0.9
 
@@ -40,12 +46,25 @@ def old_spelling(config: dict[str, Any]) -> dict[str, Any]:
 
 CASES = [
     case("window, caps"),
-    case("4 queries a key, default caps", num_key_value_heads=2, attn_logit_softcapping=50.0,
-         final_logit_softcapping=30.0),
-    case("window on other layers", layer_types=["full_attention", "sliding_attention", "sliding_attention",
-                                                "full_attention"]),
-    case("linear rope", rope_parameters={"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0}),
-    case("27B's layers scale otherwise", num_hidden_layers=46, query_pre_attn_scalar=16, **NARROW,
-         change=quiet),
+    case(
+        "4 queries a key, default caps",
+        num_key_value_heads=2,
+        attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0,
+    ),
+    case(
+        "window on other layers",
+        layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    ),
+    case(
+        "linear rope", rope_parameters={"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0}
+    ),
+    case(
+        "27B's layers scale otherwise",
+        num_hidden_layers=46,
+        query_pre_attn_scalar=16,
+        **NARROW,
+        change=quiet,
+    ),
     Case("gemma2, old spelling", "Gemma2ForCausalLM", SMALL, norm=0.0, config=old_spelling),
-]  # fmt: skip
+]

@@ -1,4 +1,6 @@
-"""Gemma 3: two rotary bases in both spellings, the window's pattern, caps, tied or not, with a vision part."""
+"""Gemma 3: two rotary bases in both spellings, the window's pattern, caps, tied or not, with a
+vision part.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,17 +10,24 @@ from tests.quant.families.gemma2 import NARROW, quiet
 
 # A window shorter than the positions compared; one global layer among six.
 SMALL: dict[str, Any] = {
-    "tie_word_embeddings": True, "query_pre_attn_scalar": 64, "sliding_window": 64, "num_hidden_layers": 6,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 64,
+    "sliding_window": 64,
+    "num_hidden_layers": 6,
     "intermediate_size": 256,
-}  # fmt: skip
+}
 LINEAR = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 30000.0},
 }
 VISION = {
-    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
     "patch_size": 14,
-}  # fmt: skip
+}
 
 
 def case(name: str, change: Callable[[Any], None] | None = None, **settings: Any) -> Case:
@@ -26,27 +35,49 @@ def case(name: str, change: Callable[[Any], None] | None = None, **settings: Any
 
 
 def old_spelling(config: dict[str, Any]) -> dict[str, Any]:
-    """rope_theta, rope_local_base_freq, rope_scaling and sliding_window_pattern, as before transformers 5."""
+    """rope_theta, rope_local_base_freq, rope_scaling and sliding_window_pattern, as before
+    transformers 5.
+    """
     parts = config.pop("rope_parameters")
     far, near = parts["full_attention"], parts["sliding_attention"]
     del config["layer_types"]
     return config | {
-        "rope_theta": far["rope_theta"], "rope_local_base_freq": near["rope_theta"], "sliding_window_pattern": 3,
+        "rope_theta": far["rope_theta"],
+        "rope_local_base_freq": near["rope_theta"],
+        "sliding_window_pattern": 3,
         "rope_scaling": {"rope_type": far["rope_type"], "factor": far["factor"]},
-    }  # fmt: skip
+    }
 
 
 CASES = [
     case("window, default bases"),
     case("4 queries a key, untied", num_key_value_heads=2, tie_word_embeddings=False),
     case("linear rope on global layers", rope_parameters=LINEAR),
-    Case("gemma3, old spelling, pattern 3", "Gemma3ForCausalLM",
-         SMALL | {"rope_parameters": LINEAR, "sliding_window_pattern": 3}, norm=0.0, config=old_spelling),
+    Case(
+        "gemma3, old spelling, pattern 3",
+        "Gemma3ForCausalLM",
+        SMALL | {"rope_parameters": LINEAR, "sliding_window_pattern": 3},
+        norm=0.0,
+        config=old_spelling,
+    ),
     case("capped logits", final_logit_softcapping=2.0),
     case("all layers global", layer_types=["full_attention"] * 6),
-    case("27B's layers scale otherwise", num_hidden_layers=62, query_pre_attn_scalar=16, **NARROW,
-         change=quiet),
-    Case("gemma3, beside a vision part", "Gemma3ForConditionalGeneration",
-         {"text_config": TINY | SMALL, "vision_config": VISION, "mm_tokens_per_image": 4, "tie_word_embeddings": True},
-         norm=0.0),
-]  # fmt: skip
+    case(
+        "27B's layers scale otherwise",
+        num_hidden_layers=62,
+        query_pre_attn_scalar=16,
+        **NARROW,
+        change=quiet,
+    ),
+    Case(
+        "gemma3, beside a vision part",
+        "Gemma3ForConditionalGeneration",
+        {
+            "text_config": TINY | SMALL,
+            "vision_config": VISION,
+            "mm_tokens_per_image": 4,
+            "tie_word_embeddings": True,
+        },
+        norm=0.0,
+    ),
+]

@@ -19,12 +19,42 @@ def old_spelling(config: dict[str, Any]) -> dict[str, Any]:
 
 CASES = [
     case("biases, half rotary"),
-    case("no biases, tied, 4 queries a key", attention_bias=False, tie_word_embeddings=True, num_key_value_heads=2),
-    case("linear rope, a quarter rotary", rope_parameters={"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0,
-                                                           "partial_rotary_factor": 0.25}),
-    case("yarn rope", rope_parameters={"rope_type": "yarn", "rope_theta": 20000.0, "factor": 4.0,
-                                       "original_max_position_embeddings": 128, "partial_rotary_factor": 0.5}),
-    Case("glm4, old spelling", "Glm4ForCausalLM",
-         PAD | {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.75}},
-         config=old_spelling),
-]  # fmt: skip
+    case(
+        "no biases, tied, 4 queries a key",
+        attention_bias=False,
+        tie_word_embeddings=True,
+        num_key_value_heads=2,
+    ),
+    case(
+        "linear rope, a quarter rotary",
+        rope_parameters={
+            "rope_type": "linear",
+            "rope_theta": 20000.0,
+            "factor": 4.0,
+            "partial_rotary_factor": 0.25,
+        },
+    ),
+    case(
+        "yarn rope",
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 20000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    Case(
+        "glm4, old spelling",
+        "Glm4ForCausalLM",
+        PAD
+        | {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 5000.0,
+                "partial_rotary_factor": 0.75,
+            }
+        },
+        config=old_spelling,
+    ),
+]

@@ -5,17 +5,28 @@ from tests.quant.families import Case
 HF = "GptOssForCausalLM"
 ROPE = {"rope_type": "default", "rope_theta": 150000.0}
 YARN = {
-    "rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
-    "original_max_position_embeddings": 64, "truncate": True,
-}  # fmt: skip
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 64,
+    "truncate": True,
+}
 PLAIN = {
-    "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 128, "sliding_window": 48,
-    "num_hidden_layers": 3, "rope_parameters": ROPE,
-}  # fmt: skip
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 128,
+    "sliding_window": 48,
+    "num_hidden_layers": 3,
+    "rope_parameters": ROPE,
+}
 
 
 def old_spelling(config: dict) -> dict:
-    """rope_theta and rope_scaling, experts_per_token, and no layer_types, as in the first checkpoints."""
+    """rope_theta and rope_scaling, experts_per_token, and no layer_types, as in the first
+    checkpoints.
+    """
     settings = config.pop("rope_parameters")
     theta = settings.pop("rope_theta")
     del config["layer_types"]
@@ -26,9 +37,20 @@ CASES = [
     Case("gpt-oss", HF, PLAIN),
     Case("gpt-oss, yarn", HF, PLAIN | {"rope_parameters": YARN, "num_key_value_heads": 2}),
     Case("gpt-oss, yarn, old spelling", HF, PLAIN | {"rope_parameters": YARN}, config=old_spelling),
-    Case("gpt-oss, yarn, other length", HF, PLAIN | {"rope_parameters": YARN | {"attention_factor": 1.2}}),
+    Case(
+        "gpt-oss, yarn, other length",
+        HF,
+        PLAIN | {"rope_parameters": YARN | {"attention_factor": 1.2}},
+    ),
     Case("gpt-oss, tied", HF, PLAIN | {"tie_word_embeddings": True}),
-    Case("gpt-oss, linear rope", HF, PLAIN | {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 4.0}}),
-    Case("gpt-oss, other layers slide", HF,
-         PLAIN | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}),
-]  # fmt: skip
+    Case(
+        "gpt-oss, linear rope",
+        HF,
+        PLAIN | {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 4.0}},
+    ),
+    Case(
+        "gpt-oss, other layers slide",
+        HF,
+        PLAIN | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    ),
+]

@@ -8,9 +8,16 @@ MOE = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
 CASES = [
     Case("mixtral, experts apart", "MixtralForCausalLM", MOE),
     Case("mixtral, experts fused", "MixtralForCausalLM", MOE, original=False),
-    Case("mixtral, tied, 4 queries a key, square heads", "MixtralForCausalLM",
-         MOE | {"tie_word_embeddings": True, "num_key_value_heads": 2, "head_dim": 32}),
-    Case("mixtral, yarn rope, old spelling", "MixtralForCausalLM", MOE | {"rope_parameters": YARN},
-         config=old_spelling),
+    Case(
+        "mixtral, tied, 4 queries a key, square heads",
+        "MixtralForCausalLM",
+        MOE | {"tie_word_embeddings": True, "num_key_value_heads": 2, "head_dim": 32},
+    ),
+    Case(
+        "mixtral, yarn rope, old spelling",
+        "MixtralForCausalLM",
+        MOE | {"rope_parameters": YARN},
+        config=old_spelling,
+    ),
     Case("mixtral, llama 3 rope", "MixtralForCausalLM", MOE | {"rope_parameters": LLAMA3}),
-]  # fmt: skip
+]

@@ -1,4 +1,6 @@
-"""Quantized checkpoints for tests: the stories with other tensors, written by safetensors, and read back as floats."""
+"""Quantized checkpoints for tests: the stories with other tensors, written by safetensors, and read
+back as floats.
+"""
 
 import json
 import shutil
@@ -16,7 +18,10 @@ def write(stories: Path, folder: Path, tensors: dict[str, Any], settings: dict[s
     from safetensors.torch import save_file
 
     shutil.copytree(stories, folder)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        folder / "model.safetensors",
+    )
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
     return folder
@@ -25,7 +30,9 @@ def write(stories: Path, folder: Path, tensors: dict[str, Any], settings: dict[s
 def opened(folder: Path, slab: int = 7) -> dict[str, np.ndarray]:
     """The checkpoint's tensors in floats under their own names, read a few rows at a time."""
     config = Config(json.loads((folder / "config.json").read_text()), str(folder / "config.json"))
-    found = dequantize.restore(folder, config, language.part(folder, tensors.load(folder)).tensors).tensors
+    found = dequantize.restore(
+        folder, config, language.part(folder, tensors.load(folder)).tensors
+    ).tensors
     values = {}
     for name, tensor in found.items():
         pieces = [

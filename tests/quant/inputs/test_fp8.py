@@ -1,4 +1,6 @@
-"""FP8 checkpoints, written with torch's own eight-bit floats: the values are torch's, or the folder is refused."""
+"""FP8 checkpoints, written with torch's own eight-bit floats: the values are torch's, or the folder
+is refused.
+"""
 
 import json
 import re
@@ -14,13 +16,17 @@ from quant.inputs.base import eight_bits
 from tests.quant import checkpoint
 from tests.quant.inputs import opened, write
 
-torch = pytest.importorskip("torch", reason="torch is not installed: eight-bit floats have no oracle")
+torch = pytest.importorskip(
+    "torch", reason="torch is not installed: eight-bit floats have no oracle"
+)
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])
 def test_all_256_values_are_torchs(dtype: str) -> None:
     theirs = torch.arange(256, dtype=torch.uint8).view(getattr(torch, dtype)).float().numpy()
-    name = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0"}[dtype]
+    name = {"float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0"}[
+        dtype
+    ]
     assert np.array_equal(eight_bits(name), theirs, equal_nan=True)
 
 
@@ -40,9 +46,10 @@ def blocks(weight: Any, size: tuple[int, int], dtype: Any) -> tuple[Any, Any, An
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize(
-    ("ending", "size"), [("weight_scale_inv", (48, 40)), ("weight_scale", (512, 512)), ("weight_scale", (1, 512))],
+    ("ending", "size"),
+    [("weight_scale_inv", (48, 40)), ("weight_scale", (512, 512)), ("weight_scale", (1, 512))],
     ids=["blocks", "tensor", "rows"],
-)  # fmt: skip
+)
 def test_values_are_codes_times_scales(
     dtype: str, ending: str, size: tuple[int, int], stories: Path, tmp_path: Path
 ) -> None:
@@ -57,7 +64,10 @@ def test_values_are_codes_times_scales(
         own = name.removesuffix("weight") + ending
         tensors |= {name: codes, own: scales[0, 0] if size == (512, 512) else scales}
         tensors[name.removesuffix("weight") + "input_scale"] = torch.ones(())
-    settings = {"quant_method": "fp8", "weight_block_size": list(size) if ending.endswith("inv") else None}
+    settings = {
+        "quant_method": "fp8",
+        "weight_block_size": list(size) if ending.endswith("inv") else None,
+    }
     folder = write(stories, tmp_path / "fp8", tensors, settings)
     found = opened(folder)
     assert expected.keys() <= found.keys()
@@ -67,9 +77,12 @@ def test_values_are_codes_times_scales(
 
 def test_a_block_may_be_said_to_be_larger_than_any_matrix(stories: Path, tmp_path: Path) -> None:
     one = torch.full((1, 1), 0.5)
-    near, far = ({"quant_method": "fp8", "weight_block_size": [size, size]} for size in (512, 10**30))
+    near, far = (
+        {"quant_method": "fp8", "weight_block_size": [size, size]} for size in (512, 10**30)
+    )
     found = [
-        opened(fp8(stories, tmp_path / str(len(str(told))), told, weight_scale_inv=one)) for told in (near, far)
+        opened(fp8(stories, tmp_path / str(len(str(told))), told, weight_scale_inv=one))
+        for told in (near, far)
     ]
     assert all(np.array_equal(found[0][name], values) for name, values in found[1].items())
 
@@ -84,8 +97,14 @@ def test_stacked_experts_have_a_scale_a_block_each(tmp_path: Path) -> None:
     codes, scales, values = (torch.stack([part[i] for part in parts]) for i in range(3))
     from safetensors.torch import save_file
 
-    save_file({"e.gate_up_proj": codes, "e.gate_up_proj_scale_inv": scales}, tmp_path / "model.safetensors")
-    config = Config({"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}}, "config.json")
+    save_file(
+        {"e.gate_up_proj": codes, "e.gate_up_proj_scale_inv": scales},
+        tmp_path / "model.safetensors",
+    )
+    config = Config(
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}},
+        "config.json",
+    )
     found = dequantize.restore(tmp_path, config, load(tmp_path)).tensors
     assert list(found) == ["e.gate_up_proj"]
     tensor = found["e.gate_up_proj"]
@@ -95,8 +114,13 @@ def test_stacked_experts_have_a_scale_a_block_each(tmp_path: Path) -> None:
 
 
 def fp8(stories: Path, folder: Path, settings: dict[str, Any], **changes: Any) -> Path:
-    """The stories with one matrix as FP8; `changes` are other tensors of that matrix, None takes one out."""
-    tensors = {name: torch.from_numpy(a.copy()) for name, a in checkpoint.read(stories / "model.safetensors").items()}
+    """The stories with one matrix as FP8; `changes` are other tensors of that matrix, None takes
+    one out.
+    """
+    tensors = {
+        name: torch.from_numpy(a.copy())
+        for name, a in checkpoint.read(stories / "model.safetensors").items()
+    }
     name = "model.layers.0.mlp.up_proj"
     codes, scales, _ = blocks(tensors[f"{name}.weight"], (128, 128), torch.float8_e4m3fn)
     own = {"weight": codes, "weight_scale_inv": scales} | changes
@@ -111,17 +135,25 @@ BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     ("settings", "changes", "said"),
     [
         (BLOCKS, {"weight_scale_inv": None}, "up_proj.weight is stored as F8_E4M3"),
-        ({"quant_method": "fp8"}, {}, r"weight_scale_inv is \[2, 1\], which does not fit .*up_proj.weight \[172, 64\]"),
+        (
+            {"quant_method": "fp8"},
+            {},
+            r"weight_scale_inv is \[2, 1\], which does not fit .*up_proj.weight \[172, 64\]",
+        ),
         (BLOCKS | {"weight_block_size": [64, 64]}, {}, "does not fit .* in blocks of"),
         (BLOCKS | {"weight_block_size": [0, 128]}, {}, "does not fit"),
         (BLOCKS | {"weight_block_size": "x"}, {}, "does not fit"),
-        (BLOCKS, {"weight_scale_inv": torch.ones(2, 1, dtype=torch.int32)}, "is stored as I32, not as floats"),
+        (
+            BLOCKS,
+            {"weight_scale_inv": torch.ones(2, 1, dtype=torch.int32)},
+            "is stored as I32, not as floats",
+        ),
         (BLOCKS, {"weight_scale": torch.ones(1)}, "up_proj.weight_scale is unknown"),
         (BLOCKS, {"weight_zero": torch.ones(1)}, "up_proj.weight_zero is unknown"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, {}, "NVFP4 is not undone here"),
         ({}, {}, "up_proj.weight_scale_inv is unknown; .*up_proj.weight is stored as F8_E4M3"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_told(
     settings: dict[str, Any], changes: dict[str, Any], said: str, stories: Path, tmp_path: Path
 ) -> None:
@@ -131,7 +163,9 @@ def test_what_does_not_fit_is_told(
 
 
 def test_a_value_that_is_no_number_stops_the_run_by_name(stories: Path, tmp_path: Path) -> None:
-    folder = fp8(stories, tmp_path / "nan", BLOCKS, weight_scale_inv=torch.tensor([[1.0], [float("inf")]]))
+    folder = fp8(
+        stories, tmp_path / "nan", BLOCKS, weight_scale_inv=torch.tensor([[1.0], [float("inf")]])
+    )
     with pytest.raises(Refusal, match=r"up_proj\.weight holds NaN or infinite values"):
         quantize.run(quantize.plan(convert.open_folder(folder), "F32"), tmp_path / "x.gguf")
     assert not (tmp_path / "x.gguf").exists()
@@ -141,7 +175,10 @@ def test_the_method_is_told_and_stands_in_the_file(stories: Path, tmp_path: Path
     folder = fp8(stories, tmp_path / "small-fp8", BLOCKS)
     (folder / "README.md").write_text("---\nbase_model: org/small\n---\n# Small\n")
     source = convert.open_folder(folder)
-    assert any("quantized already (FP8)" in note and "org/small gives a better file" in note for note in source.notes)
+    assert any(
+        "quantized already (FP8)" in note and "org/small gives a better file" in note
+        for note in source.notes
+    )
     quantize.run(quantize.plan(source, "F16"), tmp_path / "x.gguf")
     header = container.read(tmp_path / "x.gguf")
     assert header.metadata["llmcli.convert.source_method"] == "fp8"
@@ -151,14 +188,23 @@ def test_the_method_is_told_and_stands_in_the_file(stories: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("method", "title"),
     [
-        ("awq", "AWQ"), ("bitsandbytes", "bitsandbytes"), ("hqq", "HQQ"), ("eetq", "EETQ"), ("aqlm", "AQLM"),
-        ("auto-round", "AutoRound"), ("something-new", "something-new"), (7, "unknown"),
+        ("awq", "AWQ"),
+        ("bitsandbytes", "bitsandbytes"),
+        ("hqq", "HQQ"),
+        ("eetq", "EETQ"),
+        ("aqlm", "AQLM"),
+        ("auto-round", "AutoRound"),
+        ("something-new", "something-new"),
+        (7, "unknown"),
     ],
-)  # fmt: skip
+)
 def test_other_methods_are_refused_by_name_with_the_parent(
     method: object, title: str, stories: Path, tmp_path: Path
 ) -> None:
-    tensors = {name: torch.from_numpy(a.copy()) for name, a in checkpoint.read(stories / "model.safetensors").items()}
+    tensors = {
+        name: torch.from_numpy(a.copy())
+        for name, a in checkpoint.read(stories / "model.safetensors").items()
+    }
     codes = torch.zeros((172, 32), dtype=torch.uint8)
     tensors |= {"model.layers.0.mlp.up_proj.weight": codes}
     folder = write(stories, tmp_path / "odd", tensors, {"quant_method": method})
@@ -177,20 +223,33 @@ def test_settings_of_what_rounds_at_loading_do_not_count_where_the_floats_are_he
     method: str, stories: Path, tmp_path: Path
 ) -> None:
     settings = {"quant_method": method, "load_in_4bit": True}
-    source = convert.open_folder(checkpoint.copy(stories, tmp_path / "merged", quantization_config=settings))
+    source = convert.open_folder(
+        checkpoint.copy(stories, tmp_path / "merged", quantization_config=settings)
+    )
     assert not any("quantized" in note for note in source.notes)
     assert "llmcli.convert.source_method" not in dict(source.entries)
 
 
 def test_modelopts_own_file_is_read(stories: Path, tmp_path: Path) -> None:
-    tensors = {name: torch.from_numpy(a.copy()) for name, a in checkpoint.read(stories / "model.safetensors").items()}
+    tensors = {
+        name: torch.from_numpy(a.copy())
+        for name, a in checkpoint.read(stories / "model.safetensors").items()
+    }
     name = "model.layers.0.mlp.up_proj.weight"
     codes, scales, values = blocks(tensors[name], (512, 512), torch.float8_e4m3fn)
-    tensors |= {name: codes, f"{name}_scale": scales[0, 0], name.replace("weight", "input_scale"): torch.ones(())}
+    tensors |= {
+        name: codes,
+        f"{name}_scale": scales[0, 0],
+        name.replace("weight", "input_scale"): torch.ones(()),
+    }
     folder = write(stories, tmp_path / "modelopt", tensors, {})
-    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    (folder / "hf_quant_config.json").write_text(
+        json.dumps({"quantization": {"quant_algo": "FP8"}})
+    )
     assert np.array_equal(opened(folder)[name], values.numpy())
-    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "W4A8_AWQ"}}))
+    (folder / "hf_quant_config.json").write_text(
+        json.dumps({"quantization": {"quant_algo": "W4A8_AWQ"}})
+    )
     with pytest.raises(Refusal, match="W4A8_AWQ is not undone here, FP8 is"):
         convert.open_folder(folder)
 
@@ -200,4 +259,6 @@ def test_bytes_that_are_no_floats_are_never_taken_for_them(stories: Path, tmp_pa
 
     folder = fp8(stories, tmp_path / "odd", BLOCKS)
     with pytest.raises(Refusal, match=r"up_proj\.weight is stored as F8_E4M3"):
-        views.floats(tensors.load(folder, tensors.files(folder))["model.layers.0.mlp.up_proj.weight"])
+        views.floats(
+            tensors.load(folder, tensors.files(folder))["model.layers.0.mlp.up_proj.weight"]
+        )

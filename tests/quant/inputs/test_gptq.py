@@ -1,4 +1,6 @@
-"""GPTQ checkpoints, packed code by code from known numbers: the floats come back, or the folder is refused."""
+"""GPTQ checkpoints, packed code by code from known numbers: the floats come back, or the folder is
+refused.
+"""
 
 import json
 import re
@@ -14,8 +16,14 @@ from quant.errors import Refusal
 from tests.quant import checkpoint
 from tests.quant.inputs import opened, write
 
-torch = pytest.importorskip("torch", reason="torch is not installed: safetensors has no int32 writer here")
-NAMES = ("model.layers.0.mlp.up_proj", "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.gate_proj")
+torch = pytest.importorskip(
+    "torch", reason="torch is not installed: safetensors has no int32 writer here"
+)
+NAMES = (
+    "model.layers.0.mlp.up_proj",
+    "model.layers.0.self_attn.q_proj",
+    "model.layers.1.mlp.gate_proj",
+)
 GROUP = 16
 
 
@@ -30,13 +38,24 @@ def words(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def matrix(
-    shape: tuple[int, int], bits: int, form: str, order: bool, sym: bool, random: np.random.Generator
+    shape: tuple[int, int],
+    bits: int,
+    form: str,
+    order: bool,
+    sym: bool,
+    random: np.random.Generator,
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """A random quantized matrix: its stored tensors, and the floats [outputs, inputs] they stand for."""
+    """A random quantized matrix: its stored tensors, and the floats [outputs, inputs] they stand
+    for.
+    """
     outputs, inputs = shape
     groups = inputs // GROUP
     codes = random.integers(0, 2**bits, (inputs, outputs))
-    zeros = np.full((groups, outputs), 2 ** (bits - 1)) if sym else random.integers(1, 2**bits, (groups, outputs))
+    zeros = (
+        np.full((groups, outputs), 2 ** (bits - 1))
+        if sym
+        else random.integers(1, 2**bits, (groups, outputs))
+    )
     scales = random.uniform(0.01, 0.02, (groups, outputs)).astype(np.float16)
     g_idx = np.arange(inputs) // GROUP
     if order:
@@ -56,10 +75,19 @@ def matrix(
 
 
 def folder(
-    stories: Path, target: Path, *, bits: int = 4, form: str = "gptq", order: bool = False, sym: bool = True,
-    settings: dict[str, Any] | None = None, change: dict[str, np.ndarray | None] | None = None,
-) -> tuple[Path, dict[str, np.ndarray]]:  # fmt: skip
-    """The stories with some matrices as GPTQ, and their floats; `change` is for the first one's tensors."""
+    stories: Path,
+    target: Path,
+    *,
+    bits: int = 4,
+    form: str = "gptq",
+    order: bool = False,
+    sym: bool = True,
+    settings: dict[str, Any] | None = None,
+    change: dict[str, np.ndarray | None] | None = None,
+) -> tuple[Path, dict[str, np.ndarray]]:
+    """The stories with some matrices as GPTQ, and their floats; `change` is for the first one's
+    tensors.
+    """
     random = np.random.default_rng(bits)
     tensors = checkpoint.read(stories / "model.safetensors")
     expected = {}
@@ -69,7 +97,13 @@ def folder(
         stored, expected[f"{name}.weight"] = matrix(shape, bits, form, order, sym, random)
         stored |= (change or {}) if name == NAMES[0] else {}
         tensors |= {f"{name}.{part}": array for part, array in stored.items() if array is not None}
-    told = {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "desc_act": order, "sym": sym}
+    told = {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": GROUP,
+        "desc_act": order,
+        "sym": sym,
+    }
     told |= {"checkpoint_format": form} if form != "gptq" else {}
     ready = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
     return write(stories, target, ready, told | (settings or {})), expected
@@ -77,9 +111,12 @@ def folder(
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize(
-    ("form", "order", "sym"), [("gptq", False, True), ("gptq", True, False), ("gptq_v2", True, False)]
+    ("form", "order", "sym"),
+    [("gptq", False, True), ("gptq", True, False), ("gptq_v2", True, False)],
 )
-def test_the_floats_come_back(bits: int, form: str, order: bool, sym: bool, stories: Path, tmp_path: Path) -> None:
+def test_the_floats_come_back(
+    bits: int, form: str, order: bool, sym: bool, stories: Path, tmp_path: Path
+) -> None:
     path, expected = folder(stories, tmp_path / "gptq", bits=bits, form=form, order=order, sym=sym)
     for slab in (7, 1000):
         found = opened(path, slab)
@@ -94,7 +131,9 @@ def test_without_g_idx_groups_follow_one_another(stories: Path, tmp_path: Path) 
     assert all(np.array_equal(found[name], values) for name, values in expected.items())
 
 
-def test_bands_of_inputs_do_not_show(stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bands_of_inputs_do_not_show(
+    stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, expected = folder(stories, tmp_path / "gptq", order=True)
     monkeypatch.setattr("quant.inputs.gptq.BAND", 16)
     found = opened(path)
@@ -102,17 +141,27 @@ def test_bands_of_inputs_do_not_show(stories: Path, tmp_path: Path, monkeypatch:
 
 
 def test_one_group_may_be_said_to_be_larger_than_the_matrix(stories: Path, tmp_path: Path) -> None:
-    one: dict[str, np.ndarray | None] = {"g_idx": None, "scales": np.full((1, 160), 0.5, np.float16)}
+    one: dict[str, np.ndarray | None] = {
+        "g_idx": None,
+        "scales": np.full((1, 160), 0.5, np.float16),
+    }
     one["qzeros"] = np.full((1, 20), 0x77777777, np.int32)
-    paths = [folder(stories, tmp_path / str(n), settings={"group_size": n}, change=one)[0] for n in (-1, 64, 10**30)]
+    paths = [
+        folder(stories, tmp_path / str(n), settings={"group_size": n}, change=one)[0]
+        for n in (-1, 64, 10**30)
+    ]
     found = [opened(path)[f"{NAMES[0]}.weight"] for path in paths]
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_zeros_that_gptqmodel_took_one_from_word_by_word_come_back(bits: int, stories: Path, tmp_path: Path) -> None:
-    """A zero of 0 borrows from the next code of its word (convert_gptq_v2_to_v1_format), and adding pays it back."""
+def test_zeros_that_gptqmodel_took_one_from_word_by_word_come_back(
+    bits: int, stories: Path, tmp_path: Path
+) -> None:
+    """A zero of 0 borrows from the next code of its word (convert_gptq_v2_to_v1_format), and adding
+    pays it back.
+    """
     random, shape = np.random.default_rng(bits), (160, 64)
     stored, _ = matrix(shape, bits, "gptq_v2", True, False, random)
     zeros = random.integers(0, 2**bits, (64 // GROUP, 160))
@@ -120,10 +169,17 @@ def test_zeros_that_gptqmodel_took_one_from_word_by_word_come_back(bits: int, st
     ones = np.uint32(sum(1 << at for at in range(0, 32, bits)))
     words_v2 = words(zeros.T, bits).T.copy().view(np.uint32)
     change = {**stored, "qzeros": (words_v2 - ones).view(np.int32)}
-    by = {"bits": bits, "checkpoint_format": "gptq", "sym": False, "meta": {"quantizer": ["gptqmodel:5.6.0"]}}
+    by = {
+        "bits": bits,
+        "checkpoint_format": "gptq",
+        "sym": False,
+        "meta": {"quantizer": ["gptqmodel:5.6.0"]},
+    }
     path, _ = folder(stories, tmp_path / "v1", bits=bits, settings=by, change=change)
     v2 = {**change, "qzeros": words_v2.view(np.int32)}
-    other, _ = folder(stories, tmp_path / "v2", bits=bits, settings={"checkpoint_format": "gptq_v2"}, change=v2)
+    other, _ = folder(
+        stories, tmp_path / "v2", bits=bits, settings={"checkpoint_format": "gptq_v2"}, change=v2
+    )
     name = f"{NAMES[0]}.weight"
     assert np.array_equal(opened(path)[name], opened(other)[name])
 
@@ -134,9 +190,13 @@ def test_a_whole_folder_becomes_a_gguf_with_the_method_in_it(stories: Path, tmp_
     del tensors["model.layers.2.self_attn.o_proj.weight"]
     tensors |= {f"model.layers.2.self_attn.o_proj.{part}": array for part, array in stored.items()}
     ready = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
-    path = write(stories, tmp_path / "gptq", ready, {"quant_method": "gptq", "bits": 4, "group_size": GROUP})
+    path = write(
+        stories, tmp_path / "gptq", ready, {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
+    )
     source = convert.open_folder(path)
-    assert any("(GPTQ)" in note and "rounding them again adds that error" in note for note in source.notes)
+    assert any(
+        "(GPTQ)" in note and "rounding them again adds that error" in note for note in source.notes
+    )
     quantize.run(quantize.plan(source, "F32"), tmp_path / "x.gguf")
     header = container.read(tmp_path / "x.gguf")
     assert header.metadata["llmcli.convert.source_method"] == "gptq"
@@ -155,7 +215,11 @@ def test_a_whole_folder_becomes_a_gguf_with_the_method_in_it(stories: Path, tmp_
         ({"checkpoint_format": "marlin"}, {}, "the GPTQ format 'marlin' is not undone here"),
         ({"checkpoint_format": ["x"]}, {}, "is not undone here"),
         ({"is_marlin_format": True}, {}, "GPTQ with is_marlin_format"),
-        ({"group_size": None}, {"g_idx": None}, "group_size is None, and .*up_proj.qweight has no g_idx"),
+        (
+            {"group_size": None},
+            {"g_idx": None},
+            "group_size is None, and .*up_proj.qweight has no g_idx",
+        ),
         ({"group_size": 8}, {"g_idx": None}, "names groups that its 4 scales do not have"),
         ({}, {"g_idx": np.full(64, 4, np.int32)}, "names groups that its 4 scales do not have"),
         ({}, {"g_idx": np.full(64, -1, np.int32)}, "names groups"),
@@ -165,7 +229,7 @@ def test_a_whole_folder_becomes_a_gguf_with_the_method_in_it(stories: Path, tmp_
         ({}, {"weight": np.ones((160, 64), np.float32)}, "is there as floats and as codes"),
         ({}, {"channel_scale": np.ones(64, np.float32)}, "up_proj.channel_scale is unknown"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_told(
     settings: dict[str, Any], change: dict[str, Any], said: str, stories: Path, tmp_path: Path
 ) -> None:

@@ -1,4 +1,6 @@
-"""MXFP4 experts keep every value: against a table, the gguf package, transformers and the floats' own logits."""
+"""MXFP4 experts keep every value: against a table, the gguf package, transformers and the floats'
+own logits.
+"""
 
 import re
 from itertools import pairwise
@@ -43,7 +45,9 @@ def lazy(name: str, values: np.ndarray) -> LazyTensor:
 
 def values(weight: Weight) -> np.ndarray:
     """A weight's values, decoded by ggml, in torch's shape."""
-    floats = native.decode(weight.read(0, weight.rows), weight.type, weight.columns, label=weight.name)
+    floats = native.decode(
+        weight.read(0, weight.rows), weight.type, weight.columns, label=weight.name
+    )
     return floats.reshape(tuple(reversed(weight.shape)))
 
 
@@ -60,9 +64,13 @@ def test_blocks_hold_the_same_values_for_ggml() -> None:
 
 def test_the_spelled_out_values_are_those_of_transformers() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: no oracle")
-    theirs = pytest.importorskip("transformers.integrations.mxfp4", reason="transformers is not installed")
+    theirs = pytest.importorskip(
+        "transformers.integrations.mxfp4", reason="transformers is not installed"
+    )
     codes, scales = drawn(np.random.default_rng(1), 2, 6, 64)
-    found = theirs.convert_moe_packed_tensors(torch.tensor(codes), torch.tensor(scales), dtype=torch.float32)
+    found = theirs.convert_moe_packed_tensors(
+        torch.tensor(codes), torch.tensor(scales), dtype=torch.float32
+    )
     assert (found.numpy() == unpacked(codes, scales).swapaxes(1, 2)).all()
 
 
@@ -98,7 +106,9 @@ def test_codes_beside_a_tensor_of_the_same_name_are_left_alone() -> None:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A checkpoint in floats, as transformers has it, and one with the same experts in MXFP4."""
-    pytest.importorskip("transformers", reason="transformers is not installed: no checkpoint to change")
+    pytest.importorskip(
+        "transformers", reason="transformers is not installed: no checkpoint to change"
+    )
     store = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
     place, rng = tmp_path_factory.mktemp("mxfp4"), np.random.default_rng(7)
     floats = families.build(families.Case("mxfp4", HF, PLAIN), place / "floats")
@@ -123,13 +133,20 @@ def experts(source: Source) -> dict[str, Weight]:
     return {weight.name: weight for weight in source.weights if "_exps.weight" in weight.name}
 
 
-def test_experts_are_the_same_numbers_and_everything_else_the_same_bytes(folders: tuple[Path, Path]) -> None:
+def test_experts_are_the_same_numbers_and_everything_else_the_same_bytes(
+    folders: tuple[Path, Path],
+) -> None:
     floats, packed = map(convert.open_folder, folders)
     assert {weight.type for weight in experts(packed).values()} == {"MXFP4"}
     assert [weight.name for weight in floats.weights] == [weight.name for weight in packed.weights]
     for one, other in zip(floats.weights, packed.weights, strict=True):
-        assert (one.shape, values(one).tobytes()) == (other.shape, (values(other) + 0.0).tobytes()) or (
-            one.shape == other.shape and (values(one) == values(other)).all() and one.name in experts(packed)
+        assert (one.shape, values(one).tobytes()) == (
+            other.shape,
+            (values(other) + 0.0).tobytes(),
+        ) or (
+            one.shape == other.shape
+            and (values(one) == values(other)).all()
+            and one.name in experts(packed)
         )
     ours, theirs = dict(packed.entries), dict(floats.entries)
     assert ours.pop("llmcli.convert.source_method").endswith(b"mxfp4")
@@ -164,35 +181,53 @@ def test_the_floats_logits_are_those_of_transformers_and_the_file_with_mxfp4_run
 
 @pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_K_M", "Q2_K"])
 @pytest.mark.parametrize("pure", [False, True])
-def test_experts_stay_mxfp4_whatever_the_file_type(folders: tuple[Path, Path], kind: str, pure: bool) -> None:
+def test_experts_stay_mxfp4_whatever_the_file_type(
+    folders: tuple[Path, Path], kind: str, pure: bool
+) -> None:
     plan = quantize.plan(convert.open_folder(folders[1]), kind, recipe.Wishes(pure=pure))
     kept = [step for step in plan.steps if step.weight.type == "MXFP4"]
     assert len(kept) == 9 and {step.type for step in kept} == {"MXFP4"}
     assert not plan.requantized
-    assert [note for note in plan.notes if "9 tensors stay MXFP4" in note and "--tensor-type" in note]
+    assert [
+        note for note in plan.notes if "9 tensors stay MXFP4" in note and "--tensor-type" in note
+    ]
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-def test_experts_are_rounded_again_where_the_user_asks(folders: tuple[Path, Path], kind: str, tmp_path: Path) -> None:
+def test_experts_are_rounded_again_where_the_user_asks(
+    folders: tuple[Path, Path], kind: str, tmp_path: Path
+) -> None:
     source = convert.open_folder(folders[1])
     plan = quantize.plan(source, kind, recipe.Wishes(("ffn_down_exps=q5_0",)))
-    assert {step.type for step in plan.steps if "ffn_down_exps.weight" in step.weight.name} == {"Q5_0"}
-    assert {step.type for step in plan.steps if "ffn_up_exps.weight" in step.weight.name} == {"MXFP4"}
+    assert {step.type for step in plan.steps if "ffn_down_exps.weight" in step.weight.name} == {
+        "Q5_0"
+    }
+    assert {step.type for step in plan.steps if "ffn_up_exps.weight" in step.weight.name} == {
+        "MXFP4"
+    }
     assert plan.requantized == ("MXFP4",)
     quantize.run(plan, tmp_path / "x.gguf")
     again = quantize.plan(quantize.open_gguf(tmp_path / "x.gguf"), "Q4_0")
-    assert {step.type for step in again.steps if "ffn_up_exps.weight" in step.weight.name} == {"MXFP4"}
+    assert {step.type for step in again.steps if "ffn_up_exps.weight" in step.weight.name} == {
+        "MXFP4"
+    }
 
 
-def test_lost_scales_and_a_family_without_mxfp4_are_refused_by_name(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_lost_scales_and_a_family_without_mxfp4_are_refused_by_name(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
     store = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
     lame = checkpoint.copy(folders[1], tmp_path / "lame")
     held = store.load_file(lame / "model.safetensors")
     del held["model.layers.1.mlp.experts.down_proj_scales"]
     store.save_file(held, lame / "model.safetensors")
-    with pytest.raises(Refusal, match=r"down_proj_blocks is unknown.*blk\.1\.ffn_down_exps\.weight is missing"):
+    with pytest.raises(
+        Refusal, match=r"down_proj_blocks is unknown.*blk\.1\.ffn_down_exps\.weight is missing"
+    ):
         convert.open_folder(lame)
-    checkpoint.edit(lame / "config.json", architectures=["LlamaForCausalLM"], num_local_experts=None)
+    checkpoint.edit(
+        lame / "config.json", architectures=["LlamaForCausalLM"], num_local_experts=None
+    )
     with pytest.raises(Refusal, match=r"mlp\.experts\.down_proj_bias is unknown"):
         convert.open_folder(lame)
 
@@ -205,7 +240,10 @@ def test_lost_scales_and_a_family_without_mxfp4_are_refused_by_name(folders: tup
         ({"attention_bias": False}, "no biases"),
         ({"rope_parameters": None}, "rope_parameters"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "rope type is 'llama3'"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4, "beta_fast": 8}}, "another beta_fast"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4, "beta_fast": 8}},
+            "another beta_fast",
+        ),
         ({"num_experts_per_tok": 9}, "9 of 8 experts"),
         ({"layer_types": ["full_attention"] * 2 + ["chunked_attention"]}, "layer_types"),
         ({"sliding_window": None}, "sliding_window"),
@@ -218,8 +256,19 @@ def test_what_llama_cpp_would_not_follow_is_refused(
         convert.open_folder(checkpoint.copy(folders[0], tmp_path / "model", **change))
 
 
-def test_a_yarn_range_that_is_not_rounded_is_told(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    yarn = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 64}
+def test_a_yarn_range_that_is_not_rounded_is_told(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 64,
+    }
     for truncate in (True, False):
-        changed = checkpoint.copy(folders[0], tmp_path / str(truncate), rope_parameters=yarn | {"truncate": truncate})
-        assert any("yarn ramp" in note for note in convert.open_folder(changed).notes) is not truncate
+        changed = checkpoint.copy(
+            folders[0], tmp_path / str(truncate), rope_parameters=yarn | {"truncate": truncate}
+        )
+        assert (
+            any("yarn ramp" in note for note in convert.open_folder(changed).notes) is not truncate
+        )

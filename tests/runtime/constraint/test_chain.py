@@ -10,8 +10,14 @@ from tests.fakes import EOS, N_VOCAB, FakeModel, FakeRow
 from tests.runtime.constraint.words import gbnf, schema
 
 VOWELS = 'root ::= [aeiou]+ "!"'
-SETTINGS = ({}, {"temp": 0}, {"temp": 0, "repeat_penalty": 1.5}, {"top_k": 3, "top_p": 0.5}, {"mirostat": 2},
-            {"temp": 1.5, "top_k": 0, "top_p": 1, "min_p": 0})  # fmt: skip
+SETTINGS = (
+    {},
+    {"temp": 0},
+    {"temp": 0, "repeat_penalty": 1.5},
+    {"top_k": 3, "top_p": 0.5},
+    {"mirostat": 2},
+    {"temp": 1.5, "top_k": 0, "top_p": 1, "min_p": 0},
+)
 
 
 def plain(settings: dict[str, float], seed: int = 7) -> Chain:
@@ -23,7 +29,9 @@ def noise(seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_a_draw_is_the_chains_own_on_logits_without_illegal_tokens(settings: dict[str, float]) -> None:
+def test_a_draw_is_the_chains_own_on_logits_without_illegal_tokens(
+    settings: dict[str, float],
+) -> None:
     guided = GuidedChain(plain(settings), gbnf(VOWELS).start(), 3)
     twin, matcher = plain(settings), gbnf(VOWELS).start()
     tokens = [*b"ask"]
@@ -91,14 +99,20 @@ def test_a_grammar_that_leads_nowhere_is_an_error_and_no_draw() -> None:
 
 @pytest.mark.parametrize(
     ("tag", "pieces", "count"),
-    [("", [b"a"], 0), ("</t>", [b"a", b"<", b"/t", b">", b"b"], 4), ("</t>", [b"a</t>b"], 1), ("</t>", [b"</t"], None)],
+    [
+        ("", [b"a"], 0),
+        ("</t>", [b"a", b"<", b"/t", b">", b"b"], 4),
+        ("</t>", [b"a</t>b"], 1),
+        ("</t>", [b"</t"], None),
+    ],
 )
 def test_a_grammar_begins_after_a_tag(tag: str, pieces: list[bytes], count: int | None) -> None:
     assert after(tag, pieces) == count
 
 
 @pytest.mark.parametrize(
-    ("bits", "token"), [([0, 0, 0], None), ([0, 1, 0], 8), ([0, 0, 128], 23), ([0, 3, 0], None), ([1, 0, 1], None)]
+    ("bits", "token"),
+    [([0, 0, 0], None), ([0, 1, 0], 8), ([0, 0, 128], 23), ([0, 3, 0], None), ([1, 0, 1], None)],
 )
 def test_the_only_token_of_a_mask(bits: list[int], token: int | None) -> None:
     assert single(np.array(bits, np.uint8)) == token

@@ -17,24 +17,89 @@ from tests.runtime.constraint.words import schema
 
 BASES: list[Any] = [
     MEETING,
-    {"type": "array", "prefixItems": [{"type": "integer"}, {"enum": ["a", None, 1.5]}], "items": {"type": "boolean"}},
-    {"type": "object", "patternProperties": {"^a": {"type": "null"}}, "additionalProperties": {"type": "integer"}},
+    {
+        "type": "array",
+        "prefixItems": [{"type": "integer"}, {"enum": ["a", None, 1.5]}],
+        "items": {"type": "boolean"},
+    },
+    {
+        "type": "object",
+        "patternProperties": {"^a": {"type": "null"}},
+        "additionalProperties": {"type": "integer"},
+    },
     {"allOf": [{"type": "string", "minLength": 2}, {"maxLength": 4}]},
     {"type": "number", "minimum": -3, "exclusiveMaximum": 12},
     {"oneOf": [{"type": "null"}, {"type": "string", "pattern": "^[ab]{2,3}$"}]},
     {"type": "string", "format": "date"},
 ]
 KEYS = [
-    "type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "items", "prefixItems", "minItems", "maxItems",
-    "properties", "additionalProperties", "patternProperties", "required", "minProperties", "maxProperties",
-    "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
-    "multipleOf", "not", "uniqueItems", "$defs",
-]  # fmt: skip
+    "type",
+    "enum",
+    "const",
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "$ref",
+    "items",
+    "prefixItems",
+    "minItems",
+    "maxItems",
+    "properties",
+    "additionalProperties",
+    "patternProperties",
+    "required",
+    "minProperties",
+    "maxProperties",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "format",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "not",
+    "uniqueItems",
+    "$defs",
+]
 VALUES: list[Any] = [
-    None, True, False, 0, -1, 1, 2.0, 2.5, 1e30, 10**30, "", "a", "\0", "é", "(", "^a*$", "#", "#/$defs/a", "date", [],
-    [None], ["a", "b"], ["a", "a"], {}, {"type": "string"}, {"a": {}}, ["string", "null"], "object", "integer",
-    [{"$ref": "#"}], [True], [False], {"anyOf": []}, [{"type": "integer"}, {"type": "number"}], {"a": {"const": 2}},
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2.0,
+    2.5,
+    1e30,
+    10**30,
+    "",
+    "a",
+    "\0",
+    "é",
+    "(",
+    "^a*$",
+    "#",
+    "#/$defs/a",
+    "date",
+    [],
+    [None],
+    ["a", "b"],
+    ["a", "a"],
+    {},
+    {"type": "string"},
+    {"a": {}},
+    ["string", "null"],
+    "object",
+    "integer",
+    [{"$ref": "#"}],
+    [True],
+    [False],
+    {"anyOf": []},
+    [{"type": "integer"}, {"type": "number"}],
+    {"a": {"const": 2}},
+]
 
 
 CLOSING = set(b'"}]')
@@ -43,7 +108,9 @@ CLOSING = set(b'"}]')
 def tables(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, dict):
         yield value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for inner in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from tables(inner)
 
 
@@ -51,13 +118,17 @@ def written(grammar: Grammar, dice: random.Random) -> bytes | None:
     """What a model writes that cares for nothing but to end soon; None where it does not end."""
     matcher, said = grammar.start(), bytearray()
     for _ in range(150):
-        legal = np.flatnonzero(np.unpackbits(matcher.mask(), count=N_VOCAB, bitorder="little")).tolist()
+        legal = np.flatnonzero(
+            np.unpackbits(matcher.mask(), count=N_VOCAB, bitorder="little")
+        ).tolist()
         if not legal:  # two bounds that exclude each other
             return None
         if EOS in legal and (legal == [EOS] or dice.random() < 0.5):
             return bytes(said)
         closing = [token for token in legal if token in CLOSING]
-        token = dice.choice(closing if closing and dice.random() < 0.4 else [one for one in legal if one != EOS])
+        token = dice.choice(
+            closing if closing and dice.random() < 0.4 else [one for one in legal if one != EOS]
+        )
         matcher.accept(token)
         said.append(token)
     return None
@@ -78,7 +149,9 @@ def test_what_is_not_refused_is_kept() -> None:
             continue
         try:
             jsonschema.Draft202012Validator.check_schema(given)
-        except jsonschema.SchemaError:  # nobody knows what is valid by it: it is enough that nothing broke
+        except (
+            jsonschema.SchemaError
+        ):  # nobody knows what is valid by it: it is enough that nothing broke
             continue
         if said is not None:
             judged += 1

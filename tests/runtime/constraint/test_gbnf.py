@@ -28,7 +28,10 @@ CASES = {
     "letters that begin alike": ('root ::= ("a" "bc" | "ab" "d" | [a-c]+ "!")', "abca!"),
     "counts": ('root ::= [0-9]{2} "-"{1,} ("x" | "yy"){0,3} end\nend ::= "."?', "12--xyyx."),
     "any character": ('root ::= "<" . .? ">" [^>]*', "<é->rest of it"),
-    "other scripts": (r'root ::= [ぁ-ゟァ-ヿ]+ "\u3002" [\U0001F600-\U0001F64F]?', "こんにちは。😀"),
+    "other scripts": (
+        r'root ::= [ぁ-ゟァ-ヿ]+ "\u3002" [\U0001F600-\U0001F64F]?',
+        "こんにちは。😀",
+    ),
     "an empty rule": ('root ::= none "a"* none\nnone ::= ""', "aaa"),
     "right recursion": ('root ::= "(" root ")" | "x"', "((x))"),
 }
@@ -54,9 +57,15 @@ def test_both_engines_allow_the_same_tokens_at_every_step(name: str, both) -> No
     pieces = [model.piece(token) for token in range(model.n_vocab)]
     tokens = Words(pieces, [model.eos], lambda text: model.tokenize(text, special=False))(said)
     assert b"".join(pieces[token] for token in tokens) == said.encode()
-    matchers = [grammars(Constraint("gbnf", text, engine)).start() for engine in ("llguidance", "llama")]
+    matchers = [
+        grammars(Constraint("gbnf", text, engine)).start() for engine in ("llguidance", "llama")
+    ]
     # llama.cpp takes bytes that UTF-8 never has, and no NUL.
-    odd = {token for token, piece in enumerate(pieces) if piece == b"\0" or (len(piece) == 1 and piece >= b"\xf5")}
+    odd = {
+        token
+        for token, piece in enumerate(pieces)
+        if piece == b"\0" or (len(piece) == 1 and piece >= b"\xf5")
+    }
     for token in [*tokens, None]:
         one, other = (sorted(set(legal(matcher, model.n_vocab)) - odd) for matcher in matchers)
         # Of several cuts of forced text llguidance takes the tokenizer's own.
@@ -121,14 +130,22 @@ def test_a_mistake_is_told_with_its_place(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['root ::= root "a" | "a"', "root ::= (((", "root ::= <[99999]", 'root ::= a\na ::= b\nb ::= a "x"']
+    "text",
+    [
+        'root ::= root "a" | "a"',
+        "root ::= (((",
+        "root ::= <[99999]",
+        'root ::= a\na ::= b\nb ::= a "x"',
+    ],
 )
 def test_what_llama_cpp_refuses_is_an_error_and_no_crash(text: str, both) -> None:
     with pytest.raises(UserError, match="grammar"):
         both[1](Constraint("gbnf", text, "llama"))
 
 
-def test_a_grammar_may_hold_single_tokens_in_the_second_engine(both, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_grammar_may_hold_single_tokens_in_the_second_engine(
+    both, capfd: pytest.CaptureFixture[str]
+) -> None:
     model, grammars = both
     matcher = grammars(Constraint("gbnf", "root ::= <[300]> !<[301]>", "llama")).start()
     assert legal(matcher, model.n_vocab) == [300]
@@ -142,7 +159,10 @@ def test_a_grammar_may_hold_single_tokens_in_the_second_engine(both, capfd: pyte
 
 
 def test_the_second_engine_takes_no_schema_and_no_forced_text(both) -> None:
-    for constraint in (Constraint("json_schema", "{}", "llama"), Constraint("gbnf", "root ::= .", "llama", "fast")):
+    for constraint in (
+        Constraint("json_schema", "{}", "llama"),
+        Constraint("gbnf", "root ::= .", "llama", "fast"),
+    ):
         with pytest.raises(UserError, match=r"llama\.cpp's engine"):
             both[1](constraint)
 

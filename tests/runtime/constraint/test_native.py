@@ -11,23 +11,37 @@ from llmcli.runtime.sampling import defaults
 from llmcli.runtime.sampling.chain import make_chain
 
 SETTINGS = [
-    {}, {"top_k": 0, "top_p": 1, "min_p": 0, "temp": 2}, {"repeat_penalty": 1.5, "presence_penalty": 0.5},
-    {"dry_multiplier": 1}, {"xtc_probability": 0.5}, {"typical": 0.7}, {"dynatemp_range": 0.5},
-    {"mirostat": 2}, {"logit_bias": ("300+3", "301-inf")},
-]  # fmt: skip
+    {},
+    {"top_k": 0, "top_p": 1, "min_p": 0, "temp": 2},
+    {"repeat_penalty": 1.5, "presence_penalty": 0.5},
+    {"dry_multiplier": 1},
+    {"xtc_probability": 0.5},
+    {"typical": 0.7},
+    {"dynatemp_range": 0.5},
+    {"mirostat": 2},
+    {"logit_bias": ("300+3", "301-inf")},
+]
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_drawing_among_a_few_is_drawing_with_the_others_impossible(settings: dict, stories_gguf: Path) -> None:
+def test_drawing_among_a_few_is_drawing_with_the_others_impossible(
+    settings: dict, stories_gguf: Path
+) -> None:
     random = np.random.default_rng(1)
     options = ContextOptions(128)
     with open_model(stories_gguf) as model, open_context(model, options) as context:
         native = NativeChains(model.n_vocab, model.vocab)
-        chains = [make_chain(defaults().with_values(settings), 5, native, _words(model)) for _ in range(2)]
+        chains = [
+            make_chain(defaults().with_values(settings), 5, native, _words(model)) for _ in range(2)
+        ]
         few_chain, all_chain = chains
         assert isinstance(few_chain, NativeChain)
         tokens = model.tokenize("Once upon a time", special=False)
-        rows = context.decode(Rows(tokens, range(len(tokens)), [0] * len(tokens), [False] * (len(tokens) - 1) + [True]))
+        rows = context.decode(
+            Rows(
+                tokens, range(len(tokens)), [0] * len(tokens), [False] * (len(tokens) - 1) + [True]
+            )
+        )
         drawn = set()
         for _ in range(40):
             allowed = random.random(model.n_vocab) < random.choice([0.005, 0.05, 0.3])

@@ -13,8 +13,14 @@ from tests.runtime.constraint.words import schema
 ASSETS = Path(__file__).parents[4] / "shared" / "assets" / "json-schema"
 MEETING = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "$defs": {"person": {"type": "object", "properties": {"name": {"type": "string", "minLength": 1}},
-                         "required": ["name"], "additionalProperties": False}},
+    "$defs": {
+        "person": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "minLength": 1}},
+            "required": ["name"],
+            "additionalProperties": False,
+        }
+    },
     "type": "object",
     "properties": {
         "title": {"type": "string", "maxLength": 5},
@@ -24,15 +30,26 @@ MEETING = {
     },
     "required": ["title", "who"],
     "additionalProperties": False,
-}  # fmt: skip
+}
 ANN = {"name": "Ann"}
 MEETINGS: list[Any] = [
-    {"title": "a", "who": [ANN]}, {"title": "", "day": "Tue", "who": [ANN, ANN], "room": 17},
-    {"title": "a", "who": [ANN], "room": None}, {"title": "abcdef", "who": [ANN]}, {"title": "a", "day": "Sun"},
-    {"title": "a", "who": []}, {"title": "a", "who": [ANN, ANN, ANN]}, {"title": "a", "who": [{"name": ""}]},
-    {"title": "a", "who": [ANN], "room": 2}, {"title": "a", "who": [ANN], "room": 18}, {"who": [ANN]}, [], 3,
-    {"title": "a", "who": [ANN], "more": 1}, {"title": "a", "who": [{**ANN, "age": 3}]}, {"title": 3, "who": [ANN]},
-]  # fmt: skip
+    {"title": "a", "who": [ANN]},
+    {"title": "", "day": "Tue", "who": [ANN, ANN], "room": 17},
+    {"title": "a", "who": [ANN], "room": None},
+    {"title": "abcdef", "who": [ANN]},
+    {"title": "a", "day": "Sun"},
+    {"title": "a", "who": []},
+    {"title": "a", "who": [ANN, ANN, ANN]},
+    {"title": "a", "who": [{"name": ""}]},
+    {"title": "a", "who": [ANN], "room": 2},
+    {"title": "a", "who": [ANN], "room": 18},
+    {"who": [ANN]},
+    [],
+    3,
+    {"title": "a", "who": [ANN], "more": 1},
+    {"title": "a", "who": [{**ANN, "age": 3}]},
+    {"title": 3, "who": [ANN]},
+]
 
 
 def written(value: Any) -> list[int]:
@@ -73,10 +90,16 @@ def test_the_suites_invalid_instances_cannot_be_written() -> None:
     ("given", "words"),
     [
         ({"properties": {"a/b": {"not": {"type": "null"}}}}, "not at #/properties/a~1b"),
-        ({"type": "array", "items": {"type": "array", "uniqueItems": True}}, "uniqueItems at #/items"),
+        (
+            {"type": "array", "items": {"type": "array", "uniqueItems": True}},
+            "uniqueItems at #/items",
+        ),
         ({"if": {}, "then": {}, "else": {}}, "if at #; then at #; else at #"),
         ({"allOf": [{}, {"propertyNames": {}}]}, "propertyNames at #/allOf/1"),
-        ({"additionalProperties": {"unevaluatedItems": False}}, "unevaluatedItems at #/additionalProperties"),
+        (
+            {"additionalProperties": {"unevaluatedItems": False}},
+            "unevaluatedItems at #/additionalProperties",
+        ),
         ({"dependentRequired": {}}, "dependentRequired at #"),
         ({"contains": {}}, "contains at #"),
         ({"colour": "red"}, "colour at #"),
@@ -86,18 +109,31 @@ def test_the_suites_invalid_instances_cannot_be_written() -> None:
         ({"items": {"maximum": True}}, "a boolean at #/items/maximum"),
         ({"minLength": "3"}, "a string at #/minLength"),
         ({"required": "a"}, "a string at #/required"),
-        ({"properties": {"a": {"enum": [1, [1e30]]}}}, "a number beyond 2^53 at #/properties/a/enum"),
+        (
+            {"properties": {"a": {"enum": [1, [1e30]]}}},
+            "a number beyond 2^53 at #/properties/a/enum",
+        ),
         ({"$ref": "https://example.org/schema"}, "nothing is fetched"),
         ({"$ref": "#/$defs/none"}, "there is no such schema"),
         ({"$ref": "#"}, "comes back to itself"),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}}},
-         "comes back to itself"),
+        (
+            {
+                "$ref": "#/$defs/a",
+                "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}},
+            },
+            "comes back to itself",
+        ),
         ({"additionalProperties": {}, "minProperties": 3}, "minProperties 3 at #"),
         ({"properties": {"a": {"type": "text"}}}, "at #/properties/a: Invalid type: text"),
         ({"items": {"pattern": "(?=a)"}}, "at #/items: "),
-        ({"properties": {"a": {"items": {"oneOf": [{"minimum": 2}, {"type": "integer"}]}}}},
-         "at #/properties/a/items: the alternatives of oneOf"),
-        ({"anyOf": [{"type": "integer", "minimum": 5, "maximum": 3}]}, "minimum (5) is greater than maximum (3)"),
+        (
+            {"properties": {"a": {"items": {"oneOf": [{"minimum": 2}, {"type": "integer"}]}}}},
+            "at #/properties/a/items: the alternatives of oneOf",
+        ),
+        (
+            {"anyOf": [{"type": "integer", "minimum": 5, "maximum": 3}]},
+            "minimum (5) is greater than maximum (3)",
+        ),
         (False, "no document is valid"),
         ("[]", "the schema is an array"),
         ("{", "is not JSON"),
@@ -108,7 +144,7 @@ def test_the_suites_invalid_instances_cannot_be_written() -> None:
         ('{"a":' * 100 + "1" + "}" * 100, "more than 64 levels"),
         ('{"description": "' + "x" * 300_000 + '"}', "characters"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_enforced_is_refused_by_name_and_place(given: Any, words: str) -> None:
     with pytest.raises(UserError) as refused:
         schema(given)
@@ -119,10 +155,21 @@ def test_what_cannot_be_enforced_is_refused_by_name_and_place(given: Any, words:
 
 
 def test_remarks_are_no_constraints() -> None:
-    remarks = {"title": "T", "description": "D", "default": 3, "examples": [1], "deprecated": True, "x-order": 1,
-               "x-guidance": {"lenient": True}, "uniqueItems": False}  # fmt: skip
+    remarks = {
+        "title": "T",
+        "description": "D",
+        "default": 3,
+        "examples": [1],
+        "deprecated": True,
+        "x-order": 1,
+        "x-guidance": {"lenient": True},
+        "uniqueItems": False,
+    }
     grammar = schema({**remarks, "type": "boolean"})
-    assert [accepts(grammar, written(value)) for value in (True, False, None, 1, "true")] == [True, True] + [False] * 3
+    assert [accepts(grammar, written(value)) for value in (True, False, None, 1, "true")] == [
+        True,
+        True,
+    ] + [False] * 3
 
 
 def test_a_count_may_be_written_as_a_float() -> None:
@@ -136,7 +183,9 @@ def test_a_schema_may_hold_itself() -> None:
     assert not accepts(schema(tree), written({"in": {"in": 3}}))
 
 
-@pytest.mark.parametrize("text", ['{"a":  1}', '{ "a": 1}', '{"a" : 1}', '{"a": 1 }', '{"a":\n1}', '{"a": 1}\n', " {}"])
+@pytest.mark.parametrize(
+    "text", ['{"a":  1}', '{ "a": 1}', '{"a" : 1}', '{"a": 1 }', '{"a":\n1}', '{"a": 1}\n', " {}"]
+)
 def test_whitespace_stands_after_commas_and_colons_only(text: str) -> None:
     grammar = schema({"type": "object"})
     assert accepts(grammar, list(b'{"a": 1, "b": [1, 2]}'))

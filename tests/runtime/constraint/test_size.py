@@ -1,4 +1,6 @@
-"""Schemas that would take long to compile, or more stack than there is: refused by name, or made all the same."""
+"""Schemas that would take long to compile, or more stack than there is: refused by name, or made
+all the same.
+"""
 
 import json
 import threading
@@ -36,16 +38,40 @@ def nested(inner: Any, levels: int = 8) -> Any:
     ("given", "words"),
     [
         ({"properties": properties(3000)}, "3,000 properties in a row that may be left out"),
-        ({"allOf": [{"properties": properties(900, first)} for first in (0, 900, 1800)]}, "2,700 properties in a row"),
-        ({"prefixItems": [{"properties": {key: {} for key in map(str, range(50))}}] * 130}, "6,500 properties"),
-        ({"type": "object", "required": [f"{number:x}" for number in range(20_000)]}, "20,000 required names"),
-        ({"patternProperties": {f"^k{number}_[a-z]+$": STRING for number in range(101)}}, "101 patternProperties"),
+        (
+            {"allOf": [{"properties": properties(900, first)} for first in (0, 900, 1800)]},
+            "2,700 properties in a row",
+        ),
+        (
+            {"prefixItems": [{"properties": {key: {} for key in map(str, range(50))}}] * 130},
+            "6,500 properties",
+        ),
+        (
+            {"type": "object", "required": [f"{number:x}" for number in range(20_000)]},
+            "20,000 required names",
+        ),
+        (
+            {"patternProperties": {f"^k{number}_[a-z]+$": STRING for number in range(101)}},
+            "101 patternProperties",
+        ),
         ({"multipleOf": 1_000_003}, "1,000,002 steps"),
         ({"multipleOf": 12345.678}, "4,999,999 steps"),
-        ({"prefixItems": [{"type": "integer", "multipleOf": 9973} for _ in range(11)]}, "109,692 steps"),
-        ({"anyOf": [{"type": "integer", "multipleOf": number} for number in (211, 223)]}, "47,484 steps"),
-        ({"anyOf": [{"type": "string", "pattern": f"^a{number}"} for number in range(1001)]}, "1,001 patterns"),
-        (references(500, lambda one: {"allOf": [one, {"type": "object"}]}), "500 references that are merged"),
+        (
+            {"prefixItems": [{"type": "integer", "multipleOf": 9973} for _ in range(11)]},
+            "109,692 steps",
+        ),
+        (
+            {"anyOf": [{"type": "integer", "multipleOf": number} for number in (211, 223)]},
+            "47,484 steps",
+        ),
+        (
+            {"anyOf": [{"type": "string", "pattern": f"^a{number}"} for number in range(1001)]},
+            "1,001 patterns",
+        ),
+        (
+            references(500, lambda one: {"allOf": [one, {"type": "object"}]}),
+            "500 references that are merged",
+        ),
         ({"const": "x" * 100_000}, "100,000 characters in one const"),
     ],
 )
@@ -56,7 +82,9 @@ def test_what_would_take_long_is_refused_by_name(given: Any, words: str) -> None
 
 
 def test_functions_count_together() -> None:
-    tools = [(f"tool{number}", {"type": "object", "properties": properties(300)}) for number in range(30)]
+    tools = [
+        (f"tool{number}", {"type": "object", "properties": properties(300)}) for number in range(30)
+    ]
     with pytest.raises(UserError, match="function tool20: the schema has 6,300 properties"):
         calls.constraint(tools, ())
     assert calls.constraint(tools[:10], ())
@@ -65,25 +93,40 @@ def test_functions_count_together() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"type": "array", "items": {"type": "integer"}, "minItems": 100_000}, {"type": "string", "minLength": 10**9},
-        {"enum": [f"value {number}" for number in range(5000)]}, {"type": "number", "multipleOf": 0.01},
-        {"type": "string", "pattern": "^((a{0,50}){0,50}){0,50}$"}, {"type": "string", "pattern": "^(a|aa)+(.*)*b$"},
-        {"anyOf": [{"type": "object", "properties": {"k": {"const": number}}} for number in range(1000)]},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 100_000},
+        {"type": "string", "minLength": 10**9},
+        {"enum": [f"value {number}" for number in range(5000)]},
+        {"type": "number", "multipleOf": 0.01},
+        {"type": "string", "pattern": "^((a{0,50}){0,50}){0,50}$"},
+        {"type": "string", "pattern": "^(a|aa)+(.*)*b$"},
+        {
+            "anyOf": [
+                {"type": "object", "properties": {"k": {"const": number}}} for number in range(1000)
+            ]
+        },
     ],
-)  # fmt: skip
+)
 def test_what_only_looks_large_is_made(given: Any) -> None:
     assert words.schema(given).start().mask().any()
 
 
 def test_a_tool_of_many_properties_is_followed() -> None:
-    grammar = words.schema({"type": "object", "properties": properties(1000), "additionalProperties": False})
+    grammar = words.schema(
+        {"type": "object", "properties": properties(1000), "additionalProperties": False}
+    )
     assert accepts(grammar, list(b'{"p3": "a", "p999": ""}'))
     assert not accepts(grammar, list(b'{"p3": "a", "p2": ""}'))
     assert not accepts(grammar, list(b'{"p1000": ""}'))
 
 
-@pytest.mark.parametrize("how", [nested, lambda one: {"type": "array", "items": nested(one, 40)},
-                                 lambda one: {"properties": {"a": {"properties": {"b": one}}}}])  # fmt: skip
+@pytest.mark.parametrize(
+    "how",
+    [
+        nested,
+        lambda one: {"type": "array", "items": nested(one, 40)},
+        lambda one: {"properties": {"a": {"properties": {"b": one}}}},
+    ],
+)
 def test_a_long_way_along_references_ends_no_process(how: Any) -> None:
     try:
         words.schema(references(300, how))
@@ -116,11 +159,22 @@ def test_looking_for_the_part_that_is_refused_has_an_end(monkeypatch: pytest.Mon
     told: list[int] = []
     compiler: Any = llguidance.Compiler
     matcher = compiler._matcher
-    monkeypatch.setattr(compiler, "_matcher", lambda self, text: told.append(len(text)) or matcher(self, text))
-    parts = {f"p{number}": {"enum": [f"{number} {other}" for other in range(30)]} for number in range(60)}
+    monkeypatch.setattr(
+        compiler, "_matcher", lambda self, text: told.append(len(text)) or matcher(self, text)
+    )
+    parts = {
+        f"p{number}": {"enum": [f"{number} {other}" for other in range(30)]} for number in range(60)
+    }
     bad = {"properties": {"z": {"minimum": 2, "maximum": 1, "type": "integer"}}, "required": ["z"]}
     with pytest.raises(UserError, match="cannot be followed"):
-        words.schema({"type": "object", "$defs": parts, "properties": {name: {} for name in parts}, "allOf": [bad]})
+        words.schema(
+            {
+                "type": "object",
+                "$defs": parts,
+                "properties": {name: {} for name in parts},
+                "allOf": [bad],
+            }
+        )
     assert sum(told) < 2 * schema.LARGEST
 
 

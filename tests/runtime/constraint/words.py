@@ -16,7 +16,9 @@ GRAMMARS = Grammars(FakeModel(), no_native)
 
 
 def schema(value: Any, jump: str = "lossless") -> Grammar:
-    return GRAMMARS(Constraint("json_schema", value if isinstance(value, str) else json.dumps(value), jump=jump))
+    return GRAMMARS(
+        Constraint("json_schema", value if isinstance(value, str) else json.dumps(value), jump=jump)
+    )
 
 
 def gbnf(text: str, jump: str = "lossless") -> Grammar:

@@ -59,7 +59,11 @@ def test_every_step_is_one_pass_of_a_row_a_beam_on_shared_cells():
         machine.step()
         machine.ledger.check()
         # What the cells hold is a tree: each token of it is stored once.
-        tree = {tuple(token for _, token in cells[: end + 1]) for cells in context.cells for end in range(len(cells))}
+        tree = {
+            tuple(token for _, token in cells[: end + 1])
+            for cells in context.cells
+            for end in range(len(cells))
+        }
         assert context.used == machine.ledger.used == len(tree)
     assert context.batches == [10] + [4] * 11
 
@@ -83,7 +87,9 @@ def test_the_answers_come_best_first_and_none_twice():
     assert len({beam.tokens for beam in answer.beams}) == 4
     assert [token.id for token in answer.tokens] == list(answer.beams[0].tokens)
     assert {token.constraint_ms for token in answer.tokens} == {0.0}
-    assert answer.beams[0].score == pytest.approx(sum(token.logprob or 0 for token in answer.tokens) / 8)
+    assert answer.beams[0].score == pytest.approx(
+        sum(token.logprob or 0 for token in answer.tokens) / 8
+    )
 
 
 def test_of_equal_scores_the_lowest_beam_and_then_the_lowest_token_wins():
@@ -108,7 +114,9 @@ def test_the_length_penalty_decides_between_short_and_long():
     said = []
     for penalty in (0.0, 3.0):
         machine = engine(Scored(scores, n_seq_max=2))
-        wanted = request("x", beams=2, length_penalty=penalty, early_stopping="never", max_tokens=10)
+        wanted = request(
+            "x", beams=2, length_penalty=penalty, early_stopping="never", max_tokens=10
+        )
         said.append(finish(machine, machine.submit(wanted))[0].beams[0].tokens)
     assert said == [(), (1, 1, 1, 1)]
 
@@ -194,10 +202,14 @@ def test_a_search_and_other_answers_share_passes_and_each_is_as_alone():
     context = FakeContext(n_seq_max=4, reply=b"the same answer")
     machine = engine(context)
     search = machine.submit(request("search", beams=3, max_tokens=9))
-    plain = [machine.submit(Request(tuple(text), GREEDY)) for text in (b"one", b"waits for its place")]
+    plain = [
+        machine.submit(Request(tuple(text), GREEDY)) for text in (b"one", b"waits for its place")
+    ]
     second = machine.submit(request("two", beams=4, max_tokens=3))
     found, *others, last = finish(machine, search, *plain, second)
-    assert [(b.tokens, b.score) for b in found.beams] == [(b.tokens, b.score) for b in expected.beams]
+    assert [(b.tokens, b.score) for b in found.beams] == [
+        (b.tokens, b.score) for b in expected.beams
+    ]
     assert [answer.text for answer in others] == ["the same answer"] * 2
     assert last.text == "the"
     assert max(context.batches) > 4
@@ -208,8 +220,20 @@ def test_a_search_and_other_answers_share_passes_and_each_is_as_alone():
     [
         (FakeContext(n_seq_max=2), 4, "x", "loaded for 2", "--beams 4"),
         (FakeContext(n_seq_max=4, recurrent=True), 4, "x", "recurrent state", "leave out --beams"),
-        (FakeContext(n_ctx=1024, n_seq_max=4, n_swa=512), 4, "x", "window of 512", "--ctx-size 512"),
-        (FakeContext(n_ctx=1024, n_seq_max=4, n_swa=100), 4, "x", "window of 100", "leave out --beams"),
+        (
+            FakeContext(n_ctx=1024, n_seq_max=4, n_swa=512),
+            4,
+            "x",
+            "window of 512",
+            "--ctx-size 512",
+        ),
+        (
+            FakeContext(n_ctx=1024, n_seq_max=4, n_swa=100),
+            4,
+            "x",
+            "window of 100",
+            "leave out --beams",
+        ),
         (FakeContext(n_ctx=64, n_seq_max=8), 8, "x" * 60, "each of 8 beams", "--ctx-size"),
     ],
 )
@@ -231,9 +255,13 @@ def test_a_window_that_never_moves_on_is_no_hindrance():
 
 def test_words_out_of_range_are_refused():
     for values in (
-        {"beams": 0}, {"beams": 257}, {"beams": "1.5"}, {"length_penalty": "nan"}, {"length_penalty": 11},
+        {"beams": 0},
+        {"beams": 257},
+        {"beams": "1.5"},
+        {"length_penalty": "nan"},
+        {"length_penalty": 11},
         {"early_stopping": "maybe"},
-    ):  # fmt: skip
+    ):
         with pytest.raises(UserError) as error:
             Search().with_values(values)
         assert error.value.hint

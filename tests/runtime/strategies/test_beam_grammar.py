@@ -1,4 +1,6 @@
-"""Beams inside a grammar: transformers' search under the same rule is the oracle, jsonschema the judge."""
+"""Beams inside a grammar: transformers' search under the same rule is the oracle, jsonschema the
+judge.
+"""
 
 import itertools
 import json
@@ -27,18 +29,29 @@ from tests.runtime.constraint.words import gbnf, schema
 
 CALL = {
     "type": "object",
-    "properties": {"name": {"enum": ["Tom", "Lily", "a dog"]}, "age": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "properties": {
+        "name": {"enum": ["Tom", "Lily", "a dog"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-WHO, WHAT, END = (" He", " She", " They both"), (" wanted", " saw", " was very"), (" a cat.", " happy.", " it!")
+WHO, WHAT, END = (
+    (" He", " She", " They both"),
+    (" wanted", " saw", " was very"),
+    (" a cat.", " happy.", " it!"),
+)
 TEXTS = {"".join(parts).encode() for parts in itertools.product(WHO, WHAT, END)}
-GBNF = "root ::= " + " ".join(f"({' | '.join(json.dumps(word) for word in words)})" for words in (WHO, WHAT, END))
+GBNF = "root ::= " + " ".join(
+    f"({' | '.join(json.dumps(word) for word in words)})" for words in (WHO, WHAT, END)
+)
 
 
 @pytest.fixture(scope="module")
 def opened(stories_gguf: Path) -> Iterator[tuple[Context, Model, Grammars]]:
-    kind = ContextOptions(512, n_batch=512, n_seq_max=8, type_k="f32", type_v="f32", flash_attn="off")
+    kind = ContextOptions(
+        512, n_batch=512, n_seq_max=8, type_k="f32", type_v="f32", flash_attn="off"
+    )
     with open_model(stories_gguf, gpu_layers=0) as model, open_context(model, kind) as context:
         native = NativeGrammars(model)
         yield context, model, Grammars(model, native.compile)
@@ -53,8 +66,14 @@ def oracle(stories: Path) -> Any:
 def listed(model: Model, said: list[int]) -> list[int]:
     """The tokens that lead on to one of TEXTS: told from the texts alone."""
     text = b"".join(map(model.piece, said))
-    tokens = [t for t in range(model.n_vocab) if (p := model.piece(t)) and any(w.startswith(text + p) for w in TEXTS)]
-    return tokens + [model.eos] * (text in TEXTS) or [model.eos]  # transformers goes on where nothing may follow
+    tokens = [
+        t
+        for t in range(model.n_vocab)
+        if (p := model.piece(t)) and any(w.startswith(text + p) for w in TEXTS)
+    ]
+    return tokens + [model.eos] * (text in TEXTS) or [
+        model.eos
+    ]  # transformers goes on where nothing may follow
 
 
 def masked(model: Model, grammar: Grammar, said: list[int]) -> list[int]:
@@ -64,26 +83,35 @@ def masked(model: Model, grammar: Grammar, said: list[int]) -> list[int]:
         if model.ends(token) or not matcher.allows(token):
             return [model.eos]
         matcher.accept(token)
-    return np.flatnonzero(np.unpackbits(matcher.mask(), count=model.n_vocab, bitorder="little")).tolist()
+    return np.flatnonzero(
+        np.unpackbits(matcher.mask(), count=model.n_vocab, bitorder="little")
+    ).tolist()
 
 
 @pytest.mark.parametrize(
-    ("number", "search"), [(0, Search(4)), (11, Search(2, 0.0)), (22, Search(8, 2.0, "never")), (33, Search(5, -1.0))]
+    ("number", "search"),
+    [(0, Search(4)), (11, Search(2, 0.0)), (22, Search(8, 2.0, "never")), (33, Search(5, -1.0))],
 )
 def test_the_same_answers_and_scores_as_transformers_among_listed_texts(
     number: int, search: Search, opened: tuple[Context, Model, Grammars], oracle: Any
 ) -> None:
     context, model, grammars = opened
     prompt = model.tokenize(beams.PROMPTS[number], special=False, add_special=True)
-    expected = beams.theirs(oracle, prompt, search, 40, {model.eos}, lambda said: listed(model, said))
+    expected = beams.theirs(
+        oracle, prompt, search, 40, {model.eos}, lambda said: listed(model, said)
+    )
     # llama.cpp's own engine allows every cut of a text into tokens, as the list does.
     grammar = grammars(Constraint("gbnf", GBNF, "llama"))
-    assert beams.same(beams.ours(context, model, prompt, search, 40, {model.eos}, grammar), expected)
+    assert beams.same(
+        beams.ours(context, model, prompt, search, 40, {model.eos}, grammar), expected
+    )
     assert len(expected) == search.beams
     assert all(b"".join(map(model.piece, tokens)) in TEXTS for tokens, _ in expected)
 
 
-@pytest.mark.parametrize(("number", "search"), [(5, Search(4)), (16, Search(3, 0.5, "never")), (27, Search(8, 1.0))])
+@pytest.mark.parametrize(
+    ("number", "search"), [(5, Search(4)), (16, Search(3, 0.5, "never")), (27, Search(8, 1.0))]
+)
 def test_the_same_documents_as_transformers_and_all_of_them_valid(
     number: int, search: Search, opened: tuple[Context, Model, Grammars], oracle: Any
 ) -> None:
@@ -91,17 +119,25 @@ def test_the_same_documents_as_transformers_and_all_of_them_valid(
     prompt = model.tokenize(beams.PROMPTS[number], special=False, add_special=True)
     grammar = grammars(Constraint("json_schema", json.dumps(CALL)))
     found = beams.ours(context, model, prompt, search, 60, {model.eos}, grammar)
-    expected = beams.theirs(oracle, prompt, search, 60, {model.eos}, lambda said: masked(model, grammar, said))
+    expected = beams.theirs(
+        oracle, prompt, search, 60, {model.eos}, lambda said: masked(model, grammar, said)
+    )
     assert beams.same(found, expected)
     assert len(found) == search.beams
     for tokens, _ in found:
         jsonschema.validate(json.loads(b"".join(map(model.piece, tokens))), CALL)
 
 
-def search(grammar: Grammar, reply: bytes = b"Well, let me see.", beams: int = 4, **more: Any) -> Answer:
+def search(
+    grammar: Grammar, reply: bytes = b"Well, let me see.", beams: int = 4, **more: Any
+) -> Answer:
     model, context = FakeModel(), FakeContext(reply=reply, n_seq_max=beams)
-    engine = Engine(context, Vocabulary(model.piece, more.pop("ends", model.ends), model.n_vocab), None)
-    wanted = Request(tuple(b"ask"), defaults(), strategy="beam", search=Search(beams), grammar=grammar, **more)
+    engine = Engine(
+        context, Vocabulary(model.piece, more.pop("ends", model.ends), model.n_vocab), None
+    )
+    wanted = Request(
+        tuple(b"ask"), defaults(), strategy="beam", search=Search(beams), grammar=grammar, **more
+    )
     one = engine.submit(wanted)
     while engine.busy:
         engine.step()
@@ -168,14 +204,18 @@ def test_where_no_token_goes_on_it_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Guide, "mask", lambda self: np.zeros(-(-N_VOCAB // 8), np.uint8))
     answer = search(guide, beams=2)
     assert answer.finish == "failed"
-    assert isinstance(answer.error, Unfollowable) and "no token of the model goes on" in str(answer.error)
+    assert isinstance(answer.error, Unfollowable) and "no token of the model goes on" in str(
+        answer.error
+    )
 
 
 @pytest.mark.parametrize("stop_after", [1, 3, 8])
 def test_a_cancelled_search_tells_the_best_so_far(stop_after: int) -> None:
     model, context = FakeModel(), FakeContext(n_seq_max=3)
     engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None)
-    wanted = Request(tuple(b"x"), defaults(), strategy="beam", search=Search(3), grammar=schema(CALL))
+    wanted = Request(
+        tuple(b"x"), defaults(), strategy="beam", search=Search(3), grammar=schema(CALL)
+    )
     one = engine.submit(wanted)
     for _ in range(stop_after):
         engine.step()

@@ -17,7 +17,9 @@ from tests import beams
 
 @pytest.fixture(scope="module")
 def opened(stories_gguf: Path) -> Iterator[tuple[Context, Model]]:
-    kind = ContextOptions(512, n_batch=512, n_seq_max=8, type_k="f32", type_v="f32", flash_attn="off")
+    kind = ContextOptions(
+        512, n_batch=512, n_seq_max=8, type_k="f32", type_v="f32", flash_attn="off"
+    )
     with open_model(stories_gguf, gpu_layers=0) as model, open_context(model, kind) as context:
         yield context, model
 
@@ -46,20 +48,33 @@ def test_the_same_answers_and_scores_as_transformers(
     context, model = opened
     prompt = model.tokenize(beams.PROMPTS[number], special=False, add_special=True)
     # The model itself never ends a story; let it end at some punctuation.
-    stops = {2} | {token for token in range(model.n_vocab) if model.piece(token) in [c.encode() for c in ends]}
+    stops = {2} | {
+        token for token in range(model.n_vocab) if model.piece(token) in [c.encode() for c in ends]
+    }
     expected = beams.theirs(oracle, prompt, search, 24, stops)
     found = beams.ours(context, model, prompt, search, 24, stops)
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
-    assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-4)
+    assert [score for _, score in found] == pytest.approx(
+        [score for _, score in expected], abs=1e-4
+    )
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 def test_other_kv_types_take_beams_too(kind: str, smollm2: Path) -> None:
-    options = RunOptions(ctx_size=256, threads=1, batch_size=256, cache_type_k=kind, cache_type_v=kind, flash_attn="on")
+    options = RunOptions(
+        ctx_size=256,
+        threads=1,
+        batch_size=256,
+        cache_type_k=kind,
+        cache_type_v=kind,
+        flash_attn="on",
+    )
     with open_runner(smollm2, options, slots=4) as runner:
         prompt = runner.encode_text("The capital of France is")
-        reply = runner.reply(Request(prompt, defaults(), max_tokens=6, strategy="beam", search=Search(4)))
+        reply = runner.reply(
+            Request(prompt, defaults(), max_tokens=6, strategy="beam", search=Search(4))
+        )
         for _ in reply:
             runner.engine.ledger.check()
         assert len({beam.tokens for beam in reply.answer.beams}) == 4

@@ -1,4 +1,6 @@
-"""Beams in a full context: the same leaves all of them, and they go on as they would have with what stays."""
+"""Beams in a full context: the same leaves all of them, and they go on as they would have with what
+stays.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -38,16 +40,28 @@ def prompt(gone: int) -> list[int]:
 
 
 def search(
-    overflow: Overflow | None, *, n_ctx: int = 160, beams: int = 3, tokens: int = 60,
-    more: Callable[[Engine], None] = lambda engine: None, **context: Any,
-) -> tuple[Answer, Engine]:  # fmt: skip
+    overflow: Overflow | None,
+    *,
+    n_ctx: int = 160,
+    beams: int = 3,
+    tokens: int = 60,
+    more: Callable[[Engine], None] = lambda engine: None,
+    **context: Any,
+) -> tuple[Answer, Engine]:
     model = FakeModel()
     made = Branching(n_ctx=n_ctx, n_seq_max=beams + 1, **context)
     engine = Engine(made, Vocabulary(model.piece, model.ends, model.n_vocab), None)
-    one = engine.submit(Request(
-        tuple(prompt(0)), defaults(), tokens, strategy="beam", search=Search(beams, 0.0), overflow=overflow,
-        ignore_eos=True,
-    ))  # fmt: skip
+    one = engine.submit(
+        Request(
+            tuple(prompt(0)),
+            defaults(),
+            tokens,
+            strategy="beam",
+            search=Search(beams, 0.0),
+            overflow=overflow,
+            ignore_eos=True,
+        )
+    )
     for _ in range(3000):
         if not engine.busy:
             break
@@ -71,10 +85,14 @@ def test_turns_leave_and_the_answers_are_those_of_a_context_that_holds_all(
     assert answer.left.turns >= 1 and answer.left.tokens >= len(TURNS[0])
     # This model looks at the last tokens alone: what has left changes nothing.
     assert [beam.tokens for beam in answer.beams] == [beam.tokens for beam in roomy.beams]
-    assert [beam.score for beam in answer.beams] == pytest.approx([beam.score for beam in roomy.beams])
+    assert [beam.score for beam in answer.beams] == pytest.approx(
+        [beam.score for beam in roomy.beams]
+    )
     held = max(engine.ledger.tokens, key=len)
     assert held[: len(prompt(answer.left.turns))] == prompt(answer.left.turns)
-    again = engine.submit(Request((*prompt(answer.left.turns), *answer.beams[0].tokens, 33), defaults(), 1))
+    again = engine.submit(
+        Request((*prompt(answer.left.turns), *answer.beams[0].tokens, 33), defaults(), 1)
+    )
     while engine.busy:
         engine.step()
     assert engine.answer(again).cached_tokens > len(prompt(answer.left.turns))
@@ -126,9 +144,17 @@ def test_another_answer_beside_it_keeps_its_cells() -> None:
     engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None)
     greedy = defaults().with_values({"temp": 0})
     other = engine.submit(Request(tuple(b"beside"), greedy, 60, ignore_eos=True))
-    one = engine.submit(Request(
-        tuple(prompt(0)), defaults(), 150, strategy="beam", search=Search(3), overflow=Sinks(4), ignore_eos=True
-    ))  # fmt: skip
+    one = engine.submit(
+        Request(
+            tuple(prompt(0)),
+            defaults(),
+            150,
+            strategy="beam",
+            search=Search(3),
+            overflow=Sinks(4),
+            ignore_eos=True,
+        )
+    )
     while engine.busy:
         engine.step()
         engine.ledger.check()
@@ -138,12 +164,23 @@ def test_another_answer_beside_it_keeps_its_cells() -> None:
 
 
 def test_documents_are_finished_over_a_full_context() -> None:
-    grammar = schema({"type": "array", "items": {"enum": ["one", "another"]}, "minItems": 9, "maxItems": 9})
+    grammar = schema(
+        {"type": "array", "items": {"enum": ["one", "another"]}, "minItems": 9, "maxItems": 9}
+    )
     model = FakeModel()
-    engine = Engine(FakeContext(n_ctx=90, n_seq_max=3), Vocabulary(model.piece, model.ends, model.n_vocab), None)
-    one = engine.submit(Request(
-        tuple(b"ask"), defaults(), strategy="beam", search=Search(3), overflow=Sinks(4), grammar=grammar
-    ))  # fmt: skip
+    engine = Engine(
+        FakeContext(n_ctx=90, n_seq_max=3), Vocabulary(model.piece, model.ends, model.n_vocab), None
+    )
+    one = engine.submit(
+        Request(
+            tuple(b"ask"),
+            defaults(),
+            strategy="beam",
+            search=Search(3),
+            overflow=Sinks(4),
+            grammar=grammar,
+        )
+    )
     while engine.busy:
         engine.step()
         engine.ledger.check()
@@ -158,9 +195,15 @@ def test_a_real_cache_follows(moves: bool, stories_gguf: Path) -> None:
     with open_runner(stories_gguf, options, raw=True, slots=4) as runner:
         runner.context.can_shift = moves
         asked = Request(
-            runner.encode_text("Once upon a time there was a little dog. " * 4), defaults(), 200, ignore_eos=True,
-            strategy="beam", search=Search(4), overflow=Sinks(5), move=True,
-        )  # fmt: skip
+            runner.encode_text("Once upon a time there was a little dog. " * 4),
+            defaults(),
+            200,
+            ignore_eos=True,
+            strategy="beam",
+            search=Search(4),
+            overflow=Sinks(5),
+            move=True,
+        )
         reply = runner.reply(asked)
         for _ in reply:
             runner.engine.ledger.check()
@@ -171,9 +214,14 @@ def test_a_real_cache_follows(moves: bool, stories_gguf: Path) -> None:
 
 
 def test_an_answer_that_only_repeats_itself_ends() -> None:
-    model, context = FakeModel(), FakeContext(n_ctx=200, n_seq_max=2, reply=lambda tokens: ord("a") + len(tokens) % 3)
+    model, context = (
+        FakeModel(),
+        FakeContext(n_ctx=200, n_seq_max=2, reply=lambda tokens: ord("a") + len(tokens) % 3),
+    )
     engine = Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None)
-    one = engine.submit(Request(tuple(b"go"), defaults(), strategy="beam", search=Search(2), overflow=Sinks(4)))
+    one = engine.submit(
+        Request(tuple(b"go"), defaults(), strategy="beam", search=Search(2), overflow=Sinks(4))
+    )
     while engine.busy:
         engine.step()
     answer = engine.answer(one)

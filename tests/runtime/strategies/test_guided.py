@@ -16,7 +16,10 @@ from tests.runtime.constraint.words import gbnf, schema
 
 CALL = {
     "type": "object",
-    "properties": {"current": {"type": "integer", "minimum": 0, "maximum": 99}, "unit": {"enum": ["ampere", "volt"]}},
+    "properties": {
+        "current": {"type": "integer", "minimum": 0, "maximum": 99},
+        "unit": {"enum": ["ampere", "volt"]},
+    },
     "required": ["current", "unit"],
     "additionalProperties": False,
 }
@@ -39,7 +42,9 @@ def answer(
     return engine.answer(one), events, context
 
 
-@pytest.mark.parametrize("settings", [{}, {"temp": 0}, {"repeat_penalty": 1.3, "temp": 2, "top_k": 0}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"temp": 0}, {"repeat_penalty": 1.3, "temp": 2, "top_k": 0}], ids=str
+)
 def test_jumping_changes_the_passes_and_not_the_answer(settings: dict[str, float]) -> None:
     told, passes = set(), {}
     for jump in JUMPS:
@@ -90,7 +95,9 @@ def test_a_full_context_ends_forced_text_where_it_ends_drawn_text(n_ctx: int) ->
 
 def test_samples_each_follow_the_grammar_with_a_seed_of_their_own() -> None:
     model = FakeModel()
-    engine = Engine(FakeContext(n_seq_max=3), Vocabulary(model.piece, model.ends, model.n_vocab), None)
+    engine = Engine(
+        FakeContext(n_seq_max=3), Vocabulary(model.piece, model.ends, model.n_vocab), None
+    )
     sampling = defaults().with_values({"seed": 5})
     request = Request(tuple(b"ask"), sampling, strategy="guided", grammar=schema(CALL))
     ids = engine.sample(request, 3)
@@ -113,7 +120,10 @@ def test_guesses_change_neither_the_answer_nor_what_was_forced(
     alone, _, _ = answer(grammar, settings=settings)
     drafter = Knowing([token.id for token in alone.tokens], right)
     guessed, _, context = answer(
-        grammar, settings=settings, speculation=Speculation((drafter,), Steady(CHEAP), 16), strategy="speculative"
+        grammar,
+        settings=settings,
+        speculation=Speculation((drafter,), Steady(CHEAP), 16),
+        strategy="speculative",
     )
     assert len(json.loads(guessed.text)) == 3
     assert guessed.finish == "stop"

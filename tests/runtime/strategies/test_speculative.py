@@ -1,4 +1,6 @@
-"""Speculative decoding says what plain decoding says, in fewer passes, and leaves the cells as they should be."""
+"""Speculative decoding says what plain decoding says, in fewer passes, and leaves the cells as they
+should be.
+"""
 
 from collections.abc import Callable
 
@@ -24,7 +26,9 @@ def reciting(reply: bytes, prompt: bytes = PROMPT) -> Callable[[list[int]], int]
     return lambda tokens: reply[at] if (at := len(tokens) - len(prompt)) < len(reply) else EOS
 
 
-def engine(context: FakeContext, drafter: Drafter | None = None, curve: Curve | None = None) -> Engine:
+def engine(
+    context: FakeContext, drafter: Drafter | None = None, curve: Curve | None = None
+) -> Engine:
     model = FakeModel()
     means = Speculation((drafter or Lookup(),), curve or Steady(CHEAP), 16)
     return Engine(context, Vocabulary(model.piece, model.ends, model.n_vocab), None, means)
@@ -44,7 +48,9 @@ def request(strategy: str = "speculative", prompt: bytes = PROMPT, **more) -> Re
     return Request(tuple(prompt), sampling, strategy=strategy, **more)
 
 
-def both(reply: bytes, drafter: Drafter | None = None, **more) -> tuple[Answer, Answer, FakeContext]:
+def both(
+    reply: bytes, drafter: Drafter | None = None, **more
+) -> tuple[Answer, Answer, FakeContext]:
     """A plain and a speculative answer to the same request, and the context of the second."""
     answers = []
     for strategy in ("plain", "speculative"):
@@ -55,7 +61,11 @@ def both(reply: bytes, drafter: Drafter | None = None, **more) -> tuple[Answer, 
 
 
 def said(answer: Answer) -> tuple[object, ...]:
-    return answer.text, answer.finish, [(token.id, token.text, token.logprob) for token in answer.tokens]
+    return (
+        answer.text,
+        answer.finish,
+        [(token.id, token.text, token.logprob) for token in answer.tokens],
+    )
 
 
 def test_repetitions_are_guessed_and_the_text_is_plain_s():
@@ -79,7 +89,13 @@ def test_however_many_guesses_are_wrong_the_text_is_the_same(right: float):
     "values",
     [
         {"temp": 0.8, "seed": 7},
-        {"temp": 1.0, "seed": 7, "repeat_penalty": 1.3, "dry_multiplier": 0.8, "xtc_probability": 0.5},
+        {
+            "temp": 1.0,
+            "seed": 7,
+            "repeat_penalty": 1.3,
+            "dry_multiplier": 0.8,
+            "xtc_probability": 0.5,
+        },
         {"temp": 1.5, "seed": 3, "mirostat": 2},
         {"temp": 1.5, "seed": 3, "mirostat": 1},
         {"temp": 0, "repeat_penalty": 1.5, "frequency_penalty": 0.3},

@@ -13,7 +13,9 @@ GREEDY = defaults().with_values({"temp": 0})
 
 
 @pytest.mark.parametrize("name", sorted(strategies()))
-@pytest.mark.parametrize("more", [{}, {"max_tokens": 4}, {"stops": ("lo w",)}, {"ignore_eos": True, "max_tokens": 30}])
+@pytest.mark.parametrize(
+    "more", [{}, {"max_tokens": 4}, {"stops": ("lo w",)}, {"ignore_eos": True, "max_tokens": 30}]
+)
 def test_greedily_each_says_what_plain_decoding_says(name: str, more: dict) -> None:
     told = []
     for strategy in ("plain", name):

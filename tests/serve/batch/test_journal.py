@@ -62,7 +62,10 @@ def test_zeros_of_a_power_cut_and_what_is_behind_them_are_made_anew(tmp_path: Pa
 def test_another_input_or_other_settings_are_refused_until_forced(tmp_path: Path) -> None:
     with journal(tmp_path / "out").open() as begun:
         begun.put(1, LINES[1])
-    with pytest.raises(UserError, match="another input"), journal(tmp_path / "out", {**ABOUT, "input": "x"}).open():
+    with (
+        pytest.raises(UserError, match="another input"),
+        journal(tmp_path / "out", {**ABOUT, "input": "x"}).open(),
+    ):
         pass
     other = {**ABOUT, "sampling": {"temp": 0.5}}
     with (

@@ -21,8 +21,10 @@ def given(raw: bytes) -> Input:
 def test_blank_lines_count_as_numbers_only() -> None:
     source = given(b'\xef\xbb\xbf"a"\n\n  \r\n"b"\r\n"c"')
     assert [(line.index, line.number, line.raw) for line in source.lines()] == [
-        (0, 1, b'"a"'), (1, 4, b'"b"'), (2, 5, b'"c"'),
-    ]  # fmt: skip
+        (0, 1, b'"a"'),
+        (1, 4, b'"b"'),
+        (2, 5, b'"c"'),
+    ]
     survey = source.survey()
     assert (survey.count, survey.unended) == (3, 5)
     assert given(b'"a"\n').survey().unended == 0
@@ -37,8 +39,10 @@ def test_a_line_that_is_too_long_is_passed_over(monkeypatch: pytest.MonkeyPatch)
     raw = b'"a"\n"' + b"x" * 20 + b'"\n"1234"\n'
     source = given(raw)
     assert [(line.number, line.raw, line.too_long) for line in source.lines()] == [
-        (1, b'"a"', 0), (2, b"", 23), (3, b'"1234"', 0),
-    ]  # fmt: skip
+        (1, b'"a"', 0),
+        (2, b"", 23),
+        (3, b'"1234"', 0),
+    ]
     assert source.survey().sha256 == hashlib.sha256(raw).hexdigest()
     assert source.survey().count == 3
 
@@ -50,7 +54,10 @@ def test_gzip_is_read_as_it_is_and_told_where_it_is_cut(tmp_path: Path) -> None:
         assert source.survey().count == 2000
         assert sum(1 for _ in source.lines()) == 2000
     (tmp_path / "cut").write_bytes(packed[:-9])
-    with opened(str(tmp_path / "cut"), tmp_path) as source, pytest.raises(UserError, match="damaged gzip"):
+    with (
+        opened(str(tmp_path / "cut"), tmp_path) as source,
+        pytest.raises(UserError, match="damaged gzip"),
+    ):
         source.survey()
     with pytest.raises(UserError, match="cannot read"), opened(str(tmp_path / "none"), tmp_path):
         pass
@@ -65,13 +72,21 @@ def test_lines_of_one_name_are_found() -> None:
     ("raw", "url", "name", "body"),
     [
         (b'"hi"', CHAT, "line-7", {"messages": [{"role": "user", "content": "hi"}]}),
-        (b'{"prompt": "hi", "max_tokens": 3, "custom_id": "x"}', CHAT, "x",
-         {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}),
+        (
+            b'{"prompt": "hi", "max_tokens": 3, "custom_id": "x"}',
+            CHAT,
+            "x",
+            {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+        ),
         (b'{"messages": [], "custom_id": 3}', CHAT, "line-7", {"messages": []}),
-        (b'{"custom_id": "y", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}', TEXT, "y",
-         {"prompt": "a"}),
+        (
+            b'{"custom_id": "y", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}',
+            TEXT,
+            "y",
+            {"prompt": "a"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_forms_are_told_apart(raw: bytes, url: str, name: str, body: object) -> None:
     found = asked(Line(0, 7, raw), templated=True)
     assert (found.url, found.custom_id, found.body) == (url, name, body)

@@ -28,7 +28,11 @@ def speak(tokens: list[int]) -> int:
 def form(context: FakeContext, **more: Any) -> Chat:
     runner = fake_runner(context=context)
     settings = Settings(("fake",), sampling=defaults().with_values({"temp": 0, "seed": 1}))
-    return Chat({"messages": [{"role": "user", "content": "How?"}], "max_tokens": 300, **more}, runner, settings)
+    return Chat(
+        {"messages": [{"role": "user", "content": "How?"}], "max_tokens": 300, **more},
+        runner,
+        settings,
+    )
 
 
 def came(plan: Plan, asked: Chat) -> Any:
@@ -44,21 +48,29 @@ def test_points_are_answered_at_once_and_joined() -> None:
     asked = form(context)
     document = came(skeleton.skeleton(asked), asked)
     assert document["skeleton"] == [
-        {"point": "Find out first", "text": "ttt"}, {"point": "Then", "text": "nnn"},
+        {"point": "Find out first", "text": "ttt"},
+        {"point": "Then", "text": "nnn"},
         {"point": "Tell them", "text": "mmm"},
-    ]  # fmt: skip
+    ]
     message = document["choices"][0]["message"]
     assert message["content"] == "1. Find out first: ttt\n\n2. Then: nnn\n\n3. Tell them: mmm"
     assert document["choices"][0]["finish_reason"] == "stop"
     assert document["usage"]["completion_tokens"] == len(OUTLINE) + 3 * 3
     assert 3 in context.batches  # the points' tokens, in one pass
     # Question and outline are computed by the first point alone.
-    assert document["usage"]["prompt_tokens_details"]["cached_tokens"] > document["usage"]["prompt_tokens"] // 3
+    assert (
+        document["usage"]["prompt_tokens_details"]["cached_tokens"]
+        > document["usage"]["prompt_tokens"] // 3
+    )
 
 
 def test_without_an_outline_the_plain_answer_comes() -> None:
     def rambling(tokens: list[int]) -> int:
-        return saying(b"plain")(tokens) if b"outline" not in bytes(t for t in tokens if t < 256) else ord("x")
+        return (
+            saying(b"plain")(tokens)
+            if b"outline" not in bytes(t for t in tokens if t < 256)
+            else ord("x")
+        )
 
     asked = form(FakeContext(n_ctx=512, n_seq_max=8, n_batch=512, reply=rambling))
     document = came(skeleton.skeleton(asked), asked)
@@ -68,7 +80,10 @@ def test_without_an_outline_the_plain_answer_comes() -> None:
 
 @pytest.mark.parametrize(
     ("more", "told"),
-    [({"n": 2}, "leave out n"), ({"messages": [{"role": "assistant", "content": "so"}]}, "ends with a user's text")],
+    [
+        ({"n": 2}, "leave out n"),
+        ({"messages": [{"role": "assistant", "content": "so"}]}, "ends with a user's text"),
+    ],
 )
 def test_what_is_no_single_question_is_refused(more: dict[str, Any], told: str) -> None:
     asked = form(FakeContext(n_ctx=2048, n_seq_max=8, n_batch=512), **more)

@@ -49,6 +49,14 @@ def test_answers_go_on_between_the_passes_of_a_line_that_is_embedded() -> None:
         ((answer,),) = yield [Wanted(Request(tuple(b"ask"), GREEDY))]
         return {"text": answer.text}
 
-    work.run(iter([Task(0, None, aside=embedded()), Task.begin(1, answered()), Task(2, None, aside=refused())]))
+    work.run(
+        iter(
+            [
+                Task(0, None, aside=embedded()),
+                Task.begin(1, answered()),
+                Task(2, None, aside=refused()),
+            ]
+        )
+    )
     assert done[:2] == [(1, {"text": "hello"}), (0, {"vectors": 1})]
     assert (done[2][0], str(done[2][1])) == (2, "too long")

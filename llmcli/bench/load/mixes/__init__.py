@@ -1,7 +1,8 @@
 """What is asked: each module exports MIXES, ways to write a prompt of about so many units of text.
 
-A mix makes endless jobs from a seed. By default no two of them are alike from their first word on, so that a server's
-prefix cache has nothing to reuse but the template; `shared` is the part of every prompt that all have in common.
+A mix makes endless jobs from a seed. By default no two of them are alike from their first word on,
+so that a server's prefix cache has nothing to reuse but the template; `shared` is the part of every
+prompt that all have in common.
 """
 
 import random
@@ -14,8 +15,9 @@ from quant.registry import collect
 
 
 class Mix(Protocol):
-    """Text by the unit: words, or lines. Two prompts of `probes` units tell how many tokens a unit is, `guess` where
-    a server does not count."""
+    """Text by the unit: words, or lines. Two prompts of `probes` units tell how many tokens a unit
+    is, `guess` where a server does not count.
+    """
 
     name: str
     probes: tuple[int, int]
@@ -28,8 +30,9 @@ class Mix(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How long prompts and answers are, in tokens; `shared` (0 to 1) of a prompt is the same in all, and `cancel` of
-    the clients go away before the end."""
+    """How long prompts and answers are, in tokens; `shared` (0 to 1) of a prompt is the same in
+    all, and `cancel` of the clients go away before the end.
+    """
 
     prompt: int = 512
     output: int = 128
@@ -72,7 +75,9 @@ def leaves(shape: Shape, output: int, rng: random.Random) -> int | None:
 
 
 def fitted(mix: Mix, few: int | None, many: int | None) -> Fit:
-    """The line through the tokens of two prompts of `probes` units; without a server's counts what a mix guesses."""
+    """The line through the tokens of two prompts of `probes` units; without a server's counts what
+    a mix guesses.
+    """
     if few is None or many is None or many <= few:
         return Fit(0, mix.guess)
     each = (many - few) / (mix.probes[1] - mix.probes[0])

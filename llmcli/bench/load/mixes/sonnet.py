@@ -1,6 +1,8 @@
-"""Prompts of verse, put together from lines of Shakespeare's sonnets (public domain) in random order.
+"""Prompts of verse, put together from lines of Shakespeare's sonnets (public domain) in random
+order.
 
-After vLLM's sonnet data set: real text, so that a tokenizer, a draft and a cache meet what people write.
+After vLLM's sonnet data set: real text, so that a tokenizer, a draft and a cache meet what people
+write.
 """
 
 import random
