@@ -1,8 +1,10 @@
-"""Exact rescalings and permutations of a model in GGUF names: another file, the same answers.
+"""Exact rescalings and permutations of a model's channels, in GGUF names. A folded model computes
+the same function; only the rounding of its weights changes.
 
-`wiring` knows the graphs, `fold` what a fold does to tensors and to what enters them, `rewrite`
-applies folds to a source while its rows are read. Done in GGUF space, where a norm's weight is a
-plain factor for every family.
+`free_channels` says which channels an architecture may rescale or reorder, `fold` computes the
+effect on each tensor and on its calibration statistics, and `folded_source` applies folds to a
+source while its rows are read. Folding works on GGUF tensors because a norm's weight is a plain
+factor there for every model family.
 """
 
 from quant.folds.fold import Edit, Fold, Part, Site, digest, edits

@@ -1,9 +1,8 @@
-"""What a fold is: channels between tensors of which a factor, or the order, is free; and what it
-does to each tensor.
+"""A fold: channels between tensors whose factors or order are free, and what a choice of them does
+to each tensor.
 
-The factor s_j of a channel multiplies what reads it and divides what writes it; a permutation moves
-both alike. It knows names and numbers: which channels there are is wiring's, reading and writing is
-rewrite's.
+The factor s_j of a channel multiplies the tensors that read it and divides those that write it; a
+permutation moves readers and writers alike.
 """
 
 import hashlib
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor's share in a site: the channel of each of its rows [rows], or of its columns
+    """A tensor's place in a site: the channel of each of its rows [rows], or of its columns
     [matrices or 1, columns].
 
-    Channel -1 is none of this site's. `power` is what becomes of a factor: 1 multiplies, -1
-    divides, 0 leaves be.
+    Channel -1 belongs to no channel of this site. `power` is the exponent of the factor: 1
+    multiplies, -1 divides, 0 ignores it.
     """
 
     name: str
@@ -38,11 +37,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Site:
-    """`width` channels between tensors, whose factors (`scales`) or order are free.
+    """`width` channels between tensors whose factors (if `has_free_factors`) or order are free.
 
-    Channels may change places within runs of `group`; 0 where none may. In every part the channels
-    of a run stand side by side in their order, so that what moves a channel moves a row or column
-    as far.
+    Channels may be permuted within runs of `group_size`; 0 means that no permutation is allowed. In
+    every tensor the channels of a run are adjacent and in order, so that moving a channel moves its
+    row or column by the same distance.
     """
 
     name: str  # "blk.3.attn_norm"
@@ -55,10 +54,10 @@ class Site:
 
 @dataclass(frozen=True)
 class Fold:
-    """Factors [width] of a site's channels, and their new order [width]: channel i becomes what
-    order[i] was.
+    """Factors [width] of a site's channels, and their new order [width]: channel i takes the place
+    of channel order[i].
 
-    Factors count in the old order. None leaves factors, or the order, as they are.
+    Factors refer to the old order. None leaves factors, or the order, unchanged.
     """
 
     site: Site
@@ -70,21 +69,21 @@ class Fold:
 
         width, group = self.site.width, self.site.group
         if self.scale is not None:
-            sound = bool(np.isfinite(self.scale).all() and (self.scale > 0).all())
-            assert self.site.scales and self.scale.shape == (width,) and sound, self.site.name
+            valid = bool(np.isfinite(self.scale).all() and (self.scale > 0).all())
+            assert self.site.scales and self.scale.shape == (width,) and valid, self.site.name
         if self.order is not None:
             runs = np.arange(width) // max(group, 1)
-            sound = bool(group and (np.sort(self.order) == np.arange(width)).all())
-            assert sound and (runs[self.order] == runs).all(), self.site.name
+            valid = bool(group and (np.sort(self.order) == np.arange(width)).all())
+            assert valid and (runs[self.order] == runs).all(), self.site.name
 
 
 @dataclass
 class Edit:
-    """All that folds do to one tensor: factors of rows [rows] and of columns [matrices or 1,
-    columns], then new orders.
+    """The combined effect of folds on one tensor: factors of rows [rows] and of columns [matrices
+    or 1, columns], then new orders.
 
-    Factors count in the old order. What enters the tensor is divided by the columns' factors and
-    ordered alike.
+    Factors refer to the old order. The tensor's input is divided by the column factors and then
+    reordered like the columns.
     """
 
     rows: "F32 | None" = None
@@ -101,41 +100,45 @@ class Edit:
         )
 
     def squares(self, means: "F32", matrix: int = 0) -> "F32":
-        """Mean squares [columns] of what enters a matrix, after the folds."""
+        """Return the mean squares [columns] of a matrix's input after the folds."""
         import numpy as np
 
-        new: F32 = means if self.columns is None else means / np.square(_of(self.columns, matrix))
-        return new if self.column_order is None else new[_of(self.column_order, matrix)]
+        new: F32 = (
+            means if self.columns is None else means / np.square(_vector_of(self.columns, matrix))
+        )
+        return new if self.column_order is None else new[_vector_of(self.column_order, matrix)]
 
     def second(self, moments: "F32", matrix: int = 0) -> "F32":
-        """Second moments [columns, columns] of what enters a matrix, after the folds: S^-1 H S^-1,
-        ordered alike.
+        """Return the second moments [columns, columns] of a matrix's input after the folds: S^-1 H
+        S^-1, reordered alike.
         """
         new = moments
         if self.columns is not None:
-            factors = _of(self.columns, matrix)
+            factors = _vector_of(self.columns, matrix)
             new = moments / factors[:, None] / factors[None, :]
         if self.column_order is not None:
-            order = _of(self.column_order, matrix)
+            order = _vector_of(self.column_order, matrix)
             new = new[order][:, order]
         return new
 
 
-def _of(vectors: Any, matrix: int) -> Any:
+def _vector_of(vectors: Any, matrix: int) -> Any:
     return vectors[matrix if len(vectors) > 1 else 0]
 
 
 def edits(folds: Iterable[Fold]) -> dict[str, Edit]:
-    """What folds do together, tensor by tensor; two orders of the same axis are a bug."""
-    found: dict[str, Edit] = {}
+    """Return the combined effect of folds on each tensor they change. Two orders of the same axis
+    are a bug.
+    """
+    changes: dict[str, Edit] = {}
     for fold in folds:
         for part in fold.site.parts:
-            edit = found.setdefault(part.name, Edit())
+            edit = changes.setdefault(part.name, Edit())
             if fold.scale is not None and part.power:
                 _scale(edit, part, fold.scale)
             if fold.order is not None:
                 _order(edit, part, fold.order)
-    return {name: edit for name, edit in found.items() if edit.any}
+    return {name: edit for name, edit in changes.items() if edit.any}
 
 
 def _scale(edit: Edit, part: Part, scale: "F32") -> None:
@@ -152,21 +155,23 @@ def _order(edit: Edit, part: Part, order: "Ints") -> None:
 
     name = {"rows": "row_order", "columns": "column_order"}[part.axis]
     moved = np.where(part.channels >= 0, order[part.channels] - part.channels, 0)
-    places = np.broadcast_to(np.arange(part.channels.shape[-1]), part.channels.shape)
-    if (
-        old := getattr(edit, name)
-    ) is not None:  # gate and up in one tensor: halves that do not touch
-        assert old.shape == moved.shape and not ((old != places) & (moved != 0)).any(), (
+    positions = np.broadcast_to(np.arange(part.channels.shape[-1]), part.channels.shape)
+    old = getattr(edit, name)
+    if old is not None:
+        # gate and up share one tensor: their halves must not overlap
+        assert old.shape == moved.shape and not ((old != positions) & (moved != 0)).any(), (
             part.name,
             name,
         )
-        places = old
-    setattr(edit, name, places + moved)
+        positions = old
+    setattr(edit, name, positions + moved)
 
 
 def digest(folds: Sequence[Fold], before: str = "") -> str:
-    """Tells folds apart, whatever order they are in, and those that were made `before`; "" where
-    there are none.
+    """Return a digest of the folds that is independent of their order.
+
+    `before` is the digest of folds that are already in the model; it is returned unchanged if there
+    are no new ones.
     """
     if not folds:
         return before

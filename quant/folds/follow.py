@@ -1,7 +1,5 @@
-"""What was measured of a tensor's input, as it is after folds: the same numbers, divided and
-ordered as the input is.
-
-Follows exactly: nothing has to be measured again. It knows evidence and edits, no plans.
+"""Calibration statistics after a fold: the measured values divided and reordered as the input is.
+The result is exact, so that nothing has to be measured again.
 """
 
 from dataclasses import dataclass, field, replace
@@ -17,12 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FoldedSums(Entry):
-    """An imatrix's sums of a folded tensor."""
+    """The mean squares of a folded tensor's input."""
 
     edit: Edit = field(kw_only=True, repr=False)
 
     def vectors(self, first: int, last: int, columns: int) -> "F32":
-        """As Entry's, after the folds."""
+        """Return the mean squares [last - first, columns] of matrices first .. last, after the
+        folds.
+        """
         import numpy as np
 
         means = Entry.vectors(self, first, last, columns)
@@ -51,16 +51,16 @@ class FoldedSecond:
         return self.second.mixed
 
     def mean(self, matrix: int = 0) -> "F32":
-        """S^-1 H S^-1, ordered alike."""
+        """Return S^-1 H S^-1 [columns, columns], reordered alike."""
         return self.edit.second(self.second.mean(matrix), matrix)
 
     def squares(self, matrix: int = 0) -> "F32":
-        """Its diagonal."""
+        """Return the diagonal [columns] of mean()."""
         return self.edit.squares(self.second.squares(matrix), matrix)
 
 
 def followed(evidence: Evidence, edit: Edit | None) -> Evidence:
-    """What is known of a tensor's input after its edit."""
+    """Return the statistics of a tensor's input after its edit."""
     if edit is None or (edit.columns is None and edit.column_order is None):
         return evidence
     sums, second = evidence.sums, evidence.second

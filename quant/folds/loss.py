@@ -1,12 +1,12 @@
-"""What a fold costs or gains: the error that rounding leaves in the output of each tensor that
-reads its channels.
+"""The loss of a fold: the error that rounding leaves in the output of each tensor that reads its
+channels.
 
-The loss of a reader is tr(dW H dW^T) over a sample of its rows, dW being what its own method and
-type change in the folded weights, seen through the fold; with mean squares alone H is diagonal. To
-it comes what llama.cpp's rounding of the inputs adds (rounding.py). Whoever writes the channels is
-not asked: a factor there scales a norm that stays F32, or whole rows, and block formats follow a
-row's factor (rows times 1/8 to 8, ggml with an imatrix: the relative error changes by 0.02 % at
-most, by 0.4 % in Q6_K). It knows one plan's steps, no candidates.
+The loss of a reader is tr(dW H dW^T) over a sample of its rows, where dW is the change that its own
+method and type make in the folded weights, mapped back through the fold; with mean squares alone H
+is diagonal. The error of llama.cpp's rounding of the inputs is added (activation_rounding.py).
+
+Tensors that write the channels are not counted: a factor there scales a norm that stays F32, or
+whole rows, and block formats follow the factor of a row closely.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from quant.folds.fold import Ints
     from quant.native import F32
 
-ROWS, MATRICES = 64, 4  # sampled of a tensor: rows in all, and experts they are from
-SECONDS = 4096  # columns up to which second moments are used: 64 MiB of them
-# columns up to which a method that needs them is asked itself: it factorises them for each
-# candidate
+ROWS, MATRICES = 64, 4  # sampled rows of a tensor, and the experts they come from
+SECONDS = 4096  # second moments of wider tensors are not used; 64 MiB at this width
+# for wider tensors a method that factors second moments is replaced by its fallback, because it
+# would factor them for each candidate
 SOLVED = 1024
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows of one matrix of a tensor, and what is known of its input."""
+    """Sampled rows of one matrix of a tensor, with the statistics of its input."""
 
     matrix: int
     rows: "F32"  # [rows, columns]
@@ -42,7 +42,7 @@ class Sample:
     second: "F32 | None"  # [columns, columns]
 
     def energy(self, changes: "F32") -> float:
-        """Sum of d H d^T over rows of changes [rows, columns]."""
+        """Return the sum of d H d^T over the rows of `changes` [rows, columns]."""
         import numpy as np
 
         if self.second is None:
@@ -68,25 +68,29 @@ class Reader:
 
     @property
     def weights(self) -> "F32":
-        """Mean squares [matrices, columns] of the tensor's own values, of some rows of each matrix."""
+        """Mean squares [matrices, columns] of the tensor's own values, over sampled rows of each
+        matrix.
+        """
         import numpy as np
 
-        return np.stack([np.square(rows).mean(0) for rows in self._statistics()])
+        return np.stack([np.square(rows).mean(0) for rows in self._sampled_rows()])
 
     @property
     def largest(self) -> "F32":
-        """The largest value [matrices, columns] of some rows of each matrix, without its sign."""
+        """Largest absolute value [matrices, columns] among sampled rows of each matrix."""
         import numpy as np
 
-        return np.stack([np.abs(rows).max(0) for rows in self._statistics()])
+        return np.stack([np.abs(rows).max(0) for rows in self._sampled_rows()])
 
-    def _statistics(self) -> "Iterator[F32]":
+    def _sampled_rows(self) -> "Iterator[F32]":
         evidence = self.step.evidence
         for matrix in range(evidence.matrices):
-            yield _rows(self.step, matrix, max(16, 4 * ROWS // evidence.matrices))
+            yield _read_sample(self.step, matrix, max(16, 4 * ROWS // evidence.matrices))
 
     def loss(self, edit: Edit) -> float:
-        """The error in the tensor's output under a fold: rounded weights, and rounded inputs."""
+        """Return the error in the tensor's output under a fold, from rounded weights and rounded
+        inputs.
+        """
         step, evidence = self.step, followed(self.step.evidence, edit)
         method = step.method
         assert method is not None
@@ -99,50 +103,52 @@ class Reader:
             folded = sample.rows if columns is None else sample.rows * columns
             folded = folded if order is None else folded[:, order]
             codes = solve(folded, sample.matrix * evidence.rows)
-            made = native.decode(codes, step.type, evidence.columns, label=evidence.name)
-            total += self._inputs(edit, sample, made)
-            changes = made - folded
+            rounded = native.decode(codes, step.type, evidence.columns, label=evidence.name)
+            total += self._input_rounding_error(edit, sample, rounded)
+            changes = rounded - folded
             if order is not None:
                 changes = changes[:, _inverse(order)]
             total += sample.energy(changes if columns is None else changes / columns)
         return total
 
-    def _inputs(self, edit: Edit, sample: Sample, made: "F32") -> float:
-        """What rounding the inputs adds, for the weights as they were made."""
+    def _input_rounding_error(self, edit: Edit, sample: Sample, rounded: "F32") -> float:
+        """Return the error that rounding the inputs adds, given the rounded weights [rows,
+        columns].
+        """
         import numpy as np
 
         if not (size := rounding.block(self.step.type)):
             return 0.0
         variances = rounding.variances(edit.squares(sample.squares, sample.matrix), size)
-        return float((np.square(made, dtype=np.float64) @ variances.astype(np.float64)).sum())
+        return float((np.square(rounded, dtype=np.float64) @ variances.astype(np.float64)).sum())
 
 
-def _rows(step: Step, matrix: int, most: int) -> "F32":
-    """Rows [rows, columns] of a matrix, evenly spaced."""
+def _read_sample(step: Step, matrix: int, most: int) -> "F32":
+    """Read up to `most` evenly spaced rows of a matrix as floats [rows, columns]."""
     import numpy as np
 
     weight, height = step.weight, step.evidence.rows
-    stored = gathered(weight.read, np.array(_spread(height, most)) + matrix * height)
+    stored = gathered(weight.read, np.array(_evenly_spaced(height, most)) + matrix * height)
     return native.decode(stored, weight.type, weight.columns, label=weight.name)
 
 
 def _samples(step: Step) -> "list[Sample]":
     weight, evidence = step.weight, step.evidence
     assert evidence.sums is not None
-    matrices = _spread(evidence.matrices, MATRICES)
-    found = []
+    matrices = _evenly_spaced(evidence.matrices, MATRICES)
+    samples = []
     for matrix in matrices:
-        floats = _rows(step, matrix, ROWS // len(matrices))
+        floats = _read_sample(step, matrix, ROWS // len(matrices))
         squares = evidence.sums.vectors(matrix, matrix + 1, weight.columns)[0]
-        use = evidence.second is not None and weight.columns <= SECONDS
-        second = evidence.second.mean(matrix) if evidence.second is not None and use else None
-        found.append(Sample(matrix, floats, squares, second))
-    return found
+        fits = evidence.second is not None and weight.columns <= SECONDS
+        second = evidence.second.mean(matrix) if evidence.second is not None and fits else None
+        samples.append(Sample(matrix, floats, squares, second))
+    return samples
 
 
-def _spread(count: int, most: int) -> Sequence[int]:
-    """Up to `most` of so many, evenly spaced."""
-    return [place * count // min(count, most) for place in range(min(count, most))]
+def _evenly_spaced(count: int, most: int) -> Sequence[int]:
+    """Return up to `most` evenly spaced numbers below `count`."""
+    return [step * count // min(count, most) for step in range(min(count, most))]
 
 
 def _vector(vectors: Any, matrix: int) -> Any:
@@ -152,6 +158,6 @@ def _vector(vectors: Any, matrix: int) -> Any:
 def _inverse(order: "Ints") -> "Ints":
     import numpy as np
 
-    found: Ints = np.empty_like(order)
-    found[order] = np.arange(len(order))
-    return found
+    inverse: Ints = np.empty_like(order)
+    inverse[order] = np.arange(len(order))
+    return inverse

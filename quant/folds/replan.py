@@ -1,5 +1,5 @@
-"""A plan under folds: the same types, sizes and method; its weights folded, and its evidence with
-them.
+"""A plan after folds: the same types, sizes and method, with folded weights and calibration
+statistics.
 """
 
 import json
@@ -13,7 +13,9 @@ from quant.planning import Plan
 
 
 def folded(plan: Plan, folds: Sequence[Fold], how: str) -> Plan:
-    """The plan that writes the folded model; the settings in its file tell the folds' digest."""
+    """Return the plan that writes the folded model. Its settings contain the digest of
+    the folds.
+    """
     source, changes = apply(plan.source, folds, how), edits(folds)
     if source is plan.source:
         return plan

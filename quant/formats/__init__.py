@@ -1,4 +1,4 @@
-"""FORMATS: the block formats whose fields are known here, by ggml's name in capitals."""
+"""FORMATS: the supported block formats, by ggml's type name in capitals."""
 
 from quant.formats.base import Format
 from quant.registry import collect

@@ -1,13 +1,12 @@
-"""What a block format is: the fields of its blocks, what numbers they stand for, and which codes
-numbers get.
+"""Block formats: the fields of a block, the numbers they stand for, and the codes that numbers get.
 
-`pack(unpack(blocks))` is the same bytes; `value` gives what every reader of the file will see, to
-the last bit. `fit` is ggml's own choice of scales and codes; `code` finds the nearest codes where
-the scales are given, as a method needs that corrects its errors from column to column. All of it is
-arithmetic on arrays of blocks: no rows, no tensors.
+`pack(unpack(blocks))` returns the same bytes. `value` returns exactly the numbers that ggml reads
+from a file. `fit` is ggml's own choice of scales and codes; `nearest_codes` finds the nearest codes
+for given scales, for methods that correct errors column by column. Everything works on arrays of
+blocks.
 
-`value` and `code` take numpy arrays and torch tensors: they use what both spell alike, and the
-three functions at the end of this file for what they do not.
+`value` and `nearest_codes` accept numpy arrays and torch tensors: they use only operations that
+both spell alike, and the three functions at the end of this file for the others.
 """
 
 from abc import ABC, abstractmethod
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 class Fields:
     """The fields of many blocks.
 
-    `codes` [blocks, values] as stored, from 0 up (Q8_0: signed); [blocks, vectors] where a code
-    stands for several values. `d` [blocks] is the scale of a block (NVFP4: [blocks, groups]), `m`
-    [blocks] the scale of its minimums or the minimum itself; `scales` and `mins` [blocks, groups]
-    are the whole numbers that d and m are multiplied with, group by group. None where the format
-    has no such field.
+    Shapes: `codes` [blocks, values] as stored, from 0 up (Q8_0: signed), or [blocks, vectors] where
+    a code stands for several values; `d` [blocks] is the scale of a block (NVFP4: [blocks,
+    groups]); `m` [blocks] is the scale of its minimums, or the minimum itself; `scales` and `mins`
+    [blocks, groups] are the integers that d and m are multiplied with for each group. A field is
+    None where the format does not have it.
     """
 
     codes: "Ints"
@@ -47,46 +46,48 @@ class Fields:
 
     @property
     def groups(self) -> int:
-        """How many groups a block has."""
+        """Number of groups in a block."""
         if self.scales is not None:
             return int(self.scales.shape[1])
         return int(self.d.shape[1]) if len(self.d.shape) > 1 else 1
 
     def group(self, number: int) -> "Fields":
-        """One group of each block, with which code() and value() work on its columns, or on a
-        single one of them.
+        """Return one group of each block. nearest_codes() and value() then work on its columns, or
+        on a single one of them.
         """
         codes = self.codes.reshape(len(self.codes), self.groups, -1)[:, number]
-        own = slice(number, number + 1)
+        selected = slice(number, number + 1)
         return replace(
             self,
             codes=codes,
-            d=self.d[:, own] if len(self.d.shape) > 1 else self.d,
-            scales=None if self.scales is None else self.scales[:, own],
-            mins=None if self.mins is None else self.mins[:, own],
+            d=self.d[:, selected] if len(self.d.shape) > 1 else self.d,
+            scales=None if self.scales is None else self.scales[:, selected],
+            mins=None if self.mins is None else self.mins[:, selected],
         )
 
 
 class Format(ABC):
-    """A block format. A leaf gives `name`, `unpack`, `pack` and `levels`."""
+    """A block format. Subclasses define `name`, `unpack`, `pack` and `levels`."""
 
     name: str
 
     @abstractmethod
     def unpack(self, blocks: "U8") -> Fields:
-        """Take blocks [blocks, bytes] apart."""
+        """Split blocks [blocks, bytes] into their fields."""
 
     @abstractmethod
     def pack(self, fields: Fields) -> "U8":
-        """Put blocks [blocks, bytes] together."""
+        """Join fields into blocks [blocks, bytes]."""
 
     @abstractmethod
     def levels(self, codes: "Ints") -> "F32":
-        """What codes count, in steps of the scale: a number, or several, for each."""
+        """Return the levels of codes in steps of the scale: one number, or a vector, for each
+        code.
+        """
 
     def steps(self, fields: Fields) -> "tuple[F32, F32 | None]":
-        """The size of a step and what is added to all of them, [blocks, groups, 1], rounded as ggml
-        rounds them.
+        """Return the step size and the minimum of each group, [blocks, groups, 1] each, rounded as
+        ggml rounds them. The minimum is None where the format has none.
         """
         step = wide(fields.d).reshape(len(fields.codes), -1)
         if fields.scales is not None:
@@ -99,7 +100,9 @@ class Format(ABC):
         return step[:, :, None], least[:, :, None]
 
     def value(self, fields: Fields) -> "F32":
-        """The numbers [blocks, values] that the blocks stand for, rounded as ggml rounds them."""
+        """Return the numbers [blocks, values] that the blocks stand for, rounded as ggml rounds
+        them.
+        """
         step, least = self.steps(fields)
         numbers = step * self.levels(fields.codes).reshape(len(step), step.shape[1], -1)
         if least is not None:
@@ -107,19 +110,18 @@ class Format(ABC):
         return numbers.reshape(len(step), -1)
 
     def fit(self, values: "F32", importance: "F32 | None" = None) -> Fields:
-        """Scales and codes for values [blocks, values], each column weighed by `importance`
+        """Choose scales and codes for values [blocks, values], each column weighted by `importance`
         [values].
 
-        What ggml's encoder makes of them, taken apart: its searches try a scale nineteen times and
-        more and add floats in a fixed order, so a second one would be slower, and equal only by
-        luck. The scales are those that the file will hold, not what they were before they were
-        rounded. Refuses what encode() refuses.
+        The choice is that of ggml's encoder. Its searches add floats in a fixed order, so a
+        reimplementation would be slower and would match only by chance. The scales are the rounded
+        ones that the file contains. Raises UserError for the values that encode() refuses.
         """
         return self.unpack(self.encode(values, importance=importance))
 
     def encode(self, values: "F32", *, importance: "F32 | None" = None) -> "U8":
-        """ggml's own choice for values [blocks, values], each column weighed by `importance`
-        [values].
+        """Encode values [blocks, values] with ggml, each column weighted by `importance` [values].
+        Returns [blocks, bytes].
         """
         weights = (
             None if importance is None else native.Importance(importance[None], max(1, len(values)))
@@ -127,25 +129,27 @@ class Format(ABC):
         return native.encode(values, self.name, label=self.name, importance=weights)
 
     def decode(self, blocks: "U8") -> "F32":
-        """ggml's own reading of blocks [blocks, bytes]."""
+        """Decode blocks [blocks, bytes] with ggml. Returns [blocks, values]."""
         return native.decode(blocks, self.name, native.block(self.name).values, label=self.name)
 
 
 class Scalar(Format):
-    """A format in which each value has a code of its own. A leaf gives `nearest`."""
+    """A format in which each value has its own code. Subclasses define `round_steps`."""
 
     @abstractmethod
     def nearest(self, numbers: "F32") -> "Ints":
-        """The code whose level is nearest to each number; numbers may be infinite, but not NaN."""
+        """Return the code whose level is nearest to each number. Numbers may be infinite, but not
+        NaN.
+        """
 
     def code(self, values: "F32", fields: Fields) -> "Ints":
-        """The codes of values [blocks, values] that are nearest on the scales of `fields`; its
-        codes are not read.
+        """Return the nearest codes of values [blocks, values] on the scales of `fields`, whose
+        codes are ignored.
 
-        Where a step is zero all codes mean the same, and it is the code of zero. In the k-quants
-        and in MXFP4 these are the codes that ggml writes, for there it rounds with the scales as
-        they are stored. In the others it rounds with the scale before it became an F16: these are
-        as near or nearer.
+        Where a step is zero all codes mean the same, and the code of zero is returned. For the
+        k-quants and MXFP4 these are the codes that ggml writes, because it rounds with the stored
+        scales there. For other formats ggml rounds with the scale before it became an F16, and the
+        codes returned here are at least as near.
         """
         import numpy as np
 
@@ -155,68 +159,70 @@ class Scalar(Format):
             if least is not None:
                 numbers = numbers - least
             numbers = numbers * usable / (step + ~usable)
-        numbers[numbers != numbers] = 0  # NaN, or infinity by infinity
+        numbers[numbers != numbers] = 0  # NaN, or infinity divided by infinity
         return self.nearest(numbers).reshape(values.shape)
 
 
 class Linear(Scalar):
-    """Codes from `low` to `high` count evenly, and `zero` is the code of zero."""
+    """A format with evenly spaced codes from `low` to `high`; `zero` is the code of zero."""
 
     low = 0
     high: int
     zero = 0
 
     def levels(self, codes: "Ints") -> "F32":
-        """Steps away from the code of zero."""
+        """Return the distance of each code from the code of zero."""
         return wide(codes - self.zero)
 
     def nearest(self, numbers: "F32") -> "Ints":
-        """Halves go to the even level, as in ggml's nearest_int."""
+        """Round to codes; halves go to the even level, as in ggml's nearest_int."""
         return whole(numbers.round().clip(self.low - self.zero, self.high - self.zero)) + self.zero
 
 
 class Table(Scalar):
-    """Codes are places in `table`, whose numbers rise."""
+    """A format whose codes are indices into `table`, which is sorted in ascending order."""
 
     table: tuple[int, ...]
 
     def levels(self, codes: "Ints") -> "F32":
-        """What the table holds for each code."""
+        """Return the table entry of each code."""
         return looked_up(self.table, codes)
 
     def nearest(self, numbers: "F32") -> "Ints":
-        """A number halfway between two goes to the higher, as in ggml's best_index_int8."""
+        """Round to codes; a number halfway between two levels goes to the higher, as in ggml's
+        best_index_int8.
+        """
         return whole(sum((numbers >= edge) * 1 for edge in halfway(self.table)))
 
 
 def halfway(table: Sequence[int]) -> list[float]:
-    """The points halfway between neighbours."""
+    """Return the midpoints between neighbors."""
     return [(low + high) / 2 for low, high in pairwise(table)]
 
 
-# What numpy and torch spell differently.
+# Operations that numpy and torch spell differently.
 
 
 def wide(numbers: Any) -> "F32":
-    """The same numbers as F32."""
-    wider: F32 = numbers.float() if hasattr(numbers, "float") else numbers.astype("float32")
-    return wider
+    """Return the numbers as F32."""
+    floats: F32 = numbers.float() if hasattr(numbers, "float") else numbers.astype("float32")
+    return floats
 
 
 def whole(numbers: Any) -> "Ints":
-    """The same numbers, which are whole ones, as I16."""
-    counted: Ints = numbers.short() if hasattr(numbers, "short") else numbers.astype("int16")
-    return counted
+    """Return integer-valued numbers as I16."""
+    integers: Ints = numbers.short() if hasattr(numbers, "short") else numbers.astype("int16")
+    return integers
 
 
 def looked_up(table: "Sequence[float] | F32", codes: Any) -> "F32":
-    """table[codes] as F32: a number, or a row of the table, for each code."""
+    """Return table[codes] as F32: a number, or a row of the table, for each code."""
     import numpy as np
 
-    known = (
+    entries = (
         codes.float().new_tensor(table)
         if hasattr(codes, "new_tensor")
         else np.asarray(table, np.float32)
     )
-    found: F32 = known[codes.long() if hasattr(codes, "long") else codes]
-    return found
+    values: F32 = entries[codes.long() if hasattr(codes, "long") else codes]
+    return values

@@ -1,7 +1,4 @@
-"""Fields of a few bits in the bytes of blocks, taken apart and put together.
-
-It knows bytes and their order, nothing of what the fields mean.
-"""
+"""Bit fields packed into the bytes of blocks, and back."""
 
 from typing import TYPE_CHECKING
 
@@ -11,8 +8,8 @@ if TYPE_CHECKING:
 
 
 def planes(stored: "U8", bits: int) -> "Ints":
-    """Fields of `bits` bits [..., bytes] -> [..., 8 / bits, bytes]: the lowest bits of all bytes
-    come first.
+    """Unpack fields of `bits` bits, [..., bytes] -> [..., 8 / bits, bytes]: the lowest bits of all
+    bytes come first.
     """
     import numpy as np
 
@@ -21,7 +18,7 @@ def planes(stored: "U8", bits: int) -> "Ints":
 
 
 def merged(codes: "Ints", bits: int) -> "U8":
-    """The reverse of planes(): [..., 8 / bits, bytes] -> [..., bytes]."""
+    """Pack fields, the inverse of unpack_planes(): [..., 8 / bits, bytes] -> [..., bytes]."""
     import numpy as np
 
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
@@ -30,30 +27,32 @@ def merged(codes: "Ints", bits: int) -> "U8":
 
 
 def in_turn(stored: "U8", bits: int) -> "Ints":
-    """Fields of `bits` bits [blocks, bytes] -> [blocks, fields]: those of the first byte come
-    first.
+    """Unpack fields of `bits` bits, [blocks, bytes] -> [blocks, fields]: all fields of the first
+    byte come first.
     """
     return planes(stored[..., None], bits).reshape(len(stored), -1)
 
 
 def stored_in_turn(codes: "Ints", bits: int) -> "U8":
-    """The reverse of in_turn()."""
+    """Pack fields, the inverse of unpack_fields()."""
     return merged(codes.reshape(len(codes), -1, 8 // bits, 1), bits)[..., 0]
 
 
 def twos(stored: "U8") -> "Ints":
-    """Two-bit fields [blocks, 64]: byte l of each 32 holds values l, l + 32, l + 64 and l + 96."""
+    """Unpack two-bit fields [blocks, 64]: byte l of each 32 contains the values l, l + 32, l + 64
+    and l + 96.
+    """
     return planes(stored.reshape(len(stored), -1, 32), 2).reshape(len(stored), -1)
 
 
 def stored_twos(codes: "Ints") -> "U8":
-    """The reverse of twos(): [blocks, 2, 32]."""
+    """Pack two-bit fields, the inverse of unpack_two_bits(); returns [blocks, 2, 32]."""
     return merged(codes.reshape(len(codes), -1, 4, 32), 2)
 
 
 def words(stored: "U8", size: int) -> "Ints":
-    """Little-endian words of `size` bytes [blocks, bytes] -> [blocks, words]; of four bytes the top
-    bit is a sign.
+    """Read little-endian words of `size` bytes, [blocks, bytes] -> [blocks, words]. The top bit of
+    a four-byte word becomes a sign.
     """
     import numpy as np
 
@@ -61,7 +60,7 @@ def words(stored: "U8", size: int) -> "Ints":
 
 
 def stored_words(values: "Ints", size: int) -> "U8":
-    """The reverse of words()."""
+    """Write words as bytes, the inverse of unpack_words()."""
     import numpy as np
 
     return (
@@ -74,7 +73,7 @@ def stored_words(values: "Ints", size: int) -> "U8":
 
 
 def split(values: "Ints", bits: int, count: int) -> "Ints":
-    """The `count` lowest fields of `bits` bits in words [...] -> [..., count]."""
+    """Split words [...] into their `count` lowest fields of `bits` bits [..., count]."""
     import numpy as np
 
     return (values[..., None] >> np.arange(0, bits * count, bits, dtype=np.int32)) & np.int32(
@@ -83,7 +82,7 @@ def split(values: "Ints", bits: int, count: int) -> "Ints":
 
 
 def stored_split(codes: "Ints", bits: int) -> "Ints":
-    """The reverse of split(): [..., count] -> words [...]."""
+    """Join fields [..., count] into words [...], the inverse of split_words()."""
     import numpy as np
 
     shifts = np.arange(0, bits * codes.shape[-1], bits, dtype=np.int32)
@@ -92,14 +91,14 @@ def stored_split(codes: "Ints", bits: int) -> "Ints":
 
 
 def halves(stored: "U8") -> "Floats":
-    """Two bytes [blocks, 2] -> one float [blocks]."""
+    """Read F16 numbers: bytes [blocks, 2] -> floats [blocks]."""
     import numpy as np
 
     return np.ascontiguousarray(stored).view(np.float16)[:, 0]
 
 
 def stored_halves(values: "Floats | None") -> "U8":
-    """Floats [blocks] -> bytes [blocks, 2]."""
+    """Write F16 numbers: floats [blocks] -> bytes [blocks, 2]."""
     import numpy as np
 
     assert values is not None
@@ -107,7 +106,7 @@ def stored_halves(values: "Floats | None") -> "U8":
 
 
 def joined(*parts: "U8 | Ints") -> "U8":
-    """Fields [blocks, …] one behind the other, as bytes [blocks, bytes]."""
+    """Concatenate fields [blocks, …] as bytes [blocks, bytes]."""
     import numpy as np
 
     return np.concatenate([part.astype(np.uint8).reshape(len(part), -1) for part in parts], axis=1)

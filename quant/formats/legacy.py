@@ -1,7 +1,7 @@
-"""The formats with blocks of 32 and one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+"""The formats with blocks of 32 values and one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 
-Layouts of ggml/src/ggml-common.h; scales without importance as in the quantize_row_…_ref functions
-of ggml/src/ggml-quants.c: one look at the largest values, no search.
+Source: layouts of ggml/src/ggml-common.h; scales without importance as in the quantize_row_…_ref
+functions of ggml/src/ggml-quants.c, which use the largest values instead of a search.
 """
 
 from abc import abstractmethod
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class Largest(Linear):
-    """A format whose scale follows from a block's largest values where nothing weighs them."""
+    """A format whose scale follows from a block's largest values if no importance is given."""
 
     def fit(self, values: "F32", importance: "F32 | None" = None) -> Fields:
-        """ggml's choice, as everywhere; without importance it is made here.
+        """Choose scales and codes for values [blocks, 32] as ggml does.
 
-        Codes are rounded with the scale as it was found, before it becomes an F16. What has no F16
-        is left to ggml to refuse, and a search by importance is left to it, too.
+        Without importance the choice is computed here: codes are rounded with the scale before it
+        becomes an F16. Values without an F16 scale, and a search by importance, are left to ggml.
         """
         import numpy as np
 
@@ -52,32 +52,35 @@ class Largest(Linear):
 
     @abstractmethod
     def range(self, values: "F32") -> "tuple[F32, F32 | None]":
-        """The scale [blocks] and the minimum [blocks] of values [blocks, 32]."""
+        """Return the scale [blocks] and the minimum [blocks], or None, of values [blocks, 32]."""
 
     @abstractmethod
     def rounded(self, numbers: "F32") -> "F32":
-        """The codes of numbers of steps, rounded as ggml's encoder does it."""
+        """Return the codes of numbers in steps, rounded as ggml's encoder rounds them."""
 
 
 class Nibbles(Largest):
-    """d, m in the _1 types, the fifth bits in the Q5 types, sixteen bytes of low and high nibbles."""
+    """Q4_0, Q4_1, Q5_0 and Q5_1: d, m in the _1 types, the fifth bits in the Q5 types, sixteen
+    bytes of low and high nibbles.
+    """
 
     def __init__(self, name: str, *, least: bool, fifth: bool) -> None:
         self.name, self.least, self.fifth = name, least, fifth
         self.high = 31 if fifth else 15
-        self.zero = (
-            0 if least else (self.high + 1) // 2
-        )  # without a minimum the middle code stands for zero
+        # without a minimum the middle code stands for zero
+        self.zero = 0 if least else (self.high + 1) // 2
 
     def unpack(self, blocks: "U8") -> Fields:
-        """Take blocks [blocks, 18 to 24] apart; the minimum of the _1 types is `m` itself."""
+        """Split blocks [blocks, 18 to 24] into fields; in the _1 types `m` is the minimum
+        itself.
+        """
         codes = planes(blocks[:, -16:], 4).reshape(-1, 32)
         if self.fifth:
             codes = codes | in_turn(blocks[:, -20:-16], 1) << 4
         return Fields(codes, halves(blocks[:, :2]), halves(blocks[:, 2:4]) if self.least else None)
 
     def pack(self, fields: Fields) -> "U8":
-        """Put blocks together."""
+        """Join fields into blocks [blocks, 18 to 24]."""
         parts = [stored_halves(fields.d)]
         if self.least:
             parts.append(stored_halves(fields.m))
@@ -86,24 +89,21 @@ class Nibbles(Largest):
         return joined(*parts, merged((fields.codes & 15).reshape(-1, 2, 16), 4))
 
     def range(self, values: "F32") -> "tuple[F32, F32 | None]":
-        """The _1 types span smallest to largest; in the others code 0 is for what is farthest from
-        zero.
+        """Return scale and minimum: the _1 types span smallest to largest; in the others code 0
+        stands for the value farthest from zero.
         """
         import numpy as np
 
         if self.least:
-            lowest, most = (
-                _first(values, values.argmin(axis=1)),
-                _first(values, values.argmax(axis=1)),
-            )
-            return (most - lowest) / np.float32(self.high), lowest
-        farthest = _first(values, np.abs(values).argmax(axis=1)) + np.float32(
-            0
-        )  # ggml begins with 0, never with -0
-        return farthest / np.float32(-self.zero), None
+            lowest = _first(values, values.argmin(axis=1))
+            highest = _first(values, values.argmax(axis=1))
+            return (highest - lowest) / np.float32(self.high), lowest
+        farthest = _first(values, np.abs(values).argmax(axis=1))
+        # adding zero turns -0 into 0, which ggml starts with
+        return (farthest + np.float32(0)) / np.float32(-self.zero), None
 
     def rounded(self, numbers: "F32") -> "F32":
-        """Halves go up."""
+        """Round to codes; halves go up."""
         import numpy as np
 
         codes: F32 = np.trunc(numbers + np.float32(self.zero + 0.5)).clip(self.low, self.high)
@@ -111,8 +111,8 @@ class Nibbles(Largest):
 
 
 def _first(values: "F32", places: "NDArray[np.intp]") -> "F32":
-    """One value of each block: the first of several equal ones, so that 0 and -0 are told apart as
-    ggml does.
+    """Return one value of each block [blocks]. `places` are the first of equal values, so that 0
+    and -0 are distinguished as in ggml.
     """
     import numpy as np
 
@@ -121,30 +121,30 @@ def _first(values: "F32", places: "NDArray[np.intp]") -> "F32":
 
 
 class Bytes(Largest):
-    """d and 32 signed bytes."""
+    """Q8_0: d, then 32 signed bytes."""
 
     name, low, high = "Q8_0", -128, 127
 
     def unpack(self, blocks: "U8") -> Fields:
-        """Take blocks [blocks, 34] apart; codes are signed."""
+        """Split blocks [blocks, 34] into fields; codes are signed."""
         import numpy as np
 
         return Fields(blocks[:, 2:].view(np.int8).astype(np.int16), halves(blocks[:, :2]))
 
     def pack(self, fields: Fields) -> "U8":
-        """Put blocks together."""
+        """Join fields into blocks [blocks, 34]."""
         import numpy as np
 
         return joined(stored_halves(fields.d), fields.codes.astype(np.int8).view(np.uint8))
 
     def range(self, values: "F32") -> "tuple[F32, F32 | None]":
-        """What is farthest from zero gets 127 or -127."""
+        """Return the scale that maps the value farthest from zero to 127 or -127."""
         import numpy as np
 
         return np.abs(values).max(axis=1) / np.float32(127), None
 
     def rounded(self, numbers: "F32") -> "F32":
-        """Halves go away from zero."""
+        """Round to codes; halves go away from zero."""
         import numpy as np
 
         below = np.trunc(numbers)

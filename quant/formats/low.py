@@ -1,7 +1,7 @@
 """The formats of one and two bits with a single scale: Q1_0, Q2_0, TQ1_0, TQ2_0.
 
-Layouts of ggml/src/ggml-common.h, and the quantize_row_tq1_0_ref function of
-ggml/src/ggml-quants.c. It knows bytes of blocks, nothing of how scales are found.
+Source: layouts of ggml/src/ggml-common.h, and the quantize_row_tq1_0_ref function of
+ggml/src/ggml-quants.c.
 """
 
 from typing import TYPE_CHECKING
@@ -23,44 +23,44 @@ if TYPE_CHECKING:
 
 
 class Q10(Table):
-    """d, and a bit for each of 128 values: d or -d."""
+    """Q1_0: d, then one bit for each of 128 values, which means d or -d."""
 
     name, table = "Q1_0", (-1, 1)
 
     def unpack(self, blocks: "U8") -> Fields:
-        """Take blocks [blocks, 18] apart."""
+        """Split blocks [blocks, 18] into fields."""
         return Fields(in_turn(blocks[:, 2:], 1), halves(blocks[:, :2]))
 
     def pack(self, fields: Fields) -> "U8":
-        """Put blocks together."""
+        """Join fields into blocks [blocks, 18]."""
         return joined(stored_halves(fields.d), stored_in_turn(fields.codes, 1))
 
 
 class Q20(Linear):
-    """d, and two bits for each of 64 values: -d, 0, d or 2d."""
+    """Q2_0: d, then two bits for each of 64 values, which mean -d, 0, d or 2d."""
 
     name, high, zero = "Q2_0", 3, 1
 
     def unpack(self, blocks: "U8") -> Fields:
-        """Take blocks [blocks, 18] apart."""
+        """Split blocks [blocks, 18] into fields."""
         return Fields(in_turn(blocks[:, 2:], 2), halves(blocks[:, :2]))
 
     def pack(self, fields: Fields) -> "U8":
-        """Put blocks together."""
+        """Join fields into blocks [blocks, 18]."""
         return joined(stored_halves(fields.d), stored_in_turn(fields.codes, 2))
 
 
 class TQ10(Linear):
-    """Five values of -d, 0 or d to a byte, four in each of the last four, then d.
+    """TQ1_0: five values of -d, 0 or d in each byte, four in each of the last four bytes, then d.
 
-    A byte is the fraction 0.abcde in base three, in 256ths and rounded up; other bytes read as one
-    of these do.
+    A byte is the fraction 0.abcde in base three, in 256ths and rounded up. Bytes that no digits map
+    to decode like one that some do.
     """
 
     name, high, zero = "TQ1_0", 2, 1
 
     def unpack(self, blocks: "U8") -> Fields:
-        """Take blocks [blocks, 54] apart."""
+        """Split blocks [blocks, 54] into fields."""
         import numpy as np
 
         parts = (
@@ -71,44 +71,50 @@ class TQ10(Linear):
         return Fields(np.concatenate(parts, axis=1), halves(blocks[:, 52:]))
 
     def pack(self, fields: Fields) -> "U8":
-        """Put blocks together."""
-        many, few, rest = fields.codes[:, :160], fields.codes[:, 160:240], fields.codes[:, 240:]
-        parts = _stored_digits(many, 5), _stored_digits(few, 5), _stored_digits(rest, 4)
+        """Join fields into blocks [blocks, 54]."""
+        codes = fields.codes
+        parts = (
+            _stored_digits(codes[:, :160], 5),
+            _stored_digits(codes[:, 160:240], 5),
+            _stored_digits(codes[:, 240:], 4),
+        )
         return joined(*parts, stored_halves(fields.d))
 
 
 class TQ20(Linear):
-    """Two bits for each of 256 values, then d: -d, 0 or d; code 3 is not written, and reads as 2d."""
+    """TQ2_0: two bits for each of 256 values, which mean -d, 0 or d, then d. Code 3 is never
+    written and reads as 2d.
+    """
 
     name, high, zero = "TQ2_0", 2, 1
 
     def unpack(self, blocks: "U8") -> Fields:
-        """Take blocks [blocks, 66] apart."""
+        """Split blocks [blocks, 66] into fields."""
         return Fields(twos(blocks[:, :64]), halves(blocks[:, 64:]))
 
     def pack(self, fields: Fields) -> "U8":
-        """Put blocks together."""
+        """Join fields into blocks [blocks, 66]."""
         return joined(stored_twos(fields.codes), stored_halves(fields.d))
 
 
 def _digits(stored: "U8", count: int) -> "Ints":
-    """The first `count` digits of each byte [blocks, bytes]: first digits of all bytes, then second
-    ones.
+    """Return the first `count` base-three digits of each byte [blocks, bytes]: the first digits of
+    all bytes, then the second ones.
     """
     import numpy as np
 
-    rest = (
+    remainders = (
         stored[:, None, :].astype(np.int16) * 3 ** np.arange(count, dtype=np.int16)[:, None]
     ) & 255
-    return (rest * 3 >> 8).reshape(len(stored), -1)
+    return (remainders * 3 >> 8).reshape(len(stored), -1)
 
 
 def _stored_digits(codes: "Ints", count: int) -> "Ints":
-    """The reverse of _digits()."""
+    """Encode base-three digits into bytes, the inverse of _digits()."""
     import numpy as np
 
-    worth = 3 ** np.arange(4, 4 - count, -1)[:, None]
-    numbers = (codes.reshape(len(codes), count, -1) * worth).sum(axis=1)
+    place_values = 3 ** np.arange(4, 4 - count, -1)[:, None]
+    numbers = (codes.reshape(len(codes), count, -1) * place_values).sum(axis=1)
     stored: Ints = (numbers * 256 + 242) // 243
     return stored
 

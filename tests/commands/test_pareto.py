@@ -251,7 +251,7 @@ def test_mistakes_are_one_line(
         (("--types", "Q9_X"), 1, "Q9_X"),
         (("--types", ","), 2, "there is no setting"),
         (("--target-size", "some"), 2, "'some' is no size"),
-        (("--fold", "magic"), 1, "there is no fold 'magic'"),
+        (("--fold", "magic"), 1, "unknown fold 'magic'"),
         (("--methods", "magic"), 1, "there is no method 'magic'"),
         (("--imatrix", tmp_path / "none"), 1, "there is no file"),
     ):

@@ -214,7 +214,7 @@ def test_a_model_in_shards_has_its_exact_size_told_before(run, model: Path, tmp_
         (["{model}", "--q8_0", "--q4_0"], 2, "one type at a time, not --q8_0 and --q4_0"),
         (["{model}", "-t", "q4_m"], 1, "there is no type 'q4_m'"),
         (["{model}", "--method", "magic"], 1, "there is no method 'magic'"),
-        (["{model}", "--fold", "magic"], 1, "there is no fold 'magic'"),
+        (["{model}", "--fold", "magic"], 1, "unknown fold 'magic'"),
         (["{model}", "--tensor-type", "x"], 1, "is not REGEX=TYPE"),
         (["{model}", "--tensor-type", "atn_v=q8_0"], 1, "'atn_v' fits no tensor"),
         (

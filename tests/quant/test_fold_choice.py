@@ -129,7 +129,7 @@ def test_second_moments_weigh_the_loss_and_follow_a_fold(source: Source, imatrix
             return self if asked == name else None
 
     plan = replace(quantize.plan(source, "Q4_K_M", imatrix=imatrix), moments=Known())
-    step = choose._Search(plan, ("awq",)).steps[name]
+    step = choose._FoldSearch(plan, ("awq",)).steps[name]
     changes = np.random.default_rng(4).normal(size=(8, HIDDEN)).astype(np.float32)
     measured = np.square(changes @ random.T).mean(1).sum()
     assert Reader(step).samples[0].energy(changes) == pytest.approx(measured, rel=1e-4)
@@ -152,7 +152,7 @@ def test_the_largest_square_of_a_block_is_expected_as_it_is_drawn(size: int) -> 
 def test_dealt_channels_share_the_highest_scores_out(source: Source, imatrix: Imatrix) -> None:
     plan = quantize.plan(source, "Q2_K", imatrix=imatrix)
     found = {one.site.name: one for one in choose.choose(plan, ("deal",), 1)}
-    order = choose._dealt(
+    order = choose._interleaved_order(
         found["blk.0.ffn_down"].site,
         [Reader(next(step for step in plan.steps if step.weight.name == "blk.0.ffn_down.weight"))],
     )
@@ -189,7 +189,7 @@ def test_codes_that_are_kept_are_not_folded(
 
 def test_folds_are_named_or_refused(source: Source) -> None:
     assert choose.parse("deal, awq") == ("awq", "deal") and choose.parse("none") == ()
-    with pytest.raises(Refusal, match="there is no fold 'awk'"):
+    with pytest.raises(Refusal, match="unknown fold 'awk'"):
         choose.parse("awk")
-    with pytest.raises(Refusal, match="nothing was measured"):
+    with pytest.raises(Refusal, match="this plan has none"):
         choose.choose(quantize.plan(source, "Q4_K_M"), ("awq",), 1)
