@@ -27,7 +27,7 @@ OTHERS = (
     "folded: LoRA adapters, control vectors and projectors made for the original model do not fit"
     " the new file"
 )
-SPREAD = 1.1  # random factors are between 1 / SPREAD and SPREAD
+SPREAD = 1.1  # random factors are between its reciprocal and it
 NEAR = 4  # rows that are read and discarded rather than split a read
 
 
@@ -35,7 +35,7 @@ def apply(source: Source, folds: Sequence[Fold], how: str = "") -> Source:
     """Return the same model with folded weights. Its `fold` is the digest of the folds; its
     fingerprint stays that of `source`.
 
-    A file written from it records the digest and `how` (the kinds of folds) under FOLD_KEY.
+    A file written from it records the digest and the `kinds` of folds under FOLD_KEY.
     """
     changes = edits(folds)
     if not changes:
@@ -113,7 +113,7 @@ def _vectors_of(vectors: Any, rows: "Ints", weight: Weight) -> Any:
 
 
 def gathered(read: "Callable[[int, int], U8]", rows: "Ints") -> "U8":
-    """Read rows in any order; rows at most NEAR apart are read together. Returns bytes [rows,
+    """Read rows in any order; rows at most MAX_ROW_GAP apart are read together. Returns bytes [rows,
     row_bytes].
     """
     import numpy as np

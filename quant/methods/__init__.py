@@ -1,4 +1,4 @@
-"""METHODS: how a tensor's numbers get their codes, by the name that `quantize --method` takes."""
+"""METHODS: the quantization methods by the name that `quantize --method` takes."""
 
 from quant.methods.base import Method
 from quant.registry import collect

@@ -1,7 +1,8 @@
-"""What a method is: from the rows of one tensor, and what is known of its inputs, to packed blocks.
+"""Quantization methods: from the rows of one tensor and the statistics of its input to packed
+blocks.
 
-A method returns blocks, never floats that would be encoded again: another search would choose
-another grid. It knows one tensor at a time, no files and no plans.
+A method returns blocks and not floats to be encoded again, because another search would choose
+another grid.
 """
 
 from abc import ABC, abstractmethod
@@ -16,16 +17,17 @@ if TYPE_CHECKING:
     from quant.formats.base import Format
     from quant.native import F32, U8
 
-# Rows [rows, columns] and the number of the first of them in the tensor -> their blocks [rows,
+# Rows [rows, columns] and the number of the first of them in the tensor -> blocks [rows,
 # row_bytes].
 Solver = Callable[["F32", int], "U8"]
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What came out while a tensor was solved: of its `rows` those in `others` have the codes of
-    the method named by `instead`, whose error was lower; `damping` is what its moments took where
-    that was more than usual, else 0.
+    """What a method reports about one tensor.
+
+    Of its `rows`, `fallback_rows` got the codes of the fallback method, whose error was lower.
+    `damping` is the damping of its second moments if that was more than usual, else 0.
     """
 
     rows: int
@@ -34,7 +36,7 @@ class Remark:
 
 
 class Second(Protocol):
-    """The second moments of one tensor's input (quant/moments.py)."""
+    """The second moments of one tensor's input (quant/calibration/moments.py)."""
 
     @property
     def columns(self) -> int: ...
@@ -48,12 +50,12 @@ class Second(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of one tensor's input: `matrices` of `rows` rows each lie one after another
-    (experts).
+    """The calibration statistics of one tensor's input; `matrices` (experts) of `rows` rows each
+    follow one another.
 
-    `sums` are an imatrix's mean squares of the columns, `second` their second moments; None where
-    nobody measured. Of a weight that puts out queries, keys and values the last rows, `values` of
-    them, are for the latter.
+    `mean_squares` are an imatrix's mean squares of the columns, `moments` the second moments; None
+    where they were not measured. In a weight that computes queries, keys and values together, the
+    last `value_rows` rows compute the values.
     """
 
     name: str
@@ -65,22 +67,23 @@ class Evidence:
     values: int = 0
 
     def weigh(self, first: int, last: int) -> native.Importance | None:
-        """What the imatrix says of the rows first .. last, None where it is silent."""
+        """Return the imatrix's importance of rows first .. last, or None if it has none."""
         return self.sums.over(first, last, self.rows, self.columns) if self.sums else None
 
     def weigher(self) -> Callable[[int, int], native.Importance | None]:
-        """weigh() for one who asks often: the vector of a tensor with one matrix is read once."""
+        """Return importance() for repeated calls: the vector of a tensor with one matrix is read
+        only once.
+        """
         if self.matrices > 1 or (only := self.weigh(0, self.rows)) is None:
             return self.weigh
         return lambda first, last: only.behind(first)
 
 
 class Method(ABC):
-    """A way to choose codes. A leaf gives `name`, `help` and `solver`.
+    """A way to choose codes. Subclasses define `name`, `help` and `make_encoder`.
 
-    `needs` says what a tensor must have been measured for: "sums" are an imatrix, welcome to most
-    and needed by none; "moments" are second moments, without which a tensor goes to the method
-    named by `instead`.
+    `needs` is the statistic that the method uses: "sums" is an imatrix, which is optional;
+    "moments" are second moments, without which the `fallback` method quantizes the tensor.
     """
 
     name: str
@@ -89,27 +92,31 @@ class Method(ABC):
     instead: str = "ggml"
 
     def handles(self, format: "Format", evidence: Evidence) -> bool:
-        """Whether it makes such blocks from what is known; if not, `instead` does."""
+        """Return whether the method can encode this format from these statistics; if not,
+        `fallback` does.
+        """
         return evidence.second is not None if self.needs == "moments" else True
 
     def values(self, evidence: Evidence) -> int:
-        """How many values of a tensor it would have at a time; 0 leaves that to the pipeline."""
+        """Return how many values of a tensor to encode at a time; 0 leaves the choice to the
+        pipeline.
+        """
         return 0
 
     def means(self) -> str:
-        """What it computes with, where that shows in the bytes: a draft made by other means is not
-        gone on with.
+        """Return the compute back end if it affects the bytes: an interrupted file is not resumed
+        with another one.
         """
         return ""
 
     def remark(self, solver: Solver) -> Remark | None:
-        """What there is to say of a tensor once `solver` has solved all that was asked of it."""
+        """Return the report of a tensor once its encoder has processed all its rows."""
         return None
 
     @abstractmethod
     def solver(self, format: "Format", evidence: Evidence) -> Solver:
-        """What encodes the rows of one tensor; made once a tensor, then called by several threads
-        at a time.
+        """Return the encoder of one tensor's rows. It is created once per tensor and called from
+        several threads at a time.
 
-        The same rows give the same blocks however they are cut and whoever calls.
+        The same rows must give the same blocks, however they are split and whichever thread calls.
         """

@@ -1,4 +1,6 @@
-"""`--method ggml`, the default: libggml's own search, byte for byte what llama-quantize writes."""
+"""`--method ggml`, the default: libggml's own search, which writes the same bytes as
+llama-quantize.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -11,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Ggml(Method):
-    """Every type, with an imatrix or without."""
+    """Every type, with or without an imatrix."""
 
-    name, help = "ggml", "llama.cpp's own search, byte for byte"
+    name, help = "ggml", "llama.cpp's own search, with identical bytes"
 
     def solver(self, format: "Format", evidence: Evidence) -> Solver:
-        """libggml's encoder for the format."""
+        """Return libggml's encoder for the format."""
 
         weigh = evidence.weigher()
 

@@ -1,9 +1,8 @@
-"""The grids of the evenly spaced formats, column-major: one row of the weight in each column of an
+"""The grids of the evenly spaced formats, column-major: each row of the weight is a column of the
 array.
 
-A panel is [columns, rows]: what belongs to one column of the weight lies together, so that a step
-from column to column works on long vectors. Here stand what a block can hold and its scales, by the
-search of `--method search`; bytes are quant/formats'.
+A panel is [columns, rows]: the values of one column of the weight are adjacent, so that a step from
+column to column works on long vectors. Scales come from the search of `--method search`.
 """
 
 from dataclasses import dataclass, replace
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a block of a format holds: `size` values in `groups`, levels `low` to `high` around the
-    code of zero; `scales` and `mins` are the whole numbers that a group may have, None where the
+    """The block layout of a format: `block_columns` values in `groups`, levels `low` to `high`
+    around the code of zero, and the ranges of the integer scales and minimums, None where the
     format has none.
     """
 
@@ -33,7 +32,9 @@ class Kind:
 
     @staticmethod
     def of(format: "Linear") -> "Kind":
-        """That of a format. Columns weigh what they are said to: a value's size adds nothing."""
+        """Return the layout of a format. Columns are weighted by their importance alone, without
+        the value spread.
+        """
         return Kind(
             replace(GRIDS[format.name], spread=0.0),
             format.low - format.zero,
@@ -50,7 +51,7 @@ class Kind:
 
     @property
     def span(self) -> int:
-        """Columns of a group."""
+        """Number of columns of a group."""
         return self.form.values // self.form.groups
 
     @property
@@ -59,11 +60,11 @@ class Kind:
 
     @property
     def mins(self) -> int | None:
-        """The highest minimum; None where minimums are no whole numbers."""
+        """The largest minimum; None where minimums are not integers."""
         return None if self.form.most is None or self.form.whole is None else self.form.whole[1]
 
     def bounds(self, ops: Ops) -> tuple[Array, Array]:
-        """The lowest and the highest level, for ops.bound."""
+        """Return the lowest and the highest level in the type that ops.bound needs."""
         import numpy as np
 
         return (
@@ -74,14 +75,14 @@ class Kind:
 
     @cached_property
     def asked(self) -> native.Searching:
-        """How our C looks for scales."""
+        """Settings of the scale search in C."""
         return asking(self.form, self.low, self.high, 0.0)
 
 
 @dataclass(frozen=True)
 class Grid:
     """One block of each row: `d` and `m` [rows] are F16 numbers, `scales` and `mins` [groups, rows]
-    whole ones.
+    integers.
     """
 
     kind: Kind
@@ -91,32 +92,32 @@ class Grid:
     mins: Any = None
 
     def steps(self) -> tuple[Any, Any]:
-        """The step and the least value [groups, rows] of each group, rounded as ggml rounds them."""
+        """Return step and minimum [groups, rows] of each group, rounded as ggml rounds them."""
         step = self.d[None] if self.scales is None else self.d * self.scales
         if self.m is None:
             return step, None
         return step, self.m[None] if self.mins is None else -(self.m * self.mins)
 
     def value(self, levels: Any) -> Any:
-        """What levels [columns, rows] stand for."""
+        """Return the values that levels [columns, rows] stand for."""
         step, least = self.steps()
-        found = levels.reshape(self.kind.groups, -1, levels.shape[1]) * step[:, None]
+        values = levels.reshape(self.kind.groups, -1, levels.shape[1]) * step[:, None]
         if least is not None:
-            found += least[:, None]
-        return found.reshape(levels.shape)
+            values += least[:, None]
+        return values.reshape(levels.shape)
 
 
 def scaled(kind: Kind, values: Array, weights: Array, ops: Ops) -> Grid:
-    """Scales and minimums for the values [size, rows] of a block, columns weighed by `weights`
-    [size].
+    """Search scales and minimums for the values [size, rows] of a block, columns weighted by
+    `weights` [size].
     """
-    even = weights / weights.max()
-    even = ops.where(even > SLIGHT, even, SLIGHT + 0 * even)
+    importance = weights / weights.max()
+    importance = ops.where(importance > SLIGHT, importance, SLIGHT + 0 * importance)
     if isinstance(ops, Numpy) and native.searches():
-        return _in_c(kind, values, even)
+        return _scaled_in_c(kind, values, importance)
     rows = values.shape[1]
     x = values.reshape(kind.groups, kind.span, rows).swapaxes(0, 1)
-    w = even.reshape(kind.groups, kind.span).swapaxes(0, 1)[:, :, None] + ops.zeros(
+    w = importance.reshape(kind.groups, kind.span).swapaxes(0, 1)[:, :, None] + ops.zeros(
         kind.span, kind.groups, rows
     )
     effort = kind.form.brief if isinstance(ops, Numpy) else kind.form.long
@@ -124,7 +125,7 @@ def scaled(kind: Kind, values: Array, weights: Array, ops: Ops) -> Grid:
     return Grid(kind, *steps)
 
 
-def _in_c(kind: Kind, values: Array, weights: Array) -> Grid:
+def _scaled_in_c(kind: Kind, values: Array, weights: Array) -> Grid:
     import numpy as np
 
     found = native.search(np.ascontiguousarray(values.T), weights[None], kind.asked)

@@ -1,9 +1,11 @@
 """A scale, and a minimum where there is one, for each group by itself: several starts, each
 improved a few times.
 
-A start spreads the levels over the values of a group; then codes and scale follow each other: the
-nearest levels for a scale, the best scale for these levels. Follows make_qkx3_quants and
-make_qx_quants of ggml/src/ggml-quants.c, which take three dozen starts and do not improve any.
+A start spreads the levels over the values of a group. Then codes and scale are improved in turn:
+the nearest levels for a scale, the best scale for these levels.
+
+Source: make_qkx3_quants and make_qx_quants of ggml/src/ggml-quants.c, which try three dozen starts
+and improve none.
 """
 
 from collections.abc import Sequence
@@ -13,13 +15,15 @@ from quant.methods.lanes import LARGE, Lanes, Sums
 
 
 def fitted(lanes: Lanes, starts: Sequence[float], rounds: int) -> tuple[Array, Array | None, Sums]:
-    """The best scale and minimum found for each group, and what the levels found with it add up to.
+    """Return the best scale and minimum of each group, and the sums of the levels they were
+    computed from.
 
-    A start is how many times the range of all levels is spread over the values of a group: beyond 1
-    the outermost are cut off. Where there is no minimum a start below 0 turns the levels round.
+    A start is how often the range of all levels is spread over the values of a group: beyond 1 the
+    outermost values are clipped. Where there is no minimum, a negative start swaps the ends of the
+    range.
     """
     ops = lanes.ops
-    span, least = _spread(lanes)
+    span, least = _full_range(lanes)
     best: tuple[Array, ...] = ()
     for start in starts:
         scale, low = span / start, least
@@ -40,8 +44,8 @@ def fitted(lanes: Lanes, starts: Sequence[float], rounds: int) -> tuple[Array, A
     return best[1], best[2], best[3]
 
 
-def _spread(lanes: Lanes) -> tuple[Array, Array | None]:
-    """The scale and the minimum that spread all levels over a group."""
+def _full_range(lanes: Lanes) -> tuple[Array, Array | None]:
+    """Return the scale and minimum that spread all levels over a group."""
     ops = lanes.ops
     low, high = ops.least(lanes.x), ops.most(lanes.x)
     if lanes.most is None:

@@ -1,10 +1,9 @@
-"""`--method search`: scales, minimums and codes chosen together, by what the imatrix says of each
-column.
+"""`--method search`: scales, minimums and codes chosen together, weighted by the imatrix.
 
-All groups of a chunk are searched at once (lanes.py), each by itself first (scales.py), then with
-its superblock (superblocks.py): on a GPU where torch has one, else by our C where the build has it
-(quant/searches.c), else by numpy, which is the truth. The same rows give the same bytes however
-they are cut; those of another machine may differ.
+All groups of a chunk are searched at once (group_sums.py), first each by itself (group_scales.py),
+then with its superblock (superblock_scales.py): on a GPU if torch has one, else by our C code if it
+is built (quant/native/searches.c), else by numpy, the reference. The same rows give the same bytes
+however they are split; another machine may give other bytes.
 """
 
 from typing import TYPE_CHECKING
@@ -22,49 +21,54 @@ if TYPE_CHECKING:
     from quant.formats.base import Floats, Format, Ints
     from quant.native import F32, U8
 
-FULL = 16  # a chunk is filled up to whole so many blocks: sums then run alike, whatever its size
-ON_DEVICE, IN_C = 1 << 22, 1 << 17  # values that a GPU has at a time, and our C
+# a chunk is padded to a multiple of so many blocks, so that sums do not depend on its size
+FULL = 16
+ON_DEVICE, IN_C = 1 << 22, 1 << 17  # values in a chunk on a GPU, and in our C code
 
 
 class Search(Method):
-    """The k-quants and the types with one scale a block; what has a code book is ggml's."""
+    """The k-quants and the types with one scale per block; types with a codebook are left to
+    ggml.
+    """
 
     name, help, needs = "search", "scales and codes chosen together: less error than ggml", "sums"
 
     def values(self, evidence: Evidence) -> int:
-        """As much as stays in a core's cache, or as fills a GPU."""
+        """Return as many values as fit a core's cache, or fill a GPU."""
         return ON_DEVICE if accelerate.device() else IN_C if native.searches() else 0
 
     def handles(self, format: "Format", evidence: Evidence) -> bool:
-        """Whether its levels are evenly spaced."""
+        """Return whether the format's levels are evenly spaced."""
         return format.name in GRIDS
 
     def means(self) -> str:
-        """A GPU, our C, or numpy: each adds up in an order of its own."""
+        """Return the GPU's name, "C" or "numpy": each adds in a different order."""
         return accelerate.device() or ("C" if native.searches() else "numpy")
 
     def solver(self, format: "Format", evidence: Evidence) -> Solver:
-        """The search for the format; rows that it cannot hold are refused as ggml's encoder refuses
-        them.
+        """Return the encoder for the format. It raises UserError for rows that the format cannot
+        hold, as ggml's encoder does.
         """
         assert isinstance(format, Linear)
         grid, weigh = GRIDS[format.name], evidence.weigher()
-        search = _in_c if accelerate.device() is None and native.searches() else _in_arrays
+        search = (
+            _search_in_c if accelerate.device() is None and native.searches() else _search_in_arrays
+        )
 
         def solve(rows: "F32", first: int) -> "U8":
             importance = weigh(first, first + len(rows))
             native.check_rows(rows, format.name, label=evidence.name, importance=importance)
-            made = search(rows, importance, format, grid).reshape(len(rows), -1)
-            native.check_made(made, format.name, label=evidence.name)
-            return made
+            blocks = search(rows, importance, format, grid).reshape(len(rows), -1)
+            native.check_made(blocks, format.name, label=evidence.name)
+            return blocks
 
         return solve if accelerate.device() is None else accelerate.halved(solve, evidence.name)
 
 
-def _in_arrays(
+def _search_in_arrays(
     rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid
 ) -> "U8":
-    """On a GPU, or in numpy with less effort."""
+    """Search on a GPU, or in numpy with less effort."""
     effort = grid.long if accelerate.device() else grid.brief
     ops = accelerate.operations(accelerate.device())
     with ops.alone():
@@ -72,24 +76,28 @@ def _in_arrays(
     return format.pack(fields)
 
 
-def _in_c(rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid) -> "U8":
-    """In C, with the importance of each matrix in its turn."""
+def _search_in_c(
+    rows: "F32", importance: native.Importance | None, format: Linear, grid: Grid
+) -> "U8":
+    """Search in C, with each matrix's own importance."""
     import numpy as np
 
-    asked = asking(
+    settings = asking(
         grid, format.low - format.zero, format.high - format.zero, grid.spread_with(importance)
     )
     even = np.ones(rows.shape[1], np.float32)
     spans = importance.spans(0, len(rows)) if importance else ((0, len(rows), even),)
-    made = [
-        packed(native.search(rows[first:last], grid.even(vector), asked), format, grid)
+    pieces = [
+        packed(native.search(rows[first:last], grid.even(vector), settings), format, grid)
         for first, last, vector in spans
     ]
-    return made[0] if len(made) == 1 else np.concatenate(made)
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def asking(grid: Grid, low: int, high: int, spread: float) -> native.Searching:
-    """How our C searches a grid with levels from `low` to `high`."""
+    """Return the settings with which our C code searches a grid with levels from `low` to
+    `high`.
+    """
     effort = grid.long
     return native.Searching(
         grid.values // grid.groups,
@@ -105,14 +113,13 @@ def asking(grid: Grid, low: int, high: int, spread: float) -> native.Searching:
 
 
 def packed(found: native.Found, format: Linear, grid: Grid) -> "U8":
-    """What was found as blocks, by our C too where the build has it."""
+    """Return the search result as blocks, packed by our C code if it is built."""
     import numpy as np
 
-    if (made := native.packed(found, format.name)) is not None:
-        return made
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # what gets infinite is refused by check_made
+    if (blocks := native.packed(found, format.name)) is not None:
+        return blocks
+    # native.check_made refuses infinite scales
+    with np.errstate(over="ignore", invalid="ignore"):
         d, m = found.d.astype(np.float16), found.m.astype(np.float16)
     whole = grid.whole is not None
     return format.pack(
@@ -134,17 +141,18 @@ def searched(
     ops: "Ops",
     effort: Effort,
 ) -> Fields:
-    """The fields of the blocks of rows [rows, columns], each column weighed by `importance`."""
+    """Return the fields of the blocks of rows [rows, columns], each column weighted by
+    `importance`.
+    """
     import numpy as np
 
     count = rows.size // grid.values
-    x = _filled(rows.reshape(-1, grid.groups, grid.values // grid.groups).transpose(2, 1, 0), ops)
-    w = _filled(grid.columns(importance, *rows.shape).reshape(*x.shape[:2], -1), ops)
-    with np.errstate(
-        over="ignore", under="ignore", invalid="ignore"
-    ):  # what gets infinite is refused by check_made
+    x = _padded(rows.reshape(-1, grid.groups, grid.values // grid.groups).transpose(2, 1, 0), ops)
+    w = _padded(grid.columns(importance, *rows.shape).reshape(*x.shape[:2], -1), ops)
+    # native.check_made refuses infinite scales
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if spread := grid.spread_with(importance):
-            _spread(x, w, spread, ops)
+            _weigh_large_values(x, w, spread, ops)
         lanes, steps = stepped(
             x, w, grid, (format.low - format.zero, format.high - format.zero), ops, effort
         )
@@ -152,14 +160,14 @@ def searched(
             levels = lanes.levels(steps.d[None], None if steps.m is None else steps.m[None])
         else:
             levels = lanes.levels(steps.scale, steps.least)
-        return _fields(levels, steps, format, count, ops)
+        return _to_fields(levels, steps, format, count, ops)
 
 
 def stepped(
     x: "Array", w: "Array", grid: Grid, levels: tuple[int, int], ops: "Ops", effort: Effort
 ) -> tuple[Lanes, Steps]:
-    """Scales and minimums for values [values of a group, groups of a block, blocks] with weights of
-    the same shape, for levels from the lowest to the highest.
+    """Search scales and minimums for values [values of a group, groups of a block, blocks], with
+    weights of the same shape and levels from the lowest to the highest.
     """
     lanes = Lanes(ops, x, w, *levels, grid.most)
     scale, least, sums = fitted(lanes, effort.starts, effort.rounds)
@@ -174,22 +182,24 @@ def stepped(
     return lanes, steps
 
 
-def _filled(values: "F32", ops: "Ops") -> "Array":
-    """[values of a group, groups of a block, blocks], one behind the other, with blocks of ones to
-    a round number.
+def _padded(values: "F32", ops: "Ops") -> "Array":
+    """Return the values [values of a group, groups of a block, blocks] as a contiguous array,
+    padded with blocks of ones to a multiple of CHUNK_BLOCKS.
     """
     import numpy as np
 
     count = values.shape[2]
     if count % FULL == 0:
         return ops.array(values)
-    filled = np.ones((*values.shape[:2], -(-count // FULL) * FULL), np.float32)
-    filled[:, :, :count] = values
-    return ops.array(filled)
+    padded = np.ones((*values.shape[:2], -(-count // FULL) * FULL), np.float32)
+    padded[:, :, :count] = values
+    return ops.array(padded)
 
 
-def _spread(x: "Array", w: "Array", spread: float, ops: "Ops") -> None:
-    """Let large values weigh more: a weight times sqrt(spread + x² / mean of x² in the block)."""
+def _weigh_large_values(x: "Array", w: "Array", spread: float, ops: "Ops") -> None:
+    """Increase the weight of large values: multiply weights by sqrt(spread + x² / mean of x² in the
+    block).
+    """
     mean = ops.total(ops.dot(x, x)) / (x.shape[0] * x.shape[1])
     root = x * inverted(ops.sqrt(mean))
     ops.multiply(root, root, out=root)
@@ -197,13 +207,13 @@ def _spread(x: "Array", w: "Array", spread: float, ops: "Ops") -> None:
     ops.multiply(w, ops.sqrt(root, out=root), out=w)
 
 
-def _fields(levels: "Array", steps: Steps, format: Linear, count: int, ops: "Ops") -> Fields:
-    """As the format knows them, without what was filled up."""
+def _to_fields(levels: "Array", steps: Steps, format: Linear, count: int, ops: "Ops") -> Fields:
+    """Return the levels and steps as the format's fields, without padding."""
     import numpy as np
 
-    found = ops.numpy(levels)
-    codes = np.empty((count, *found.shape[1::-1]), np.int16)
-    np.copyto(codes, found[:, :, :count].transpose(2, 1, 0), casting="unsafe")
+    numbers = ops.numpy(levels)
+    codes = np.empty((count, *numbers.shape[1::-1]), np.int16)
+    np.copyto(codes, numbers[:, :, :count].transpose(2, 1, 0), casting="unsafe")
     codes += format.zero
 
     def halves(values: "Array") -> "Floats":

@@ -47,7 +47,7 @@ def test_c_finds_what_numpy_finds_and_more_with_more_effort(
     grid = replace(GRIDS[type], spread=spread)
     slow = lost(by_arrays(rows, importance, type, grid, operations()), type, rows, importance)
     same, more = (
-        FORMATS[type].unpack(search._in_c(rows, importance, FORMATS[type], each))
+        FORMATS[type].unpack(search._search_in_c(rows, importance, FORMATS[type], each))
         for each in (replace(grid, long=grid.brief), grid)
     )
     assert lost(same, type, rows, importance) == pytest.approx(slow, rel=3e-3)
