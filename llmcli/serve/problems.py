@@ -1,7 +1,7 @@
-"""Errors of requests: OpenAI's error objects and statuses, with llama-server's types where OpenAI
-has none.
+"""Errors of requests: OpenAI's error objects and HTTP statuses, with llama-server's types where
+OpenAI has none.
 
-Free of HTTP: lines of a batch and messages of a WebSocket fail in the same words.
+Free of HTTP: lines of a batch and messages of a WebSocket fail with the same objects.
 """
 
 from typing import Any
@@ -31,8 +31,8 @@ ANTHROPIC = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"
 
 
 class Problem(Refusal):
-    """A request that cannot be answered. `param`: the field to blame; `more`: further fields of the
-    error object.
+    """A request that cannot be answered. `param`: the field that is wrong; `more`: further fields
+    of the error object.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class Problem(Refusal):
 
 
 def unknown_model(name: str, names: tuple[str, ...]) -> Problem:
-    """The request names a model that is not served here."""
-    told = f"the model {name[:100]!r} is not served here; there is {', '.join(names)}"
-    return Problem(told, 404, param="model", code="model_not_found")
+    """Return the error of a request for a model that is not served."""
+    message = f"the model {name[:100]!r} is not served here; available: {', '.join(names)}"
+    return Problem(message, 404, param="model", code="model_not_found")
 
 
 def problem(error: Refusal) -> Problem:
-    """Any refusal as a Problem: what the engine, a template or a grammar refuses is the request's
-    mistake (400).
+    """Return any UserError as an ApiError: what the engine, a template or a grammar refuses is a
+    mistake of the request (400).
 
-    Hints are flags of another command line than the server's: where one helps, it is told in the
-    server's words.
+    Hints are dropped because they name flags of a command line; where one helps, the message says
+    it in the server's terms.
     """
     match error:
         case Problem():
@@ -80,8 +80,8 @@ def problem(error: Refusal) -> Problem:
 
 
 def document(error: Problem, path: str = "") -> dict[str, Any]:
-    """The error document in the form of a path: ollama's has only a message, Anthropic's a type of
-    its own.
+    """Return the error document in the form of a path's API: ollama's has only a message,
+    Anthropic's has its own types.
     """
     if path.startswith("/api/"):
         return {"error": str(error)}

@@ -1,4 +1,4 @@
-"""What the server answers to, read from its folders: routes/ by path, schema/ by endpoint."""
+"""The routes and the API forms of the server, collected from their folders."""
 
 import functools
 from typing import Any
@@ -8,16 +8,16 @@ from quant.registry import collect
 
 @functools.cache
 def routes() -> dict[str, Any]:
-    """Every Route by its first path."""
+    """Return every Route by its first path."""
     return collect("llmcli.serve.routes", "ROUTES", key="path")
 
 
 @functools.cache
 def forms() -> dict[str, Any]:
-    """Every Form by its path: OpenAI's ways to ask for an answer."""
+    """Return every ApiForm by its path."""
     return collect("llmcli.serve.schema", "FORMS", key="path")
 
 
 def form(path: str) -> Any:
-    """The Form that answers a path, which may stand without /v1; None where none does."""
+    """Return the ApiForm of a path, with or without the prefix /v1; None if there is none."""
     return forms().get(path) or forms().get(f"/v1{path}")

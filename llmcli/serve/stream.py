@@ -1,6 +1,6 @@
-"""Reads request bodies, and turns a form and the bridge's events into an HTTP response.
+"""Reads request bodies, and writes a form's answers as HTTP responses.
 
-A client that goes away is noticed even while nothing is being sent to it.
+A client that disconnects is noticed even while nothing is being sent to it.
 """
 
 import asyncio
@@ -27,28 +27,28 @@ from quant.errors import Refusal
 T = TypeVar("T")
 DEEP = "the body is nested too deeply"
 PATIENCE = 60  # seconds that a client may take to send its body, or to read a piece of its answer
-PING = 15.0  # seconds of silence after which a stream sends a sign of life
-SHORT = 4096  # bytes of a body whose prompt is made on the event loop
-READ = 8  # a body that is too large is read up to so many times the limit
+PING = 15.0  # seconds of silence after which a stream sends a ping
+SHORT = 4096  # bytes of a body whose prompt is built on the event loop
+READ = 8  # a body that is too large is read up to this many times the limit
 
 
 class Gone(Exception):
-    """The client has closed its connection: nobody is left to answer."""
+    """The client has closed its connection."""
 
 
 async def body(request: Request, most: int) -> dict[str, Any]:
-    """The JSON object in a request's body; raises Problem where there is none, or the body is too
-    large.
+    """Return the JSON object in a request's body. Raises ApiError if there is none or the body is
+    too large.
     """
     return parsed(await whole(request, most))
 
 
 async def whole(request: Request, most: int) -> bytes:
-    """A request's body. Raises Problem where it is too large or too slow, Gone where the client
-    leaves.
+    """Return a request's body. Raises ApiError if it is too large or too slow, ClientDisconnected
+    if the client leaves.
     """
     if (coding := request.headers.get("content-encoding", "identity")) != "identity":
-        raise Problem(f"the body is coded as {coding[:60]!r}; send it as it is", 415)
+        raise Problem(f"the body has the encoding {coding[:60]!r}; send it without one", 415)
     raw, count = bytearray(), 0
     try:
         async with asyncio.timeout(PATIENCE):
@@ -59,38 +59,36 @@ async def whole(request: Request, most: int) -> bytes:
                 elif count > READ * most:
                     break
     except TimeoutError:
-        raise Problem(f"the body was not there within {PATIENCE} s", 408) from None
+        raise Problem(f"the body did not arrive within {PATIENCE} s", 408) from None
     except ClientDisconnect:
         raise Gone from None
-    if (
-        count > most
-    ):  # most of it was read all the same: many clients listen only once they have sent everything
-        raise Problem(
-            f"the body is larger than {most:,} bytes, which is what this server takes", 413
-        )
+    # Most of a body that is too large is read all the same, because many clients read an answer
+    # only after they have sent everything.
+    if count > most:
+        raise Problem(f"the body is larger than this server's limit of {most:,} bytes", 413)
     return bytes(raw)
 
 
 def parsed(raw: bytes) -> dict[str, Any]:
-    """Bytes as a JSON object; raises Problem where they are none."""
+    """Parse bytes as a JSON object. Raises ApiError if they are none."""
     try:
-        found = strict(raw)
+        document = strict(raw)
     except UnicodeDecodeError as error:
         raise Problem(f"the body is not UTF-8 at byte {error.start}") from None
     except RecursionError:
         raise Problem(DEEP) from None
     except ValueError as error:
         raise Problem(f"the body is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise Problem("the body must be a JSON object")
-    return found
+    return document
 
 
 async def asked(
     bridge: Bridge, path: str, document: Mapping[str, Any], settings: Settings, short: bool = False
 ) -> Form:
-    """The form of a path for a request's document, ready to be answered; it is made beside the
-    engine's thread.
+    """Build the form of a path from a request's document, ready to be answered. It is built in a
+    worker thread beside the engine's.
     """
     form: Form = await bridge.prepare(
         registry.forms()[path], document, bridge.runner, settings, short=short
@@ -101,16 +99,16 @@ async def asked(
 
 
 async def answered(service: Service, request: Request, form: Form) -> Response:
-    """The form's answer: a document when it is there, or a stream from the first event on."""
+    """Answer a form: with one document at the end, or with a stream from the first event on."""
     address = request.client.host if request.client else ""
     client = keys.client(request.headers, address, service.settings.keys)
-    before = known(request.scope) if form.stream else None
-    if before:
-        form.resume(before)
-    requests = [replace(one, client=client) for one in form.requests]
+    position = known(request.scope) if form.stream else None
+    if position:
+        form.resume(position)
+    requests = [replace(form_request, client=client) for form_request in form.requests]
     answering = service.bridge.answer(*requests, samples=form.each)
     if form.stream:
-        return Events(answering, form, before)
+        return Events(answering, form, position)
     async with aclosing(answering):
         await unless_gone(request.receive, _finished(answering))
     return json_response(form.whole(answering.answers))
@@ -122,7 +120,9 @@ async def _finished(answering: Answering) -> None:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. Cancels it and raises Gone when the client goes first."""
+    """Return what `work` returns. If the client disconnects first, cancel the work and raise
+    ClientDisconnected.
+    """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -130,8 +130,8 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
             return task.result()
         raise Gone
     finally:
-        for one in (task, gone):
-            one.cancel()
+        for future in (task, gone):
+            future.cancel()
         with suppress(asyncio.CancelledError):
             await task if not task.done() else None
 
@@ -142,13 +142,13 @@ async def _gone(receive: Receive) -> None:
 
 
 def json_response(found: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A document as JSON."""
+    """Return a document as a JSON response."""
     return Response(encoded(found), status, headers, "application/json")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of a stream; what of the answers they tell; whether more follows."""
+    """Bytes of a stream, the positions that they bring the answers to, and whether more follows."""
 
     raw: bytes
     told: tuple[Told, ...] = ()
@@ -156,11 +156,11 @@ class Piece:
 
 
 class Events(Response):
-    """Server-Sent Events. The head goes out with the first event: an error before it still has its
-    own status.
+    """A stream of Server-Sent Events. The head is sent with the first event, so that an error
+    before it has its own status.
 
-    Where something may be `known` of the answers it is passed over, and each piece says what it
-    tells (known.py).
+    If the request continues a stream at a `position`, events that were already sent are skipped,
+    and each piece carries the new positions (stream_resume.py).
     """
 
     def __init__(self, answering: Answering, form: Form, known: Known | None = None) -> None:
@@ -171,7 +171,7 @@ class Events(Response):
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events as they come; when the client goes, the engine stops working on them."""
+        """Send events as they arrive; if the client disconnects, cancel the answers."""
         async with aclosing(self.answering):
             with suppress(Gone):
                 await unless_gone(receive, self._send(send))
@@ -196,27 +196,27 @@ class Events(Response):
             await send(
                 {"type": "http.response.start", "status": 200, "headers": self.raw_headers, **head}
             )
-        told = {TOLD: piece.told} if self.known else {}
+        marks = {TOLD: piece.told} if self.known else {}
         async with asyncio.timeout(PATIENCE):
             await send(
-                {"type": "http.response.body", "body": piece.raw, "more_body": piece.more, **told}
+                {"type": "http.response.body", "body": piece.raw, "more_body": piece.more, **marks}
             )
 
     async def _ping(self, send: Send) -> None:
-        """Send a comment after each PING seconds of silence: proxies close connections that say
-        nothing for long.
+        """Send a ping after each PING_SECONDS of silence: proxies close connections that are silent
+        for long.
         """
         loop = asyncio.get_running_loop()
         self._spoke = loop.time()
-        with suppress(TimeoutError):  # _send finds the same
+        with suppress(TimeoutError):  # _send times out as well
             while self.form.ping:
                 await asyncio.sleep(max(0.0, self._spoke + PING - loop.time()))
                 if loop.time() >= self._spoke + PING:
                     await self._put(send, Piece(self.form.ping))
 
     async def _written(self) -> AsyncIterator[Piece]:
-        """The events as bytes. Events that came together go out as one piece, the last one with the
-        stream's end.
+        """Yield the events as bytes. Events that arrive together are sent as one piece, the last
+        one together with the stream's end.
         """
         form, held, events, past = self.form, bytearray(), list[Event](), Past(self.known)
         try:

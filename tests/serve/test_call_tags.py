@@ -62,8 +62,8 @@ def listened(kin: Family, text: str, seed: int) -> list[Heard]:
 
 
 def arguments(heard: list[Heard]) -> list[dict[str, Any] | None]:
-    assert "".join(one.text for one in heard if one.kind == "said") == ""
-    calls = [one.call for one in heard if one.kind == "called" and one.call]
+    assert "".join(one.text for one in heard if one.kind == "content") == ""
+    calls = [one.call for one in heard if one.kind == "call_end" and one.call]
     assert "".join(one.text for one in heard if one.kind == "arguments") == "".join(
         one.arguments for one in calls
     )
@@ -113,7 +113,7 @@ def test_text_is_told_while_it_comes(kin: Family) -> None:
         assert told == f'{{"{key}": "{words * 9}'.rstrip() + " " * (kin.name != "glm")
         rest = [*listener.feed("END" + after), *listener.finish()]
         assert json.loads(told + "".join(one.text for one in rest)) == {key: words * 9 + "END"}
-    (called,) = (one for one in listened(kin, before, 1) if one.kind == "called")
+    (called,) = (one for one in listened(kin, before, 1) if one.kind == "call_end")
     assert (
         called.call and called.call.arguments == told
     )  # what was cut off is told as far as it came
@@ -184,15 +184,19 @@ def test_braces_that_are_none_end_the_call_where_they_are(inner: str, told: str,
     kin = next(one for one in families() if one.name == "gemma")
     for seed in range(3):
         heard = listened(kin, f"<|tool_call>call:save{inner}<tool_call|>", seed)
-        assert [one.call.arguments for one in heard if one.kind == "called" and one.call] == [told]
-        assert "".join(one.text for one in heard if one.kind == "said").strip() == said
+        assert [one.call.arguments for one in heard if one.kind == "call_end" and one.call] == [
+            told
+        ]
+        assert "".join(one.text for one in heard if one.kind == "content").strip() == said
 
 
 def test_a_key_goes_no_further_than_its_call() -> None:
     text = "<tool_call>save<arg_key>any</tool_call> So <arg_key>any</arg_key><arg_value>1"
     for seed in range(6):
         heard = listened(KIN["glm"], text, seed)
-        assert [one.call.arguments for one in heard if one.kind == "called" and one.call] == ["{}"]
+        assert [one.call.arguments for one in heard if one.kind == "call_end" and one.call] == [
+            "{}"
+        ]
 
 
 PYTHON: dict[str, Any] = {
@@ -289,8 +293,10 @@ def test_keywords_that_are_none_end_the_call_where_they_are(
 ) -> None:
     for seed in range(6):
         heard = listened(LFM, f"{START}[{inner}{STOP}", seed)
-        assert [one.call.arguments for one in heard if one.kind == "called" and one.call] == [told]
-        assert "".join(one.text for one in heard if one.kind == "said").strip() == said
+        assert [one.call.arguments for one in heard if one.kind == "call_end" and one.call] == [
+            told
+        ]
+        assert "".join(one.text for one in heard if one.kind == "content").strip() == said
 
 
 @pytest.mark.parametrize(
@@ -307,8 +313,8 @@ def test_keywords_that_are_none_end_the_call_where_they_are(
 def test_keywords_that_were_cut_off_are_told_as_far_as_they_came(inner: str, told: str) -> None:
     for seed in range(6):
         heard = listened(LFM, f"{START}[{inner}", seed)
-        said = "".join(one.text for one in heard if one.kind == "said")
-        assert [one.call.arguments for one in heard if one.kind == "called" and one.call] == [
+        said = "".join(one.text for one in heard if one.kind == "content")
+        assert [one.call.arguments for one in heard if one.kind == "call_end" and one.call] == [
             told
         ] * (inner != "save(")
         assert said == (f"{START}[save(" if inner == "save(" else "")

@@ -103,7 +103,7 @@ OTHER = {"type": "function", "function": {"name": "other"}}
 
 def heard(listener: Listener, text: str, seed: int = 0) -> dict[str, str]:
     """Everything of each kind, the text coming in pieces of any size."""
-    chance, out = random.Random(seed), {"thought": "", "said": "", "calls": []}
+    chance, out = random.Random(seed), {"thinking": "", "content": "", "calls": []}
     while text:
         cut = chance.choice((1, 2, 3, 7, 40))
         piece, text = text[:cut], text[cut:]
@@ -115,14 +115,14 @@ def heard(listener: Listener, text: str, seed: int = 0) -> dict[str, str]:
 
 
 def _add(out: dict, one) -> None:
-    if one.kind == "call":
+    if one.kind == "call_start":
         assert one.call.id
         assert not one.call.arguments
         out["open"] = (one.call, "")
     elif one.kind == "arguments":
         assert one.text
         out["open"] = (out["open"][0], out["open"][1] + one.text)
-    elif one.kind == "called":
+    elif one.kind == "call_end":
         begun, text = out.pop("open")
         assert one.call == replace(begun, arguments=text)
         whole = given(one.call)
@@ -138,11 +138,15 @@ def _add(out: dict, one) -> None:
 def test_a_call_is_read_as_its_family_writes_it(kin: Family, text: str) -> None:
     for seed in range(8):
         found = heard(Listener(None, kin, NAMES), text, seed)
-        assert found == {"thought": "", "said": "", "calls": [("weather", ARGUMENTS)]}
+        assert found == {"thinking": "", "content": "", "calls": [("weather", ARGUMENTS)]}
         found = heard(
             Listener(None, kin, NAMES), f"<think>\nLet me look.\n</think>\n\n{text}", seed
         )
-        assert found == {"thought": "Let me look.\n", "said": "", "calls": [("weather", ARGUMENTS)]}
+        assert found == {
+            "thinking": "Let me look.\n",
+            "content": "",
+            "calls": [("weather", ARGUMENTS)],
+        }
 
 
 @pytest.mark.parametrize("kin", families(), ids=lambda one: one.name)
@@ -151,15 +155,15 @@ def test_what_is_cut_or_damaged_is_said_and_never_lost(kin: Family) -> None:
     for end in range(1, len(whole)):
         found = heard(Listener(None, kin, NAMES), whole[:end], end)
         cut = [text for _, text in found["calls"] if isinstance(text, str)]
-        assert found["said"] == whole[:end] or found["calls"] == [("weather", ARGUMENTS)] or cut, (
-            end
-        )
-        assert not cut or (JSON.startswith(cut[0]) and not found["said"]), end
+        assert (
+            found["content"] == whole[:end] or found["calls"] == [("weather", ARGUMENTS)] or cut
+        ), end
+        assert not cut or (JSON.startswith(cut[0]) and not found["content"]), end
         assert not cut or JSON not in whole or whole[:end].endswith(cut[0]), end
     found = heard(Listener(None, kin, NAMES), "I say { and < and [ and <tool but call nothing. ")
     assert found == {
-        "thought": "",
-        "said": "I say { and < and [ and <tool but call nothing. ",
+        "thinking": "",
+        "content": "I say { and < and [ and <tool but call nothing. ",
         "calls": [],
     }
 
@@ -284,7 +288,7 @@ def test_whatever_a_model_says_behind_the_mark_is_a_valid_call(stories_runner: R
         for _ in reply:
             pass
         found = heard(Listener(None, kin), reply.answer.text)
-        assert " the" not in found["said"], reply.answer.text
+        assert " the" not in found["content"], reply.answer.text
         for name, arguments in found["calls"]:
             assert name == "walk"
             jsonschema.validate(arguments, schema)
@@ -317,15 +321,15 @@ def test_arguments_come_in_pieces_that_joined_are_the_whole(kin: Family) -> None
     one, whole = Listener(None, kin, NAMES), Listener(None, kin, NAMES)
     pieces = [piece for letter in text for piece in one.feed(letter)] + one.finish()
     at_once = whole.feed(text) + whole.finish()
-    assert "".join(p.text for p in pieces if p.kind == "said") == "".join(
-        p.text for p in at_once if p.kind == "said"
+    assert "".join(p.text for p in pieces if p.kind == "content") == "".join(
+        p.text for p in at_once if p.kind == "content"
     )
-    assert [p.call.arguments for p in pieces if p.kind == "called"] == [
-        p.call.arguments for p in at_once if p.kind == "called"
+    assert [p.call.arguments for p in pieces if p.kind == "call_end"] == [
+        p.call.arguments for p in at_once if p.kind == "call_end"
     ]
     assert len([p for p in pieces if p.kind == "arguments"]) >= len(JSON) - 1
-    assert next(p.call.arguments for p in pieces if p.kind == "called") == JSON
-    assert [p.kind for p in at_once if p.kind == "called"] == ["called"] * (
+    assert next(p.call.arguments for p in pieces if p.kind == "call_end") == JSON
+    assert [p.kind for p in at_once if p.kind == "call_end"] == ["call_end"] * (
         1 if between is None else 2
     )
 
@@ -355,8 +359,8 @@ def test_what_was_told_of_a_call_stays_and_what_is_none_of_it_is_said(
         listener = Listener(None, family(""), frozenset())
         parts = [text[at : at + step] for at in range(0, len(text), step)]
         out = [one for part in parts for one in listener.feed(part)] + listener.finish()
-        assert [one.call.arguments for one in out if one.kind == "called" and one.call] == calls
-        assert "".join(one.text for one in out if one.kind == "said").strip() == said.strip()
+        assert [one.call.arguments for one in out if one.kind == "call_end" and one.call] == calls
+        assert "".join(one.text for one in out if one.kind == "content").strip() == said.strip()
 
 
 def test_as_much_of_a_call_that_was_cut_off_is_read_as_came() -> None:
@@ -374,15 +378,15 @@ def test_text_thinking_and_several_calls_are_told_apart() -> None:
     text = f"<think>\nLet me look.\n</think>\n\nI look it up.\n\n{call}\n{call}\n"
     for seed in range(20):
         found = heard(Listener(None, family(""), NAMES), text, seed)
-        assert found["thought"] == "Let me look.\n"
-        assert found["said"] == "I look it up."
+        assert found["thinking"] == "Let me look.\n"
+        assert found["content"] == "I look it up."
         assert found["calls"] == [("weather", ARGUMENTS)] * 2
         opened = heard(Listener(Tags("<think>", "</think>"), None), "hm\n</think>\n\nyes", seed)
-        assert opened == {"thought": "hm\n", "said": "yes", "calls": []}
+        assert opened == {"thinking": "hm\n", "content": "yes", "calls": []}
         others = heard(
             Listener(Tags("<think>", "</think>"), None), "see [/THINK]</think>yes", seed
         )  # none of its tags
-        assert others == {"thought": "see [/THINK]", "said": "yes", "calls": []}
+        assert others == {"thinking": "see [/THINK]", "content": "yes", "calls": []}
 
 
 def test_json_that_names_no_function_is_text_for_a_family_without_tags() -> None:
@@ -393,7 +397,7 @@ def test_json_that_names_no_function_is_text_for_a_family_without_tags() -> None
         "{\n  1",
         'Text. {"name": "weather"}',
     ):
-        assert heard(Listener(None, kin, NAMES), text)["said"] == text
+        assert heard(Listener(None, kin, NAMES), text)["content"] == text
 
 
 @pytest.mark.parametrize("kin", families(), ids=lambda one: one.name)
@@ -459,8 +463,8 @@ def test_calls_are_separated_by_a_constraint_only_where_there_may_be_several() -
 def test_values_of_every_kind_are_read(name: str, text: str, given: dict) -> None:
     kin = next(one for one in families() if one.name == name)
     assert heard(Listener(None, kin, NAMES), text) == {
-        "thought": "",
-        "said": "",
+        "thinking": "",
+        "content": "",
         "calls": [("f", given)],
     }
 
@@ -482,4 +486,4 @@ def test_values_of_every_kind_are_read(name: str, text: str, given: dict) -> Non
 )
 def test_what_is_no_call_is_said_and_nothing_of_it_is_run(name: str, text: str) -> None:
     kin = next(one for one in families() if one.name == name)
-    assert heard(Listener(None, kin, NAMES), text)["said"] == text
+    assert heard(Listener(None, kin, NAMES), text)["content"] == text

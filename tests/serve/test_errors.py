@@ -63,14 +63,14 @@ WRONG = {
     "top_logprobs needs logprobs": {"top_logprobs": 2},
     "logit_bias names token 999999": {"logit_bias": {"999999": 1}},
     "tools[0].function is missing": {"tools": [{"type": "function"}]},
-    "tools[0]: this server has no tool of the type web_search": {"tools": [{"type": "web_search"}]},
+    "tools[0]: tools of type web_search are not supported": {"tools": [{"type": "web_search"}]},
     "tools[0].function.name must be 1 to 64": {
         "tools": [{"type": "function", "function": {"name": "a b"}}]
     },
     "tool_choice names the function 'x'": {
         "tool_choice": {"type": "function", "function": {"name": "x"}}
     },
-    "tool_choice is required, and there are no tools": {"tool_choice": "required"},
+    "tool_choice is required, but there are no tools": {"tool_choice": "required"},
     "response_format.json_schema is missing": {"response_format": {"type": "json_schema"}},
     "response_format.json_schema.schema is missing": {
         "response_format": {"type": "json_schema", "json_schema": {}}
@@ -89,12 +89,12 @@ WRONG = {
     "a grammar says where the answer ends": {"grammar": 'root ::= "a"', "ignore_eos": True},
     "beams is '1000'": {"beams": 1000},
     "loaded for 6: ask for fewer, or start with a larger --parallel": {"beams": 7},
-    "functions is not known here": {"functions": [{}]},
-    "modalities: this server writes text": {"modalities": ["audio"]},
-    "chat_template_kwargs.messages is the server's to set": {
+    "functions is not supported": {"functions": [{}]},
+    "modalities: this server generates only text": {"modalities": ["audio"]},
+    "chat_template_kwargs.messages is set by the server": {
         "chat_template_kwargs": {"messages": []}
     },
-    "continue_final_message needs a last message of the assistant's": {
+    "continue_final_message needs an assistant's message at the end": {
         "continue_final_message": True
     },
 }

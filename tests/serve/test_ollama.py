@@ -180,7 +180,7 @@ def test_nothing_asked_for_is_a_model_that_is_loaded(serve: Callable[..., Served
         (
             "/api/chat",
             {"messages": [{"role": "user", "content": "x", "images": ["aaaa"]}]},
-            "reads text",
+            "reads only text",
             400,
         ),
         ("/api/chat", {"messages": [{"content": "x"}]}, "role is missing", 400),
@@ -194,7 +194,7 @@ def test_nothing_asked_for_is_a_model_that_is_loaded(serve: Callable[..., Served
             "the context holds 512",
             400,
         ),
-        ("/api/generate", {"suffix": "x"}, "suffix is not known here", 400),
+        ("/api/generate", {"suffix": "x"}, "suffix is not supported", 400),
         ("/api/generate", {"context": [1]}, "send the conversation to /api/chat", 400),
         ("/api/show", {}, "name is missing", 400),
         ("/api/show", {"model": "other"}, "not served here", 404),

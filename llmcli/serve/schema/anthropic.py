@@ -1,9 +1,8 @@
-"""`/v1/messages`: Anthropic's way to ask, for programs that speak nothing else. It is a
-conversation in other words.
+"""`/v1/messages`: Anthropic's API, for clients that speak no other.
 
-What is asked becomes OpenAI's document; what has no name there (temperature, top_k, our own
-settings) goes along as it is. An assistant's message at the end is the answer's beginning, as
-Anthropic has it.
+A request is translated into OpenAI's document; fields without an equivalent (temperature, top_k,
+our own settings) are passed on unchanged. An assistant's message at the end is the beginning of the
+answer, as in Anthropic's API.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from llmcli.serve.schema.fields import Fields
 from llmcli.serve.settings import Settings
 from llmcli.types import Event
 
-# Theirs that have other names in OpenAI's.
+# Fields of Anthropic's API that OpenAI's has under other names.
 OTHERS = {
     "system",
     "stop_sequences",
@@ -42,9 +41,9 @@ class Messages(Conversation):
     last: ClassVar[bytes] = b""
     ping: ClassVar[bytes] = b'event: ping\ndata: {"type":"ping"}\n\n'
     refused: ClassVar[dict[str, str]] = {
-        "mcp_servers": "this server calls nobody",
+        "mcp_servers": "this server connects to no other servers",
         "container": "this server runs no code",
-        "context_management": "this server cuts nothing out of a conversation",
+        "context_management": "a conversation is never shortened",
         "n": "an answer is one message",
     }
 
@@ -53,51 +52,53 @@ class Messages(Conversation):
         self._blocks = Blocks()
 
     def whole(self, answers: Sequence[Answer]) -> Document:
-        """The message with its blocks."""
-        found, listener = Blocks(), self.prompt.listener()
-        for one in [*listener.feed(answers[0].text), *listener.finish()]:
-            list(found.hear(one))
-        return self._message(found, answers[0])
+        """Return the message with its blocks."""
+        blocks_, listener = Blocks(), self.prompt.listener()
+        for piece in [*listener.feed(answers[0].text), *listener.finish()]:
+            list(blocks_.hear(piece))
+        return self._message(blocks_, answers[0])
 
     def begin(self) -> Iterable[Document]:
-        """The message, empty."""
+        """Return the empty message."""
         self.begun = True
         return [{"type": "message_start", "message": self._message(Blocks(), None)}]
 
     def show(self, event: Event) -> Iterable[Document]:
-        """What an event adds to the blocks."""
+        """Return the events for what an engine event adds to the blocks."""
         return [
-            one for heard in self._heard[0].feed(event.text) for one in self._blocks.hear(heard)
+            change
+            for heard in self._heard[0].feed(event.text)
+            for change in self._blocks.hear(heard)
         ]
 
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """What was held back, why it ended, the counts."""
+        """Yield the remaining events, the stop reason and the token counts."""
         for heard in self._heard[0].finish():
             yield from self._blocks.hear(heard)
         yield from self._blocks.close()
-        why, stop = self._reason(self._blocks, answers[0])
-        told = {"stop_reason": why, "stop_sequence": stop}
-        yield {"type": "message_delta", "delta": told, "usage": self._counts(answers[0])}
+        reason, stop = self._reason(self._blocks, answers[0])
+        delta = {"stop_reason": reason, "stop_sequence": stop}
+        yield {"type": "message_delta", "delta": delta, "usage": self._counts(answers[0])}
         yield {"type": "message_stop"}
 
     def written(self, chunks: Iterable[Document]) -> bytes:
-        """Events with their names."""
+        """Encode events with their names."""
         return named(chunks)
 
     @classmethod
     def failed(cls, error: Problem) -> bytes:
-        """An error event."""
+        """Return an error event."""
         return b"event: error\n" + super().failed(error)
 
     def _message(self, found: Blocks, answer: Answer | None) -> Document:
-        why, stop = (None, None) if answer is None else self._reason(found, answer)
+        reason, stop = (None, None) if answer is None else self._reason(found, answer)
         return {
             "id": self.id,
             "type": "message",
             "role": "assistant",
             "model": self.model,
             "content": list(found.done),
-            "stop_reason": why,
+            "stop_reason": reason,
             "stop_sequence": stop,
             "usage": self._counts(answer),
         }
@@ -114,31 +115,36 @@ class Messages(Conversation):
 
     def _counts(self, answer: Answer | None) -> Document:
         prompt, cached = len(self.requests[0].tokens), answer.cached_tokens if answer else 0
-        made = len(answer.tokens) if answer else 0
+        generated = len(answer.tokens) if answer else 0
         return {
             "input_tokens": prompt - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
-            "output_tokens": made,
+            "output_tokens": generated,
         }
 
 
 def _openai(fields: Fields) -> Document:
-    """The document that would ask the same of /v1/chat/completions."""
-    found = {name: value for name, value in fields.values.items() if name not in OTHERS}
-    found |= {"messages": blocks.conversation(fields), "stop": fields.values.get("stop_sequences")}
-    found |= blocks.tools(fields)
+    """Return the equivalent document for /v1/chat/completions."""
+    document = {name: value for name, value in fields.values.items() if name not in OTHERS}
+    document |= {
+        "messages": blocks.conversation(fields),
+        "stop": fields.values.get("stop_sequences"),
+    }
+    document |= blocks.tools(fields)
     thinking, config = fields.table("thinking"), fields.table("output_config") or Fields({})
     if thinking:
-        found["reasoning_effort"] = EFFORTS[thinking.choice("type", tuple(EFFORTS), "enabled")]
-    if config.has("effort") and found.get("reasoning_effort") != "none":
-        found["reasoning_effort"] = config.values["effort"]
-    wanted = config.values.get("format") or fields.values.get("output_format")
-    if wanted is not None:
-        found["response_format"] = wanted
-    last = (found["messages"] or [{}])[-1]
-    found["continue_final_message"] = last.get("role") == "assistant" and not last.get("tool_calls")
-    return found
+        document["reasoning_effort"] = EFFORTS[thinking.choice("type", tuple(EFFORTS), "enabled")]
+    if config.has("effort") and document.get("reasoning_effort") != "none":
+        document["reasoning_effort"] = config.values["effort"]
+    format_ = config.values.get("format") or fields.values.get("output_format")
+    if format_ is not None:
+        document["response_format"] = format_
+    last = (document["messages"] or [{}])[-1]
+    document["continue_final_message"] = last.get("role") == "assistant" and not last.get(
+        "tool_calls"
+    )
+    return document
 
 
 FORMS = (Messages,)

@@ -1,6 +1,6 @@
-"""What a form is: one API's way to ask for an answer, and to write that answer whole or in chunks.
+"""One API's request, and how its answers are written, complete or in chunks.
 
-Free of HTTP: the server, the WebSocket, gRPC and batch files all read and write through the same
+Free of HTTP: the HTTP server, WebSockets, gRPC and batch files all read and write through the same
 forms.
 """
 
@@ -25,29 +25,26 @@ from llmcli.serve.settings import Settings
 from llmcli.types import Event
 
 Document = dict[str, Any]
-HOLE = "\x00text\x00"  # where a chunk's text stands
+HOLE = "\x00text\x00"  # stands for the text while a chunk's JSON is prepared
 
 
 class Form(ABC):
-    """One request. It is made from the request's JSON (raises Problem), holds what to ask the
-    engine, and writes the answers.
+    """One request of one API, and the writer of its answers.
 
-    Making it sets `requests`, the `samples` of each, and `stream`. Call ready() before the engine
-    is asked. A stream is begin(), show() for every event, end(). Events and answers are numbered as
-    the bridge numbers them.
+    The constructor reads the request's JSON (raises ApiError) and sets `requests`, the number of
+    `samples` of each, and `stream`. Call compile_constraint() before submitting the requests. A
+    stream consists of stream_start(), stream_event() for every event, and stream_end(). Events and
+    answers are numbered as the engine bridge numbers them.
     """
 
     path: ClassVar[str]
     prefix: ClassVar[str]  # of ids
     media_type: ClassVar[str] = "text/event-stream"
-    last: ClassVar[bytes] = b"data: [DONE]\n\n"
-    ping: ClassVar[bytes] = (
-        b": still here\n\n"  # of a stream that has had nothing to say for a while
-    )
-    refused: ClassVar[
-        dict[str, str]
-    ] = {}  # fields that would change the answer and are not known -> what there is
-    searches: ClassVar[bool] = False  # whether it has a place for all that a beam search finds
+    last: ClassVar[bytes] = b"data: [DONE]\n\n"  # ends a stream
+    ping: ClassVar[bytes] = b": still here\n\n"  # sent after some silence
+    # Unsupported fields that would change the answer -> what to do instead.
+    refused: ClassVar[dict[str, str]] = {}
+    searches: ClassVar[bool] = False  # whether its answers have room for all beams of a search
     requests: tuple[Request, ...]
     samples: int = 1
     constraint: Constraint | None = None
@@ -62,86 +59,90 @@ class Form(ABC):
             raise unknown_model(self.model, settings.names)
         for name, instead in {**UNKNOWN, **self.refused}.items():
             if self.fields.values.get(name) not in (None, [], {}, "", False, -1):
-                raise Problem(f"{name} is not known here: {instead}", param=name)
+                raise Problem(f"{name} is not supported: {instead}", param=name)
         if not runner.generates:
-            raise Problem(
-                "this model was made for embeddings and writes no text: /v1/embeddings answers with it"
-            )
+            raise Problem("this is an embedding model and generates no text: use /v1/embeddings")
         self.stream = self.fields.flag("stream")
 
     def ready(self) -> None:
-        """Compile the grammar, which may take a second. Raises UserError for one that cannot be
-        followed.
+        """Compile the constraint into a grammar for every request; this may take a second. Raises
+        UserError for a constraint that cannot be compiled, ApiError for requests that cannot be
+        answered.
         """
         if self.constraint is None:
             return
         grammar: Grammar = self.runner.grammars(self.constraint)
         self.requests = tuple(
             replace(
-                one,
+                request,
                 grammar=grammar,
                 strategy="beam" if self.searched else self.runner.strategy(grammar),
             )
-            for one in self.requests
+            for request in self.requests
         )
         self.check()
 
     def check(self) -> None:
-        """Raise Problem and UserError for requests that this form, this model and its context
-        cannot answer.
+        """Raise ApiError or UserError for requests that this form, the model or its context cannot
+        answer.
         """
         if self.searched and not self.searches:
-            raise Problem("beams are for /v1/chat/completions and /v1/completions", param="beams")
-        for one in self.requests:
-            self.runner.check(one, self.each)
+            raise Problem(
+                "beams are supported only by /v1/chat/completions and /v1/completions",
+                param="beams",
+            )
+        for request in self.requests:
+            self.runner.check(request, self.each)
 
     @property
     def searched(self) -> bool:
-        """Whether it is a beam search: nothing of it is told before its end."""
+        """Whether the request is a beam search, whose answers are known only at its end."""
         return bool(self.requests) and self.requests[0].strategy == "beam"
 
     @property
     def each(self) -> int:
-        """How many samples the engine makes of each request; of a beam search it makes one."""
+        """Number of samples that the engine draws for each request; 1 for a beam search."""
         return 1 if self.searched else self.samples
 
     def resume(self, known: Known) -> None:
-        """Be the answer of which so much is known."""
-        self.id, self.created, each = f"{self.prefix}{known.name}", known.created, self.each
+        """Continue the stream at a position: keep its id, time and seed, and replay the tokens that
+        were already sent.
+        """
+        self.id, self.created, n_samples = f"{self.prefix}{known.name}", known.created, self.each
         self.requests = tuple(
             replace(
-                one,
-                known=tuple(known.begun(first + more) for more in range(each))
+                request,
+                known=tuple(known.begun(first + offset) for offset in range(n_samples))
                 if known.tokens
                 else (),
-                sampling=one.sampling.with_values({"seed": _seed(one, known, first)}),
+                sampling=request.sampling.with_values({"seed": _seed(request, known, first)}),
             )
-            for first, one in zip(count(step=each), self.requests, strict=False)
+            for first, request in zip(count(step=n_samples), self.requests, strict=False)
         )
 
     @abstractmethod
     def whole(self, answers: Sequence[Answer]) -> Any:
-        """The answer as one document, or as a list of them."""
+        """Return the complete answer: one document, or a list of documents."""
 
     @abstractmethod
     def begin(self) -> Iterable[Document]:
-        """The first chunks of a stream; sets `begun`."""
+        """Return the first chunks of a stream, and set `has_started`."""
 
     @abstractmethod
     def show(self, event: Event) -> Iterable[Document]:
-        """The chunks for an event; its `sequence` is the number of the answer."""
+        """Return the chunks for an event; `event.sequence` is the number of the answer."""
 
     @abstractmethod
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """The last chunks of a stream."""
+        """Return the last chunks of a stream."""
 
     def streamed(self, event: Event) -> bytes:
-        """show(), as Server-Sent Events."""
+        """Return the chunks for an event as Server-Sent Events."""
         return self.written(self.show(event))
 
     def framed(self, index: int, text: str, chunk: Callable[[str], Document]) -> bytes:
-        """The event of a chunk that holds only text. The JSON around the text is made once: 6 µs a
-        chunk, not 18.
+        """Return the Server-Sent Event of a chunk that holds only text. The JSON around the text is
+        encoded once for each answer, which makes a chunk three times as fast.
         """
         if index not in self._frames:
             before, after = encoded(chunk(HOLE)).split(encoded(HOLE))
@@ -150,45 +151,49 @@ class Form(ABC):
         return before + encoded(text) + after
 
     def written(self, chunks: Iterable[Document]) -> bytes:
-        """Chunks as Server-Sent Events."""
+        """Encode chunks as Server-Sent Events."""
         return b"".join(b"data: " + encoded(chunk) + b"\n\n" for chunk in chunks)
 
     @classmethod
     def failed(cls, error: Problem) -> bytes:
-        """The end of a stream that cannot go on."""
+        """Return the event that ends a failed stream."""
         return b"data: " + encoded(document(error, cls.path)) + b"\n\n"
 
 
-def _seed(one: Request, known: Known, first: int) -> int:
-    """Of the first answer to a request: another one for each that has none, for two may have the
-    same prompt.
+def _seed(request: Request, position: Known, number: int) -> int:
+    """Return the request's own seed, or one for its first answer, which has this number.
+
+    Each request without a seed gets another one, because two may have the same prompt.
     """
-    seed: int = one.sampling["seed"]
-    return (known.seed + first) % SEEDS if seed == RANDOM else seed
+    seed: int = request.sampling["seed"]
+    return (position.seed + number) % SEEDS if seed == RANDOM else seed
 
 
 def named(chunks: Iterable[Document]) -> bytes:
-    """Server-Sent Events that carry their `type` as a name."""
+    """Encode chunks as Server-Sent Events that carry their `type` as the event's name."""
     return b"".join(
-        b"event: " + one["type"].encode() + b"\ndata: " + encoded(one) + b"\n\n" for one in chunks
+        b"event: " + chunk["type"].encode() + b"\ndata: " + encoded(chunk) + b"\n\n"
+        for chunk in chunks
     )
 
 
 def encoded(found: Any) -> bytes:
-    """JSON as bytes. A lone surrogate, which only a client's own text can hold, becomes a question
-    mark.
+    """Encode a value as JSON. A lone surrogate, which only a client's own text can contain, becomes
+    a question mark.
     """
     return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def usage(answers: Sequence[Answer], samples: int = 1) -> Document:
-    """OpenAI's token counts. A prompt counts once, though `samples` answers were made of it."""
+    """Return OpenAI's token counts. A prompt counts once, even if `samples` answers were drawn for
+    it.
+    """
     prompt = sum(answer.prompt_tokens for answer in answers[::samples])
-    made = sum(len(answer.tokens) for answer in answers)
+    completion = sum(len(answer.tokens) for answer in answers)
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": made,
-        "total_tokens": prompt + made,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
         "prompt_tokens_details": {
             "cached_tokens": sum(answer.cached_tokens for answer in answers[::samples])
         },
@@ -196,17 +201,15 @@ def usage(answers: Sequence[Answer], samples: int = 1) -> Document:
 
 
 def timings(answer: Answer) -> Document:
-    """llama-server's figures for an answer, which its clients read, and the time to the first
-    token.
-    """
-    fresh, made = answer.prompt_tokens - answer.cached_tokens, len(answer.tokens)
+    """Return llama-server's timing fields of an answer, and the time to the first token."""
+    computed, generated = answer.prompt_tokens - answer.cached_tokens, len(answer.tokens)
     return {
         "cache_n": answer.cached_tokens,
-        "prompt_n": fresh,
+        "prompt_n": computed,
         "prompt_ms": answer.prompt_ms,
-        "prompt_per_token_ms": answer.prompt_ms / fresh if fresh else 0.0,
+        "prompt_per_token_ms": answer.prompt_ms / computed if computed else 0.0,
         "prompt_per_second": answer.prompt_per_second,
-        "predicted_n": made,
+        "predicted_n": generated,
         "predicted_ms": answer.generate_ms,
         "predicted_per_token_ms": answer.tpot_ms,
         "predicted_per_second": answer.tokens_per_second,
@@ -220,24 +223,24 @@ def timings(answer: Answer) -> Document:
 
 
 def best(answer: Answer, count: int) -> Sequence[Hypothesis]:
-    """What a beam search found, best first and `count` at most. A grammar may allow fewer; where
-    nothing was to be drawn there is the empty answer.
+    """Return at most `count` beams of a search, best first. A grammar may leave fewer; if no token
+    was drawn, the only beam is the answer's own text.
     """
     return answer.beams[:count] or (Hypothesis(answer.text, 0.0, ()),)
 
 
 def stopped_by(runner: Runner, request: Request, answer: Answer) -> str | None:
-    """The stop sequence that ended an answer: the drawn tokens hold it, the text that was told does
-    not.
+    """Return the stop sequence that ended an answer, or None. The drawn tokens contain it, the
+    answer's text does not.
     """
     if not request.stops or answer.finish != "stop":
         return None
     drawn = b"".join(runner.model.piece(token.id) for token in answer.tokens).decode(
         "utf-8", "replace"
     )
-    return next((one for one in request.stops if one in drawn and one not in answer.text), None)
+    return next((stop for stop in request.stops if stop in drawn and stop not in answer.text), None)
 
 
 def reason(answer: Answer) -> str:
-    """OpenAI's word for how an answer ended."""
+    """Return OpenAI's finish reason: stop or length."""
     return "stop" if answer.finish == "stop" else "length"

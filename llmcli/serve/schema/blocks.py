@@ -1,4 +1,4 @@
-"""Anthropic's messages, made of blocks: read into OpenAI's, and written as an answer comes."""
+"""Anthropic's content blocks: read into OpenAI's messages, and streamed as an answer's blocks."""
 
 import json
 from collections.abc import Iterator
@@ -11,26 +11,26 @@ from llmcli.serve.schema.fields import Fields, kind
 from llmcli.serve.schema.messages import MOST
 
 EMPTY: dict[str, Document] = {
-    "thought": {"type": "thinking", "thinking": "", "signature": ""},
-    "said": {"type": "text", "text": ""},
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+    "content": {"type": "text", "text": ""},
 }
-FIELD = {"thought": "thinking", "said": "text"}
+FIELD = {"thinking": "thinking", "content": "text"}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def conversation(fields: Fields) -> list[Document] | None:
-    """`system` and `messages` as OpenAI's messages; None where there are none. Raises Problem for
-    an unknown block.
+    """Return `system` and `messages` as OpenAI's messages, or None if there are none. Raises
+    ApiError for an unknown block.
     """
     if not fields.has("messages"):
         return None
     system = fields.values.get("system")
     if system is not None and not isinstance(system, str):
         system = "\n\n".join(_text(block) for block in fields.tables("system"))
-    said: list[Document] = [{"role": "system", "content": system}] if system else []
+    messages: list[Document] = [{"role": "system", "content": system}] if system else []
     for message in fields.tables("messages", MOST):
-        said += _message(message)
-    return said
+        messages += _message(message)
+    return messages
 
 
 def _message(fields: Fields) -> list[Document]:
@@ -50,12 +50,12 @@ def _message(fields: Fields) -> list[Document]:
         match block.text("type", "text"):
             case "thinking":
                 thoughts.append(block.text("thinking") or "")
-            case "redacted_thinking":  # nobody but who wrote it can read it
+            case "redacted_thinking":  # encrypted: only its author can read it
                 pass
             case "tool_use":
-                given = json.dumps(block.values.get("input") or {})
-                about = {"name": block.needed("name"), "arguments": given}
-                calls.append({"id": block.needed("id"), "type": "function", "function": about})
+                arguments = json.dumps(block.values.get("input") or {})
+                function = {"name": block.needed("name"), "arguments": arguments}
+                calls.append({"id": block.needed("id"), "type": "function", "function": function})
             case "tool_result":
                 results.append(
                     {
@@ -73,10 +73,11 @@ def _message(fields: Fields) -> list[Document]:
 
 
 def _text(block: Fields) -> str:
-    sort = block.text("type", "text")
-    if sort != "text":
+    kind_of_block = block.text("type", "text")
+    if kind_of_block != "text":
         raise Problem(
-            f"{block.path}: this server reads text, not {str(sort)[:40]}", param=block.path
+            f"{block.path}: this server reads only text, not {str(kind_of_block)[:40]}",
+            param=block.path,
         )
     return block.needed("text")
 
@@ -85,46 +86,47 @@ def _result(block: Fields) -> str:
     value = block.values.get("content")
     if value is None or isinstance(value, str):
         return value or ""
-    return "".join(_text(one) for one in block.tables("content"))
+    return "".join(_text(part) for part in block.tables("content"))
 
 
 def tools(fields: Fields) -> dict[str, Any]:
-    """`tools` and `tool_choice` as OpenAI's fields; raises Problem for a tool that is no function
-    of the client's.
+    """Return `tools` and `tool_choice` as OpenAI's fields. Raises ApiError for a tool that is not a
+    function of the client.
     """
-    found: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     if fields.has("tools"):
-        found["tools"] = [_tool(one) for one in fields.tables("tools")]
+        document["tools"] = [_tool(tool) for tool in fields.tables("tools")]
     if choice := fields.table("tool_choice"):
-        sort = choice.choice("type", (*CHOICES, "tool"), "auto")
-        named = (
+        kind_of_choice = choice.choice("type", (*CHOICES, "tool"), "auto")
+        function = (
             {"type": "function", "function": {"name": choice.needed("name")}}
-            if sort == "tool"
+            if kind_of_choice == "tool"
             else None
         )
-        found["tool_choice"] = named or CHOICES[sort]
-        found["parallel_tool_calls"] = not choice.flag("disable_parallel_tool_use")
-    return found
+        document["tool_choice"] = function or CHOICES[kind_of_choice]
+        document["parallel_tool_calls"] = not choice.flag("disable_parallel_tool_use")
+    return document
 
 
 def _tool(fields: Fields) -> Document:
-    sort = fields.text("type", "custom")
-    if sort not in ("custom", "function"):
+    kind_of_tool = fields.text("type", "custom")
+    if kind_of_tool not in ("custom", "function"):
         raise Problem(
-            f"{fields.path}: this server has no tool of the type {str(sort)[:40]}; it takes functions",
+            f"{fields.path}: tools of type {str(kind_of_tool)[:40]} are not supported;"
+            " use functions",
             param=fields.path,
         )
     schema = fields.values.get("input_schema")
-    about = {
+    function = {
         "name": fields.needed("name"),
         "description": fields.text("description", ""),
         "parameters": schema,
     }
-    return {"type": "function", "function": {**about, "strict": fields.flag("strict")}}
+    return {"type": "function", "function": {**function, "strict": fields.flag("strict")}}
 
 
 class Blocks:
-    """The blocks of one answer. hear() and close() give the events of each change."""
+    """The blocks of one answer. hear() and close() yield the events of each change."""
 
     def __init__(self) -> None:
         self.done: list[Document] = []
@@ -132,12 +134,12 @@ class Blocks:
 
     @property
     def called(self) -> bool:
-        """Whether there is a call among them."""
+        """Whether one of the blocks is a tool call."""
         return any(block["type"] == "tool_use" for block in self.done)
 
     def hear(self, heard: Heard) -> Iterator[Document]:
-        """A piece of the answer."""
-        if heard.kind == "call" and heard.call:
+        """Add a piece of the answer."""
+        if heard.kind == "call_start" and heard.call:
             yield from self.close()
             block: Document = {
                 "type": "tool_use",
@@ -150,7 +152,7 @@ class Blocks:
         if heard.kind == "arguments":
             yield self._delta({"type": "input_json_delta", "partial_json": heard.text})
             return
-        if heard.kind == "called" and heard.call:
+        if heard.kind == "call_end" and heard.call:
             self.done[-1]["input"] = partly(heard.call.arguments)
             yield from self.close()
             return
@@ -162,7 +164,7 @@ class Blocks:
         yield self._delta({"type": f"{name}_delta", name: heard.text})
 
     def close(self) -> Iterator[Document]:
-        """The block that grows is over."""
+        """End the open block."""
         if self._open:
             self._open = ""
             yield {"type": "content_block_stop", "index": len(self.done) - 1}

@@ -1,8 +1,8 @@
-"""The calls of one block as they come: names first, then their arguments in pieces.
+"""Streams the tool calls of one block: each call's name, then its arguments in pieces.
 
-A call counts as one from where its arguments begin: what was told cannot be taken back. Its
-arguments are what the model wrote; where it was cut off or wrote no JSON they end there, whole and
-in pieces alike.
+A call counts from where its arguments begin, because what was streamed cannot be taken back. The
+arguments are what the model wrote; if they are cut off or are not JSON they simply end there, in a
+document as in a stream.
 """
 
 import re
@@ -14,39 +14,39 @@ from typing import Any, Literal
 from llmcli.serve.calls.base import Call, Digits, Family, Written
 from llmcli.strict import strict
 
-# Within a string and outside of one: what changes the place. Outside nothing else but words and
-# numbers may stand.
+# Characters that change the state, inside and outside of a string. Outside of a string only words
+# and numbers may appear besides.
 INSIDE, OUTSIDE = re.compile(r'["\\]'), re.compile(r'["{}\[\]]|[^\s\w.,:+-]')
 CONTROLS = {code: f"\\u{code:04x}" for code in range(32)} | {9: "\\t", 10: "\\n", 13: "\\r"}
 PAIRS = {"{": "}", "[": "]"}
-CUTS = 256  # places at which a text that was cut off is tried
+CUTS = 256  # attempts at completing a text that was cut off
 BETWEEN = " \t\r\n}],;`"
-ID = re.compile(r',\s*"id"\s*:\s*"[^"]*"')  # Mistral's
+ID = re.compile(r',\s*"id"\s*:\s*"[^"]*"')  # Mistral writes it after the arguments
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A piece of an answer: what was thought or said; that a call begins, a piece of its arguments,
-    that it is over (`call` has no arguments before).
+    """A piece of an answer: thinking, content, the start of a call, a piece of its arguments, or
+    its end. The `call` of a start has no arguments yet.
     """
 
-    kind: Literal["thought", "said", "call", "arguments", "called"]
+    kind: Literal["thinking", "content", "call_start", "arguments", "call_end"]
     text: str
     call: Call | None = None
 
 
 def told(call: Call) -> list[Heard]:
-    """A call that comes whole."""
+    """Return the pieces of a call that is complete."""
     return [
-        Heard("call", "", replace(call, arguments="")),
+        Heard("call_start", "", replace(call, arguments="")),
         Heard("arguments", call.arguments),
-        Heard("called", "", call),
+        Heard("call_end", "", call),
     ]
 
 
 class Arguments:
-    """A JSON object on its way: where it ends, and control characters in its strings written as
-    JSON has them.
+    """A JSON object that arrives in pieces: finds its end, and escapes control characters inside
+    its strings.
     """
 
     def __init__(self) -> None:
@@ -55,28 +55,30 @@ class Arguments:
 
     @property
     def rest(self) -> str | None:
-        """What would end it where it is; None within a string."""
+        """The brackets that would close the object here; None inside a string."""
         return None if self._string else "".join(reversed(self._open))
 
     def take(self, text: str, over: bool = False) -> tuple[str, int]:
-        """What of a text belongs to it, and how many characters those were."""
+        """Return the piece of `text` that belongs to the object, and its length in characters."""
         out: list[str] = []
-        at = 0
-        while at < len(text) and not self.done:
+        position = 0
+        while position < len(text) and not self.done:
             if self._escaped:
-                out.append(text[at].translate(CONTROLS))
-                self._escaped, at = False, at + 1
+                out.append(text[position].translate(CONTROLS))
+                self._escaped, position = False, position + 1
                 continue
-            found = (INSIDE if self._string else OUTSIDE).search(text, at)
-            end = found.start() if found else len(text)
-            out.append(text[at:end].translate(CONTROLS) if self._string else text[at:end])
-            at = end
-            if found:
-                at += self._mark(found[0], out)
-        return "".join(out), at
+            match = (INSIDE if self._string else OUTSIDE).search(text, position)
+            end = match.start() if match else len(text)
+            out.append(
+                text[position:end].translate(CONTROLS) if self._string else text[position:end]
+            )
+            position = end
+            if match:
+                position += self._mark(match[0], out)
+        return "".join(out), position
 
     def _mark(self, mark: str, out: list[str]) -> int:
-        """One of the characters that change the place; 0 where it is none of JSON's."""
+        """Handle a character that changes the state; return 0 if it cannot be part of JSON."""
         if mark == "\\":
             self._escaped = True
         elif mark == '"':
@@ -94,9 +96,9 @@ class Arguments:
 
 
 class Calling:
-    """One block: `begin` finds its first call, `feed` goes on. `over` once nothing of it can
-    follow. `texts` are the arguments that are text by the schemas, of each function by its name;
-    `digits` are for its calls' ids.
+    """The calls of one block: `begin` finds the first call, `feed` continues. `over` is set once
+    the block has ended. `texts`: for each function, the arguments that are strings by its schema.
+    `digits` makes the digits of call ids.
     """
 
     def __init__(
@@ -118,8 +120,8 @@ class Calling:
         self._arguments: Written = Arguments()
 
     def begin(self, text: str) -> tuple[list[Heard], str] | None:
-        """The call that `text` begins with, and the rest, which are its arguments; None where there
-        is none (yet).
+        """Return the start of the call at the beginning of `text`, and the rest of the text, which
+        holds its arguments; None if there is no call (yet).
         """
         head = self._family.head(text, self._number)
         if head is None or (self._family.first and head.call.name not in self._names):
@@ -128,10 +130,12 @@ class Calling:
         self._call = replace(head.call, id=head.call.id or self._family.id(self._digits()))
         texts = self._texts.get(head.call.name, frozenset())
         self._arguments, self._text = head.form.reader(texts) if head.form else Arguments(), []
-        return [Heard("call", "", self._call)], text[head.used :]
+        return [Heard("call_start", "", self._call)], text[head.used :]
 
     def feed(self, text: str, over: bool) -> tuple[list[Heard], str]:
-        """What this text adds, and what of it is not read; all is where nothing follows (`over`)."""
+        """Return the pieces that `text` adds, and the part of it that was not read. `over`: no more
+        text follows.
+        """
         out: list[Heard] = []
         while text or over:
             if not self._arguments.done:
@@ -143,51 +147,59 @@ class Calling:
                 if not self._arguments.done and not over:
                     break
                 self._arguments.done = True
-                out.append(Heard("called", "", replace(self._call, arguments="".join(self._text))))
-            if again := self.begin(text):
-                out += again[0]
-                text = again[1]
+                out.append(
+                    Heard("call_end", "", replace(self._call, arguments="".join(self._text)))
+                )
+            if next_call := self.begin(text):
+                out += next_call[0]
+                text = next_call[1]
                 continue
             more, text = self._end(text, over)
             return out + more, text
         return out, text
 
     def _end(self, text: str, over: bool) -> tuple[list[Heard], str]:
-        """What stands behind the calls, where their end has come."""
+        """Find the end of the block; return the content after it and the rest of the text."""
         family = self._family
-        ends = [(at, at + len(word)) for word in family.ends if (at := text.find(word)) >= 0]
-        if not family.first:  # one that nothing ended ends where the next begins
-            ends += [(at, at) for word in family.opens if (at := text.find(word)) >= 0]
+        ends = [
+            (index, index + len(word)) for word in family.ends if (index := text.find(word)) >= 0
+        ]
+        if not family.first:  # a block without an end mark ends where the next one begins
+            ends += [(index, index) for word in family.opens if (index := text.find(word)) >= 0]
         if not ends and not over:
             return [], text
         start, end = min(ends, default=(len(text), len(text)))
-        self.over, left = True, text[:start]
+        self.over, content = True, text[:start]
         for word in family.closes:
-            left = left.replace(word, "")
-        left = ID.sub("", left).lstrip(BETWEEN)
-        return [Heard("said", left)] if left else [], text[end:]
+            content = content.replace(word, "")
+        content = ID.sub("", content).lstrip(BETWEEN)
+        return [Heard("content", content)] if content else [], text[end:]
 
 
 def partly(arguments: str) -> dict[str, Any]:
-    """As much of a call's arguments as was told whole, as Anthropic's client reads those of one
-    that was cut off.
+    """Return the complete part of a call's arguments, as Anthropic's client parses arguments that
+    were cut off.
     """
     for text in _closed(arguments):
         try:
-            found = strict(text)
+            value = strict(text)
         except (ValueError, RecursionError):
             continue
-        return found if isinstance(found, dict) else {}
+        return value if isinstance(value, dict) else {}
     return {}
 
 
 def _closed(text: str) -> Iterator[str]:
-    """What a text that was cut off may have been, the longest first: ended where it is, before a
-    comma of it, or where something of it begins.
+    """Yield possible completions of a text that was cut off, the longest first: closed at its end,
+    before one of its commas, or after one of its opening brackets.
     """
-    cuts = (at + (text[at] != ",") for at in range(len(text) - 1, -1, -1) if text[at] in ",{[")
+    cuts = (
+        index + (text[index] != ",")
+        for index in range(len(text) - 1, -1, -1)
+        if text[index] in ",{["
+    )
     for end in islice(chain((len(text),), cuts), CUTS):
         scan = Arguments()
-        kept = scan.take(text[:end])[0]
+        part = scan.take(text[:end])[0]
         if scan.rest is not None:
-            yield kept + scan.rest
+            yield part + scan.rest

@@ -14,7 +14,7 @@ from llmcli.serve.settings import Settings
 from llmcli.types import Event
 
 CHUNK = "chat.completion.chunk"
-FIELD = {"thought": "reasoning_content", "said": "content"}
+FIELD = {"thinking": "reasoning_content", "content": "content"}
 
 
 class Chat(Conversation):
@@ -24,10 +24,10 @@ class Chat(Conversation):
     prefix: ClassVar[str] = "chatcmpl-"
     searches: ClassVar[bool] = True
     refused: ClassVar[dict[str, str]] = {
-        "functions": "tools are",
-        "function_call": "tool_choice is",
-        "audio": "this server writes text",
-        "web_search_options": "this server searches nothing",
+        "functions": "use tools",
+        "function_call": "use tool_choice",
+        "audio": "this server generates only text",
+        "web_search_options": "this server cannot search the web",
     }
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
@@ -37,26 +37,28 @@ class Chat(Conversation):
         self._calls = [0] * self.samples
 
     def whole(self, answers: Sequence[Answer]) -> Document:
-        """One document with a choice a sample; of a beam search the best, with their scores."""
+        """Return one document with a choice for each sample; for a beam search with the best beams
+        and their scores.
+        """
         if self.searched:
-            found = [
-                {**self._choice(index, one.text, reason(answers[0])), "score": one.score}
-                for index, one in enumerate(best(answers[0], self.samples))
+            choices = [
+                {**self._choice(index, beam.text, reason(answers[0])), "score": beam.score}
+                for index, beam in enumerate(best(answers[0], self.samples))
             ]
         else:
-            found = [
+            choices = [
                 self._choice(index, answer.text, reason(answer))
                 for index, answer in enumerate(answers)
             ]
         if self.logprobs:
-            for choice, answer in zip(found, answers, strict=True):
+            for choice, answer in zip(choices, answers, strict=True):
                 choice["logprobs"] = {
                     "content": logprobs.content(self.runner, answer),
                     "refusal": None,
                 }
         return {
             **self._head("chat.completion"),
-            "choices": found,
+            "choices": choices,
             "usage": self._usage(answers),
             "timings": timings(answers[0]),
         }
@@ -64,24 +66,27 @@ class Chat(Conversation):
     def _choice(self, index: int, text: str, finish: str) -> Document:
         listener = self.prompt.listener()
         heard = [*listener.feed(text), *listener.finish()]
-        thought, said = (
-            "".join(one.text for one in heard if one.kind == kind) for kind in ("thought", "said")
+        thinking, content = (
+            "".join(piece.text for piece in heard if piece.kind == kind)
+            for kind in ("thinking", "content")
         )
-        calls = [_call(one.call) for one in heard if one.kind == "called" and one.call]
+        calls = [_call(piece.call) for piece in heard if piece.kind == "call_end" and piece.call]
         message: Document = {
             "role": "assistant",
-            "content": said if said or not calls else None,
+            "content": content if content or not calls else None,
             "refusal": None,
         }
-        if thought:
-            message["reasoning_content"] = thought
+        if thinking:
+            message["reasoning_content"] = thinking
         if calls:
             message["tool_calls"] = calls
         finish = "tool_calls" if calls and finish == "stop" else finish
         return {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
 
     def begin(self) -> Iterable[Document]:
-        """The role of each choice; of a search nobody knows yet how many there will be."""
+        """Return the role of each choice; nothing for a beam search, whose number of choices is not
+        known yet.
+        """
         self.begun = True
         return [] if self.searched else [self._role(index) for index in range(self.samples)]
 
@@ -89,36 +94,38 @@ class Chat(Conversation):
         return self._chunk(index, {"role": "assistant", "content": ""})
 
     def show(self, event: Event) -> Iterable[Document]:
-        """What an event added: text, thinking, pieces of calls."""
-        if self.searched:  # which of them is the best is known at the end
+        """Return the text, thinking and pieces of tool calls that an event adds."""
+        if self.searched:  # the best beams are known only at the end
             return []
         return self._shown(event, self._heard[event.sequence].feed(event.text))
 
     def streamed(self, event: Event) -> bytes:
-        """The same, quickly where it is a piece of text only."""
+        """Return the chunks of an event as Server-Sent Events; text alone takes a fast path."""
         if self.logprobs or self.searched:
             return super().streamed(event)
         heard = self._heard[event.sequence].feed(event.text)
-        if len(heard) != 1 or heard[0].kind != "said":
+        if len(heard) != 1 or heard[0].kind != "content":
             return self.written(self._shown(event, heard))
         index = event.sequence
         return self.framed(index, heard[0].text, lambda text: self._chunk(index, {"content": text}))
 
     def _shown(self, event: Event, heard: list[Heard]) -> list[Document]:
         chunks = list(self._deltas(event.sequence, heard))
-        if self.logprobs and (about := logprobs.of_event(self.runner, event)):
+        if self.logprobs and (log_probabilities := logprobs.of_event(self.runner, event)):
             chunks = chunks or [self._chunk(event.sequence, {"content": ""})]
-            chunks[0]["choices"][0]["logprobs"] = about
+            chunks[0]["choices"][0]["logprobs"] = log_probabilities
         return chunks
 
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """What was held back, why each choice ended, and the counts where they were asked for."""
+        """Return what was held back, the reason why each choice ended, and the token counts if the
+        request asked for them.
+        """
         chunks: list[Document] = []
         if self.searched:
-            for index, one in enumerate(best(answers[0], self.samples)):
+            for index, beam in enumerate(best(answers[0], self.samples)):
                 chunks += [
                     self._role(index),
-                    *self._deltas(index, self._heard[index].feed(one.text)),
+                    *self._deltas(index, self._heard[index].feed(beam.text)),
                 ]
                 chunks += self._ended(index, reason(answers[0]))
         else:
@@ -139,24 +146,24 @@ class Chat(Conversation):
         )
 
     def _usage(self, answers: Sequence[Answer]) -> Document:
-        thought = sum(self.prompt.thought(answer) for answer in answers)
+        reasoning = sum(self.prompt.thought(answer) for answer in answers)
         return {
             **usage(answers, self.each),
-            "completion_tokens_details": {"reasoning_tokens": thought},
+            "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
 
     def _deltas(self, index: int, heard: list[Heard]) -> Iterator[Document]:
-        for one in heard:
-            if one.kind in FIELD:
-                yield self._chunk(index, {FIELD[one.kind]: one.text})
-            elif one.kind == "call" and one.call:
+        for piece in heard:
+            if piece.kind in FIELD:
+                yield self._chunk(index, {FIELD[piece.kind]: piece.text})
+            elif piece.kind == "call_start" and piece.call:
                 self._calls[index] += 1
                 yield self._chunk(
-                    index, {"tool_calls": [{"index": self._calls[index] - 1, **_call(one.call)}]}
+                    index, {"tool_calls": [{"index": self._calls[index] - 1, **_call(piece.call)}]}
                 )
-            elif one.kind == "arguments":
-                rest = {"index": self._calls[index] - 1, "function": {"arguments": one.text}}
-                yield self._chunk(index, {"tool_calls": [rest]})
+            elif piece.kind == "arguments":
+                delta = {"index": self._calls[index] - 1, "function": {"arguments": piece.text}}
+                yield self._chunk(index, {"tool_calls": [delta]})
 
     def _head(self, kind: str) -> Document:
         return {

@@ -1,4 +1,4 @@
-"""`/v1/completions`: texts gone on with, as they are; no chat template."""
+"""`/v1/completions`: continues texts as they are, without a chat template."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,20 +17,21 @@ from llmcli.serve.settings import Settings
 from llmcli.types import Event
 
 MOST_PROMPTS = 256
-MOST_ANSWERS = (
-    1024  # of one request: an idle server takes any one whole, and whoever comes next waits for it
-)
+# Answers to one request: an idle server accepts any request, and the next one waits for it.
+MOST_ANSWERS = 1024
 LIMITS = "max_tokens", "n_predict"
 
 
 class Completions(Form):
-    """OpenAI's older completions: one prompt or several, as text or as ids of tokens."""
+    """OpenAI's older completions: one prompt or several, as text or as token ids."""
 
     path: ClassVar[str] = "/v1/completions"
     prefix: ClassVar[str] = "cmpl-"
-    few: ClassVar[int | None] = 16  # tokens where nobody says how many: OpenAI's
+    few: ClassVar[int | None] = 16  # tokens when the request sets no limit, as OpenAI's API does
     searches: ClassVar[bool] = True
-    refused: ClassVar[dict[str, str]] = {"suffix": "text is gone on with at its end, not filled in"}
+    refused: ClassVar[dict[str, str]] = {
+        "suffix": "a text is continued at its end; /infill fills a gap"
+    }
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
         super().__init__(body, runner, settings)
@@ -38,8 +39,8 @@ class Completions(Form):
         options = fields.table("stream_options")
         self.counted = bool(options and options.flag("include_usage"))
         self.logprobs, self.echo = fields.whole("logprobs", 0, logprobs.MOST), fields.flag("echo")
-        asked = common.common(fields, settings, LIMITS)
-        beams = asked["search"].beams
+        request_fields = common.common(fields, settings, LIMITS)
+        beams = request_fields["search"].beams
         self.count = common.samples(fields, beams)
         self.samples = (
             self.count
@@ -51,42 +52,46 @@ class Completions(Form):
         schema = answer_format(fields, "response_format")
         self.constraint = grammar(fields, schema)
         keeps = self.logprobs is not None or self.samples > self.count
-        asked = {
+        request_fields = {
             "strategy": runner.strategy(),
-            **asked,
+            **request_fields,
             "logprobs": keeps,
             "top_logprobs": self.logprobs or 0,
             "scores": self.scores,
         }
-        most = self.few if limit is None else limit
+        default_limit = self.few if limit is None else limit
         self.requests = tuple(
             Request(
                 tokens,
-                max_tokens=common.room(runner, settings, len(tokens), most, self.samples),
-                **asked,
+                max_tokens=common.room(runner, settings, len(tokens), default_limit, self.samples),
+                **request_fields,
             )
             for tokens in self._prompts()
         )
         self.check()
         self._echoes = [self._echo(number, request) for number, request in enumerate(self.requests)]
         self._offsets = [len(echo) for echo in self._echoes for _ in range(self.count)]
-        self._awaited = [self.scores] * len(
-            self.requests
-        )  # the prompts that a stream has not told yet
+        # The prompts whose log-probabilities were not sent yet.
+        self._awaited = [self.scores] * len(self.requests)
 
     def resume(self, known: Known) -> None:
-        """A prompt's log-probabilities came with the first event of any of its answers."""
+        """Skip the log-probabilities of prompts that were sent: they came with the first event of
+        any of a prompt's answers.
+        """
         super().resume(known)
-        begun = {number // self.count for number in known.tokens}
+        started = {number // self.count for number in known.tokens}
         self._awaited = [
-            waits and number not in begun for number, waits in enumerate(self._awaited)
+            is_awaited and number not in started for number, is_awaited in enumerate(self._awaited)
         ]
 
     def _refuse(self, beams: int) -> None:
         if self.samples < self.count:
-            raise Problem(f"best_of must be at least n, {self.count}", param="best_of")
+            raise Problem(f"best_of must be at least n ({self.count})", param="best_of")
         if self.stream and self.samples > self.count:
-            raise Problem("best_of is known when all are done: leave out stream", param="best_of")
+            raise Problem(
+                "best_of is decided when all answers are complete: leave out stream",
+                param="best_of",
+            )
         if self.logprobs is not None and beams > 1:
             raise Problem(
                 "a beam search keeps no alternatives: leave out logprobs or beams", param="logprobs"
@@ -94,7 +99,7 @@ class Completions(Form):
 
     @property
     def scores(self) -> bool:
-        """Whether the prompt's own tokens are told with their log-probabilities."""
+        """Whether the prompt's own tokens are returned with their log-probabilities."""
         return self.echo and self.logprobs is not None
 
     def _prompts(self) -> list[tuple[int, ...]]:
@@ -102,87 +107,92 @@ class Completions(Form):
         if self._single(value):
             value = [value]
         if not isinstance(value, list) or not value:
-            raise self.fields.wrong("prompt", "text, ids of tokens, or a list of either")
+            raise self.fields.wrong("prompt", "text, token ids, or a list of either")
         if len(value) > MOST_PROMPTS:
             raise Problem(
-                f"prompt has {len(value)} entries, at most {MOST_PROMPTS} are taken", param="prompt"
+                f"prompt has {len(value)} entries; the limit is {MOST_PROMPTS}", param="prompt"
             )
         if (count := len(value) * self.samples) > MOST_ANSWERS:
             raise Problem(
-                f"these are {count:,} answers, at most {MOST_ANSWERS:,} are given to one request",
+                f"the request asks for {count:,} answers; the limit is {MOST_ANSWERS:,}",
                 param="n",
             )
-        return [self._tokens(f"prompt[{index}]", one) for index, one in enumerate(value)]
+        return [self._tokens(f"prompt[{index}]", prompt) for index, prompt in enumerate(value)]
 
     def _single(self, value: Any) -> bool:
-        """Whether it is one prompt, not a list of them."""
+        """Return whether the value is one prompt, not a list of prompts."""
         return isinstance(value, str) or _ids(value)
 
     def _tokens(self, where: str, value: Any) -> tuple[int, ...]:
         model = self.runner.model
         if isinstance(value, str):
-            found = common.encoded(self.runner, self.settings, value)
-            return found or ((model.bos,) if model.bos is not None else ())
+            tokens = common.encoded(self.runner, self.settings, value)
+            return tokens or ((model.bos,) if model.bos is not None else ())
         if not _ids(value):
-            raise Problem(f"{where} must be text or ids of tokens", param="prompt")
-        if wrong := [one for one in value if not 0 <= one < model.n_vocab]:
+            raise Problem(f"{where} must be text or token ids", param="prompt")
+        if invalid := [token for token in value if not 0 <= token < model.n_vocab]:
             raise Problem(
-                f"{where} has {wrong[0]}, which is no token: they end at {model.n_vocab - 1}",
+                f"{where} has {invalid[0]}, which is no token: the last one is {model.n_vocab - 1}",
                 param="prompt",
             )
         return tuple(value)
 
     def _echo(self, number: int, request: Request) -> str:
-        """A prompt as it was given; of ids the text that they stand for."""
+        """Return a prompt as the client sent it; for token ids, the text that they stand for."""
         if not self.echo:
             return ""
         value = self.fields.values["prompt"]
-        one = value if self._single(value) else value[number]
-        if isinstance(one, str):
-            return one
+        prompt = value if self._single(value) else value[number]
+        if isinstance(prompt, str):
+            return prompt
         raw = b"".join(self.runner.model.piece(token, special=True) for token in request.tokens)
         return raw.decode("utf-8", "replace")
 
     def whole(self, answers: Sequence[Answer]) -> Document:
-        """One document: for each prompt its choices, of `best_of` the likeliest a token."""
-        found: list[Document] = []
+        """Return one document with the choices of every prompt; with `best_of`, those with the
+        highest mean log-probability.
+        """
+        choices: list[Document] = []
         for number, echo in enumerate(self._echoes):
-            mine = answers[number * self.each : (number + 1) * self.each]
+            drawn = answers[number * self.each : (number + 1) * self.each]
             if self.searched:
-                kept = [replace(mine[0], text=one.text) for one in best(mine[0], self.count)]
+                chosen = [
+                    replace(drawn[0], text=answer.text) for answer in best(drawn[0], self.count)
+                ]
             else:
-                kept = (
-                    sorted(mine, key=_mean, reverse=True)[: self.count]
+                chosen = (
+                    sorted(drawn, key=_mean, reverse=True)[: self.count]
                     if self.samples > self.count
-                    else list(mine)
+                    else list(drawn)
                 )
-            about = None
+            prompt_logprobs = None
             if self.scores:
-                about = logprobs.of_prompt(
-                    self.runner, self.requests[number].tokens, mine[0].prompt, echo
+                prompt_logprobs = logprobs.of_prompt(
+                    self.runner, self.requests[number].tokens, drawn[0].prompt, echo
                 )
             first = number * self.count
-            found += [
-                self._choice(first + index, echo, one, about) for index, one in enumerate(kept)
+            choices += [
+                self._choice(first + index, echo, answer, prompt_logprobs)
+                for index, answer in enumerate(chosen)
             ]
         counts = usage(answers, self.each)
-        return {**self._head(), "choices": found, "usage": counts, "timings": timings(answers[0])}
+        return {**self._head(), "choices": choices, "usage": counts, "timings": timings(answers[0])}
 
     def _choice(self, index: int, echo: str, answer: Answer, prompt: Document | None) -> Document:
-        about = None
+        found = None
         if self.logprobs is not None:
-            about = logprobs.legacy(self.runner, answer.tokens, answer.top, len(echo))
-            about = logprobs.together(prompt, about) if prompt else about
+            found = logprobs.legacy(self.runner, answer.tokens, answer.top, len(echo))
+            found = logprobs.together(prompt, found) if prompt else found
         return {
             "index": index,
             "text": echo + answer.text,
-            "logprobs": about,
+            "logprobs": found,
             "finish_reason": reason(answer),
         }
 
     def begin(self) -> Iterable[Document]:
-        """The prompts, where they are echoed; with their log-probabilities each comes when it is
-        computed, those of a search with what it found.
+        """Return the prompts, if they are echoed. Prompts with log-probabilities come with their
+        first event, those of a beam search at its end.
         """
         self.begun = True
         later = self.scores or self.searched
@@ -190,34 +200,36 @@ class Completions(Form):
         return [self._chunk(index, echo) for index, echo in enumerate(echoed) if echo]
 
     def _prompt(self, event: Event) -> list[Document]:
-        """A prompt for each of its choices, at the first event of any."""
+        """Return the prompt for each of its choices, at the first event of any of them."""
         number = event.sequence // self.count
         if not self._awaited[number]:
             return []
         self._awaited[number] = False
-        scores = [Scored(value, tuple(Ranked(*one) for one in top)) for value, top in event.prompt]
+        scores = [
+            Scored(value, tuple(Ranked(*pair) for pair in top)) for value, top in event.prompt
+        ]
         echo = self._echoes[number]
-        about = logprobs.of_prompt(self.runner, self.requests[number].tokens, scores, echo)
+        found = logprobs.of_prompt(self.runner, self.requests[number].tokens, scores, echo)
         return [
-            self._chunk(number * self.count + index, echo, about) for index in range(self.count)
+            self._chunk(number * self.count + index, echo, found) for index in range(self.count)
         ]
 
     def show(self, event: Event) -> Iterable[Document]:
-        """The text that an event added."""
+        """Return the text that an event adds."""
         if self.searched:
             return []
         return [*self._prompt(event), *self._token(event)]
 
     def _token(self, event: Event) -> list[Document]:
-        about = None
+        found = None
         if self.logprobs is not None and event.token:
-            top = [[Ranked(*one) for one in event.top]] if event.top else []
-            about = logprobs.legacy(self.runner, [event.token], top, self._offsets[event.sequence])
-            self._offsets[event.sequence] += len(about["tokens"][0])
-        return [self._chunk(event.sequence, event.text, about)] if event.text or about else []
+            top = [[Ranked(*pair) for pair in event.top]] if event.top else []
+            found = logprobs.legacy(self.runner, [event.token], top, self._offsets[event.sequence])
+            self._offsets[event.sequence] += len(found["tokens"][0])
+        return [self._chunk(event.sequence, event.text, found)] if event.text or found else []
 
     def streamed(self, event: Event) -> bytes:
-        """The same, quickly where it is a piece of text only."""
+        """Return the chunks of an event as Server-Sent Events; text alone takes a fast path."""
         if self.logprobs is not None or not event.text or self.searched:
             return super().streamed(event)
         return self.framed(
@@ -225,15 +237,17 @@ class Completions(Form):
         )
 
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """Why each choice ended, and the counts where they were asked for."""
+        """Return the reason why each choice ended, and the token counts if the request asked for
+        them.
+        """
         chunks = []
         for number, answer in enumerate(answers):
             if not self.searched:
                 chunks.append(self._chunk(number, "", None, reason(answer)))
                 continue
-            for index, one in enumerate(best(answer, self.count), number * self.count):
+            for index, beam in enumerate(best(answer, self.count), number * self.count):
                 chunks.append(
-                    self._chunk(index, self._echoes[number] + one.text, None, reason(answer))
+                    self._chunk(index, self._echoes[number] + beam.text, None, reason(answer))
                 )
         chunks[-1]["timings"] = timings(answers[0])
         if self.counted:
@@ -257,11 +271,11 @@ class Completions(Form):
 
 
 def _ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
 def _mean(answer: Answer) -> float:
-    """The log-probability a token."""
+    """Return the mean log-probability of the answer's tokens."""
     return sum(token.logprob or 0.0 for token in answer.tokens) / max(1, len(answer.tokens))
 
 

@@ -1,6 +1,4 @@
-"""A conversation that is gone on with, whatever API it came by: what is asked of the engine, and
-how it is heard.
-"""
+"""Base of the conversational forms: reads OpenAI's chat fields and builds the engine's request."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,44 +16,48 @@ from llmcli.serve.settings import Settings
 
 
 class Conversation(Form):
-    """Reads the fields of OpenAI's chat completions; how the answers are written is each API's own.
+    """Reads the fields of OpenAI's chat completions; subclasses write the answers in their API's
+    form.
 
-    `prompt` is what the model is shown, `logprobs` whether they are told, `_heard` a listener for
-    each sample.
+    `prompt` is what the model reads, `logprobs` whether log-probabilities are returned, `_heard`
+    one splitter for each sample.
     """
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
         super().__init__(body, runner, settings)
         fields = self.fields
         if set(fields.words("modalities", 8)) - {"text"}:
-            raise Problem("modalities: this server writes text", param="modalities")
+            raise Problem("modalities: this server generates only text", param="modalities")
         if fields.choice("verbosity", ("low", "medium", "high"), "medium") != "medium":
             raise Problem(
-                "verbosity is not known here: say it in the system text", param="verbosity"
+                "verbosity is not supported: ask for it in the system text", param="verbosity"
             )
         self.prompt = self._prompt(self._wanted(), runner, settings)
         self.logprobs = fields.flag("logprobs")
         top = fields.whole("top_logprobs", 0, logprobs.MOST, 0) or 0
         if top and not self.logprobs:
             raise Problem("top_logprobs needs logprobs to be true", param="top_logprobs")
-        asked = common.common(fields, settings)
-        self.samples = common.samples(fields, asked["search"].beams)
-        if self.logprobs and asked["search"].beams > 1:
+        options = common.common(fields, settings)
+        self.samples = common.samples(fields, options["search"].beams)
+        if self.logprobs and options["search"].beams > 1:
             raise Problem(
-                "a beam search keeps no alternatives: leave out logprobs or beams", param="logprobs"
+                "a beam search has no log-probabilities of tokens: leave out logprobs or beams",
+                param="logprobs",
             )
-        wanted = common.limit(common.asked_limit(fields), settings)
+        limit = common.limit(common.asked_limit(fields), settings)
         tokens, opened = self.prompt.tokens, self.prompt.opened
-        most = common.room(runner, settings, len(tokens), wanted, self.samples)
+        max_tokens = common.room(runner, settings, len(tokens), limit, self.samples)
         self.constraint = self.prompt.constraint
-        asked = {
+        options = {
             "strategy": runner.strategy(),
-            **asked,
+            **options,
             "logprobs": self.logprobs,
             "top_logprobs": top,
         }
         self.requests = (
-            Request(tokens, max_tokens=most, after=opened.closes if opened else "", **asked),
+            Request(
+                tokens, max_tokens=max_tokens, after=opened.closes if opened else "", **options
+            ),
         )
         self.check()
         self._heard = [self.prompt.listener() for _ in range(self.samples)]

@@ -1,4 +1,4 @@
-"""What `/v1/responses` is asked: `input` as text or as items, read into a conversation."""
+"""Reads the input of `/v1/responses`, text or items, as a conversation."""
 
 from typing import Any
 
@@ -9,20 +9,22 @@ from llmcli.types import Message
 
 
 def conversation(fields: Fields) -> list[Message]:
-    """Instructions and input; raises Problem naming the item that cannot be read."""
-    said: list[Message] = []
+    """Return the messages of `instructions` and `input`. Raises ApiError with the path of an
+    invalid item.
+    """
+    messages: list[Message] = []
     if instructions := fields.text("instructions"):
-        said.append(Message("system", instructions))
+        messages.append(Message("system", instructions))
     value = fields.values.get("input")
     if isinstance(value, str):
-        return [*said, Message("user", value)]
+        return [*messages, Message("user", value)]
     if value is None:
         raise Problem("input is missing", param="input")
     if not isinstance(value, list) or not value:
         raise fields.wrong("input", "text or a list of items")
     for item in fields.tables("input", MOST):
-        _read(item, said)
-    return said
+        _read(item, messages)
+    return messages
 
 
 def _read(item: Fields, said: list[Message]) -> None:
@@ -38,22 +40,21 @@ def _read(item: Fields, said: list[Message]) -> None:
             output = item.values.get("output")
             text = output if isinstance(output, str) else content(item, "output")
             said.append(Message("tool", text, {"tool_call_id": item.needed("call_id")}))
-        case "reasoning":  # what was thought before is not thought again
+        case "reasoning":  # earlier reasoning is not shown to the model
             pass
-        case sort:
+        case kind:
             raise Problem(
-                f"{item.path}: this server knows no items of the type {str(sort)[:40]}",
-                param=item.path,
+                f"{item.path}: items of type {str(kind)[:40]} are not supported", param=item.path
             )
 
 
 def _called(item: Fields, said: list[Message]) -> None:
-    """A call is part of the assistant's message before it, where there is one."""
-    about: dict[str, Any] = {
+    """Add a call to the assistant's message before it, or start one."""
+    function: dict[str, Any] = {
         "name": item.needed("name"),
         "arguments": arguments(item.text("arguments") or "{}"),
     }
-    call = {"id": item.needed("call_id"), "type": "function", "function": about}
+    call = {"id": item.needed("call_id"), "type": "function", "function": function}
     if said and said[-1].role == "assistant":
         last = said.pop()
         calls = [*last.more.get("tool_calls", ()), call]

@@ -1,8 +1,8 @@
-"""Splits an answer's text, as it comes, into thinking, talk and calls of functions.
+"""Splits streamed text into thinking, content and tool calls.
 
-A call is told while its arguments come (calling.py) where its family's way of writing allows it,
-otherwise once it is whole. Text that only looks like a call is talk. Tags may be split over any
-number of pieces.
+A call's arguments are streamed (tool_call_stream.py) where the format allows it; otherwise the call
+is reported once it is complete. Text that only looks like a call is content. Tags may be split over
+any number of pieces.
 """
 
 from collections.abc import Mapping
@@ -14,15 +14,16 @@ from llmcli.runtime.thinking import TAGS, Splitter, Tags
 from llmcli.serve.calls.base import Digits, Family, digits
 from llmcli.serve.schema.calling import Calling, Heard, told
 
-# openings that began no call; then none is looked for: each may cost a look at all that follows
+# After this many false openings no more calls are searched for: each attempt may scan all that
+# follows.
 MISTAKEN = 64
 NO_TEXTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
 class Listener:
-    """`opened`: the thinking tags that the prompt ends with. `family`: how the model writes calls;
-    None: it has no functions. `names`: of its functions; `texts`: by function, the arguments that
-    are text by their schemas. `digits` are for the ids of its calls.
+    """`opened`: the thinking tags at the end of the prompt. `family`: how the model writes calls;
+    None without tools. `names`: the functions' names. `texts`: for each function, the arguments
+    that are strings by its schema. `digits` makes the digits of call ids.
     """
 
     def __init__(
@@ -35,52 +36,52 @@ class Listener:
     ) -> None:
         self._texts, self._digits = texts, digits
         self._splitter, self._family, self._names = Splitter(opened), family, names
-        self._tags = opened  # those of this answer's thinking, once they are known
+        self._tags = opened  # the tags of this answer's thinking, once they are known
         self._held = ""
         self._calling: Calling | None = None
         self._mistaken = 0
         self._inside = self._begun = self._spoke = self._called = self._thought = False
 
     def feed(self, text: str) -> list[Heard]:
-        """What this text makes certain."""
+        """Return the pieces that are certain after this text."""
         if self._family is None and self._splitter.talking and not self._thought:
-            return [Heard("said", text)] if text else []
+            return [Heard("content", text)] if text else []
         return [
-            one
+            part
             for piece in self._splitter.feed(text)
-            for one in self._heard(piece.thinking, piece.text)
+            for part in self._heard(piece.thinking, piece.text)
         ]
 
     def finish(self) -> list[Heard]:
-        """What was held back, at the answer's end."""
+        """Return what was held back, at the end of the answer."""
         out = [
-            one
+            part
             for piece in self._splitter.finish()
-            for one in self._heard(piece.thinking, piece.text)
+            for part in self._heard(piece.thinking, piece.text)
         ]
         out += self._read(over=True) if self._family else []
         rest, self._held = self._held, ""
         if rest.strip() or (rest and not self._called):
-            out.append(Heard("said", rest))
+            out.append(Heard("content", rest))
         return out
 
     def _heard(self, thinking: bool, text: str) -> list[Heard]:
         if thinking:
             text = self._untagged(text)
-            return [Heard("thought", text)] if text else []
-        if self._thought and not self._begun:  # the blank lines behind the thinking
+            return [Heard("thinking", text)] if text else []
+        if self._thought and not self._begun:  # blank lines after the thinking
             text = text.lstrip()
         if not text:
             return []
         self._begun = True
         if self._family is None:
             self._spoke = True
-            return [Heard("said", text)]
+            return [Heard("content", text)]
         self._held += text
         return self._read(over=False)
 
     def _untagged(self, text: str) -> str:
-        """Thinking without its tags: the splitter gives each of them whole."""
+        """Remove the tags from thinking. The splitter never cuts a tag in two."""
         if self._tags is None:
             text = text.lstrip()
             self._tags = next(tags for tags in TAGS if text.startswith((tags.opens, tags.closes)))
@@ -115,16 +116,16 @@ class Listener:
             words = said.rstrip()
             if words:
                 self._spoke = True
-                out.append(Heard("said", words))
-            # White space is held until it is known what follows: before a call it is dropped.
+                out.append(Heard("content", words))
+            # White space is held back until the next text is known: before a call it is dropped.
             self._held = rest if self._inside else said[len(words) :] + rest
             if not self._inside:
                 break
         return out
 
     def _taken(self, family: Family, over: bool) -> list[Heard] | None:
-        """The calls at the beginning of the held text, or a piece of it that is none; None: more
-        must come.
+        """Return the calls at the beginning of the held text, or content if there is no call; None
+        if more text is needed.
         """
         calling = Calling(family, self._names, self._texts, self._digits)
         if begun := calling.begin(self._held):
@@ -143,7 +144,7 @@ class Listener:
             self._mistaken += 1
             first, self._held = self._held[:1], self._held[1:]
             self._inside, self._spoke = False, True
-            return [Heard("said", first)]
+            return [Heard("content", first)]
         if taken is None:
             return None
         self._inside, self._called, self._held = False, True, self._held[taken.used :]
@@ -151,7 +152,9 @@ class Listener:
         return [heard for call in calls for heard in told(call)]
 
     def _opening(self, family: Family) -> int:
-        """Where in the held text a call begins, or may begin; the text's length where none does."""
+        """Return the position in the held text where a call begins or may begin; the text's length
+        if there is none.
+        """
         held = self._held
         if self._mistaken >= MISTAKEN:
             return len(held)
@@ -162,5 +165,11 @@ class Listener:
                 for word in family.opens
             )
             return blank if begins and not self._spoke else len(held)
-        at = min((found for word in family.opens if (found := held.find(word)) >= 0), default=-1)
-        return at if at >= 0 else len(held) - max(overlap(held, word) for word in family.opens)
+        position = min(
+            (index for word in family.opens if (index := held.find(word)) >= 0), default=-1
+        )
+        return (
+            position
+            if position >= 0
+            else len(held) - max(overlap(held, word) for word in family.opens)
+        )

@@ -1,5 +1,5 @@
-"""Log-probabilities as OpenAI writes them; a token's text is its own bytes, whatever was shown with
-it.
+"""OpenAI's logprobs objects. A token's text is its own bytes, even if the streamed text was held
+back.
 """
 
 import codecs
@@ -12,12 +12,12 @@ from llmcli.runtime.runner import Runner
 from llmcli.serve.schema.base import Document
 from llmcli.types import Event, TokenTime
 
-MOST = 20  # alternatives of a token, as OpenAI has it
-IMPOSSIBLE = -9999.0  # OpenAI's number for a token that could not come: JSON has no infinity
+MOST = 20  # alternatives of a token, OpenAI's limit
+IMPOSSIBLE = -9999.0  # OpenAI's value for an impossible token: JSON has no infinity
 
 
 def token(runner: Runner, one: TokenTime, top: Sequence[tuple[int, float]]) -> Document:
-    """One token of a chat's `logprobs.content`."""
+    """Return one token's entry of a chat's `logprobs.content`."""
     return {
         **_about(runner, one.id, one.logprob),
         "top_logprobs": [_about(runner, *each) for each in top],
@@ -25,13 +25,18 @@ def token(runner: Runner, one: TokenTime, top: Sequence[tuple[int, float]]) -> D
 
 
 def content(runner: Runner, answer: Answer) -> list[Document]:
-    """All of them; forced tokens of a grammar were not drawn and stand with 0."""
+    """Return the entries of all tokens. Forced tokens of a grammar were not drawn and have the
+    value 0.
+    """
     top = answer.top or ((),) * len(answer.tokens)
-    return [token(runner, one, each) for one, each in zip(answer.tokens, top, strict=True)]
+    return [
+        token(runner, drawn, alternatives)
+        for drawn, alternatives in zip(answer.tokens, top, strict=True)
+    ]
 
 
 def of_event(runner: Runner, event: Event) -> Document | None:
-    """A chunk's logprobs; None where it brings no token."""
+    """Return a chunk's logprobs, or None if the event has no token."""
     return (
         {"content": [token(runner, event.token, event.top)], "refusal": None}
         if event.token
@@ -42,13 +47,15 @@ def of_event(runner: Runner, event: Event) -> Document | None:
 def legacy(
     runner: Runner, tokens: Sequence[TokenTime], top: Sequence[Sequence[Ranked]], start: int
 ) -> Document:
-    """Completions' older form: four lists; `start` is where the text of the first token stands."""
-    texts = [text(runner, one.id) for one in tokens]
+    """Return the older form of /v1/completions: four lists. `start` is the character offset of the
+    first token.
+    """
+    texts = [text(runner, drawn.id) for drawn in tokens]
     offsets = [*accumulate(map(len, texts), initial=start)][:-1]
-    ranked = [{text(runner, each): value for each, value in row} for row in top]
+    ranked = [{text(runner, id_): value for id_, value in row} for row in top]
     return {
         "tokens": texts,
-        "token_logprobs": [finite(one.logprob) for one in tokens],
+        "token_logprobs": [finite(drawn.logprob) for drawn in tokens],
         "top_logprobs": ranked or None,
         "text_offset": offsets,
     }
@@ -57,32 +64,35 @@ def legacy(
 def of_prompt(
     runner: Runner, tokens: Sequence[int], scores: Sequence[Scored], echo: str
 ) -> Document:
-    """A prompt's own in that form, where it is told as `echo`: nothing is known of the first token."""
+    """Return the log-probabilities of a prompt in the older form, with offsets into the text
+    `echo`. The first token has none.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    lengths = [len(decoder.decode(_raw(runner, one))) for one in tokens]
-    unseen = max(0, sum(lengths) - len(echo))  # BOS, SentencePiece's first space
+    lengths = [len(decoder.decode(_raw(runner, token))) for token in tokens]
+    # characters that the echo lacks: BOS, the leading space of SentencePiece
+    unseen = max(0, sum(lengths) - len(echo))
     ranked = [
         {
-            text(runner, next_one): finite(one.logprob),
-            **{text(runner, each): value for each, value in one.top},
+            text(runner, id_): finite(token.logprob),
+            **{text(runner, id_): value for id_, value in token.top},
         }
-        for next_one, one in zip(tokens[1:], scores, strict=True)
+        for id_, token in zip(tokens[1:], scores, strict=True)
     ]
     return {
-        "tokens": [text(runner, one) for one in tokens],
-        "token_logprobs": [None, *(finite(one.logprob) for one in scores)],
-        "top_logprobs": [None, *ranked] if any(one.top for one in scores) else None,
+        "tokens": [text(runner, token) for token in tokens],
+        "token_logprobs": [None, *(finite(token.logprob) for token in scores)],
+        "top_logprobs": [None, *ranked] if any(token.top for token in scores) else None,
         "text_offset": [max(0, start - unseen) for start in accumulate(lengths[:-1], initial=0)],
     }
 
 
 def together(one: Document, other: Document) -> Document:
-    """A prompt's and its answer's."""
+    """Return the lists of a prompt followed by those of its answer."""
     return {name: (one[name] or []) + (other[name] or []) or None for name in one}
 
 
 def text(runner: Runner, token: int) -> str:
-    """A token's own text, also where it is a control token."""
+    """Return a token's own text, also that of a control token."""
     return _raw(runner, token).decode("utf-8", "replace")
 
 
@@ -91,7 +101,7 @@ def _raw(runner: Runner, token: int) -> bytes:
 
 
 def finite(value: float | None) -> float:
-    """A number of JSON."""
+    """Return a value that JSON can hold; None becomes 0."""
     return 0.0 if value is None else max(IMPOSSIBLE, value)
 
 

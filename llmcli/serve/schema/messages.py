@@ -1,4 +1,4 @@
-"""Reads OpenAI's messages as a conversation: roles, texts, calls and their results."""
+"""Reads OpenAI's messages as a conversation: roles, texts, tool calls and their results."""
 
 import json
 from typing import Any
@@ -20,28 +20,29 @@ MOST = 10_000
 
 
 def messages(fields: Fields, name: str = "messages") -> list[Message]:
-    """The conversation; raises Problem naming the message that is none."""
+    """Return the messages of a conversation. Raises ApiError with the path of an invalid one."""
     if not fields.has(name):
         raise Problem(f"{name} is missing", param=name)
-    found = [_message(one) for one in fields.tables(name, MOST)]
-    if not found:
-        raise Problem(f"{name} is empty: it takes at least one message", param=name)
-    return found
+    conversation = [_message(message) for message in fields.tables(name, MOST)]
+    if not conversation:
+        raise Problem(f"{name} is empty: at least one message is required", param=name)
+    return conversation
 
 
 def _message(fields: Fields) -> Message:
     role = ROLES.get(fields.needed("role"))
     if role is None:
         raise fields.wrong("role", f"one of {', '.join(ROLES)}")
-    more: dict[str, Any] = {name: found for name in ("name",) if (found := fields.text(name))}
+    more: dict[str, Any] = {name: value for name in ("name",) if (value := fields.text(name))}
     if role != "assistant" and not fields.has("content"):
         raise Problem(f"{fields.at('content')} is missing", param=fields.at("content"))
     text = content(fields)
     if role == "assistant":
-        if calls := [_call(one) for one in fields.tables("tool_calls")]:
+        if calls := [_call(call) for call in fields.tables("tool_calls")]:
             more["tool_calls"] = calls
-        thought, said = split(text)
-        text = said if thought else text  # as templates want it: most take it out themselves
+        thinking, answer = split(text)
+        # templates expect no thinking in earlier answers, and most would remove it themselves
+        text = answer if thinking else text
         if reasoning := fields.text("reasoning_content"):
             more["reasoning_content"] = reasoning
     if role == "tool":
@@ -53,21 +54,24 @@ def _call(fields: Fields) -> dict[str, Any]:
     inner = fields.table("function")
     if inner is None:
         raise Problem(f"{fields.at('function')} is missing", param=fields.at("function"))
-    about = {"name": inner.needed("name"), "arguments": arguments(inner.text("arguments") or "{}")}
-    return {"id": fields.text("id") or "", "type": "function", "function": about}
+    function = {
+        "name": inner.needed("name"),
+        "arguments": arguments(inner.text("arguments") or "{}"),
+    }
+    return {"id": fields.text("id") or "", "type": "function", "function": function}
 
 
 def arguments(text: str) -> Any:
-    """A call's arguments as templates want them: an object where the text is one."""
+    """Return a call's arguments as templates expect them: an object if the text is one."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return found if isinstance(found, dict) else text
+    return value if isinstance(value, dict) else text
 
 
 def content(fields: Fields, name: str = "content") -> str:
-    """A message's text: as it is, or the text parts of a list one after another."""
+    """Return a message's text; the text parts of a list are joined."""
     value = fields.values.get(name)
     if value is None or isinstance(value, str):
         return value or ""
@@ -76,11 +80,13 @@ def content(fields: Fields, name: str = "content") -> str:
             f"{fields.at(name)} must be text or a list of parts, not {kind(value)}",
             param=fields.at(name),
         )
-    return "".join(_part(one) for one in fields.tables(name))
+    return "".join(_part(part) for part in fields.tables(name))
 
 
 def _part(fields: Fields) -> str:
-    sort = fields.needed("type")
-    if sort not in PARTS:
-        raise Problem(f"{fields.path}: this server reads text, not {sort[:40]}", param=fields.path)
-    return fields.needed(PARTS[sort])
+    kind_ = fields.needed("type")
+    if kind_ not in PARTS:
+        raise Problem(
+            f"{fields.path}: this server reads only text, not {kind_[:40]}", param=fields.path
+        )
+    return fields.needed(PARTS[kind_])

@@ -1,9 +1,8 @@
-"""`/completion` and `/infill`: llama-server's own ways to go on with a text and to fill a gap in
-one.
+"""`/completion` and `/infill`: llama-server's own endpoints to continue a text and to fill a gap.
 
-They are Completions in other words. What another answer would come of is refused by name; passed
-over is what steers a cache or a line that is ours to steer: cache_prompt, id_slot, n_keep,
-n_cache_reuse, return_progress, timings_per_token, sse_ping_interval, min_keep.
+Both are Completions with other field names. Unsupported fields that would change the answer are
+refused by name; these, which only tune a cache or the connection, are ignored: cache_prompt,
+id_slot, n_keep, n_cache_reuse, return_progress, timings_per_token, sse_ping_interval, min_keep.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,78 +21,82 @@ from llmcli.types import Event
 
 LIMIT = "n_predict"
 MOST_FIELDS, MOST_EXTRAS = 64, 256
-SNIPPET = "\n\n--- snippet ---\n\n"  # before extra text, where the model has no token for a file
-GAP = ("pre", "suf", "mid")  # tokens without which no gap is told
-# Of Completions, and no fields of theirs.
-INSTEAD = {"logprobs": "n_probs is", "echo": "the answer tells the prompt", "best_of": "n_cmpl is"}
+# before each extra text, if the model has no token that separates files
+SNIPPET = "\n\n--- snippet ---\n\n"
+GAP = ("pre", "suf", "mid")  # the tokens that a gap needs
+# Fields of Completions that these endpoints do not have -> what to do instead.
+INSTEAD = {"logprobs": "use n_probs", "echo": "the answer has prompt", "best_of": "use n_cmpl"}
 
 
 class Native(Completions):
-    """llama-server's completions: an object for each answer, a list of them where there are
-    several.
-    """
+    """llama-server's completions: one object for each answer, in a list if there are several."""
 
     path: ClassVar[str] = "/completion"
     last: ClassVar[bytes] = b""
     few: ClassVar[int | None] = None
     searches: ClassVar[bool] = False
     refused: ClassVar[dict[str, str]] = {
-        "suffix": "/infill takes input_suffix",
-        "post_sampling_probs": "n_probs tells those of the whole vocabulary",
-        "multimodal_data": "this server reads text",
-        "response_format": "json_schema is",
+        "suffix": "use input_suffix of /infill",
+        "post_sampling_probs": "n_probs returns those of the whole vocabulary",
+        "multimodal_data": "this server reads only text",
+        "response_format": "use json_schema",
     }
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
         self._wanted = fields = Fields(body)
         self._told = fields.words("response_fields", MOST_FIELDS)
         self._ids = fields.flag("return_tokens")
-        if wrong := next((name for name in INSTEAD if fields.values.get(name)), None):
-            raise Problem(f"{wrong} is not known here: {INSTEAD[wrong]}", param=wrong)
+        if unsupported := next((name for name in INSTEAD if fields.values.get(name)), None):
+            raise Problem(
+                f"{unsupported} is not supported: {INSTEAD[unsupported]}", param=unsupported
+            )
         super().__init__(_openai(fields, runner), runner, settings)
         self._begun = [0] * (len(self.requests) * self.each)
 
     def _single(self, value: Any) -> bool:
-        mixed = isinstance(value, list) and any(type(one) is int for one in value)
+        mixed = isinstance(value, list) and any(type(entry) is int for entry in value)
         return super()._single(value) or mixed or isinstance(value, dict)
 
     def _tokens(self, where: str, value: Any) -> tuple[int, ...]:
-        """Text, ids, both mixed, or an object with `prompt_string`."""
+        """Return the token ids of a prompt: text, ids, a mix of both, or an object with
+        `prompt_string`.
+        """
         if isinstance(value, dict):
             inner = Fields(value, where)
             if inner.list("multimodal_data"):
                 raise Problem(
-                    f"{inner.at('multimodal_data')}: this server reads text", param="prompt"
+                    f"{inner.at('multimodal_data')}: this server reads only text", param="prompt"
                 )
             value = inner.needed("prompt_string")
-        if not isinstance(value, list) or not any(isinstance(one, str) for one in value):
+        if not isinstance(value, list) or not any(isinstance(entry, str) for entry in value):
             return super()._tokens(where, value)
-        found: list[int] = []
-        for number, one in enumerate(value):
-            if isinstance(one, str) and number:
-                common.encoded(self.runner, self.settings, one)  # refuses what is too long
-                found += self.runner.model.tokenize(one, special=True)
+        tokens: list[int] = []
+        for number, entry in enumerate(value):
+            if isinstance(entry, str) and number:
+                # raises ApiError for a text that is too long
+                common.encoded(self.runner, self.settings, entry)
+                tokens += self.runner.model.tokenize(entry, special=True)
             else:
-                found += super()._tokens(where, one if isinstance(one, str) else [one])
-        return tuple(found)
+                tokens += super()._tokens(where, entry if isinstance(entry, str) else [entry])
+        return tuple(tokens)
 
     def whole(self, answers: Sequence[Answer]) -> Any:
-        """What each answer came to."""
-        found = [self._result(number, answer) for number, answer in enumerate(answers)]
-        return found[0] if len(found) == 1 else found
+        """Return the result object of each answer."""
+        results = [self._result(number, answer) for number, answer in enumerate(answers)]
+        return results[0] if len(results) == 1 else results
 
     def begin(self) -> Iterable[Document]:
-        """Nothing: their streams begin with the first token."""
+        """Return nothing: these streams begin with the first token."""
         self.begun = True
         return []
 
     def show(self, event: Event) -> Iterable[Document]:
-        """A token and its text."""
+        """Return a token and its text."""
         if not event.token and not event.text:
             return []
         number = event.sequence
         self._begun[number] += event.token is not None
-        about: Document = {
+        chunk: Document = {
             "index": number,
             "content": event.text,
             "tokens": [event.token.id] if event.token else [],
@@ -103,28 +106,28 @@ class Native(Completions):
             "tokens_evaluated": len(self.requests[number // self.each].tokens),
         }
         if self.logprobs and event.token:
-            about["completion_probabilities"] = [
+            chunk["completion_probabilities"] = [
                 logprobs.token(self.runner, event.token, event.top)
             ]
-        return [about]
+        return [chunk]
 
     def streamed(self, event: Event) -> bytes:
-        """As events."""
+        """Return the chunks of an event as Server-Sent Events."""
         return self.written(self.show(event))
 
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """What each answer came to, without what was told already."""
+        """Yield the result object of each answer, without the text that was streamed."""
         for number, answer in enumerate(answers):
             yield self._result(number, answer, streamed=True)
 
     def _result(self, number: int, answer: Answer, streamed: bool = False) -> Document:
         request, model = self.requests[number // self.each], self.runner.model
         stop = stopped_by(self.runner, request, answer)
-        ended = "limit" if answer.finish != "stop" else "eos" if stop is None else "word"
+        stop_type = "limit" if answer.finish != "stop" else "eos" if stop is None else "word"
         prompt = b"".join(model.piece(token, special=True) for token in request.tokens).decode(
             "utf-8", "replace"
         )
-        found: Document = {
+        result: Document = {
             "index": number,
             "content": "" if streamed else answer.text,
             "tokens": [token.id for token in answer.tokens] if self._ids and not streamed else [],
@@ -137,17 +140,17 @@ class Native(Completions):
             "prompt": prompt,
             "has_new_line": "\n" in answer.text,
             "truncated": answer.finish == "context_full",
-            "stop_type": ended,
+            "stop_type": stop_type,
             "stopping_word": stop or "",
             "tokens_cached": answer.cached_tokens,
             "timings": timings(answer),
         }
         if self.logprobs and not streamed:
-            found["completion_probabilities"] = logprobs.content(self.runner, answer)
+            result["completion_probabilities"] = logprobs.content(self.runner, answer)
         return (
-            {path: found_at for path in self._told for found_at in _at(found, path)}
+            {path: value for path in self._told for value in _at(result, path)}
             if self._told
-            else found
+            else result
         )
 
     def _settings(self, answer: Answer) -> Document:
@@ -169,43 +172,45 @@ class Native(Completions):
 
 
 class Infill(Native):
-    """A gap between `input_prefix` and `input_suffix`, as format_prompt_infill of llama.cpp's
-    server writes it (tools/server/server-common.cpp): extra text, prefix, prompt, suffix, and the
-    token behind which the gap is filled. Prefix and suffix are never cut; of the extra text the
-    beginning is, where it does not fit.
+    """Fills the gap between `input_prefix` and `input_suffix`: extra text, prefix, prompt, suffix,
+    and the token after which the gap is written. The prefix and the suffix are never shortened;
+    extra text that does not fit loses its beginning.
+
+    Source: format_prompt_infill in llama.cpp's tools/server/server-common.cpp.
     """
 
     path: ClassVar[str] = "/infill"
 
     def _prompts(self) -> list[tuple[int, ...]]:
         fields, model = self._wanted, self.runner.model
-        before, behind = fields.needed("input_prefix"), fields.needed("input_suffix")
+        prefix, suffix = fields.needed("input_prefix"), fields.needed("input_suffix")
         words = fields.text("prompt") or ""
-        for text in (before, behind, words):
-            common.encoded(self.runner, self.settings, text)  # refuses what is too long
+        for text in (prefix, suffix, words):
+            # raises ApiError for a text that is too long
+            common.encoded(self.runner, self.settings, text)
         extra = self._extra()
         if missing := [f"fim_{name}" for name in GAP if name not in model.fim]:
             raise Problem(
-                f"this model fills no gaps: its file names no {', '.join(missing)} token", 501
+                f"this model cannot fill gaps: its file has no {', '.join(missing)} token", 501
             )
         fim, bos = model.fim, [model.bos] if model.add_bos and model.bos is not None else []
-        plain = [model.tokenize(text, special=False) for text in (before, words, behind)]
-        core = [*bos, fim["pre"], *plain[0], *plain[1], fim["suf"], *plain[2], fim["mid"]]
+        parts = [model.tokenize(text, special=False) for text in (prefix, words, suffix)]
+        core = [*bos, fim["pre"], *parts[0], *parts[1], fim["suf"], *parts[2], fim["mid"]]
         limit = common.asked_limit(self.fields, ("max_tokens",)) or 0
-        room = max(0, common.context(self.runner, self.settings) - len(core) - max(1, limit))
-        return [(*extra[max(0, len(extra) - room) :], *core)]
+        free = max(0, common.context(self.runner, self.settings) - len(core) - max(1, limit))
+        return [(*extra[max(0, len(extra) - free) :], *core)]
 
     def _extra(self) -> list[int]:
-        model, found = self.runner.model, list[int]()
+        model, tokens = self.runner.model, list[int]()
         fim = model.fim
         if "rep" in fim:
-            found += [fim["rep"], *model.tokenize("myproject\n", special=False)]
-        for one in self._wanted.tables("input_extra", MOST_EXTRAS):
-            text, name = one.needed("text"), one.text("filename") or "tmp"
+            tokens += [fim["rep"], *model.tokenize("myproject\n", special=False)]
+        for entry in self._wanted.tables("input_extra", MOST_EXTRAS):
+            text, name = entry.needed("text"), entry.text("filename") or "tmp"
             common.encoded(self.runner, self.settings, name + text)
-            found += self._file(name) if "sep" in fim else model.tokenize(SNIPPET, special=False)
-            found += model.tokenize(text, special=False)
-        return [*found, *self._file("filename")] if "sep" in fim else found
+            tokens += self._file(name) if "sep" in fim else model.tokenize(SNIPPET, special=False)
+            tokens += model.tokenize(text, special=False)
+        return [*tokens, *self._file("filename")] if "sep" in fim else tokens
 
     def _file(self, name: str) -> list[int]:
         model = self.runner.model
@@ -213,7 +218,7 @@ class Infill(Native):
 
 
 def _openai(fields: Fields, runner: Runner) -> Document:
-    """The document that would ask the same of /v1/completions."""
+    """Return the equivalent document for /v1/completions."""
     renamed = {
         LIMIT,
         "max_tokens",
@@ -223,36 +228,38 @@ def _openai(fields: Fields, runner: Runner) -> Document:
         "response_fields",
         "return_tokens",
     }
-    found = {name: value for name, value in fields.values.items() if name not in renamed}
+    document = {name: value for name, value in fields.values.items() if name not in renamed}
     limit = next((name for name in (LIMIT, "max_tokens") if fields.has(name)), LIMIT)
-    most = fields.whole(limit, -1, common.MOST_TOKENS, -1)
-    found["max_tokens"] = None if most == -1 else most
-    found["n"] = fields.values.get("n_cmpl") or fields.values.get("n")
-    found["logprobs"] = fields.whole("n_probs", 0, logprobs.MOST, 0) or None
+    n_predict = fields.whole(limit, -1, common.MOST_TOKENS, -1)
+    document["max_tokens"] = None if n_predict == -1 else n_predict
+    document["n"] = fields.values.get("n_cmpl") or fields.values.get("n")
+    document["logprobs"] = fields.whole("n_probs", 0, logprobs.MOST, 0) or None
     biases = fields.values.get("logit_bias")
-    found["logit_bias"] = _biases(fields, runner) if isinstance(biases, list) else biases
-    return found
+    document["logit_bias"] = _biases(fields, runner) if isinstance(biases, list) else biases
+    return document
 
 
 def _biases(fields: Fields, runner: Runner) -> list[str]:
-    """Pairs of a token, or of a text whose tokens are meant, and a number, or false: never."""
-    found = []
-    for one in fields.list("logit_bias"):
-        if not isinstance(one, list) or len(one) != 2 or not isinstance(one[1], int | float):
+    """Return logit biases as strings. Each entry is a pair: a token or a text (all of whose tokens
+    are meant), and a number or false, which forbids the token.
+    """
+    biases = []
+    for pair in fields.list("logit_bias"):
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[1], int | float):
             raise fields.wrong("logit_bias", "a list of pairs of a token and a number, or false")
-        token, bias = one
+        token, bias = pair
         if type(token) is not int and not isinstance(token, str):
             raise fields.wrong("logit_bias", "a list of pairs of a token and a number, or false")
         ids = [token] if isinstance(token, int) else runner.model.tokenize(token, special=True)
         amount = (
             "-inf" if bias is False else f"{bias:+f}" if isinstance(bias, float) else f"{bias:+d}"
         )
-        found += [f"{each}{amount}" for each in ids]
-    return found
+        biases += [f"{id_}{amount}" for id_ in ids]
+    return biases
 
 
 def _at(found: Any, path: str) -> list[Any]:
-    """What stands at a path of names, if anything."""
+    """Return the value at a path of names as a list of one, or an empty list."""
     for name in path.split("/"):
         if not isinstance(found, dict) or name not in found:
             return []

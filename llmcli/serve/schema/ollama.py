@@ -1,9 +1,9 @@
-"""`/api/chat` and `/api/generate`: ollama's way to ask, for the programs that know no other. It is
-Chat in other words.
+"""`/api/chat` and `/api/generate`: ollama's API, for clients that speak no other. Requests are
+translated into OpenAI's chat completions.
 
-A line of JSON for each piece, streamed unless told otherwise; durations in nanoseconds. How a model
-is loaded and how long it is kept (num_ctx, num_thread, keep_alive, …) is the server's and passed
-over; a prompt that does not fit is an error with the numbers, never cut without a word.
+Answers are lines of JSON, streamed unless the request says otherwise; durations are in nanoseconds.
+Options that control how a model is loaded and kept (num_ctx, num_thread, keep_alive, …) are
+ignored. A prompt that does not fit is an error with the numbers; it is never shortened silently.
 """
 
 import itertools
@@ -30,11 +30,11 @@ from llmcli.serve.schema.tools import NO_TOOLS
 from llmcli.serve.settings import Settings
 from llmcli.types import Event
 
-LATEST = ":latest"  # what ollama's clients add to a name
+LATEST = ":latest"  # ollama's clients add it to a name
 LIMIT = "num_predict"
-# Ours by theirs, where a request has it at its top.
+# Fields that have the same name in OpenAI's document.
 KEPT = ("messages", "tools", "logprobs", "top_logprobs", "model")
-LOADING = "load"  # of a request that asks for nothing, by which clients have a model loaded
+LOADING = "load"  # reason of a request without a prompt, by which clients load a model
 
 
 class OllamaChat(Conversation):
@@ -44,14 +44,14 @@ class OllamaChat(Conversation):
     prefix: ClassVar[str] = "ollama-"
     media_type: ClassVar[str] = "application/x-ndjson"
     last: ClassVar[bytes] = b""
-    ping: ClassVar[bytes] = b""  # a line that is no JSON would be an error to them
+    ping: ClassVar[bytes] = b""  # these streams have no comments: every line must be JSON
 
     def __init__(self, body: Mapping[str, Any], runner: Runner, settings: Settings) -> None:
         self._began = time.perf_counter_ns()
         fields = Fields(body)
         self._words = fields.text("prompt") or ""
         self._raw = fields.flag("raw") or runner.template is None
-        self._called = 0  # functions so far
+        self._called = 0  # tool calls so far
         super().__init__(self._openai(fields, settings), runner, settings)
         self.stream = fields.flag("stream", True)
         self.name = fields.text("model") or settings.name
@@ -62,30 +62,32 @@ class OllamaChat(Conversation):
         return not fields.values.get("messages")
 
     def _openai(self, fields: Fields, settings: Settings) -> Document:
-        """The document that would ask the same of /v1/chat/completions."""
+        """Return the equivalent document for /v1/chat/completions."""
         options = fields.table("options") or Fields({})
-        found: Document = {name: value for name, value in options.values.items() if name != LIMIT}
-        found |= {name: fields.values[name] for name in KEPT if fields.has(name)}
-        if (most := options.whole(LIMIT, -2, 2**31 - 1, -1)) is not None and most >= 0:
-            found["max_tokens"] = most
-        found["model"] = known(fields.text("model"), settings)
-        if (wanted := fields.values.get("format")) not in (None, ""):
-            found["response_format"] = _format(fields, wanted)
+        document: Document = {
+            name: value for name, value in options.values.items() if name != LIMIT
+        }
+        document |= {name: fields.values[name] for name in KEPT if fields.has(name)}
+        if (limit := options.whole(LIMIT, -2, 2**31 - 1, -1)) is not None and limit >= 0:
+            document["max_tokens"] = limit
+        document["model"] = known(fields.text("model"), settings)
+        if (format_ := fields.values.get("format")) not in (None, ""):
+            document["response_format"] = _format(fields, format_)
         if (think := fields.values.get("think")) is not None:
-            found["reasoning_effort"] = (
+            document["reasoning_effort"] = (
                 ("medium" if think else "none") if isinstance(think, bool) else think
             )
-        found["messages"] = _messages(fields) or [{"role": "user", "content": ""}]
-        found["continue_final_message"] = False
-        return found
+        document["messages"] = _messages(fields) or [{"role": "user", "content": ""}]
+        document["continue_final_message"] = False
+        return document
 
     @property
     def each(self) -> int:
-        """One answer, whatever `n` is among the options."""
+        """Always one answer, even if the options contain `n`."""
         return 1
 
     def whole(self, answers: Sequence[Answer]) -> Document:
-        """One object with everything."""
+        """Return the whole answer as one object."""
         heard: list[Heard] = []
         for answer in answers:
             listener = self.prompt.listener()
@@ -93,60 +95,64 @@ class OllamaChat(Conversation):
         return {**self._piece(heard), **self._last(answers)}
 
     def begin(self) -> Iterable[Document]:
-        """Nothing: their streams begin with the first piece."""
+        """Return nothing: these streams begin with the first piece."""
         self.begun = True
         return []
 
     def show(self, event: Event) -> Iterable[Document]:
-        """What an event adds."""
+        """Return the object for what an event adds."""
         heard = self._heard[0].feed(event.text)
-        about = logprobs.of_event(self.runner, event) if self.logprobs else None
-        if not any(one.kind not in ("call", "arguments") for one in heard) and not about:
+        log_probabilities = logprobs.of_event(self.runner, event) if self.logprobs else None
+        has_output = any(piece.kind not in ("call_start", "arguments") for piece in heard)
+        if not has_output and not log_probabilities:
             return []
         return [
             {
                 **self._piece(heard),
                 "done": False,
-                **({"logprobs": about["content"]} if about else {}),
+                **({"logprobs": log_probabilities["content"]} if log_probabilities else {}),
             }
         ]
 
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """What was held back, and the counts."""
+        """Yield what was held back, then the token counts."""
         if self.requests and (heard := self._heard[0].finish()):
             yield {**self._piece(heard), "done": False}
         yield {**self._piece([]), **self._last(answers, whole=False)}
 
     def written(self, chunks: Iterable[Document]) -> bytes:
-        """Objects, a line each."""
+        """Encode objects as lines of JSON."""
         return b"".join(encoded(chunk) + b"\n" for chunk in chunks)
 
     @classmethod
     def failed(cls, error: Problem) -> bytes:
-        """A line that says why."""
+        """Return the error as a line of JSON."""
         return encoded(document(error, cls.path)) + b"\n"
 
     def _piece(self, heard: Iterable[Heard]) -> Document:
-        found = list(heard)
-        calls = [one.call for one in found if one.kind == "called" and one.call]
-        # One that was cut off must not be made: it is text.
-        cut = "".join(f"{one.name} {one.arguments}" for one in calls if given(one) is None)
-        message: Document = {"role": "assistant", "content": _of(found, "said") + cut}
-        if thought := _of(found, "thought"):
-            message["thinking"] = thought
-        if made := [(one, values) for one in calls if (values := given(one)) is not None]:
+        pieces = list(heard)
+        calls = [piece.call for piece in pieces if piece.kind == "call_end" and piece.call]
+        # A call that was cut off must not be executed: it becomes text.
+        cut = "".join(f"{call.name} {call.arguments}" for call in calls if given(call) is None)
+        message: Document = {"role": "assistant", "content": _of(pieces, "content") + cut}
+        if thinking := _of(pieces, "thinking"):
+            message["thinking"] = thinking
+        if complete := [(call, values) for call in calls if (values := given(call)) is not None]:
             message["tool_calls"] = [
-                {"id": one.id, "function": {"index": at, "name": one.name, "arguments": values}}
-                for at, (one, values) in enumerate(made, self._called)
+                {
+                    "id": call.id,
+                    "function": {"index": index, "name": call.name, "arguments": values},
+                }
+                for index, (call, values) in enumerate(complete, self._called)
             ]
-            self._called += len(made)
+            self._called += len(complete)
         return {"model": self.name, "created_at": datetime.now(UTC).isoformat(), "message": message}
 
     def _last(self, answers: Sequence[Answer], whole: bool = True) -> Document:
         if not answers:
             return {"done": True, "done_reason": LOADING}
         (answer,) = answers
-        more = (
+        extra = (
             {"logprobs": logprobs.content(self.runner, answer)} if self.logprobs and whole else {}
         )
         return {
@@ -158,58 +164,65 @@ class OllamaChat(Conversation):
             "prompt_eval_duration": round(answer.prompt_ms * 1e6),
             "eval_count": len(answer.tokens),
             "eval_duration": round(answer.generate_ms * 1e6),
-            **more,
+            **extra,
         }
 
 
 class Generate(OllamaChat):
-    """ollama's single answers: one message through the template, or with `raw` a text that is gone
-    on with.
+    """ollama's single answers: one message through the template, or with `raw` a text that is
+    continued.
     """
 
     path: ClassVar[str] = "/api/generate"
     refused: ClassVar[dict[str, str]] = {
         "context": "send the conversation to /api/chat",
-        "suffix": "text is gone on with at its end, not filled in",
-        "template": "raw takes a text as it is",
-        "images": "this server reads text",
+        "suffix": "a text is continued at its end; /infill fills a gap",
+        "template": "use raw to send a text as it is",
+        "images": "this server reads only text",
     }
 
     def _nothing(self, fields: Fields) -> bool:
         return not self._words
 
     def _openai(self, fields: Fields, settings: Settings) -> Document:
-        said = [{"role": "system", "content": system}] if (system := fields.text("system")) else []
-        said.append({"role": "user", "content": self._words})
+        messages = (
+            [{"role": "system", "content": system}] if (system := fields.text("system")) else []
+        )
+        messages.append({"role": "user", "content": self._words})
         refused = {name: fields.values.get(name) for name in self.refused}
-        return {**super()._openai(Fields({**fields.values, "messages": said}), settings), **refused}
+        return {
+            **super()._openai(Fields({**fields.values, "messages": messages}), settings),
+            **refused,
+        }
 
     def _prompt(self, wanted: Wanted, runner: Runner, settings: Settings) -> Prompt:
         if not self._raw:
             return prompt(wanted, runner, settings)
         tokens = common.encoded(runner, settings, self._words) or ((runner.model.bos or 0),)
-        form = (
+        constraint = (
             None if wanted.format is None else Constraint("json_schema", json.dumps(wanted.format))
         )
-        return Prompt(tokens, form, None, None, NO_TOOLS)
+        return Prompt(tokens, constraint, None, None, NO_TOOLS)
 
     def _piece(self, heard: Iterable[Heard]) -> Document:
-        found = super()._piece(heard)
-        message = found.pop("message")
-        thought = {"thinking": message["thinking"]} if "thinking" in message else {}
-        return {**found, "response": message["content"], **thought}
+        document = super()._piece(heard)
+        message = document.pop("message")
+        thinking = {"thinking": message["thinking"]} if "thinking" in message else {}
+        return {**document, "response": message["content"], **thinking}
 
 
 def _of(heard: Sequence[Heard], sort: str) -> str:
-    return "".join(one.text for one in heard if one.kind == sort)
+    return "".join(piece.text for piece in heard if piece.kind == sort)
 
 
 def known(name: str | None, settings: Settings) -> str | None:
-    """A name as it is served: with and without what their clients add to it."""
+    """Return the served name that a client means, with or without ollama's default tag."""
     if name is None or name in settings.names:
         return name
     bare = name.removesuffix(LATEST)
-    return next((one for one in settings.names if bare in (one, one.removesuffix(LATEST))), name)
+    return next(
+        (served for served in settings.names if bare in (served, served.removesuffix(LATEST))), name
+    )
 
 
 def _format(fields: Fields, wanted: object) -> Document:
@@ -221,32 +234,38 @@ def _format(fields: Fields, wanted: object) -> Document:
 
 
 def _messages(fields: Fields) -> list[Document]:
-    """Theirs in OpenAI's form: calls have no ids there, and results follow them in order."""
-    said: list[Document] = []
-    made, answered = itertools.count(), itertools.count()
-    for one in fields.tables("messages", MOST):
-        if one.values.get("images"):
-            raise Problem(f"{one.at('images')}: this server reads text", param=one.at("images"))
-        role = one.needed("role")
-        more: Document = {}
+    """Return ollama's messages in OpenAI's form. ollama's calls have no ids, and their results
+    follow in order.
+    """
+    messages: list[Document] = []
+    call_numbers, result_numbers = itertools.count(), itertools.count()
+    for message in fields.tables("messages", MOST):
+        if message.values.get("images"):
+            raise Problem(
+                f"{message.at('images')}: this server reads only text", param=message.at("images")
+            )
+        role = message.needed("role")
+        extra: Document = {}
         if role == "tool":
-            more = {"tool_call_id": one.text("tool_call_id") or f"call_{next(answered)}"}
-        if calls := [_call(call, f"call_{next(made)}") for call in one.tables("tool_calls")]:
-            more = {"tool_calls": calls}
-        if thinking := one.text("thinking"):
-            more["reasoning_content"] = thinking
-        said.append({"role": role, "content": one.text("content", ""), **more})
-    return said
+            extra = {"tool_call_id": message.text("tool_call_id") or f"call_{next(result_numbers)}"}
+        if calls := [
+            _call(call, f"call_{next(call_numbers)}") for call in message.tables("tool_calls")
+        ]:
+            extra = {"tool_calls": calls}
+        if thinking := message.text("thinking"):
+            extra["reasoning_content"] = thinking
+        messages.append({"role": role, "content": message.text("content", ""), **extra})
+    return messages
 
 
 def _call(fields: Fields, name: str) -> Document:
     inner = fields.table("function")
     if inner is None:
         raise Problem(f"{fields.at('function')} is missing", param=fields.at("function"))
-    given = json.dumps(inner.values.get("arguments") or {})
+    arguments = json.dumps(inner.values.get("arguments") or {})
     return {
         "id": fields.text("id") or name,
-        "function": {"name": inner.needed("name"), "arguments": given},
+        "function": {"name": inner.needed("name"), "arguments": arguments},
     }
 
 

@@ -1,5 +1,5 @@
-"""What `/v1/responses` answers with: items that grow, and the events that tell of it, as OpenAI's
-client knows them.
+"""The output items and events of `/v1/responses`, in the order and form that OpenAI's client
+expects.
 """
 
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from llmcli.serve.schema.base import Document
 from llmcli.serve.schema.calling import Heard
 
 KINDS = {
-    "thought": "reasoning",
-    "said": "message",
-    "call": "function_call",
+    "thinking": "reasoning",
+    "content": "message",
+    "call_start": "function_call",
     "arguments": "function_call",
 }
 PREFIX = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_"}
@@ -21,10 +21,8 @@ NAME = {"message": "response.output_text", "reasoning": "response.reasoning_text
 
 
 class Output:
-    """The items of one answer. hear() and close() give the events of each change, without their
-    numbers.
-
-    `digits` are for the items' ids.
+    """The items of one answer. hear() and close() yield the events of each change, without sequence
+    numbers. `digits` makes the digits of the items' ids.
     """
 
     def __init__(self, digits: Digits) -> None:
@@ -33,43 +31,43 @@ class Output:
         self._open: Document | None = None
 
     def hear(self, heard: Heard, logprobs: list[Document] | None = None) -> Iterator[Document]:
-        """A piece of the answer."""
-        if heard.kind == "called" and heard.call:
+        """Add a piece of the answer, with the log-probabilities of its tokens."""
+        if heard.kind == "call_end" and heard.call:
             yield from self.close("incomplete" if given(heard.call) is None else "completed")
             return
-        sort = KINDS[heard.kind]
-        if self._open is None or self._open["type"] != sort or heard.call:
+        kind = KINDS[heard.kind]
+        if self._open is None or self._open["type"] != kind or heard.call:
             yield from self.close()
-            yield from self._begin(sort, heard)
+            yield from self._begin(kind, heard)
         assert self._open is not None
         if heard.call:
             return
-        if sort == "function_call":
+        if kind == "function_call":
             yield self._event("response.function_call_arguments.delta", delta=heard.text)
             self._open["arguments"] += heard.text
             return
         part = self._open["content"][0]
         part["text"] += heard.text
-        more = {}
-        if sort == "message":
+        extra = {}
+        if kind == "message":
             part["logprobs"] += logprobs or []
-            more["logprobs"] = logprobs or []
-        yield self._event(f"{NAME[sort]}.delta", content_index=0, delta=heard.text, **more)
+            extra["logprobs"] = logprobs or []
+        yield self._event(f"{NAME[kind]}.delta", content_index=0, delta=heard.text, **extra)
 
     def close(self, status: str = "completed") -> Iterator[Document]:
-        """The item that is open is over."""
+        """End the open item."""
         item = self._open
         if item is None:
             return
         item["status"] = status
         if item["type"] == "function_call":
-            about = {"arguments": item["arguments"], "name": item["name"]}
-            yield self._event("response.function_call_arguments.done", **about)
+            function = {"arguments": item["arguments"], "name": item["name"]}
+            yield self._event("response.function_call_arguments.done", **function)
         else:
             part = item["content"][0]
-            more = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+            extra = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
             yield self._event(
-                f"{NAME[item['type']]}.done", content_index=0, text=part["text"], **more
+                f"{NAME[item['type']]}.done", content_index=0, text=part["text"], **extra
             )
             yield self._event("response.content_part.done", content_index=0, part=dict(part))
         yield {
@@ -117,9 +115,9 @@ class Output:
 
 
 def _copy(item: Document) -> Document:
-    """As it is now: it grows on."""
+    """Return a copy of an item, which will still change."""
     return {
-        key: [_copy(one) if isinstance(one, dict) else one for one in value]
+        key: [_copy(entry) if isinstance(entry, dict) else entry for entry in value]
         if isinstance(value, list)
         else value
         for key, value in item.items()

@@ -1,4 +1,4 @@
-"""From a conversation to a prompt, the constraint on its answer, and how that answer is heard."""
+"""From a conversation to its prompt, the constraint on the answer, and the splitter of its text."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,15 @@ from llmcli.serve.settings import Settings
 from llmcli.types import Message
 
 EFFORTS = "none", "minimal", "low", "medium", "high", "xhigh", "max"
-# Of a template's variables, those that a request may not set.
+# Variables of a template that a request may not set.
 OURS = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request wants of the model, whatever API it came by. `format`: the JSON schema of the
-    answer, or None; `continued`: the last message is the answer's beginning.
+    """What a request asks of the model, in the same terms for every API. `format`: the JSON schema
+    of the answer, or None; `generate`: the template opens an answer; `continued`: the last message
+    is the beginning of the answer.
     """
 
     messages: Sequence[Message]
@@ -44,7 +45,9 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The ids that the model is shown; `opened` thinking tags that they end with."""
+    """The token ids that the model reads, and what is needed to split its answer. `opened`: the
+    thinking tags that the prompt ends with.
+    """
 
     tokens: tuple[int, ...]
     constraint: Constraint | None
@@ -53,50 +56,52 @@ class Prompt:
     tools: Tools
 
     def listener(self, digits: Digits = digits) -> Listener:
-        """For one answer; `digits` are for its calls' ids."""
+        """Return the splitter for one answer; `digits` makes the digits of call ids."""
         return Listener(self.opened, self.family, self.tools.names, self.tools.texts, digits)
 
     def thought(self, answer: Answer) -> int:
-        """How many of an answer's tokens are thinking."""
+        """Return the number of an answer's tokens that are thinking."""
         listener, thinking = self.listener(), 0
         for number, token in enumerate(answer.tokens):
-            kinds = {one.kind for one in listener.feed(token.text)}
-            if "thought" in kinds:
+            kinds = {piece.kind for piece in listener.feed(token.text)}
+            if "thinking" in kinds:
                 thinking = number + 1
-            if kinds - {"thought"}:
+            if kinds - {"thinking"}:
                 break
         return thinking
 
 
 def prompt(wanted: Wanted, runner: Runner, settings: Settings) -> Prompt:
-    """Through the model's template; raises Problem where it has none, UserError where it refuses."""
-    template, offered, system = runner.template, wanted.tools, settings.system
+    """Render a request through the model's chat template. Raises ApiError if the model has none,
+    UserError if the template refuses the conversation.
+    """
+    template, tools, system = runner.template, wanted.tools, settings.system
     if template is None:
         raise Problem(
-            "this is a base model without a chat template; /v1/completions continues a text"
+            "this is a base model without a chat template: use /v1/completions to continue a text"
         )
-    said = list(wanted.messages)
-    if system and not any(message.role == "system" for message in said):
-        said = [Message("system", system), *said]
+    messages = list(wanted.messages)
+    if system and not any(message.role == "system" for message in messages):
+        messages = [Message("system", system), *messages]
     variables: dict[str, Any] = {**template.asked(template.reasoning), **wanted.variables}
-    shown = [tool.shown for tool in offered.tools] or None
-    known = template.variables & {"tools", "xml_tools"}
-    if known:
-        variables |= dict.fromkeys(known, shown)
+    definitions = [tool.shown for tool in tools.tools] or None
+    tool_variables = template.variables & {"tools", "xml_tools"}
+    if tool_variables:
+        variables |= dict.fromkeys(tool_variables, definitions)
     else:
-        said = spelled(said, offered)
-    said = folded(said, template)
-    text = _text(said, wanted, template, variables)
+        messages = spelled(messages, tools)
+    messages = folded(messages, template)
+    text = _text(messages, wanted, template, variables)
     tokens = common.encoded(runner, settings, text)
-    kin = (
+    call_format = (
         family(template.source)
-        if offered.tools and known
+        if tools.tools and tool_variables
         else family("")
-        if offered.tools
+        if tools.tools
         else None
     )
     opened = None if wanted.continued else runner.opened(tokens)
-    return Prompt(tokens, _constraint(wanted, kin), opened, kin, offered)
+    return Prompt(tokens, _constraint(wanted, call_format), opened, call_format, tools)
 
 
 def _constraint(wanted: Wanted, kin: Family | None) -> Constraint | None:
@@ -112,18 +117,21 @@ def _constraint(wanted: Wanted, kin: Family | None) -> Constraint | None:
 
 
 def folded(said: list[Message], template: Template) -> list[Message]:
-    """With all system texts in one first message, or before the first question where the template
-    drops them.
+    """Return the conversation with all system texts in one first message, or in front of the first
+    question if the template has no system role.
     """
-    words = "\n\n".join(
+    system = "\n\n".join(
         message.content for message in said if message.role == "system" and message.content
     )
-    rest = [message for message in said if message.role != "system"]
-    if not words:
-        return rest
-    if template.accepts_system() or not rest:
-        return [Message("system", words), *rest]
-    return [Message(rest[0].role, f"{words}\n\n{rest[0].content}", rest[0].more), *rest[1:]]
+    others = [message for message in said if message.role != "system"]
+    if not system:
+        return others
+    if template.accepts_system() or not others:
+        return [Message("system", system), *others]
+    return [
+        Message(others[0].role, f"{system}\n\n{others[0].content}", others[0].more),
+        *others[1:],
+    ]
 
 
 def _text(
@@ -133,27 +141,27 @@ def _text(
         return template.render(said, add_generation_prompt=wanted.generate, **variables)
     if not said or said[-1].role != "assistant" or not said[-1].content:
         raise Problem(
-            "continue_final_message needs a last message of the assistant's",
+            "continue_final_message needs an assistant's message at the end",
             param="continue_final_message",
         )
     text = template.render(said, add_generation_prompt=False, **variables)
     end = text.rfind(said[-1].content.strip())
     if end < 0:
-        raise Problem("this model's template changes the last message: it cannot be continued")
+        raise Problem("this model's template changes the last message, so it cannot be continued")
     return text[: end + len(said[-1].content.strip())]
 
 
 def answer_format(fields: Fields, name: str) -> Any:
-    """The JSON schema that `response_format` or `text.format` asks for; None for free text. Raises
-    Problem for a schema that cannot be enforced.
+    """Return the JSON schema that `response_format` or `text.format` asks for; None for free text.
+    Raises ApiError for a schema that cannot be enforced.
     """
     table = fields.table(name)
     if table is None:
         return None
-    sort = table.choice("type", ("text", "json_object", "json_schema"), "text")
-    if sort == "text":
+    kind = table.choice("type", ("text", "json_object", "json_schema"), "text")
+    if kind == "text":
         return None
-    if sort == "json_object":
+    if kind == "json_object":
         return _checked(table, "schema") if table.has("schema") else OBJECT
     inner = table.table("json_schema")
     if inner is None and not table.has("schema") and name == "response_format":
@@ -173,8 +181,8 @@ def _checked(fields: Fields, name: str) -> Any:
 
 
 def grammar(fields: Fields, schema: Any = None) -> Constraint | None:
-    """llama-server's own fields: a GBNF grammar, or a JSON schema beside response_format, whose
-    `schema` goes first.
+    """Return the constraint of llama-server's own fields: a GBNF grammar or a JSON schema.
+    `schema`, from response_format, takes precedence.
     """
     if schema is not None:
         return Constraint("json_schema", json.dumps(schema))
@@ -191,17 +199,18 @@ def grammar(fields: Fields, schema: Any = None) -> Constraint | None:
 
 
 def variables(fields: Fields, template: Template | None) -> dict[str, Any]:
-    """What a request says to the template: chat_template_kwargs, and how much the model should
-    think.
+    """Return the template's variables that a request sets: chat_template_kwargs, and the reasoning
+    effort.
     """
     table = fields.table("chat_template_kwargs")
-    found = dict(table.values) if table else {}
-    if taken := sorted(OURS.intersection(found)):
+    values = dict(table.values) if table else {}
+    if reserved := sorted(OURS.intersection(values)):
         raise Problem(
-            f"chat_template_kwargs.{taken[0]} is the server's to set", param="chat_template_kwargs"
+            f"chat_template_kwargs.{reserved[0]} is set by the server and cannot be changed",
+            param="chat_template_kwargs",
         )
     if fields.has("reasoning_effort"):
         effort = fields.choice("reasoning_effort", EFFORTS, "medium")
-        thinks = {} if template is None else template.asked(effort not in ("none", "minimal"))
-        found = {"reasoning_effort": effort, **thinks, **found}
-    return found
+        switches = {} if template is None else template.asked(effort not in ("none", "minimal"))
+        values = {"reasoning_effort": effort, **switches, **values}
+    return values

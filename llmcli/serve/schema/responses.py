@@ -1,5 +1,5 @@
-"""`/v1/responses`: OpenAI's newer form. Nothing is kept between two requests: a conversation comes
-whole each time.
+"""`/v1/responses`: OpenAI's newer form. The server stores nothing between two requests: each
+request brings the whole conversation.
 """
 
 import time
@@ -26,11 +26,11 @@ from llmcli.types import Event, TokenTime
 
 LIMITS = ("max_output_tokens",)
 LOGPROBS = "message.output_text.logprobs"
-KEPT = "this server keeps nothing between two requests: send the whole conversation as input"
+KEPT = "this server stores nothing between two requests: send the whole conversation as input"
 
 
 class Responses(Form):
-    """OpenAI's responses: one answer, as items."""
+    """OpenAI's responses: one answer as a list of items."""
 
     path: ClassVar[str] = "/v1/responses"
     prefix: ClassVar[str] = "resp_"
@@ -47,7 +47,7 @@ class Responses(Form):
         fields = self.fields
         if fields.choice("truncation", ("disabled", "auto"), "disabled") == "auto":
             raise Problem(
-                "truncation auto: this server cuts nothing out of a conversation",
+                "truncation auto is not supported: a conversation is never shortened",
                 param="truncation",
             )
         text = fields.table("text") or Fields({})
@@ -60,26 +60,27 @@ class Responses(Form):
         )
         self.prompt = prompt(wanted, runner, settings)
         self.constraint = self.prompt.constraint
-        asked = common.common(fields, settings, LIMITS)
+        options = common.common(fields, settings, LIMITS)
         self.logprobs = LOGPROBS in fields.words("include", 100)
         top = fields.whole("top_logprobs", 0, logprobs.MOST, 0) or 0
         self.limit = common.asked_limit(fields, LIMITS)
         tokens, opened = self.prompt.tokens, self.prompt.opened
-        most = common.room(runner, settings, len(tokens), common.limit(self.limit, settings))
-        asked = {
+        max_tokens = common.room(runner, settings, len(tokens), common.limit(self.limit, settings))
+        options = {
             "strategy": runner.strategy(),
-            **asked,
+            **options,
             "logprobs": self.logprobs,
             "top_logprobs": top,
         }
         self.requests = (
-            Request(tokens, max_tokens=most, after=opened.closes if opened else "", **asked),
+            Request(
+                tokens, max_tokens=max_tokens, after=opened.closes if opened else "", **options
+            ),
         )
         self.check()
         self._named = 0
-        self._untold: list[
-            Document
-        ] = []  # log-probabilities of tokens whose text is not certain yet
+        # Log-probabilities of tokens whose text was not streamed yet.
+        self._untold: list[Document] = []
         self._output, self._listener, self._number = (
             Output(self._digits),
             self.prompt.listener(self._digits),
@@ -87,8 +88,8 @@ class Responses(Form):
         )
 
     def _digits(self) -> str:
-        """Of the next id: they stand in many events, and whoever goes on with a stream must find
-        the same.
+        """Return the digits of the next id. Ids occur in many events, and a model that continues
+        the stream must make the same ones.
         """
         self._named += 1
         return uuid.uuid5(uuid.UUID(self.id.removeprefix(self.prefix)), str(self._named)).hex
@@ -100,18 +101,18 @@ class Responses(Form):
         return variables(Fields({**self.fields.values, **more}), self.runner.template)
 
     def whole(self, answers: Sequence[Answer]) -> Document:
-        """The response with its items."""
+        """Return the response with its items."""
         (answer,) = answers
         top = answer.top or ((),) * len(answer.tokens)
-        told = 0
+        position = 0
         for token, ranked in zip(answer.tokens, top, strict=True) if self.logprobs else ():
             deque(self._heard(token.text, token, ranked), maxlen=0)
-            told += len(token.text)
-        deque(chain(self._heard(answer.text[told:]), self._over(answer)), maxlen=0)
+            position += len(token.text)
+        deque(chain(self._heard(answer.text[position:]), self._over(answer)), maxlen=0)
         return self._response(self._output, answer)
 
     def begin(self) -> Iterable[Document]:
-        """That it has been taken."""
+        """Return the events that the request was accepted."""
         self.begun = True
         return self._numbered(
             {"type": f"response.{name}", "response": self._response(self._output, None)}
@@ -119,41 +120,41 @@ class Responses(Form):
         )
 
     def show(self, event: Event) -> Iterable[Document]:
-        """What an event adds to the items."""
+        """Return the events for what an engine event adds to the items."""
         return self._numbered(self._heard(event.text, event.token, event.top))
 
     def _heard(
         self, text: str, token: TokenTime | None = None, top: Sequence[tuple[int, float]] = ()
     ) -> Iterator[Document]:
-        """What a token, or text without one, adds to the items. A token whose text is not certain
-        yet waits for it; one that was thought, or is a call's, has no log-probability there.
+        """Yield the events for a token, or for text without one. A token's log-probability is sent
+        with its text; tokens of thinking and of tool calls have none.
         """
         if self.logprobs and token:
             self._untold.append(logprobs.token(self.runner, token, top))
         yield from self._grown(self._listener.feed(text))
 
     def _over(self, answer: Answer) -> Iterator[Document]:
-        """What was held back, and the end of the item that is open."""
+        """Yield the events for what was held back and for the end of the open item."""
         yield from self._grown(self._listener.finish())
         yield from self._output.close(_status(answer))
 
     def _grown(self, heard: Sequence[Heard]) -> Iterator[Document]:
-        for one in heard:
-            yield from self._output.hear(one, self._untold if one.kind == "said" else None)
+        for piece in heard:
+            yield from self._output.hear(piece, self._untold if piece.kind == "content" else None)
             self._untold = []
 
     def end(self, answers: Sequence[Answer]) -> Iterable[Document]:
-        """What was held back, and the whole response."""
+        """Yield the remaining events, then the whole response."""
         (answer,) = answers
         yield from self._numbered(self._over(answer))
-        told = {
+        event = {
             "type": f"response.{_status(answer)}",
             "response": self._response(self._output, answer),
         }
-        yield from self._numbered([told])
+        yield from self._numbered([event])
 
     def written(self, chunks: Iterable[Document]) -> bytes:
-        """Events with their names."""
+        """Encode events with their names."""
         return named(chunks)
 
     def _numbered(self, events: Iterable[Document]) -> Iterator[Document]:
@@ -187,7 +188,7 @@ class Responses(Form):
             "top_p": request.sampling["top_p"],
             "text": fields.values.get("text") or {"format": {"type": "text"}},
             "tool_choice": {"type": "function", "name": choice} if self.offered.named else choice,
-            "tools": [{"strict": False, **one.values} for one in fields.tables("tools")],
+            "tools": [{"strict": False, **tool.values} for tool in fields.tables("tools")],
             "truncation": "disabled",
             "usage": None if answer is None else self._usage(answer),
             "metadata": fields.values.get("metadata") or {},

@@ -1,5 +1,5 @@
-"""The fields that every way to ask has: sampling settings (read off the steps), limits, stops,
-beams.
+"""The fields that every form has: sampling settings (read from the registered sampling steps),
+limits, stop sequences, beams.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ from llmcli.serve.settings import Settings
 
 MOST_STOPS, MOST_SAMPLES, MOST_TOKENS = 16, 128, 2**31 - 1
 MOST_PRIORITY = 100
-# vLLM's and other names for settings of ours.
+# Names that vLLM and others give to our settings.
 OTHERS = {"repetition_penalty": "repeat_penalty"}
 BEAMS = {"beams": "beams", "length_penalty": "length_penalty", "early_stopping": "early_stopping"}
 LIMITS = "max_completion_tokens", "max_tokens"
 
 
 def sampling(fields: Fields, given: Sampling) -> Sampling:
-    """The settings of a request over the server's own."""
+    """Return the server's sampling settings with those of the request applied."""
     names = {
         name: setting.name
         for setting in known().values()
@@ -35,35 +35,37 @@ def sampling(fields: Fields, given: Sampling) -> Sampling:
             continue
         value = fields.values[name]
         if own == "seed" and type(value) is int:
-            value = value if value == -1 else value % SEEDS  # OpenAI's are any whole numbers
+            value = value if value == -1 else value % SEEDS  # OpenAI allows any whole number
         try:
             chosen[own] = known()[own].parse(value)
         except UserError as error:
-            more = "" if "--" in error.hint else f"; {error.hint}"
-            raise Problem(f"{error}{more}".replace(own, name), param=fields.at(name)) from None
+            hint = "" if "--" in error.hint else f"; {error.hint}"
+            raise Problem(f"{error}{hint}".replace(own, name), param=fields.at(name)) from None
     return given.with_values(chosen)
 
 
 def asked_limit(fields: Fields, names: tuple[str, ...] = LIMITS) -> int | None:
-    """The most tokens that the request wants."""
+    """Return the largest number of tokens that the request asks for, or None."""
     return next(
-        (found for name in names if (found := fields.whole(name, 0, MOST_TOKENS)) is not None), None
+        (value for name in names if (value := fields.whole(name, 0, MOST_TOKENS)) is not None), None
     )
 
 
 def limit(asked: int | None, settings: Settings) -> int | None:
-    """The most tokens that the request and the server allow; None: neither says."""
-    wanted = settings.max_tokens if asked is None else asked
+    """Return the largest number of tokens that the request and the server allow, or None if neither
+    sets a limit.
+    """
+    tokens = settings.max_tokens if asked is None else asked
     if settings.most_tokens is not None:
-        return settings.most_tokens if wanted is None else min(wanted, settings.most_tokens)
-    return wanted
+        return settings.most_tokens if tokens is None else min(tokens, settings.most_tokens)
+    return tokens
 
 
 def room(
     runner: Runner, settings: Settings, prompt: int, wanted: int | None, samples: int = 1
 ) -> int:
-    """The most tokens of each answer to a prompt of so many; raises Problem where there is no room
-    for one.
+    """Return the largest number of tokens for each answer to a prompt of `prompt` tokens. Raises
+    ApiError if the prompt leaves no room for one token.
     """
     size = context(runner, settings)
     if prompt >= size:
@@ -72,10 +74,10 @@ def room(
 
 
 def encoded(runner: Runner, settings: Settings, text: str) -> tuple[int, ...]:
-    """The ids of what a template has written, or of a text without one.
+    """Return the token ids of a rendered template or of a plain text.
 
-    Raises Problem at once for one that is too long whatever its tokens are: 7 MB of spaces keep the
-    tokenizer from every other request for 23 seconds (2026-11-22, SmolLM2's on one thread).
+    Raises ApiError at once for a text that is too long whatever its tokens are: without this check,
+    megabytes of spaces would occupy the tokenizer for many seconds.
     """
     size = context(runner, settings)
     if (least := runner.model.least(text)) >= size:
@@ -84,13 +86,14 @@ def encoded(runner: Runner, settings: Settings, text: str) -> tuple[int, ...]:
 
 
 def context(runner: Runner, settings: Settings) -> int:
-    """The tokens of a prompt and its answer, at most."""
+    """Return the largest number of tokens of a prompt and its answer together."""
     return min(runner.n_ctx, settings.most_context or runner.n_ctx)
 
 
 def _too_long(words: str, prompt: int, size: int) -> Problem:
     return Problem(
-        f"the prompt has {words}, the context holds {size} and must leave room for an answer",
+        f"the prompt has {words}; the context holds {size} tokens and must leave room for an "
+        "answer",
         code="context_length_exceeded",
         type="exceed_context_size_error",
         n_prompt_tokens=prompt,
@@ -99,14 +102,14 @@ def _too_long(words: str, prompt: int, size: int) -> Problem:
 
 
 def common(fields: Fields, settings: Settings, limits: tuple[str, ...] = LIMITS) -> dict[str, Any]:
-    """What a Request has of the fields that all forms share, but for its limit."""
+    """Return the fields of a Request that all forms share, except its token limit."""
     beams = search(fields)
     return {
         "sampling": sampling(fields, settings.sampling),
         "stops": fields.words("stop", MOST_STOPS) or settings.stops,
         "ignore_eos": fields.flag("ignore_eos"),
         "priority": fields.whole("priority", -MOST_PRIORITY, MOST_PRIORITY, 0),
-        # Who says how long an answer is gets that much, though it only repeats itself.
+        # A request that sets a length gets it, even if the answer only repeats itself.
         "endless": asked_limit(fields, limits) is not None,
         "search": beams,
         **({"strategy": "beam"} if beams.beams > 1 else {}),
@@ -114,7 +117,7 @@ def common(fields: Fields, settings: Settings, limits: tuple[str, ...] = LIMITS)
 
 
 def search(fields: Fields) -> Search:
-    """The beam search that a request asks for, in the command line's words or vLLM's
+    """Return the beam search that a request asks for, by the command line's names or by vLLM's
     (use_beam_search with best_of).
     """
     values: dict[str, object] = {
@@ -140,5 +143,5 @@ def _search(values: Mapping[str, object]) -> Search:
 
 
 def samples(fields: Fields, beams: int = 1) -> int:
-    """How many answers; with beams at most as many."""
+    """Return the number of answers, at most as many as there are beams."""
     return fields.whole("n", 1, beams if beams > 1 else MOST_SAMPLES, 1) or 1

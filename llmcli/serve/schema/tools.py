@@ -1,5 +1,5 @@
-"""Functions that a model may call: OpenAI's definitions read, shown to the model, and forced where
-that is asked.
+"""Tool definitions and tool_choice: reads OpenAI's fields, describes the tools to the model, and
+builds the constraint of forced calls.
 """
 
 import json
@@ -19,19 +19,22 @@ MOST, LONGEST = 128, 64
 WORDS = "none", "auto", "required"
 ANYTHING = {"type": "object", "properties": {}}
 OBJECT = {"type": "object"}
-# For models whose template knows of no tools: hermes's words, which most models have read.
+# The prompt for models whose template has no tools: Hermes's text, which most models have seen in
+# training.
 TOLD = (
     "You may call one or more functions to assist with the user query.\n\n"
-    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{}\n</tools>\n\n"
-    "For each function call, return a JSON object with function name and arguments within <tool_call></tool_call> "
-    'XML tags:\n<tool_call>\n{{"name": <function-name>, "arguments": <arguments-object>}}\n</tool_call>'
+    "You are provided with function signatures within <tools></tools> XML tags:\n"
+    "<tools>\n{}\n</tools>\n\n"
+    "For each function call, return a JSON object with function name and arguments within "
+    "<tool_call></tool_call> XML tags:\n"
+    '<tool_call>\n{{"name": <function-name>, "arguments": <arguments-object>}}\n</tool_call>'
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function: its name, and what a template is shown of it. `strict`: its arguments must follow
-    `parameters`.
+    """A function: its name, its argument schema, and its definition as templates receive it.
+    `strict`: its arguments must follow `parameters`.
     """
 
     name: str
@@ -42,8 +45,8 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What may be called. `choice` is none, auto, required, or the one function that must be called
-    (`named`).
+    """The functions that the model may call. `choice` is none, auto, required, or the name of the
+    one function that must be called (`named`).
     """
 
     tools: tuple[Tool, ...] = ()
@@ -53,12 +56,12 @@ class Tools:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the functions."""
+        """Names of the functions."""
         return frozenset(tool.name for tool in self.tools)
 
     @property
     def texts(self) -> dict[str, frozenset[str]]:
-        """The arguments of each function that are text by its schema."""
+        """For each function, the arguments that are strings by its schema."""
         return {tool.name: frozenset(_texts(tool.parameters)) for tool in self.tools}
 
     @property
@@ -68,37 +71,47 @@ class Tools:
 
     @property
     def strict(self) -> bool:
-        """Whether a call that the model makes of itself is held to a schema."""
+        """Whether calls that the model decides to make must follow a schema."""
         return any(tool.strict for tool in self.tools)
 
     def constraint(self, family: Family, document: Any = None) -> Constraint:
-        """Calls as this family writes them, held to the functions' schemas; or a document of a
-        schema.
+        """Return the constraint that the answer is a call in this format whose arguments follow the
+        functions' schemas, or a document of a schema if one is given.
 
-        Raises Problem naming the function whose schema cannot be enforced.
+        Raises ApiError with the name of the function whose schema cannot be enforced.
         """
-        begin, between, end = family.around
-        wanted = [tool for tool in self.tools if not self.named or tool.name == self.choice]
-        frames = tuple(family.frame(tool.name) for tool in wanted)
-        way = calls.Way(begin, frames, between if self.parallel and not self.named else None, end)
-        return _constraint([(tool.name, tool.parameters) for tool in wanted], [way], document)
+        opening, separator, closing = family.around
+        callable_tools = [tool for tool in self.tools if not self.named or tool.name == self.choice]
+        frames = tuple(family.frame(tool.name) for tool in callable_tools)
+        syntax = calls.Way(
+            opening, frames, separator if self.parallel and not self.named else None, closing
+        )
+        return _constraint(
+            [(tool.name, tool.parameters) for tool in callable_tools], [syntax], document
+        )
 
     def amid(self, family: Family) -> Constraint:
-        """Any text, in which calls are held to their schemas from the family's mark on; those of
-        functions that are not strict to JSON objects. Raises Problem as above.
+        """Return the constraint for any text in which calls follow the functions' schemas from
+        their opening mark on; arguments of functions that are not strict may be any JSON object.
+        Raises ApiError as constraint() does.
         """
-        begin, between, end = family.around
-        bound = [family.bound(tool.name) for tool in self.tools]
-        several = self.parallel and bool(begin or family.last)  # else each has a mark of its own
-        ways = [
+        opening, separator, closing = family.around
+        frames_by_mark = [family.bound(tool.name) for tool in self.tools]
+        # otherwise each call has its own mark
+        has_separator = self.parallel and bool(opening or family.last)
+        syntaxes = [
             calls.Way(
-                begin, tuple(one[mark] for one in bound), between if several else None, end, mark
+                opening,
+                tuple(frames[mark] for frames in frames_by_mark),
+                separator if has_separator else None,
+                closing,
+                mark,
             )
-            for mark in bound[0]
+            for mark in frames_by_mark[0]
         ]
         functions = [(tool.name, tool.parameters if tool.strict else OBJECT) for tool in self.tools]
         return _constraint(
-            functions, ways, amid=calls.Amid(family.first, family.last, self.parallel)
+            functions, syntaxes, amid=calls.Amid(family.first, family.last, self.parallel)
         )
 
 
@@ -106,9 +119,9 @@ NO_TOOLS = Tools()
 
 
 def _texts(schema: Any) -> Iterator[str]:
-    known = schema.get("properties") if isinstance(schema, dict) else None
-    for name, about in known.items() if isinstance(known, dict) else ():
-        if isinstance(about, dict) and about.get("type") == "string":
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    for name, schema_of_property in properties.items() if isinstance(properties, dict) else ():
+        if isinstance(schema_of_property, dict) and schema_of_property.get("type") == "string":
             yield name
 
 
@@ -125,57 +138,58 @@ def _constraint(
 
 
 def tools(fields: Fields, nested: bool = True) -> Tools:
-    """The `tools`, `tool_choice` and `parallel_tool_calls` of a request; `nested`: as chat
-    completions have them, where a function is described within a field of its own.
+    """Read `tools`, `tool_choice` and `parallel_tool_calls` of a request. `nested`: functions are
+    described in a field `function`, as in chat completions. Raises ApiError.
     """
-    found = tuple(_tool(one, nested) for one in fields.tables("tools", MOST))
-    names = [tool.name for tool in found]
+    definitions = tuple(_tool(entry, nested) for entry in fields.tables("tools", MOST))
+    names = [tool.name for tool in definitions]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise Problem(f"tools has two functions called {twice!r}", param="tools")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise Problem(f"tools has two functions called {duplicate!r}", param="tools")
     choice, named = _choice(fields, nested)
     if named and choice not in names:
         raise Problem(
-            f"tool_choice names the function {choice[:100]!r}, which is not among tools",
+            f"tool_choice names the function {choice[:100]!r}, which is not in tools",
             param="tool_choice",
         )
-    if choice == "required" and not named and not found:
-        raise Problem("tool_choice is required, and there are no tools", param="tool_choice")
+    if choice == "required" and not named and not definitions:
+        raise Problem("tool_choice is required, but there are no tools", param="tool_choice")
     if choice == "none" and not named:
-        found = ()
-    return Tools(found, choice, named, fields.flag("parallel_tool_calls", True))
+        definitions = ()
+    return Tools(definitions, choice, named, fields.flag("parallel_tool_calls", True))
 
 
 def _tool(fields: Fields, nested: bool) -> Tool:
-    sort = fields.text("type", "function")
-    if sort != "function":
+    kind_of_tool = fields.text("type", "function")
+    if kind_of_tool != "function":
         raise Problem(
-            f"{fields.path}: this server has no tool of the type {str(sort)[:40]}; it takes functions",
+            f"{fields.path}: tools of type {str(kind_of_tool)[:40]} are not supported;"
+            " use functions",
             param=fields.path,
         )
-    about = fields
+    function = fields
     if nested:
         inner = fields.table("function")
         if inner is None:
             raise Problem(f"{fields.at('function')} is missing", param=fields.at("function"))
-        about = inner
-    name = about.needed("name")
+        function = inner
+    name = function.needed("name")
     if not (
         0 < len(name) <= LONGEST and all(letter.isalnum() or letter in "_.-" for letter in name)
     ):
-        raise about.wrong("name", f"1 to {LONGEST} letters, digits, _, - or .")
-    parameters = about.values.get("parameters")
+        raise function.wrong("name", f"1 to {LONGEST} letters, digits, _, - or .")
+    parameters = function.values.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise Problem(
-            f"{about.at('parameters')} must be a JSON schema, not {kind(parameters)}",
-            param=about.at("parameters"),
+            f"{function.at('parameters')} must be a JSON schema, not {kind(parameters)}",
+            param=function.at("parameters"),
         )
     shown = {
         "name": name,
-        "description": about.text("description", ""),
+        "description": function.text("description", ""),
         "parameters": parameters or ANYTHING,
     }
-    strict = about.flag("strict")
+    strict = function.flag("strict")
     return Tool(name, parameters or ANYTHING, {"type": "function", "function": shown}, strict)
 
 
@@ -196,25 +210,28 @@ def _choice(fields: Fields, nested: bool) -> tuple[str, bool]:
 
 
 def spelled(said: Sequence[Message], offered: Tools) -> list[Message]:
-    """A conversation for a template that knows of no tools: the functions, calls and results as
-    plain text.
+    """Return a conversation for a template without tools: definitions, calls and results as plain
+    text.
     """
-    out = [_spelled(message) for message in said]
+    messages = [_spelled(message) for message in said]
     if not offered.tools:
-        return out
-    words = TOLD.format(
+        return messages
+    prompt = TOLD.format(
         "\n".join(json.dumps(tool.shown, ensure_ascii=False) for tool in offered.tools)
     )
-    if out and out[0].role == "system":
-        return [Message("system", f"{out[0].content}\n\n{words}"), *out[1:]]
-    return [Message("system", words), *out]
+    if messages and messages[0].role == "system":
+        return [Message("system", f"{messages[0].content}\n\n{prompt}"), *messages[1:]]
+    return [Message("system", prompt), *messages]
 
 
 def _spelled(message: Message) -> Message:
     if message.role == "tool":
         return Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
-    made = [one["function"] for one in message.more.get("tool_calls", ())]
-    words = [f"<tool_call>\n{json.dumps(one, ensure_ascii=False)}\n</tool_call>" for one in made]
+    functions = [function["function"] for function in message.more.get("tool_calls", ())]
+    calls_ = [
+        f"<tool_call>\n{json.dumps(function, ensure_ascii=False)}\n</tool_call>"
+        for function in functions
+    ]
     return Message(
-        message.role, "\n".join([*([message.content] if message.content else []), *words])
+        message.role, "\n".join([*([message.content] if message.content else []), *calls_])
     )
