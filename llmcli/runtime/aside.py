@@ -1,12 +1,9 @@
-"""Answers that go on step out of the pool while much of a prompt is computed: llama.cpp looks at
-all cells for a row.
+"""Running answers in host memory while a long piece of a prompt is computed.
 
-On a CPU 512 rows beside four answers of 600 tokens took 0.90 s, beside sixteen 1.65, alone 0.53;
-without flash attention 3.1, 7.9 and 0.93. To the host's memory and back it is 16 to 30 µs a token.
-And a row of an answer in a prompt's pass costs more than in one of its own: the tile of 64 rows in
-which it stands steps over all its cells. Users with prompts of 512 tokens and answers of 96, four
-of them: 36 tokens a second, so 42; eight: 31 and 42; sixteen with prompts of 40: 185 and 214
-(SmolLM2-135M, two threads, 2026-11-22).
+llama.cpp's CPU attention visits every cell of the pool for each row, so 512 prompt rows beside
+other answers take several times as long as alone. Moving an answer out and back costs 16 to 30 µs
+per token. Rows of answers are also cheaper in a pass of their own, because one tile of 64 rows
+visits all cells of the sequences in it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,16 +13,16 @@ from llmcli.runtime.ledger import Ledger
 
 
 class Aside:
-    """States of answers while somebody else is computed; `most` bytes of them at once."""
+    """States of running answers while another sequence is computed, up to `max_bytes` at once."""
 
     def __init__(self, ledger: Ledger, most: int) -> None:
         self.ledger, self.most = ledger, most
-        self._token_bytes = 0.0  # not known before the first
+        self._token_bytes = 0.0  # unknown before the first state
 
     @contextmanager
     def stepping(self, slots: Sequence[int]) -> Iterator[None]:
-        """The pool without what these slots alone hold. One may come back empty, where cells are
-        short after all.
+        """Offload the cells that only these slots hold, for the duration of the block. A slot may
+        come back empty when cells run short.
         """
         out, left = [], float(self.most)
         for slot in slots:
@@ -41,5 +38,5 @@ class Aside:
         finally:
             for slot, away in reversed(
                 out
-            ):  # who went later may hold the beginning of who went before
+            ):  # a later state may contain the prefix of an earlier one
                 self.ledger.bring_back(slot, away)

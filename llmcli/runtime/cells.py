@@ -1,7 +1,7 @@
-"""Which cells hold which tokens: counting, sharing, cutting.
+"""Which cells hold which tokens: counting, sharing and cutting.
 
-A slot is a llama.cpp sequence id. Cells are numbered as they are filled; two slots that share some
-do so from the beginning on. It knows nothing of who uses a slot.
+A slot is a llama.cpp sequence id. Cells are numbered in the order in which they are filled; two
+slots that share cells share a prefix.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from llmcli.runtime.prefixes import Prefixes
 
 
 class Cells:
-    """Per slot the tokens held and the cell each one lies in."""
+    """The tokens of every slot and the cell of each token."""
 
     def __init__(self, memory: Memory) -> None:
         count = memory.n_seq_max
@@ -25,25 +25,25 @@ class Cells:
 
     @property
     def size(self) -> int:
-        """Cells in the pool."""
+        """Return the number of cells in the pool."""
         return self.memory.n_ctx
 
     @property
     def used(self) -> int:
-        """Cells that hold a token; one shared by several slots counts once."""
+        """Return the number of cells that hold a token; a shared cell counts once."""
         return self._used
 
     @property
     def forks(self) -> bool:
-        """Whether slots may share cells and part anywhere: a shared cell of a window never expires,
-        and recurrent state can only be copied at its end.
+        """Return whether slots may share cells and diverge at any token. Shared cells of a sliding
+        window never expire, and recurrent state can only be copied at its end.
         """
         return not self.memory.recurrent and (
             not self.memory.n_swa or self.size <= self.memory.n_swa
         )
 
     def held(self, slots: Sequence[int]) -> int:
-        """Cells that these slots hold; one that several of them share counts once."""
+        """Return the number of cells that these slots hold; a shared cell counts once."""
         return sum(
             len(self._cells[slot])
             - max((self._shared(slot, other) for other in slots[:at]), default=0)
@@ -51,8 +51,9 @@ class Cells:
         )
 
     def append(self, slot: int, tokens: list[int]) -> None:
-        """Record tokens that a forward pass has just put into the cache."""
-        if len(tokens) == 1:  # of nearly every pass: 6 µs behind one instead of 16
+        """Record tokens that a forward pass has added to the cache."""
+        # Nearly every pass appends one token per sequence, and the list slices below cost more.
+        if len(tokens) == 1:
             self.tokens[slot].append(tokens[0])
             self._cells[slot].append(self._next_cell)
         else:
@@ -62,28 +63,26 @@ class Cells:
         self._used += len(tokens)
 
     def fork(self, source: int, target: int) -> None:
-        """Let `target` hold what `source` holds: cells that both have stay, the others' owners
-        change.
-        """
+        """Make `target` hold the tokens of `source`. Cells that both hold already are kept."""
         same = self._shared(source, target)
         self._cut(target, same)
         assert len(self.tokens[target]) == same, "a memory that cannot be forked"
         self._share(source, target, same, len(self.tokens[source]))
 
     def trim(self, slot: int, keep: int) -> int:
-        """Cut a slot back to `keep` tokens; returns what is left (0 where the memory cannot be cut
-        there).
+        """Cut a slot to `keep` tokens. Return the number left, 0 when the memory cannot be cut
+        there.
         """
         return self._cut(slot, keep)
 
     def restore(self, slot: int) -> None:
-        """After an interrupted pass: drop cells beyond what is recorded here."""
+        """Drop cells beyond the recorded tokens, after an interrupted pass."""
         keep = len(self.tokens[slot])
         if not self.memory.trim(slot, keep) or not self._window_holds(slot, keep):
             self._cut(slot, 0)
 
     def check(self) -> None:
-        """Compare this map with llama.cpp's own positions; a difference is a bug and crashes."""
+        """Assert that this map agrees with llama.cpp's own positions."""
         for slot, held in enumerate(self.tokens):
             assert len(held) == len(self._cells[slot])
             assert self.memory.last(slot) == len(held) - 1, (
@@ -95,15 +94,15 @@ class Cells:
         assert self.used <= self.size, (self.used, self.size)
 
     def _share(self, source: int, target: int, start: int, end: int) -> None:
-        """Give `target`, which ends at `start`, the cells of `source` from there to `end`."""
+        """Give `target`, which ends at `start`, the cells of `source` from `start` to `end`."""
         if start < end:
             self.memory.copy(source, target, start, end)
             self.tokens[target] += self.tokens[source][start:end]
             self._cells[target] += self._cells[source][start:end]
 
     def _held_elsewhere(self, slot: int, keep: int) -> int:
-        """How many of the first cells of a slot, at least `keep`, would still be held if it let go
-        of the others.
+        """Return how many of a slot's first cells (at least `keep`) other slots would still hold if
+        it dropped the rest.
         """
         cell = self._cells[slot][keep]
         others = [
@@ -114,7 +113,7 @@ class Cells:
         return max((self._shared(slot, other) for other in others), default=keep)
 
     def _shared(self, one: int, other: int) -> int:
-        """How many cells two slots share. Cells are only ever shared from the beginning."""
+        """Return the number of cells that two slots share. Shared cells are always a prefix."""
         return shared(self._cells[one], self._cells[other])
 
     def _cut(self, slot: int, keep: int) -> int:
@@ -133,6 +132,6 @@ class Cells:
         return len(held)
 
     def _window_holds(self, slot: int, keep: int) -> bool:
-        """Whether the token at position `keep` would still see its whole window."""
+        """Return whether the token at position `keep` would still see its whole window."""
         first = self.memory.first(slot) if self.memory.n_swa and keep else 0
         return 0 <= first <= max(0, keep - self.memory.n_swa)

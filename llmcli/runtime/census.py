@@ -1,8 +1,4 @@
-"""Who holds what in the cache, in numbers: sequences, what they share, and the tree of texts that
-begin alike.
-
-Counted from the ledger's books between two steps; nothing here is kept.
-"""
+"""How the KV cache is used: tokens and cells of every sequence, and the tree of common prefixes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,9 +9,10 @@ from llmcli.runtime.ledger import Ledger
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A sequence and its tokens. `shared`: of its cells, those of the first tokens that another
-    holds as well; `own`: cells that no sequence before it in the list holds, so that these add up
-    to the cells in use.
+    """The use of one slot.
+
+    `shared_cells`: cells of its longest prefix that another slot holds, too. `exclusive_cells`:
+    cells that no earlier slot of the list holds, so that these add up to the cells in use.
     """
 
     slot: int
@@ -27,7 +24,7 @@ class Held:
 
 @dataclass(slots=True)
 class Node:
-    """A run of `tokens` that the texts of `slots` have in common behind the run above."""
+    """A run of `tokens` tokens that the texts of `slots` have in common after the parent's run."""
 
     tokens: int
     slots: list[int]
@@ -36,55 +33,67 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """All sequences that hold something, those that begin alike beside one another; and their tree."""
+    """All slots that hold tokens, sorted so that common prefixes are adjacent, and their prefix
+    tree.
+    """
 
     held: tuple[Held, ...]
     prefixes: tuple[Node, ...]
 
 
 def census(ledger: Ledger) -> Census:
-    """Count; slots that begin alike are neighbours when sorted by their tokens, so only those are
-    compared.
+    """Measure the use of the cache. Sorting by tokens makes slots with common prefixes adjacent, so
+    only neighbors are compared.
     """
     slots = sorted(
         (slot for slot, held in enumerate(ledger.tokens) if held), key=ledger.tokens.__getitem__
     )
     lengths = [len(ledger.tokens[slot]) for slot in slots]
-    # Cells that neighbours share.
-    same = [
-        sum(len(ledger.tokens[one]) for one in pair) - ledger.held(pair) for pair in pairwise(slots)
+    # cells that each pair of neighbors shares
+    shared = [
+        sum(len(ledger.tokens[member]) for member in pair) - ledger.held(pair)
+        for pair in pairwise(slots)
     ]
-    running, found = set(ledger.in_use), []
+    running, usages = set(ledger.in_use), []
     for at, slot in enumerate(slots):
-        before, behind = same[at - 1] if at else 0, same[at] if at < len(same) else 0
-        found.append(
-            Held(slot, slot in running, lengths[at], max(before, behind), lengths[at] - before)
+        with_previous, with_next = (
+            shared[at - 1] if at else 0,
+            shared[at] if at < len(shared) else 0,
         )
-    return Census(tuple(found), _tree(ledger.tokens, slots))
+        usages.append(
+            Held(
+                slot,
+                slot in running,
+                lengths[at],
+                max(with_previous, with_next),
+                lengths[at] - with_previous,
+            )
+        )
+    return Census(tuple(usages), _tree(ledger.tokens, slots))
 
 
 def _tree(tokens: Sequence[Sequence[int]], slots: Sequence[int]) -> tuple[Node, ...]:
-    """A radix tree of sorted texts, by their common beginnings."""
+    """Build a radix tree of sorted texts."""
     root = Node(0, [])
     path: list[tuple[int, Node]] = [
         (0, root)
-    ]  # how deep each node ends, from the root to the last text's
+    ]  # the depth at which each node ends, from the root to the last text's leaf
     for at, slot in enumerate(slots):
-        same = _common(tokens[slots[at - 1]], tokens[slot]) if at else 0
+        shared = _common(tokens[slots[at - 1]], tokens[slot]) if at else 0
         last: tuple[int, Node] | None = None
-        while path[-1][0] > same:
+        while path[-1][0] > shared:
             last = path.pop()
         depth, node = path[-1]
-        if depth < same:  # the last text's run is parted where this one leaves it
+        if depth < shared:  # split the last text's run where this text leaves it
             assert last is not None
-            upper = Node(same - depth, list(last[1].slots), [last[1]])
+            upper = Node(shared - depth, list(last[1].slots), [last[1]])
             last[1].tokens -= upper.tokens
             node.children[-1] = upper
-            path.append((same, upper))
+            path.append((shared, upper))
         for _, above in path[1:]:
             above.slots.append(slot)
-        if len(tokens[slot]) > same:
-            leaf = Node(len(tokens[slot]) - same, [slot])
+        if len(tokens[slot]) > shared:
+            leaf = Node(len(tokens[slot]) - shared, [slot])
             path[-1][1].children.append(leaf)
             path.append((len(tokens[slot]), leaf))
     return tuple(root.children)
@@ -95,5 +104,5 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     if one[:short] == other[:short]:
         return short
     return next(
-        at for at, (mine, theirs) in enumerate(zip(one, other, strict=False)) if mine != theirs
+        at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right
     )

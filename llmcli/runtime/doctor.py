@@ -1,8 +1,7 @@
-"""Checks of a model's chat template against its vocabulary: the widest class of bugs in shared
-GGUFs.
+"""Checks a model's chat template against its vocabulary.
 
-Two mistakes are told: a BOS that would come twice, and a turn that ends with a token at which
-generation would not stop ("it never stops").
+Finds the two most frequent faults of shared GGUF files: a BOS token that would appear twice, and a
+turn that ends with a token at which generation would not stop.
 """
 
 from dataclasses import dataclass
@@ -31,14 +30,14 @@ PROBES: dict[str, tuple[Message, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class TemplateReport:
-    """What each probe conversation becomes, and what is wrong with the template."""
+    """The rendered probe conversations, and warnings about the template."""
 
     probes: dict[str, str]
     warnings: tuple[str, ...]
 
 
 def template_report(path: Path) -> TemplateReport:
-    """Render the probes with the file's own template; only the vocabulary is loaded.
+    """Render the probe conversations with the file's own template; only the vocabulary is loaded.
 
     Raises UserError for a file without a template, and when the template fails on a plain question.
     """
@@ -70,18 +69,18 @@ def _doubled_bos(model: Model, template: Template, probes: dict[str, str]) -> li
     ):
         return []
     return [
-        f"doubled BOS: the template writes {template.bos} and the file asks the tokenizer to add it too; "
-        "llmcli sends one, other programs may send two"
+        f"doubled BOS: the template writes {template.bos} and the file tells the tokenizer "
+        "to add it, too; llmcli sends one, other programs may send two"
     ]
 
 
 def turn_end(model: Model, source: str) -> list[str]:
-    """What is wrong with how a chat template ends an assistant's turn: nothing, or one warning."""
+    """Return warnings about how a chat template ends an assistant's turn: none or one."""
     return _endless(model, Template(source, bos=model.word(model.bos), eos=model.word(model.eos)))
 
 
 def _endless(model: Model, template: Template) -> list[str]:
-    """The token after an assistant's answer must be one at which llama.cpp stops."""
+    """Check that the token after an assistant's answer is one at which llama.cpp stops."""
     question, *_ = PROBES["one question"]
     for turns in (
         [question, Message("assistant", ANSWER)],
@@ -94,14 +93,15 @@ def _endless(model: Model, template: Template) -> list[str]:
         _, found, tail = text.rpartition(ANSWER)
         if not found:
             return [
-                "the template does not show the assistant's answer: the model would not see what it said"
+                "the template leaves out the assistant's answer: "
+                "the model would not see its earlier answers"
             ]
         ids = model.tokenize(tail.lstrip(), special=True)
         if any(model.ends(token) for token in ids[:2]):
             return []
         if ids:
             return [
-                f"an answer ends with {model.word(ids[0])!r}, which is no end-of-generation token of this file: "
-                "generation would not stop there; stop it with -r"
+                f"an answer ends with {model.word(ids[0])!r}, which is no end-of-generation token "
+                "of this file: generation would not stop there; use -r to stop there"
             ]
-    return ["nothing ends an assistant's turn: the model may never stop"]
+    return ["nothing marks the end of an assistant's turn: the model may never stop"]

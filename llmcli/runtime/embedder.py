@@ -1,17 +1,15 @@
-"""Texts to vectors, pooled as the model's file says and normalised as llama-server does; or pairs
-of texts to scores.
+"""Texts to vectors, pooled as the model's file says and normalized like llama-server's; or pairs of
+texts to scores.
 
-The context for it is made at the first text and made larger when a longer one comes. It is read
-pass by pass, so that answers can go on between them.
+The context is created with the first text and recreated larger for a longer one. Texts are read
+pass by pass, so that answers can continue between the passes.
 
-2026-11-22: a file that names no pooling is a model that generates: its last token has seen the
-whole text, and of that one alone logits are computed beside it (llama.cpp computes them for every
-row that gives a vector: 100 MB for 512 rows of a vocabulary of 49,152). llama-server refuses such a
-file for /v1/embeddings.
+A file without a pooling type is a generating model: its last token has seen the whole text, and
+only that token asks for output, because llama.cpp computes logits for every row that gives a
+vector. llama-server refuses such a file for /v1/embeddings.
 
-2026-11-22: a model that ranks must have the matrix that makes its scores. Without one
-(jina-reranker-v1-tiny's) llama.cpp reads the scores of all texts but the first from the wrong place
-of the head's output.
+A reranking model must have the matrix `cls.output.weight`. Without it llama.cpp reads the scores of
+all texts but the first from the wrong position of the head's output.
 """
 
 import math
@@ -37,23 +35,25 @@ from llmcli.runtime.scoring import block_rows
 from quant.container import Header
 
 ROWS = 512  # tokens of a pass
-# of one while answers are made, whose next tokens wait as long; as many a second as of 512 on a CPU
+# tokens of a pass while answers are generated, whose next tokens wait for it
 GENTLE = 64
-TEXTS = 16  # texts at once
-SMALLEST = 512  # cells of the first context
-HEAD = "cls.output.weight"  # of a model that ranks
-KINDS = "mean", "cls", "last"  # that may be wanted
+TEXTS = 16  # texts in one group
+SMALLEST = 512  # cells of the smallest context
+HEAD = "cls.output.weight"  # a reranking model's head
+KINDS = "mean", "cls", "last"  # that may be requested
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward pass: of each text a piece, from and up to; whether it gives vectors."""
+    """A forward pass: for each piece its text number, first and end token; and whether it gives
+    vectors.
+    """
 
     pieces: tuple[tuple[int, int, int], ...]
     vectors: bool
 
     def rows(self, texts: Sequence[Sequence[int]]) -> Rows:
-        """What the context is given. The texts of a group are numbered from 0."""
+        """Return the rows of the pass. The texts of a group are numbered from 0."""
         tokens = [token for text, start, end in self.pieces for token in texts[text][start:end]]
         positions = [at for _, start, end in self.pieces for at in range(start, end)]
         sequences = [text for text, start, end in self.pieces for _ in range(start, end)]
@@ -61,7 +61,7 @@ class Pass:
 
 
 class Embedder:
-    """Owns the context for embeddings of one model; all calls come from the engine's thread."""
+    """Owns the embedding context of one model. All calls come from the engine's thread."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class Embedder:
         options: RunOptions,
         wanted: str | None = None,
     ) -> None:
-        """`context` is the one that generates; `wanted` pools otherwise than the file says.
+        """`context` is the generating one; `wanted` is a pooling type that replaces the file's.
 
-        Raises UserError for a model that gives no embeddings.
+        Raises UserError for a model without embeddings.
         """
         self._model, self._options = model, options
         self.size, self.n_vocab = model.n_embd, model.n_vocab
@@ -85,48 +85,51 @@ class Embedder:
         self._held = ExitStack()
         self._pooled: Pooled | None = None
         self._room = self._rows = 0
-        self.gentle = False  # set by whoever knows that answers are made
+        self.gentle = False  # set while answers are generated
 
     def encode(self, text: str) -> list[int]:
-        """A text as ids with what the file puts around it; control tokens are read out of it, as
-        llama-server does.
+        """Return a text as token ids with the file's special tokens around it. Control tokens are
+        read out of the text, like in llama-server.
         """
         return self._model.tokenize(text, special=True, add_special=True)
 
     def least(self, *texts: str) -> int:
-        """So many tokens texts have at least, found without making them."""
+        """Return a lower bound of the number of tokens of these texts, without tokenizing them."""
         return sum(map(self._model.least, texts))
 
     @property
     def ranks(self) -> bool:
-        """Whether it scores pairs of texts instead of making vectors."""
+        """Return whether the model scores pairs of texts instead of giving vectors."""
         return self.pooling == "rank"
 
     def pair(self, query: str, text: str) -> list[int]:
-        """A pair to be scored as ids, as the file says or llama-server puts it together."""
+        """Return a pair to be scored as token ids, by the file's rerank template or like
+        llama-server.
+        """
         if not self._paired:
             return self._model.pair(query, text)
-        # One after the other, so that nothing of the query is read as the other's place.
-        before, _, behind = self._paired.partition("{document}")
-        words = before.replace("{query}", query) + text + behind.replace("{query}", query)
+        # Filled in one after the other, so that a placeholder inside the query is not replaced.
+        prefix, _, suffix = self._paired.partition("{document}")
+        words = prefix.replace("{query}", query) + text + suffix.replace("{query}", query)
         return self._model.tokenize(words, special=True)
 
     def work(self, texts: Sequence[Sequence[int]]) -> "Work":
-        """Begin with these texts; only one work may be under way at a time. Raises UserError where
-        one does not fit.
+        """Start with these texts; only one job may run at a time.
+
+        Raises UserError when a text does not fit.
         """
         longest = max(map(len, texts))
         if longest > self.most:
             raise UserError(
                 f"a text has {longest} tokens, and this model embeds up to {self.most}",
-                hint="shorten it"
-                + (f", or start with --ctx-size {longest}" if self.looks_back else ""),
+                hint="shorten the text"
+                + (f", or use --ctx-size {longest}" if self.looks_back else ""),
             )
         assert all(texts), "an empty text"
         return Work(self, texts)
 
     def pooled(self, tokens: int) -> Pooled:
-        """The context, with room for texts of so many tokens."""
+        """Return the context, recreated if texts of this many tokens do not fit."""
         if self._pooled is None or tokens > self._room:
             self.close()
             room = self.wanted(tokens)
@@ -136,8 +139,8 @@ class Embedder:
         return self._pooled
 
     def wanted(self, tokens: int) -> int:
-        """Cells of the context that texts of so many tokens take; what there is, where that is
-        enough.
+        """Return the cells of the context that texts of this many tokens need; the present size
+        when it is enough.
         """
         if self._pooled is not None and tokens <= self._room:
             return self._room
@@ -145,17 +148,17 @@ class Embedder:
 
     @property
     def room(self) -> int:
-        """Cells of the context that there is."""
+        """Return the cells of the present context."""
         return self._room
 
     def _now(self) -> int:
-        """Tokens of the next pass."""
+        """Return the tokens of the next pass."""
         return min(GENTLE, self._rows) if self.gentle else self._rows
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes that the context takes: cache and compute buffers; 0 before the first text, None
-        where unknown.
+        """Return the bytes of the context's cache and compute buffers: 0 before the first text,
+        None when unknown.
         """
         if self._pooled is None:
             return 0
@@ -168,12 +171,12 @@ class Embedder:
         self._pooled, self._room, self._rows = None, 0, 0
 
     def groups(self, texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """Which texts go together: as many as the context has room for."""
+        """Yield groups of text numbers, each as large as the context allows."""
         group: list[int] = []
         for number, text in enumerate(texts):
             if group and (
                 len(group) == TEXTS
-                or sum(len(texts[one]) for one in group) + len(text) > self._room
+                or sum(len(texts[member]) for member in group) + len(text) > self._room
             ):
                 yield group
                 group = []
@@ -181,7 +184,7 @@ class Embedder:
         yield group
 
     def passes(self, texts: Sequence[Sequence[int]]) -> Iterator[Pass]:
-        """How one group of texts is read."""
+        """Yield the passes that read one group of texts."""
         if not self.looks_back:
             yield Pass(tuple((number, 0, len(text)) for number, text in enumerate(texts)), True)
             return
@@ -214,7 +217,7 @@ class Embedder:
 
 
 class Work:
-    """Some texts on their way to vectors."""
+    """Some texts that are being turned into vectors."""
 
     def __init__(self, embedder: Embedder, texts: Sequence[Sequence[int]]) -> None:
         self.vectors: list[Vector] = []
@@ -222,7 +225,7 @@ class Work:
         self._steps = self._run(embedder, texts)
 
     def step(self) -> bool:
-        """One forward pass; False when all vectors are there."""
+        """Compute one forward pass. Return False when all vectors are complete."""
         return next(self._steps, False)
 
     def _run(self, embedder: Embedder, texts: Sequence[Sequence[int]]) -> Iterator[bool]:
@@ -248,11 +251,10 @@ class Work:
 
 
 def pooling(header: Header, back: bool, wanted: str | None = None) -> str:
-    """How the vectors of a text's tokens become one, by the file unless `wanted`; rank: they become
-    scores.
+    """Return the pooling type: the file's unless `wanted` is given; "rank" for a reranking model.
 
-    Raises UserError for a file that ranks in a way that llama.cpp does not read, or is to do
-    something else.
+    Raises UserError when llama.cpp cannot read the file's head, or when another pooling is wanted
+    of a reranking model.
     """
     kind = header.metadata.get(f"{header.architecture}.pooling_type")
     names = {number: name for name, number in POOLING.items()}
@@ -260,19 +262,21 @@ def pooling(header: Header, back: bool, wanted: str | None = None) -> str:
     if name == "rank":
         if wanted is not None:
             raise UserError(
-                "this model ranks pairs of texts and pools nothing", hint="leave out --pooling"
+                "this model ranks pairs of texts and has no pooling", hint="leave out --pooling"
             )
         if not any(tensor.name == HEAD for tensor in header.tensors):
             raise UserError(
                 f"this model ranks pairs of texts, and its file has no {HEAD}",
-                hint="use another one",
+                hint="use another model",
             )
         return name
     return wanted or (name if name != "none" else "last" if back else "mean")
 
 
 def unit(vector: Vector | np.ndarray) -> Vector:
-    """A vector of length 1, zeros where it is zero (llama.cpp's common_embd_normalize, its norm 2)."""
+    """Return the vector scaled to length 1; zeros stay zeros (llama.cpp's common_embd_normalize
+    with norm 2).
+    """
     wide = np.asarray(vector, np.float64)
     length = math.sqrt(float(wide @ wide))
     return (wide / length if length > 0 else wide).astype(np.float32)
@@ -281,8 +285,8 @@ def unit(vector: Vector | np.ndarray) -> Vector:
 def pieced(
     lengths: Sequence[int], most: Callable[[], int]
 ) -> Iterator[tuple[tuple[int, int, int], ...]]:
-    """Cut texts, one behind the other, into passes of at most `most()` tokens, asked each time:
-    (text, from, up to).
+    """Split texts into passes of at most `most()` tokens, which is called for each pass. A piece is
+    (text number, first token, end token).
     """
     pieces: list[tuple[int, int, int]] = []
     left = most()

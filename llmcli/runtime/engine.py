@@ -1,8 +1,7 @@
-"""The engine: many sequences, one forward pass a step, one thread.
+"""The engine: many sequences, one forward pass per step, one thread.
 
-submit() and cancel() change what is wanted, step() advances every sequence once and returns what
-happened. It computes; what is read from the logits is each request's strategy's. Templates,
-terminals and files are others' business.
+submit() and cancel() change what is requested; step() advances every sequence by one pass and
+returns the events. The engine computes; the strategy of each request reads the logits.
 """
 
 import time
@@ -31,7 +30,7 @@ Work = TypeVar("Work", Pass, Rows)
 
 
 class Forward(Pool, Protocol):
-    """What the engine asks of a context: a forward pass, and a memory to keep books of."""
+    """What the engine needs of a context: forward passes, and a memory for the ledger to manage."""
 
     def decode(self, rows: Rows) -> SequenceOf[Row]: ...
 
@@ -39,8 +38,8 @@ class Forward(Pool, Protocol):
 
 
 class Reading(Protocol):
-    """What may compute prompts elsewhere, so that afterwards they are as if the context had
-    (reader.py).
+    """A second context that computes prompts and moves the result into the engine's context
+    (prefill_context.py).
     """
 
     def takes(self, plan: Pass) -> bool: ...
@@ -49,8 +48,8 @@ class Reading(Protocol):
 
 
 class Engine:
-    """Owns the context while it lives; all calls come from one thread (except interrupting the
-    context).
+    """Owns the context. All calls come from one thread, except cancel() and interrupting the
+    context.
     """
 
     def __init__(
@@ -63,31 +62,31 @@ class Engine:
         schedule: Schedule = ALONE,
         reader: Reading | None = None,
     ) -> None:
-        """`keeps` is the ledger's."""
+        """`keeps_idle` is passed to the ledger."""
         self.context, self.reader, self.ledger = context, reader, Ledger(context, keeps)
         self.scheduler = Scheduler(context, self.ledger, schedule)
         self.means = Means(vocabulary, native, self.ledger, speculation)
         self._live: dict[int, Sequence] = {}
         self._answers: dict[int, Answer] = {}
-        self._passing: Pass | None = None  # what is computed just now
+        self._passing: Pass | None = None  # being computed now
         self._count = 0
-        self._prompted = self._drawn = 0  # tokens
+        self._prompted = self._drawn = 0  # tokens computed of prompts, and generated
 
     @property
     def busy(self) -> bool:
-        """Whether any sequence is unfinished."""
+        """Return whether any sequence is unfinished."""
         return bool(self._live)
 
     @property
     def steady(self) -> bool:
-        """Whether the next pass will be much like the last: the same answers go on, and nothing is
-        to be read.
+        """Return whether the next pass will resemble the last: the same answers, and no prompt to
+        compute.
         """
         return self.scheduler.steady
 
     @property
     def load(self) -> Load:
-        """How things stand."""
+        """Return the current load."""
         scheduler, drawn = (
             self.scheduler,
             self._drawn + sum(len(one.times) for one in self._live.values()),
@@ -105,7 +104,7 @@ class Engine:
 
     @property
     def schedule(self) -> Schedule:
-        """How passes are shared out; it may be set while nothing runs."""
+        """Return the schedule. It may be set while nothing runs."""
         return self.scheduler.schedule
 
     @schedule.setter
@@ -115,22 +114,24 @@ class Engine:
             kept.most = schedule.swap_bytes
 
     def check(self) -> None:
-        """Compare the books with llama.cpp's own; a difference is a bug and crashes."""
+        """Assert that the ledger agrees with llama.cpp's own positions."""
         self.ledger.check()
         busy = sum(1 + len(one.spare) for one in self.scheduler.running.values())
         assert self.ledger.idle == self.context.n_seq_max - busy, (self.ledger.idle, busy)
 
     def submit(self, request: Request) -> int:
-        """Queue a request; its id is in every event of it. The prompt must fit the context.
+        """Queue a request. Return the id that its events carry. The prompt must fit the context.
 
-        Raises Crowded where as many wait as may.
+        Raises QueueFull when too many requests wait.
         """
         self._admit(1)
         return self._queue(request, concrete_seed(request.sampling.seed)).id
 
     def sample(self, request: Request, count: int) -> list[int]:
-        """Queue `count` answers to one prompt, seeds s, s + 1, …; where cells can be shared it is
-        computed once.
+        """Queue `count` answers to one prompt, with seeds s, s + 1, and so on. Return their ids.
+        The prompt is computed once if cells can be shared.
+
+        Raises QueueFull when too many requests wait.
         """
         self._admit(count)
         seed = concrete_seed(request.sampling.seed)
@@ -144,7 +145,10 @@ class Engine:
     def _admit(self, count: int) -> None:
         most, waiting = self.scheduler.schedule.waiting, len(self.scheduler.waiting)
         if most is not None and waiting + count > most:
-            raise Crowded(f"{waiting} requests wait already", hint="ask again a little later")
+            raise Crowded(
+                f"{waiting} requests wait already",
+                hint="send the request again in a few seconds",
+            )
 
     def _queue(
         self, request: Request, seed: int, number: int = 0, after: Sequence | None = None
@@ -178,30 +182,33 @@ class Engine:
         """End a sequence at the next step; its cells and its text so far are kept. Callable from
         any thread.
 
-        Where most of a long pass is being computed for it alone, the pass is broken off, and the
-        others' rows in it are computed again.
+        If most rows of a long pass belong to the sequence, the pass is aborted, and the rows of the
+        others are computed again.
         """
         live, passing = (
             self._live.get(sequence),
             self._passing,
-        )  # looked up once: the engine goes on meanwhile
+        )  # read once: the engine thread changes them
         if live:
             live.cancelled = True
             if passing and passing.mostly(live):
                 self.context.interrupt()
 
     def drop(self, sequence: int) -> None:
-        """End a sequence at once, because nobody will ask for its answer; its cells are kept."""
+        """End a sequence at once and discard its answer; its cells stay cached."""
         if live := self._live.get(sequence):
             self._close(live, "cancelled")
         self._answers.pop(sequence, None)
 
     def answer(self, sequence: int) -> Answer:
-        """The accounts of a finished sequence; they can be taken once."""
+        """Return and forget the answer of a finished sequence."""
         return self._answers.pop(sequence)
 
     def step(self) -> list[Event]:
-        """Advance every sequence by one forward pass."""
+        """Advance every sequence by one forward pass.
+
+        Raises UserError when llama.cpp could not compute it.
+        """
         events: list[Event] = []
         plan = self._next_token()
         planned = plan is None
@@ -231,13 +238,14 @@ class Engine:
         except UserError:
             self._restore(plan)
             raise
-        except NoSlot:  # a window's own cells, which the books do not count
+        # the cells of a sliding window have no slot left, which the ledger does not count
+        except NoSlot:
             if self.scheduler.yield_to():
                 return events
             return [*events, self._close(plan.shares[-1].sequence, "context_full")]
         finally:
             self._passing = (
-                None  # else who is cancelled now would break off the next pass, of others
+                None  # otherwise a later cancel() would abort the next pass, of other sequences
             )
         spent = time.perf_counter() - begun
         if planned:
@@ -249,21 +257,22 @@ class Engine:
         return events
 
     def _restore(self, plan: Pass) -> None:
-        """Back to before a pass that was not finished: parts of it may be in the cache."""
+        """Undo a pass that was not finished: parts of it may be in the cache."""
         for sequence, _, _ in plan.shares:
             for slot in (sequence.slot, *sequence.spare):
                 self.ledger.restore(slot)
             if sequence.computed < len(
                 sequence.tokens
-            ):  # else its branches have gone on from there
+            ):  # else its branches have moved on from there
                 sequence.computed = len(self.ledger.tokens[sequence.slot])
             sequence.reused = min(sequence.reused, sequence.computed)
 
     def _next_token(self) -> Pass | None:
-        """The everyday pass: one answer, one token. None: it takes the scheduler.
+        """Return the most frequent pass, one token of a single answer, or None when the scheduler
+        must plan it.
 
-        A forward pass leaves nothing of ours in the caches, so that every line run between two of
-        them is fetched anew: 100 µs of the 5 ms of a token are such lines.
+        After a forward pass none of the engine's code is in the CPU caches, so the less of it runs
+        between two passes of one answer, the faster the answer.
         """
         if len(self._live) != 1:
             return None
@@ -281,7 +290,7 @@ class Engine:
         )
 
     def _with_room(self, compute: Callable[[Work], SequenceOf[Row]], work: Work) -> SequenceOf[Row]:
-        """What it computes; where there was no room, once more without what is idle."""
+        """Call `compute`; if the context has no free cells, evict idle ones and call it again."""
         try:
             return compute(work)
         except NoSlot:
@@ -324,12 +333,12 @@ class Engine:
         ]
 
     def _fork(self, first: Sequence) -> list[Sequence]:
-        """The samples that begin where this prompt ends, in cells shared with it; those left over
-        wait for a slot.
+        """Start the samples that wait for this prompt, in cells shared with it. Samples without a
+        slot keep waiting.
         """
         waiting = [
             one for one in self.scheduler.waiting if not one.preempted
-        ]  # else it is further on than its prompt
+        ]  # a preempted one has generated tokens already
         same = [one for one in waiting if one.after is first and one.request is first.request]
         placed = [
             one for one in same if one.strategy.slots == 1 and self.scheduler.place_fork(first, one)
@@ -342,7 +351,7 @@ class Engine:
         try:
             events, finish = sequence.strategy.accept(sequence, rows, spent)
         except UserError as error:
-            sequence.error = error  # the others go on
+            sequence.error = error  # the other sequences continue
             return [self._close(sequence, "failed")]
         if finish is None and len(sequence.times) >= sequence.look_at:
             sequence.look_at = len(sequence.times) + EVERY

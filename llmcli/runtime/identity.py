@@ -1,7 +1,7 @@
-"""What must be the same for the bytes of a KV state to mean the same: the model, the build, how the
-cache is kept.
+"""What must be equal for a KV state to be usable: the model, the build of llama.cpp and the cache
+settings.
 
-The length of the context is not among it: cells are found anew when a state is read back.
+The length of the context is not part of it: cells are assigned again when a state is restored.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """`model` and `template` are hashes; `flash` unless it is off; `rotated`: quantized K and V are
-    stored rotated.
+    """The identity of a KV state. `model` and `template` are hashes; `flash` is False only when
+    flash attention is off; `rotated`: quantized K and V are stored rotated.
     """
 
     model: str
@@ -48,16 +48,16 @@ class World:
     reproducible: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """For a file's head."""
+        """Return the fields for the header of a file."""
         return asdict(self)
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """In words, what a world that was written down has otherwise."""
+        """Return in words how a recorded identity differs."""
         return [WORDS[name] for name, value in asdict(self).items() if other.get(name) != value]
 
 
 def world(runner: "Runner") -> World | None:
-    """The world that a runner's cache is of; None where its file is not the one any more that was
+    """Return the identity of a runner's cache, or None when the model file has changed since it was
     loaded.
     """
     try:
@@ -81,12 +81,10 @@ def world(runner: "Runner") -> World | None:
 
 
 def content(header: Header) -> str:
-    """A hash of what a model is: its header to the letter, and some bytes from the middle of every
-    tensor.
+    """Return a hash of a model: its whole header and some bytes from the middle of every tensor.
 
-    Another model, another quantization and a tensor made anew have another one; the name and the
-    place of the file do not count. It reads a few MB (SmolLM2 135M: 2.9 MB, 12 ms on AVX2, 2026-11)
-    where a file may have gigabytes.
+    Another model, another quantization or a changed tensor gives another hash; the file's name and
+    folder do not count. It reads a few megabytes where a file may have gigabytes.
     """
     digest = hashlib.sha256()
     for path in header.files:
@@ -101,14 +99,16 @@ def content(header: Header) -> str:
 
 
 def written(header: Header) -> int:
-    """When the youngest of a model's files was last written, in nanoseconds: samples miss a small
-    edit, this does not.
+    """Return when the newest of a model's files was last written, in nanoseconds. This detects
+    small edits that the samples of `content_hash` miss.
     """
     return max(path.stat().st_mtime_ns for path in header.files)
 
 
 def stamp(files: Sequence[Path]) -> Stamp:
-    """Size, time and place of files, by which a change is noticed; zeros for one that is not there."""
+    """Return size, modification time and inode of files, to detect changes; zeros for a missing
+    file.
+    """
     found = []
     for path in files:
         try:

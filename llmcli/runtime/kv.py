@@ -1,10 +1,11 @@
-"""The bytes of a KV cache, predicted from the file's header before anything is allocated.
+"""Bytes of a KV cache, predicted from the file's header before anything is allocated.
 
-Follows src/llama-kv-cache.cpp, llama-kv-cache-iswa.cpp, load_swa_pattern and create_memory of
-src/llama-model.cpp, and the refusals of llama_init_from_model in src/llama-context.cpp. Covers
-attention layers: MHA, GQA, MQA, sliding windows, compressed keys (MLA), K and V of any cache type,
-one pool or a stream a sequence. What it cannot know (recurrent state, shared or indexed caches) is
-None, never a guess.
+Covers attention layers: MHA, GQA, MQA, sliding windows, compressed keys (MLA), K and V of any cache
+type, one pool or a stream per sequence. The prediction is None where the cache follows other rules
+(recurrent state, shared or indexed caches).
+
+Source: src/llama-kv-cache.cpp, llama-kv-cache-iswa.cpp, load_swa_pattern and create_memory of
+src/llama-model.cpp, the refusals of llama_init_from_model in src/llama-context.cpp.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ CELL_STEP = 256  # cells come in multiples of this
 MAX_LAYERS = 512  # llama-hparams.h
 BLOCK = 32  # values in a block of every quantized cache type
 
-# Bytes of 32 values (ggml's block tables).
+# bytes of 32 values (ggml's block tables)
 BYTES_PER_32 = {
     "f32": 128,
     "f16": 64,
@@ -32,8 +33,8 @@ BYTES_PER_32 = {
 }
 PLAIN = {"f32", "f16", "bf16"}
 
-# Sliding-window layers where the file does not list them: every n-th layer is dense, counted from
-# the end of the period, or from its start where `dense first` (src/models/*.cpp, load_swa_pattern).
+# Sliding-window layers of files that do not list them: every n-th layer is dense, counted from the
+# end of the period, or from its start if the flag is set (src/models/*.cpp, load_swa_pattern).
 PERIODS = {
     "gemma2": (2, False),
     "gemma3": (6, False),
@@ -45,9 +46,9 @@ PERIODS = {
     "plamo3": (8, False),
     "afmoe": (4, False),
 }
-# A window that the file need not name, and one that stays a window even at 0.
+# A default window size, and a window that stays one even at size 0.
 ALWAYS_WINDOWED = {"gemma2": 4096, "gpt-oss": 0}
-# llama.cpp switches it off in phi3 and reads no window in the others: they attend to everything.
+# llama.cpp disables the window of phi3 and reads none for the others: they attend to everything.
 WINDOW_IGNORED = {
     "phi3",
     "llama",
@@ -62,9 +63,9 @@ WINDOW_IGNORED = {
     "deepseek2",
     "smollm3",
 }
-# Read `key_length_mla`: with it only the compressed keys are kept, and values are made from them.
+# With `key_length_mla` only compressed keys are stored, and values are computed from them.
 LATENT = {"deepseek2"}
-# No cache at all: made for embeddings, or they write by diffusion (create_memory).
+# No cache: embedding models and models that write by diffusion (create_memory).
 CACHELESS = {
     "bert",
     "jina-bert-v2",
@@ -86,7 +87,7 @@ UNPREDICTED = ("ssm.", "wkv.", "attention.shared_kv_layers", "attention.indexer.
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's share: cells of all streams, and bytes of keys and values."""
+    """One layer's cells over all streams, and the bytes of its keys and values."""
 
     layer: int
     cells: int
@@ -96,18 +97,17 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of a model decides the size of its cache, layer by layer: values a cell stores, sizes of
-    a head, the window.
+    """What determines the size of a model's cache, layer by layer.
 
-    `widest` is the largest `v` of any layer, those of a prediction head included. `latent`: keys
-    only, and K and V of one type.
+    `widest`: the largest `v` of any layer, including those of a prediction head. `latent`: only
+    keys are stored, and K and V have the same type.
     """
 
     k: tuple[int, ...]  # values per cell
-    v: tuple[int, ...]  # zeros where latent
-    window: int  # 0: none, or none that counts
+    v: tuple[int, ...]  # values per cell, zeros if latent
+    window: int  # tokens of the sliding window; 0 for none
     windowed: tuple[bool, ...]
-    k_heads: tuple[int, ...]  # values of a head
+    k_heads: tuple[int, ...]  # values per head
     v_heads: tuple[int, ...]
     widest: int
     latent: bool = False
@@ -125,17 +125,17 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole cache."""
+        """Return the bytes of the whole cache."""
         return sum(layer.k_bytes + layer.v_bytes for layer in self.layers)
 
 
 def shape(metadata: Mapping[str, Any]) -> Shape | None:
-    """Read the shape from GGUF metadata; None where this file's cache follows other rules, or makes
-    no sense.
+    """Read the cache shape from GGUF metadata. Return None when the cache follows other rules or
+    the metadata makes no sense.
     """
     try:
         return _shape(metadata)
-    except (TypeError, ValueError):  # a word where a number belongs, a list that is too short
+    except (TypeError, ValueError):  # a string instead of a number, or a list that is too short
         return None
 
 
@@ -192,7 +192,7 @@ def _shape(metadata: Mapping[str, Any]) -> Shape | None:
 
 
 def whole(form: Shape) -> Shape:
-    """The same model where windows keep every cell (llama.cpp's swa_full)."""
+    """Return the shape of the same model when windows keep every cell (llama.cpp's swa_full)."""
     return replace(form, window=0, windowed=(False,) * len(form.windowed))
 
 
@@ -207,43 +207,47 @@ def predict(
     flash: bool = True,
     unified: bool = True,
 ) -> KVCache:
-    """The cache of a context of `n_ctx` tokens: one pool, or (`unified` off) a stream for each
+    """Return the cache of a context of `n_ctx` tokens: one pool, or without `unified` a stream per
     sequence.
 
-    Without flash attention V is stored transposed with the widest layer's width in every layer. A
-    quantized V turns flash attention on where the choice is llama.cpp's.
+    Without flash attention V is stored transposed, with the widest layer's width in every layer. A
+    quantized V turns flash attention on when llama.cpp decides.
     """
     cells, streams = round_up(n_ctx), 1
     if not unified:
         cells, streams = round_up(cells // n_seq_max), n_seq_max
     # llama.cpp computes this in 32 bits, and a header may name any window.
-    wanted = (form.window * (n_seq_max if unified else 1) + min(n_ubatch, n_ctx)) % 2**32
-    few = round_up(min(cells, wanted))
+    window_cells = (form.window * (n_seq_max if unified else 1) + min(n_ubatch, n_ctx)) % 2**32
+    windowed_cells = round_up(min(cells, window_cells))
     layers = []
     for index, (k, v, windowed) in enumerate(zip(form.k, form.v, form.windowed, strict=True)):
-        own = (few if windowed else cells) * streams
+        layer_cells = (windowed_cells if windowed else cells) * streams
         v_row = row_bytes(type_v, v if flash else form.widest)
-        layers.append(LayerKV(index, own, own * row_bytes(type_k, k), own * v_row))
+        layers.append(
+            LayerKV(index, layer_cells, layer_cells * row_bytes(type_k, k), layer_cells * v_row)
+        )
     per_token = sum(row_bytes(type_k, k) for k in form.k)
     per_token += sum(row_bytes(type_v, v if flash else form.widest) for v in form.v)
     return KVCache(tuple(layers), cells * streams, per_token)
 
 
 def refusal(form: Shape, type_k: str, type_v: str) -> tuple[str, str] | None:
-    """Why llama.cpp would not make this cache, and what to type instead; None where it would.
+    """Return why llama.cpp would refuse this cache, and a hint; None if it accepts it.
 
-    Refused as well: a quantized K of odd heads without flash attention, for which it computes
-    nonsense, and a window that no layer has, at which it aborts.
+    Also refused: a quantized K of odd heads without flash attention, for which llama.cpp computes
+    nonsense, and a window that no layer uses, at which it aborts.
     """
     if form.window and not any(form.windowed):
         return (
-            f"this file names a sliding window of {form.window} and no layer that has it: llama.cpp cannot run it",
+            f"this file has a sliding window of {form.window} tokens but no layer that uses it: "
+            "llama.cpp cannot run it",
             "convert the model again from its checkpoint",
         )
     if form.latent and type_k != type_v:
         return (
-            f"this model keeps compressed keys and makes values from them: K is {type_k}, V must not be {type_v}",
-            f"give both alike: -ctk {type_k} -ctv {type_k}",
+            "this model stores compressed keys and computes values from them: "
+            f"K is {type_k}, so V must not be {type_v}",
+            f"use the same type for both: -ctk {type_k} -ctv {type_k}",
         )
     for what, flag, kind, heads in (
         ("K", "-ctk", type_k, form.k_heads),
@@ -252,7 +256,8 @@ def refusal(form: Shape, type_k: str, type_v: str) -> tuple[str, str] | None:
         odd = next((size for size in heads if size % BLOCK), None)
         if kind not in PLAIN and odd is not None:
             return (
-                f"{kind} holds {what} in blocks of {BLOCK} values, and this model's heads have {odd}",
+                f"{kind} stores {what} in blocks of {BLOCK} values, "
+                f"but this model's heads have {odd} values",
                 f"use {flag} f16, bf16 or f32",
             )
     return None
@@ -261,18 +266,19 @@ def refusal(form: Shape, type_k: str, type_v: str) -> tuple[str, str] | None:
 def check(
     metadata: Mapping[str, Any], type_k: str, type_v: str, *, reproducible: bool = False
 ) -> None:
-    """Raise UserError where llama.cpp would refuse these types for this file, before it is loaded;
-    `reproducible`: that mode chose them, and no others would do.
+    """Raise UserError when llama.cpp would refuse these types for this file, before the file is
+    loaded. `reproducible`: the reproducible mode chose the types, so no other types can be
+    suggested.
     """
     form = shape(metadata)
-    if form and (why := refusal(form, type_k, type_v)):
+    if form and (reason := refusal(form, type_k, type_v)):
         raise UserError(
-            why[0], hint="leave out --reproducible for this model" if reproducible else why[1]
+            reason[0], hint="leave out --reproducible for this model" if reproducible else reason[1]
         )
 
 
 def row_bytes(kind: str, values: int) -> int:
-    """Bytes of `values` numbers of one cache type."""
+    """Return the bytes of `values` numbers of one cache type."""
     return values * BYTES_PER_32[kind] // BLOCK
 
 
@@ -300,7 +306,7 @@ def _per_layer(value: Any, layers: int) -> tuple[int, ...]:
     return (
         (int(value),) * layers
         if isinstance(value, int)
-        else tuple(int(one) for one in _list(value)[:layers])
+        else tuple(int(entry) for entry in _list(value)[:layers])
     )
 
 
@@ -309,5 +315,5 @@ def _list(value: Any) -> list[Any]:
 
 
 def round_up(cells: int) -> int:
-    """Cells as llama.cpp makes them: the next multiple of 256."""
+    """Return the cells that llama.cpp allocates: the next multiple of 256."""
     return -(-cells // CELL_STEP) * CELL_STEP

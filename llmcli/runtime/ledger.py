@@ -1,9 +1,9 @@
-"""Which KV cells hold which tokens: matching prefixes, sharing, cutting, forgetting.
+"""Which KV cells hold which tokens: prefix matching, sharing, cutting and eviction.
 
-One unified pool of cells; a slot is a llama.cpp sequence id. A finished answer's cells stay under
-its slot until somebody needs the room, so the next turn of a chat finds its prefix here. It asks
-the memory what it can do: a sliding window that has moved on, or recurrent state, cannot be cut
-back freely.
+All slots (llama.cpp sequence ids) share one unified pool of cells. The cells of a finished answer
+stay under its slot until they are needed, so the next turn of a conversation finds its prefix. The
+memory says what it supports: a sliding window that has moved on and recurrent state cannot be cut
+at any token.
 """
 
 from collections import Counter
@@ -15,29 +15,29 @@ from llmcli.runtime.cells import Cells
 from llmcli.runtime.likeness import common, gap, reach
 from llmcli.runtime.pool import Away, Memory, Occupied
 
-PIECE = 64  # cells, the least that is forgotten at a time
+PIECE = 64  # minimum cells evicted at a time
 
 
 class Ledger(Cells):
-    """The map of cells, and who uses the slots: what is found, shared, taken out of the pool,
-    forgotten.
+    """The map of cells and the slots in use: finds prefixes, shares cells, swaps states, evicts
+    idle cells.
     """
 
     def __init__(self, memory: Memory, keeps: bool = True) -> None:
-        """`keeps` False: an answer begins in an empty pool, and none is forgotten while others go
-        on. llama.cpp fills holes, and attention adds up in the order of cells: sums round otherwise
-        where that is not the tokens' own.
+        """`keeps_idle` False: an answer starts in an empty pool, and nothing is evicted while
+        others run. llama.cpp fills holes, and attention sums in cell order, so results round
+        differently when the cells are not in token order.
         """
         super().__init__(memory)
         self.keeps, count = keeps, memory.n_seq_max
         self._busy = [False] * count
         self._used_at = [0] * count
         self._turns = [0] * count
-        self.scopes = [""] * count  # who may share a slot's cells: whoever names the same
+        self.scopes = [""] * count  # only slots of one scope share cells
         self._clock = 0
 
     def occupied(self) -> Occupied:
-        """The pool as the slot used last shares it with the others."""
+        """Return how the most recently used slot shares the pool with the others."""
         latest = max(range(len(self._cells)), key=self._used_at.__getitem__)
         holders = Counter(cell for cells in self._cells for cell in cells)
         mine = tuple(holders[cell] > 1 for cell in self._cells[latest])
@@ -50,14 +50,15 @@ class Ledger(Cells):
         move: bool = False,
         scope: str = "",
     ) -> tuple[int, int] | None:
-        """Claim a slot for a prompt: (slot, tokens already there), or None while every slot is
-        busy.
+        """Claim a slot for a prompt. Return the slot and the number of prompt tokens already in it,
+        or None when every slot is busy.
 
-        At least the last token is left to compute, for its logits. The slot with the longest common
-        prefix is taken over when it is idle and is continued or holds a turn of the prompt's own
-        `path`, which this one spells otherwise; in all other cases its cells are shared, and what
-        it holds besides stays. `move`: cells of such a slot behind something that the prompt leaves
-        out may move up, as in `adapt`. Only slots of one `scope` are looked at.
+        At least the last token is left to compute, because its logits are needed. The slot with the
+        longest common prefix is reused when it is idle and the prompt continues it, or when it
+        holds a turn in `path` (an earlier turn of the same conversation, now spelled differently).
+        Otherwise its cells are shared and the rest of its tokens stays. `move`: cells after a part
+        that the prompt leaves out may be moved up, as in `apply_overflow`. Only slots of one
+        `scope` are considered.
         """
         idle = [slot for slot, busy in enumerate(self._busy) if not busy]
         if not idle:
@@ -76,8 +77,8 @@ class Ledger(Cells):
         if not reused:
             self._cut(target, 0)
             return self._taken(target, scope), 0
-        # An idle conversation is taken over where it is simply continued, or where its turn to be
-        # forgotten has come.
+        # Reuse an idle slot when the prompt continues all of it, or when it is the next to be
+        # evicted.
         continued = reused == len(self.tokens[best])
         may_cut = self.keeps and (self._turns[best] in path or best == target or not self.forks)
         if best in idle and (continued or may_cut):
@@ -90,10 +91,10 @@ class Ledger(Cells):
     def _best(
         self, tokens: Sequence[int], path: frozenset[int], own: list[int], scope: str
     ) -> tuple[int, int]:
-        """The slot that holds most of the beginning of a prompt, and how much."""
+        """Return the slot with the longest prefix of a prompt, and the length of that prefix."""
         if self.forks:
             reused, holders = self._match(tokens[:-1], scope)
-        else:  # what a slot holds cannot be shared
+        else:  # the cells of a slot cannot be shared
             alike = {
                 slot: self._usable(slot, common(self.tokens[slot], tokens[:-1])) for slot in own
             }
@@ -109,7 +110,7 @@ class Ledger(Cells):
         ), reused
 
     def _usable(self, slot: int, length: int) -> int:
-        """How much of a beginning of that length can be kept of a slot that cannot be shared."""
+        """Return how many of the first `length` tokens a slot can keep when it cannot be shared."""
         whole = length == len(self.tokens[slot])
         return (
             length
@@ -123,14 +124,16 @@ class Ledger(Cells):
         return slot
 
     def match(self, tokens: Sequence[int], scope: str = "") -> tuple[int, bool]:
-        """How much of the beginning of a prompt a slot holds whose cells can be shared; whether one
-        does in use.
+        """Return the length of the longest shareable prefix of a prompt, and whether a busy slot
+        holds it.
         """
         length, holders = self._match(tokens[:-1], scope) if self.forks else (0, set[int]())
         return length, any(self._busy[slot] for slot in holders)
 
     def _match(self, tokens: Sequence[int], scope: str) -> tuple[int, set[int]]:
-        """As the tree has it, once it has heard of what has come since it was asked last."""
+        """Match a prompt against the radix tree, after adding the tokens appended since the last
+        lookup.
+        """
         for slot, held in enumerate(self.tokens):
             if len(held) > self._prefixes.lengths[slot]:
                 self._prefixes.grow(slot, held, self.scopes[slot])
@@ -138,20 +141,21 @@ class Ledger(Cells):
 
     @property
     def latest(self) -> list[int]:
-        """The tokens of the slot used last."""
+        """Return the tokens of the most recently used slot."""
         return self.tokens[max(range(len(self.tokens)), key=self._used_at.__getitem__)]
 
     def nearest(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """The slot that holds most of the beginning of these tokens, and how many; of equals the
-        one used last.
+        """Return the slot with the longest prefix of these tokens and its length; among equals the
+        most recently used slot.
         """
         lengths = [common(mine, tokens) for mine in self.tokens]
         slot = max(range(len(lengths)), key=lambda slot: (lengths[slot], self._used_at[slot]))
         return slot, lengths[slot]
 
     def adopt(self, tokens: Sequence[int], put: Callable[[int], bool], turn: int) -> bool:
-        """Let an idle slot hold tokens whose cells `put` brings from elsewhere; False where it does
-        not, or no slot is idle or too few cells are free: then none holds them.
+        """Fill an idle slot with tokens whose cells `put` restores.
+
+        Return False, with the slot empty, when no slot is idle, cells are missing or `put` fails.
         """
         if not self.idle:
             return False
@@ -168,42 +172,44 @@ class Ledger(Cells):
 
     @property
     def idle(self) -> int:
-        """How many slots nobody is using."""
+        """Return the number of idle slots."""
         return self._busy.count(False)
 
     @property
     def in_use(self) -> list[int]:
-        """The slots of answers that are being made."""
+        """Return the slots of running answers."""
         return [slot for slot, busy in enumerate(self._busy) if busy]
 
     @property
     def tight(self) -> bool:
-        """Whether a slot can only be claimed by cutting one, which leaves holes where nothing is to
-        be forgotten.
+        """Return whether claiming a slot would cut another one, and so leave holes where nothing
+        may be evicted.
         """
         return not self.keeps and all(
             held or busy for held, busy in zip(self.tokens, self._busy, strict=True)
         )
 
     def claim(self, scope: str = "") -> int:
-        """Take an idle slot and empty it: one that holds nothing, else the longest unused."""
+        """Claim and empty an idle slot: an empty one first, otherwise the least recently used."""
         slot = self._oldest([slot for slot, busy in enumerate(self._busy) if not busy])
         self._cut(slot, 0)
         return self._taken(slot, scope)
 
     @property
     def taken(self) -> int:
-        """Cells of slots that are in use: what cannot be forgotten."""
+        """Return the number of cells of busy slots, which cannot be evicted."""
         return self.held(self.in_use)
 
     @property
     def left(self) -> list[int]:
-        """The idle slots that hold something, longest unused first."""
+        """Return the idle slots that hold tokens, least recently used first."""
         idle = [slot for slot, busy in enumerate(self._busy) if not busy and self.tokens[slot]]
         return sorted(idle, key=self._used_at.__getitem__)
 
     def put_away(self, slot: int, whole: bool = False) -> Away:
-        """Take out what no other slot in use holds as well, or all, and empty the slot."""
+        """Return the state of the tokens that no other busy slot holds (all tokens with `whole`),
+        and empty the slot.
+        """
         others = [] if whole else [other for other in self.in_use if other != slot]
         start = max((self._shared(slot, other) for other in others), default=0)
         held = tuple(self.tokens[slot])
@@ -213,8 +219,8 @@ class Ledger(Cells):
         return away
 
     def bring_back(self, slot: int, away: Away) -> bool:
-        """Let an empty slot hold what was taken out; False where cells are short, or what others
-        held is gone.
+        """Restore a state into an empty slot. Return False when cells are missing or the shared
+        prefix is gone.
         """
         count, start = len(away.tokens), away.start
         if not self.make_room(count - start):
@@ -239,7 +245,9 @@ class Ledger(Cells):
 
     @property
     def stuck(self) -> bool:
-        """Whether there are idle cells that can only be forgotten once no slot is in use."""
+        """Return whether idle cells exist that can be evicted only after every running answer has
+        ended.
+        """
         return (
             not self.keeps
             and not self.memory.whole_states
@@ -248,8 +256,8 @@ class Ledger(Cells):
         )
 
     def compact(self) -> None:
-        """Forget what is idle, and lay out the others anew: each one's cells in the order of its
-        tokens, no holes.
+        """Evict idle slots and rebuild the others, each with its cells in token order and without
+        holes.
         """
         self.forget_idle()
         slots = [slot for slot, held in enumerate(self.tokens) if held]
@@ -259,12 +267,11 @@ class Ledger(Cells):
             assert back, "what was in the pool fits into it"
 
     def adapt(self, slot: int, tokens: Sequence[int], move: bool) -> int:
-        """Make a slot hold a beginning of `tokens`, as much as it can; returns how many of them it
-        holds.
+        """Make a slot hold the longest possible prefix of `tokens`. Return its length.
 
-        With `move` the cells behind a piece that `tokens` leave out move up, where the memory can
-        do that and no other slot holds them. They stay what they became with that piece before
-        them: a text computed anew differs.
+        With `move`, cells after a part that `tokens` leave out are moved up, if the memory supports
+        that and no other slot holds them. Moved keys and values keep the influence of the dropped
+        tokens; recomputing the text would give different ones.
         """
         held = self.tokens[slot]
         at = common(held, tokens)
@@ -273,8 +280,8 @@ class Ledger(Cells):
         return self._cut(slot, at)
 
     def settle(self, slots: list[int], tokens: list[int]) -> int:
-        """Keep the slot that shares most with `tokens`, cut to what it shares; the others are
-        emptied and idle.
+        """Keep the slot with the longest common prefix with `tokens`, cut to that prefix; empty and
+        release the others. Return the kept slot.
         """
         kept = max(slots, key=lambda slot: common(self.tokens[slot], tokens))
         self._cut(kept, common(self.tokens[kept], tokens))
@@ -285,15 +292,15 @@ class Ledger(Cells):
         return kept
 
     def release(self, slot: int, turn: int = 0) -> None:
-        """The answer is over; its cells stay for whoever continues it, as those of that turn of a
-        conversation.
+        """Mark a slot as idle. Its cells stay cached; `turn` is the turn of the conversation that
+        they hold.
         """
         self._busy[slot], self._turns[slot] = False, turn
         self._touch(slot)
 
     def make_room(self, cells: int) -> bool:
-        """Forget idle slots, longest unused first and each from its end, until `cells` are free;
-        False when that is not enough.
+        """Evict idle cells, least recently used slot first and from its end, until `cells` are
+        free. Return False when that is not enough.
         """
         while (missing := cells - self.size + self.used) > 0:
             left = self.left
@@ -309,15 +316,15 @@ class Ledger(Cells):
         return True
 
     def forget_idle(self) -> bool:
-        """Drop every idle slot's cells; whether there were any."""
+        """Evict all idle cells. Return whether there were any."""
         left = self.left
         for slot in left:
             self._cut(slot, 0)
         return bool(left)
 
     def _oldest(self, idle: list[int]) -> int:
-        """The slot to fill next: one that holds nothing, else nothing of its own, else the longest
-        unused.
+        """Return the idle slot to overwrite: an empty one, then one whose tokens another slot also
+        holds, then the least recently used.
         """
 
         def worth(slot: int) -> tuple[int, int]:
@@ -332,8 +339,8 @@ class Ledger(Cells):
     def _place_moved(
         self, tokens: Sequence[int], path: frozenset[int], idle: list[int]
     ) -> tuple[int, int] | None:
-        """An idle slot of the same conversation that holds more of a prompt with a gap closed than
-        any as it is.
+        """Reuse an idle slot of the same conversation that matches more of the prompt once a gap is
+        closed. Return None when no slot is better than a plain prefix match.
         """
         own = [slot for slot in idle if not path or self._turns[slot] in path]
         slot = max(
@@ -350,8 +357,8 @@ class Ledger(Cells):
         return self._taken(slot, self.scopes[slot]), self.adapt(slot, tokens[:-1], move=True)
 
     def _shift(self, slot: int, start: int, end: int) -> bool:
-        """Give up the tokens from `start` to `end` and move those behind up; False where that
-        cannot be, or others are using what would move.
+        """Drop the tokens from `start` to `end` and move the later cells up. Return False when the
+        memory does not support it or a busy slot holds cells that would move.
         """
         others = [other for other in range(len(self._cells)) if other != slot]
         holders = [other for other in others if self._shared(slot, other) > end]
@@ -360,13 +367,13 @@ class Ledger(Cells):
         first, length = self.memory.first(slot) if self.memory.n_swa else 0, len(self.tokens[slot])
         if not window_moves(first, start, end, length, self.memory.n_swa):
             return False
-        for other in holders:  # an older branch, which nobody is using: it loses its end
+        for other in holders:  # an idle branch that shares the moving cells loses its end
             self._cut(other, end)
         held, cells = self.tokens[slot], self._cells[slot]
         kept = max((self._shared(slot, other) for other in others), default=0)
         try:
             self.memory.shift(slot, start, end, held[-1])
-        except UserError:  # the whole memory is empty
+        except UserError:  # the whole memory was cleared
             for lost in range(len(self.tokens)):
                 self.tokens[lost], self._cells[lost] = [], []
                 self._prefixes.cut(lost, 0)

@@ -1,7 +1,5 @@
-"""What leaves when the context is full, so that an answer can go on: whole turns, or all but the
+"""What is dropped from a full context so that an answer can continue: whole turns, or all but the
 first and last tokens.
-
-Knows tokens alone: where a conversation has turns is told by whoever asks.
 """
 
 from bisect import bisect_left
@@ -9,14 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-# Of the context that is free after turns have left: else every message would let one leave.
+# After turns are dropped, 1/4 of the context is free; otherwise every message would drop another
+# turn.
 SPARE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Shorter:
-    """What stays: its tokens, of which the first `prompt` are the prompt's, and how many turns have
-    left in all.
+    """A shortened text: its tokens, how many of them are the prompt's, and how many turns are gone
+    in total.
     """
 
     tokens: list[int]
@@ -25,27 +24,32 @@ class Shorter:
 
 
 class Overflow(Protocol):
-    """A policy for a full context. `move`: what stays may move up in the cache instead of being
-    computed anew.
+    """A policy for a full context.
+
+    `can_move_cells`: remaining cells may be moved up in the cache instead of being recomputed.
     """
 
     @property
     def move(self) -> bool: ...
 
     def shorten(self, tokens: Sequence[int], prompt: int, turns: int, size: int) -> Shorter | None:
-        """What stays of `tokens`, whose first `prompt` are the prompt without its first `turns`, so
-        that one more fits into `size`; None where nothing may leave.
+        """Shorten `tokens` so that one more token fits into `size`. Return None when nothing may be
+        dropped.
+
+        `prompt`: tokens of the prompt at the start of `tokens`; its first `turns` turns are gone
+        already.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """The oldest turns leave, as many as it takes for a part of the context to be free; what stands
-    before them stays.
+    """Drop the oldest turns, as many as needed to free a part of the context; text before the turns
+    stays.
 
-    `without` gives the prompt without its first turns, of which it has `turns` that may leave. (Not
-    a range of its tokens: a template may put the system text into the first message.)
+    `prompt_without(n)` returns the prompt without its first `n` turns, of which at most `turns` may
+    be dropped. It is a function and not a range of tokens because a template may put the system
+    text into the first message.
     """
 
     turns: int
@@ -53,36 +57,37 @@ class Shift:
     move: bool = True
 
     def shorten(self, tokens: Sequence[int], prompt: int, turns: int, size: int) -> Shorter | None:
-        """All of the answer stays, and of the turns as many as leave room behind it."""
-        answered = tokens[prompt:]
+        """Keep the whole answer and drop as many turns as needed to leave room after it."""
+        answer = tokens[prompt:]
 
         def fits(gone: int) -> bool:
-            return len(self.without(gone)) + len(answered) <= size - size // SPARE
+            return len(self.without(gone)) + len(answer) <= size - size // SPARE
 
-        choices = range(turns + 1, self.turns + 1)
-        if not choices:
+        counts = range(turns + 1, self.turns + 1)
+        if not counts:
             return None
-        gone = choices[min(bisect_left(choices, True, key=fits), len(choices) - 1)]
-        stays = self.without(gone)
-        if len(stays) + len(answered) >= size:
+        dropped = counts[min(bisect_left(counts, True, key=fits), len(counts) - 1)]
+        prompt_left = self.without(dropped)
+        if len(prompt_left) + len(answer) >= size:
             return None
-        return Shorter([*stays, *answered], len(stays), gone)
+        return Shorter([*prompt_left, *answer], len(prompt_left), dropped)
 
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """The first `keep` tokens stay, to which models attend whatever they say (Xiao et al. 2023,
-    StreamingLLM), and the last ones; half of the room between is given up at a time, as llama.cpp
-    does it (tools/completion).
+    """Keep the first `keep` tokens as attention sinks and the last ones; drop half of the rest at a
+    time, as llama.cpp does (tools/completion).
+
+    Source: Xiao et al. 2023, StreamingLLM.
     """
 
     keep: int
     move: bool = True
 
     def shorten(self, tokens: Sequence[int], prompt: int, turns: int, size: int) -> Shorter | None:
-        """Prompt and answer alike: what is old leaves."""
+        """Drop the tokens after the first `keep`, of the prompt and of the answer alike."""
         end = len(tokens) - (size - self.keep) // 2
         if end <= self.keep or self.keep >= size:
             return None
-        left = max(0, min(end, prompt) - self.keep)
-        return Shorter([*tokens[: self.keep], *tokens[end:]], prompt - left, turns)
+        dropped_prompt = max(0, min(end, prompt) - self.keep)
+        return Shorter([*tokens[: self.keep], *tokens[end:]], prompt - dropped_prompt, turns)

@@ -1,19 +1,16 @@
-"""What finished answers leave behind, outside the pool: llama.cpp looks at every cell for every row
-it computes.
+"""Finished answers in host memory instead of the pool.
 
-On a CPU a row of attention steps over the mask of each cell in use, whoever's it is, and from 512
-cells on ggml gives each thread its part of them, so that one waits while another has all that
-count: 512 idle cells took a lone user a fifth of his tokens a second (136 instead of 176;
-SmolLM2-135M, two threads, 2026-11-22). Sixteen answers of 256 tokens took 207 ms a pass in one pool
-and 149 in pools of their own. So as a prompt is let in, idle cells that it does not share are taken
-out and lie in the host's memory; a prompt that begins alike brings them back, at memory's speed.
-Not earlier: whoever goes on with the last answer finds it where it was.
+llama.cpp's CPU attention steps over the mask of every used cell for each row, whichever sequence
+owns it, so idle cells slow down every running answer. When a prompt is admitted, idle cells that it
+does not share are moved to host memory; a prompt that starts with the same tokens brings them back.
+They stay in the pool until then, so that the next turn of the same conversation finds them in
+place.
 
-Without flash attention values lie by channel, and each stretch of a text's cells is a copy for each
-channel: 96 tokens that were drawn in turn with three others' took 39 ms; read with all cells and
-cut out, 2 (binding/state.py). To take them out behind the prompts instead, one a pass, let answers
-stand in higher cells, over which each row goes, too: eight users with prompts of 40 tokens 213
-tokens a second instead of 230 (2026-11-22).
+Without flash attention, values are stored by channel and a state is copied in stretches of
+consecutive cells, which is slow when cells of several sequences are mixed.
+binding/sequence_state.py then reads the whole pool and cuts the sequence out. Offloading after the
+prompts instead would leave running answers in higher cells, and every row would still step over the
+empty ones below.
 """
 
 from collections.abc import Sequence
@@ -22,26 +19,24 @@ from llmcli.runtime.ledger import Ledger
 from llmcli.runtime.likeness import common
 from llmcli.runtime.pool import Away
 
-WORTH = 8  # tokens that must be won: a token's state moves in 4 to 20 µs, computing it takes 500
-MOST = 64  # texts: each is compared with every prompt
+WORTH = 8  # tokens that must be gained before a state is restored
+MOST = 64  # states; each is compared with every new prompt
 
 
 class Parking:
-    """States of texts that nobody continues just now; `most` bytes of them, longest unused dropped
-    first.
-    """
+    """States of finished answers, up to `max_bytes`; the least recently used are dropped first."""
 
     def __init__(self, ledger: Ledger, most: int) -> None:
         self.ledger, self.most, self.nbytes = ledger, most, 0
-        self._token_bytes = 0.0  # not known before the first
+        self._token_bytes = 0.0  # unknown before the first state
         self._parked: list[tuple[str, Away]] = []
 
     def __len__(self) -> int:
         return len(self._parked)
 
     def tidy(self, cells: int) -> None:
-        """Take idle slots out, longest unused first, until idle texts alone hold at most `cells`:
-        what no slot in use holds as well. One that is too long to be kept stays where it is.
+        """Offload idle slots, least recently used first, until idle cells that no busy slot shares
+        number at most `cells`. A state above the byte limit stays in the pool.
         """
         ledger = self.ledger
         for slot in ledger.left:
@@ -66,8 +61,8 @@ class Parking:
             self.nbytes += len(away.state)
 
     def fetch(self, tokens: Sequence[int], scope: str) -> None:
-        """Bring back what begins most like these tokens, where the pool holds clearly less of them:
-        a text, and those that went out as continuations of it.
+        """Restore the state with the longest common prefix with `tokens`, if the pool holds clearly
+        fewer of them, and then the states that continue it.
         """
         while (
             self._parked and self.ledger.idle and (number := self._best(tokens, scope)) is not None
@@ -81,10 +76,10 @@ class Parking:
                 return
 
     def _best(self, tokens: Sequence[int], scope: str) -> int | None:
-        """Which of the texts to bring back; None: none is worth it."""
+        """Return the index of the state to restore, or None when none is worth it."""
         ledger, wanted = self.ledger, tokens[:-1]
         known = ledger.match(tokens, scope)[0]
-        whole = not ledger.forks  # then only what is simply continued is of use
+        whole = not ledger.forks  # then a state is useful only if the prompt continues all of it
         alike = [
             (length, number)
             for number, (whose, away) in enumerate(self._parked)

@@ -1,13 +1,14 @@
-"""What a ledger asks of a memory, and what it tells of one."""
+"""The protocols that a context must fit to be managed by a ledger and a scheduler."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 
 class Memory(Protocol):
-    """What the ledger asks of a context (llama_memory_* of llama.h). `whole_states`: a state has
-    every cell; llama.cpp leaves out of one what a window does not see any more, though all of it
-    was kept.
+    """What the ledger needs of a context (llama_memory_* of llama.h).
+
+    `has_complete_states`: a state contains every cell. It is False where the cache keeps all cells
+    of a sliding window but llama.cpp leaves the ones out of sight out of a state.
     """
 
     n_ctx: int
@@ -37,7 +38,7 @@ class Memory(Protocol):
 
 
 class Pool(Memory, Protocol):
-    """What a scheduler asks of a context: how much a pass may hold."""
+    """What the scheduler needs of a context: the limits of one pass."""
 
     n_batch: int
     n_ubatch: int
@@ -46,8 +47,8 @@ class Pool(Memory, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """What a slot held, outside the pool: its tokens, and the state of those from `start` on;
-    others held the rest.
+    """The tokens of a slot outside the pool, and the state of those from `start` on; another slot
+    holds the tokens before `start`.
     """
 
     tokens: tuple[int, ...]
@@ -57,8 +58,10 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Occupied:
-    """Whose cells are where. `latest`: for each token of the slot used last, whether others hold
-    its cell as well; `others`: cells that this slot does not hold.
+    """How the pool is divided.
+
+    `latest`: for each token of the most recently used slot, whether another slot holds its cell,
+    too. `others`: cells that this slot does not hold.
     """
 
     latest: tuple[bool, ...]

@@ -1,9 +1,10 @@
-"""Which slots begin alike: a radix tree over the tokens that slots hold (Zheng et al. 2024,
-RadixAttention).
+"""A radix tree over the tokens of all slots, to find common prefixes.
 
-A node is a run of tokens and the slots whose text goes through all of it. A lookup walks down once,
-however many slots there are. Texts of clients who share nothing stand in trees of their own. It
-knows tokens alone: whose cells are the same ones is the ledger's.
+A node is a run of tokens and the slots whose text contains all of it. A lookup walks down once,
+however many slots there are. Each scope (a client that shares nothing with others) has a tree of
+its own.
+
+Source: Zheng et al. 2024, RadixAttention.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from llmcli.runtime.likeness import common
 
 
 class Node:
-    """A run of tokens behind its parent's."""
+    """A run of tokens that follows its parent's run."""
 
     __slots__ = ("children", "holders", "parent", "run")
 
@@ -21,9 +22,7 @@ class Node:
         self.children: dict[int, Node] = {}
 
     def split(self, at: int) -> "Node":
-        """Let the run end at `at`, and what followed be a child; the node itself stays the lower
-        one. The upper one is returned.
-        """
+        """Split the run at `at`. Return the new upper node; this node becomes its child."""
         assert self.parent is not None and 0 < at < len(self.run), at
         upper = Node(self.parent, self.run[:at], set(self.holders))
         self.parent.children[self.run[0]] = upper
@@ -33,16 +32,18 @@ class Node:
 
 
 class Prefixes:
-    """The tree. Slots are told of lazily: what they hold counts as far as `grow` has heard of it."""
+    """The radix tree. It is updated lazily: a slot's tokens count as far as `extend` has added
+    them.
+    """
 
     def __init__(self, slots: int) -> None:
         self._roots: dict[str, Node] = {}
         self._ends: list[Node | None] = [None] * slots
-        self.lengths = [0] * slots  # tokens of each slot that the tree knows
+        self.lengths = [0] * slots  # tokens of each slot that are in the tree
 
     def grow(self, slot: int, tokens: list[int], scope: str) -> None:
-        """A slot holds `tokens`, which begin with what is known of it; an empty one enters the tree
-        of `scope`.
+        """Add the new tokens of a slot, whose text starts with what the tree has of it. An empty
+        slot enters the tree of `scope`.
         """
         end = self._ends[slot]
         if end is None:
@@ -67,7 +68,7 @@ class Prefixes:
         return child
 
     def cut(self, slot: int, keep: int) -> None:
-        """A slot holds its first `keep` tokens alone."""
+        """Cut a slot to its first `keep` tokens."""
         node, length = self._ends[slot], self.lengths[slot]
         if keep >= length:
             return
@@ -90,7 +91,7 @@ class Prefixes:
             del node.parent.children[node.run[0]]
 
     def match(self, tokens: Sequence[int], scope: str) -> tuple[int, set[int]]:
-        """How many of the first tokens a slot of that scope holds, and which do."""
+        """Return the length of the longest prefix held in this scope, and the slots that hold it."""
         at, node = 0, self._roots.get(scope)
         while node is not None and at < len(tokens):
             child = node.children.get(tokens[at])
@@ -103,6 +104,6 @@ class Prefixes:
         return at, node.holders if node is not None and at else set()
 
     def redundant(self, slot: int) -> bool:
-        """Whether another slot holds all that is known of this one."""
+        """Return whether another slot holds everything that the tree has of this one."""
         end = self._ends[slot]
         return end is None or len(end.holders) > 1

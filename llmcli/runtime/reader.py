@@ -1,16 +1,14 @@
-"""Prompts read in a context of their own, with flash attention, for answers that go on in one
-without it.
+"""A second context with flash attention that computes prompts, while answers are decoded in a
+context without it.
 
-Some CPUs read prompts in half the time with ggml's flash attention and answers in twice
-(hardware/attention.py asks): passes of 64 rows and more go by tiles, fewer row by row
-(ggml-cpu/ops.cpp, use_tiled). SmolLM2-135M, two threads of a Xeon, behind 512 tokens each: 512 rows
-0.47 s with it and 1.03 without; a pass of one, four, eight, sixteen answers 20, 53, 98, 203 ms with
-it and 12, 36, 76, 251 without. Four users with prompts of 530 tokens and answers of 96: 42 tokens a
-second, so 61 (2026-11-22). To move what was computed is 20 to 40 µs a token, computing it 900. And
-answers that go on are in nobody's way: llama.cpp looks at all cells of a context for each row.
+On some CPUs ggml's flash attention halves the time of prompts, which it computes in tiles of 64
+rows, and doubles that of answers, which it computes row by row (ggml-cpu/ops.cpp, use_tiled;
+hardware/attention.py measures it). Moving computed cells costs a small part of computing them. A
+prompt in its own context also does not pay for the cells of running answers, all of which llama.cpp
+visits for each row.
 
-A slot has the same number in both. What is here may be forgotten at any time: the pool of the
-answers has all of it.
+A slot has the same number in both contexts. Cells of the prefill context may be dropped at any
+time, because the pool of the answers holds all of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,17 +31,16 @@ from llmcli.runtime.likeness import common
 from llmcli.runtime.passes import TILE, Pass, Share
 from llmcli.runtime.request import RunOptions
 
-LEAST = (
-    48  # rows of a prompt that are worth the moves: into cells that lie apart they take up to 40 ms
-)
-CELLS = 4096  # of the context that reads, at most: longer texts are read where the answers are
-# rows of a micro-batch where the answers are: without flash attention all their scores are written
-# out
+LEAST = 48  # rows of a prompt from which moving its cells pays; scattered cells take up to 40 ms
+# maximum cells of the prefill context; longer prompts are computed where the answers are
+CELLS = 4096
+# rows of a micro-batch of the decoding context: without flash attention all scores of a micro-batch
+# are stored
 BESIDE = 128
 
 
 def reading_options(home: ContextOptions, options: RunOptions) -> ContextOptions:
-    """What the context that reads is made with."""
+    """Return the options of the prefill context."""
     return replace(
         home, n_ctx=options.reading, n_ubatch=options.rows, flash_attn="on", appends=False
     )
@@ -53,15 +50,16 @@ def reading_options(home: ContextOptions, options: RunOptions) -> ContextOptions
 def opened(
     model: Model, home: Context, made_with: ContextOptions, options: RunOptions
 ) -> Iterator["Reader"]:
-    """Make the context that reads for `home`; what interrupts one interrupts the other. Raises
-    UserError as open_context does.
+    """Open the prefill context for the context `home`. Interrupting one interrupts the other.
+
+    Raises UserError as `open_context` does.
     """
     with open_context(model, reading_options(made_with, options), stop=home.stop) as context:
         yield Reader(context, home)
 
 
 class Reader:
-    """The context that reads, and the one, `home`, in which answers go on."""
+    """The prefill context, and the context `decode_context` in which answers are decoded."""
 
     def __init__(self, context: Context, home: Context) -> None:
         self.context, self.home = context, home
@@ -69,7 +67,9 @@ class Reader:
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes of its cache and its buffers; None where this build cannot be asked."""
+        """Return the bytes of its cache and buffers, or None when this build of llama.cpp cannot be
+        queried.
+        """
         allocated = self.context.allocated()
         return (
             None
@@ -78,8 +78,8 @@ class Reader:
         )
 
     def takes(self, plan: Pass) -> bool:
-        """Whether it is to compute a pass: of prompts alone, one of them long enough, and with room
-        for them.
+        """Return whether it should compute this pass: only prompts, at least one of them long
+        enough, and all fit.
         """
         context, shares = self.context, plan.shares
         return (
@@ -91,15 +91,16 @@ class Reader:
         )
 
     def read(self, plan: Pass) -> list[Row]:
-        """Compute a pass and move its cells home; the rows that wanted logits, in order.
+        """Compute a pass and move its cells to the decoding context. Return the rows that asked for
+        logits, in order.
 
-        Raises NoSlot where they find no room at home, and Aborted and UserError as decode does:
-        nothing is changed there then.
+        Raises NoSlot when the decoding context has no room, and Aborted and UserError as `decode`
+        does; the decoding context is unchanged then.
         """
         rows = self._rows(plan)
         try:
             found = self.context.decode(rows)
-        except (Aborted, NoSlot, UserError):  # parts of it may be in the cache
+        except (Aborted, NoSlot, UserError):  # parts of the pass may be in the cache
             for share in plan.shares:
                 self._cut(share.sequence.slot, 0)
             raise
@@ -117,8 +118,8 @@ class Reader:
         return found
 
     def _rows(self, plan: Pass) -> Rows:
-        """The pass as it is computed here: a rest that is no tile, with so much of what is before
-        it that it is one.
+        """Return the rows to compute. A single prompt whose rest is shorter than a tile is extended
+        backward by tokens that are computed again.
         """
         begins = [self._begin(share, alone=len(plan.shares) == 1) for share in plan.shares]
         self._make_room(plan, begins)
@@ -139,13 +140,13 @@ class Reader:
         return Rows(tokens, positions, sequences, wants)
 
     def _begin(self, share: Share, alone: bool) -> int:
-        """The first token of a sequence that is computed in a pass."""
+        """Return the first token of a sequence that is computed in this pass."""
         start = share.sequence.computed
         return max(0, min(start, start + share.tokens - TILE)) if alone else start
 
     def _make_room(self, plan: Pass, begins: Sequence[int]) -> None:
-        """Cut every slot back to what the pass begins with, all of them before any is filled from
-        home.
+        """Cut every slot to the prefix that the pass needs, before any slot is filled from the
+        decoding context.
         """
         pairs = zip(plan.shares, begins, strict=True)
         wanted = {share.sequence.slot: share.sequence.tokens[:begin] for share, begin in pairs}
@@ -155,15 +156,17 @@ class Reader:
                 self._cut(slot, stays if stays and common(held, wanted[slot]) == stays else 0)
 
     def _hold(self, slot: int, tokens: Sequence[int], count: int) -> None:
-        """Let a slot hold the first `count` of the tokens that it holds at home."""
+        """Make a slot hold the first `count` tokens, copied from the decoding context if needed."""
         if len(self._held[slot]) < count:
             good = self.context.put_state(slot, turned(self.home.state(slot)))
-            assert good, "there is room: what the pass does not begin with was cut away"
+            assert good, "the cells that this pass does not need were cut before"
             self._held[slot] = list(tokens)
             self._cut(slot, count)
 
     def _move(self, share: Share) -> bool:
-        """Put what was computed behind what the slot holds at home; False where there is no room."""
+        """Append the computed cells to the slot in the decoding context. Return False when there is
+        no room.
+        """
         sequence, start = share.sequence, share.sequence.computed
         return self.home.append_state(
             sequence.slot, turned(self.context.state(sequence.slot), start), start

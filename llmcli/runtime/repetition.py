@@ -1,21 +1,20 @@
-"""Whether an answer only repeats itself: small models sampled warm, and any model decoded greedily,
-fall into loops that end with the context, minutes later.
+"""Detects an answer that only repeats itself: models that decode greedily, and small ones in
+general, fall into loops that fill the context.
 
-Exact loops are rare in sampled text, where a word differs here and there; what gives them all away
-is that they compress (Whisper's decoder uses the same sign). Prose compresses 2 times, code 3, a
-list of settings 4.
+Sampled loops vary by a word here and there, but all of them compress well, the sign that Whisper's
+decoder uses, too. Prose compresses by a factor of 2, code 3, lists of settings 4.
 """
 
 import zlib
 
-WINDOW = 2048  # bytes at the end of the text that are looked at
+WINDOW = 2048  # bytes checked at the end of the text
 RATIO = 10
-EVERY = 64  # tokens between two looks
+EVERY = 64  # tokens between two checks
 
 
 def repeats(pieces: list[str]) -> bool:
-    """Whether the last bytes of the text in `pieces` say the same over and over; False while it is
-    shorter.
+    """Return whether the end of the text in `pieces` repeats itself; False while it is shorter than
+    the window.
     """
     tail = "".join(pieces[-WINDOW:]).encode("utf-8", "replace")[-WINDOW:]
     return len(tail) == WINDOW and len(zlib.compress(tail)) * RATIO <= WINDOW

@@ -1,4 +1,4 @@
-"""What is asked of the engine, and what came of it: frozen values that travel whole."""
+"""What the engine is asked for and what it returns: frozen values."""
 
 from dataclasses import dataclass
 
@@ -13,12 +13,15 @@ from llmcli.types import Finish, TokenTime
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a model is run. None means: decided from the machine and the model. `profile` says which
-    of them a measured profile has chosen (hardware/profile.py). `scored`: so many more rows of
-    logits may a pass ask for than there are sequences, for prompts whose own tokens are scored
-    (Request.scores). `reading`: cells of a context in which prompts are read apart
-    (runtime/reader.py); 0: there is none. `gemm`: "ggml" leaves all products to it, "auto" those of
-    many rows to our own where they are faster (runtime/binding/gemm.py).
+    """How to run a model. None means that the machine and the model decide.
+
+    - `profile`: which options a measured profile has set (planning/tuned_profile.py).
+    - `scoring_outputs`: rows of logits that a pass may ask for beyond one per sequence, for prompts
+      whose own tokens are scored (Request.score_prompt).
+    - `prefill_cells`: cells of a second context that computes prompts (engine/prefill_context.py);
+      0 for none.
+    - `gemm`: "ggml" leaves all products to ggml, "auto" uses llmcli's own kernels for products of
+      many rows where they are faster (binding/kernels/gemm.py).
     """
 
     ctx_size: int | None = None
@@ -38,15 +41,16 @@ class RunOptions:
 
     @property
     def rows(self) -> int:
-        """The most rows that are computed at once."""
+        """Return the maximum number of rows that are computed at once."""
         return min(self.ubatch_size, self.batch_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One answer of a beam search: its tokens without the end token, and the sum of their
-    log-probabilities divided by their number ** length penalty (the end token is counted in both).
-    `whole`: the request's grammar, if any, accepts it.
+    """One answer of a beam search: its tokens without the end token, and its score, the sum of
+    log-probabilities divided by length ** length penalty (both count the end token).
+
+    `is_complete`: the request's grammar accepts it, or there is no grammar.
     """
 
     text: str
@@ -57,7 +61,9 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What another process has told of an answer: its first tokens, and how it ended, where it did."""
+    """What another process already sent of an answer: its first tokens and, if it ended, its
+    finish.
+    """
 
     tokens: tuple[int, ...] = ()
     finish: Finish | None = None
@@ -68,22 +74,27 @@ NEW = Begun()
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and how to answer it.
+    """A prompt and how to answer it.
 
-    `max_tokens` None means: until the model stops, the context is full, or the answer only repeats
-    itself; `endless` (and `ignore_eos`) lets it repeat. `started` is the `time.perf_counter()` of
-    the call with the text, from which the time to the first token counts. `strategy` is a name of
-    runtime/strategies/, `search` is for the one called beam. `grammar` is what the answer must
-    follow, from where it has said `after` (the end of its thinking). `top_logprobs`: with
-    `logprobs`, keep as many of the likeliest tokens at each step. `overflow` says what leaves when
-    the context is full, `move` that cells behind something that has left may move up instead of
-    being computed anew. `turn` is this one's number in its conversation, `path` those before it:
-    what the cache holds of them may give way to this one. Of those that wait the one with the
-    larger `priority` goes first; `client` is whose it is, so that one who asks much leaves room to
-    others. `scores`: tell how likely the prompt's own tokens are, and the one that ends the answer;
-    the prompt is computed anew, for the cache keeps no logits. `known`: of each sample what another
-    process has told of it, none: of all of them nothing. A known token is drawn like any other, and
-    then this one stands in its place. A search of beams, which has told nothing, passes them over.
+    - `max_tokens`: None generates until the model stops, the context is full, or the answer only
+      repeats itself. `endless` (and `ignore_eos`) allow repetition.
+    - `started`: `time.perf_counter()` of the call with the text, from which the time to the first
+      token counts.
+    - `strategy`: a name of runtime/strategies/. `search`: settings of the strategy "beam".
+    - `grammar`: what the answer must follow, starting after the text `grammar_after` (the end of
+      thinking).
+    - `top_logprobs`: with `logprobs`, record this many of the likeliest tokens at each step.
+    - `overflow`: what is dropped when the context is full. `move`: cells after a gap may be moved
+      up instead of being recomputed.
+    - `turn`: its number in a conversation. `path`: the earlier turns, whose cached cells may be
+      overwritten.
+    - `priority`: waiting requests with a higher one go first. `client`: its owner; clients take
+      turns.
+    - `score_prompt`: report the log-probability of every prompt token and of the end token. The
+      prompt is recomputed, because the cache keeps no logits.
+    - `replays`: for each sample what another process already sent; empty for none. A replayed token
+      is drawn like any other and then replaced by the recorded one. A beam search, which sends
+      nothing before its end, ignores them.
     """
 
     tokens: tuple[int, ...]
@@ -111,8 +122,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What left a full context: how often, how many tokens and whole turns, and how many of the
-    tokens that stayed were computed anew because they could not move.
+    """What was dropped from a full context: how often, how many tokens and whole turns, and how
+    many of the remaining tokens were recomputed because they could not be moved.
     """
 
     times: int = 0
@@ -126,16 +137,18 @@ NOTHING = Left()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A finished answer and its accounts; times in milliseconds (definitions: the contract's run
-    --json).
+    """A finished answer and its statistics. Times are in milliseconds.
 
-    `beams`: what a beam search found, best first; its text and tokens are the first one's. `top`:
-    for each token the likeliest of its step, none where it was not drawn; empty where nobody asked.
-    `drafted` tokens were guessed and computed, `accepted` of them were right; None: nothing was to
-    be guessed. `left`: what left the context while it was made. `error` is why it failed, where it
-    did. `prompt`: of each token of the prompt but the first, where `scores` asked for it; of
-    several answers to one prompt the first has it. `queue_ms`: from the call to the first pass over
-    its prompt.
+    - `beams`: the results of a beam search, best first; text and tokens are the first one's.
+    - `top_logprobs`: the likeliest tokens of each step, empty for steps without a draw and when not
+      requested.
+    - `n_drafted`, `n_accepted`: guessed tokens that were computed, and those that were right; None
+      when nothing was guessed.
+    - `overflow_stats`: what was dropped from the context.
+    - `error`: why it failed.
+    - `prompt_scores`: for each prompt token but the first, if requested; among samples only the
+      first has it.
+    - `queue_ms`: from the call to the first pass over its prompt.
     """
 
     text: str
@@ -156,34 +169,34 @@ class Answer:
 
     @property
     def ttft_ms(self) -> float:
-        """From the call with the text to the first token's text."""
+        """Return the milliseconds from the call with the text to the first token's text."""
         return self.tokens[0].ms if self.tokens else 0.0
 
     @property
     def generate_ms(self) -> float:
-        """From the first token to the last."""
+        """Return the milliseconds from the first token to the last."""
         return sum(token.ms for token in self.tokens[1:])
 
     @property
     def tpot_ms(self) -> float:
-        """Milliseconds a token after the first."""
+        """Return the milliseconds per token after the first."""
         return self.generate_ms / (len(self.tokens) - 1) if len(self.tokens) > 1 else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens after the first per second of generating."""
+        """Return the tokens after the first per second of generation."""
         return 1000 / self.tpot_ms if self.tpot_ms else 0.0
 
     @property
     def prompt_per_second(self) -> float:
-        """Prompt tokens really computed per second; what was reused does not count."""
-        fresh = self.prompt_tokens - self.cached_tokens
-        return fresh / self.prompt_ms * 1000 if self.prompt_ms else 0.0
+        """Return the computed prompt tokens per second; cached tokens do not count."""
+        computed = self.prompt_tokens - self.cached_tokens
+        return computed / self.prompt_ms * 1000 if self.prompt_ms else 0.0
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Nearest-rank percentile: the smallest value that at least `share` of them do not exceed; 0
-    for none.
+    """Return the nearest-rank percentile: the smallest value that at least `share` of the values do
+    not exceed; 0 for no values.
     """
     if not values:
         return 0.0

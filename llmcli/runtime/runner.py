@@ -1,7 +1,6 @@
-"""A model file opened and ready to answer: model, context, engine, template, and what they cost.
+"""An open model file that can answer: model, context, engine and template.
 
-Chat, run and bench share it. It knows one conversation's needs (encode, reply, accounts) and leaves
-what is said to the caller.
+The commands share it. It encodes prompts, starts replies and reports the memory they use.
 """
 
 import time
@@ -37,14 +36,15 @@ from llmcli.runtime.thinking import HIDDEN, TAGS, Tags, opened
 from llmcli.types import Event, Message
 from quant import container
 
-LAST = 16  # tokens of a prompt that may spell a tag
+LAST = 16  # tokens at the end of a prompt that may spell a thinking tag
 
 
 @dataclass(frozen=True, slots=True)
 class KVReport:
-    """The KV cache in numbers, and the buffers beside it. `allocated_bytes` and `compute_bytes`
-    None: this build cannot be asked; `predicted_bytes` None: this architecture's cache follows
-    rules we do not predict.
+    """Bytes of the KV cache and of the buffers beside it.
+
+    `allocated_bytes` and `compute_bytes` are None when this build of llama.cpp cannot be queried,
+    `predicted_bytes` and `bytes_per_token` when the architecture's cache is not predicted.
     """
 
     type_k: str
@@ -59,8 +59,8 @@ class KVReport:
 
 
 class Reply:
-    """Answers being made to one prompt: iterate for their events, stop() from anywhere, then read
-    `answers`.
+    """Answers to one prompt in progress: iterate over the events, call stop() from any thread, then
+    read `answers`.
     """
 
     def __init__(
@@ -71,9 +71,10 @@ class Reply:
         self._answers: dict[int, Answer] = {}
 
     def __iter__(self) -> Iterator[Event]:
-        """Events as they happen. Ctrl-C inside ends the answers, not the program.
+        """Yield events as they happen. Ctrl-C ends the answers, not the program.
 
-        Where whoever iterates gives up in the middle (the screen is gone), the answers end, too.
+        If the caller stops iterating, the answers end, too. Raises the UserError of an answer that
+        failed.
         """
         try:
             with on_interrupt(self.stop):
@@ -91,25 +92,27 @@ class Reply:
                 self._engine.drop(one)
 
     def stop(self) -> None:
-        """End the answers within milliseconds, keeping what is there; callable from another thread."""
+        """End the answers within milliseconds and keep their text; callable from any thread."""
         for one in self.ids:
             self._engine.cancel(one)
         self._context.interrupt()
 
     @property
     def answers(self) -> list[Answer]:
-        """The finished answers and their accounts, in the order of their seeds."""
-        assert len(self._answers) == len(self.ids), "read them after the events"
+        """Return the finished answers in the order of their seeds."""
+        assert len(self._answers) == len(self.ids), "read the answers after the last event"
         return [self._answers[one] for one in self.ids]
 
     @property
     def answer(self) -> Answer:
-        """The (first) finished answer and its accounts."""
+        """Return the first finished answer."""
         return self.answers[0]
 
 
 class Runner:
-    """Made by `open_runner`; `template` is None for a base model, which continues the text."""
+    """An open model, made by `open_runner`. `template` is None for a base model, which continues
+    text.
+    """
 
     def __init__(
         self,
@@ -139,32 +142,30 @@ class Runner:
         self._shape = kv.shape(header.metadata)
         if self._shape and options.reproducible:
             self._shape = kv.whole(self._shape)
-        # Asked once: the cache never changes its size, and llama.cpp's answer leaves a few words
-        # behind each time.
+        # Read once: the cache never changes its size, and each query of llama.cpp leaks a few
+        # words.
         allocated = context.allocated()
         self._kv_bytes = allocated.context if allocated else None
         self._compute_bytes = allocated.compute if allocated else None
-        self.reading_bytes = (
-            apart.nbytes if apart else 0
-        )  # of the context in which prompts are read apart
-        self.pooling: str | None = None  # of embeddings; None: as the file says
+        self.reading_bytes = apart.nbytes if apart else 0  # of the context that computes prompts
+        self.pooling: str | None = None  # of embeddings; None: the file decides
         self._embedder: Embedder | None = None
 
     @property
     def n_ctx(self) -> int:
-        """Tokens that fit, prompt and answer together."""
+        """Return the tokens that fit, prompt and answer together."""
         return self.context.n_ctx
 
     @property
     def generates(self) -> bool:
-        """Whether the model writes text; one that keeps no cache was made for embeddings alone."""
+        """Return whether the model writes text; a model without a cache is for embeddings only."""
         return bool(self.context.memory)
 
     def embedder(self) -> Embedder:
-        """What makes vectors of texts with this model, for the engine's thread; its context is made
-        at the first text.
+        """Return the embedder of this model, for the engine's thread. Its context is created with
+        the first text.
 
-        Raises UserError for a model that gives none.
+        Raises UserError for a model without embeddings.
         """
         if self._embedder is None:
             self._embedder = Embedder(
@@ -174,30 +175,30 @@ class Runner:
 
     @property
     def embedding_bytes(self) -> int | None:
-        """Bytes that embeddings take beside the rest: 0 until the first, None where this build
-        cannot be asked.
+        """Return the bytes that embeddings take: 0 before the first text, None when this build of
+        llama.cpp cannot be queried.
         """
         return self._embedder.nbytes if self._embedder else 0
 
     def close(self) -> None:
-        """Free what was made on the way; the model and its context are open_runner's."""
+        """Free the grammars and the embedder; `open_runner` frees the model and its context."""
         self.native_grammars.close()
         if self._embedder is not None:
             self._embedder.close()
 
     def strategy(self, grammar: Grammar | None = None) -> str:
-        """How an answer is made where nobody asks for a search."""
+        """Return the name of the strategy for an answer without beam search."""
         return "speculative" if self.engine.means.speculation else "guided" if grammar else "plain"
 
     @property
     def can_guess(self) -> bool:
-        """Whether the model was loaded with room for prompt lookup."""
+        """Return whether the model was loaded with room for prompt lookup."""
         made = self._speculation
         return made is not None and any(drafter.name == Lookup.name for drafter in made.drafters)
 
     def guess(self, ngram: str) -> bool:
-        """Switch prompt lookup, by a word of --ngram-draft; False where the model was loaded
-        without.
+        """Switch prompt lookup to `ngram`, a value of --ngram-draft. Return False when the model
+        was loaded without room for it.
         """
         made, able = self._speculation, self.can_guess
         if ngram == "on" and not able:
@@ -214,14 +215,18 @@ class Runner:
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
     ) -> tuple[int, ...]:
-        """A conversation through the model's template, as ids; `variables` are the template's own."""
+        """Return a conversation as token ids, through the model's template. `variables` are passed
+        to the template.
+        """
         assert self.template is not None, "a base model has no template"
         return self.encode_prompt(
             self.template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
         )
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """What a template has written, as ids; one BOS even where template and file both add one."""
+        """Return the output of a template as token ids, with one BOS even if template and file both
+        add one.
+        """
         doubled = (
             self.template is not None
             and bool(self.template.bos)
@@ -232,28 +237,29 @@ class Runner:
         )
 
     def show(self, words: Iterable[str]) -> None:
-        """Let control tokens that spell one of these words be text in answers; before anything is
-        answered.
+        """Show control tokens that spell one of these words as text in answers. Must be called
+        before the first answer.
         """
         for token in {token for word in words for token in self.model.tokenize(word, special=True)}:
             if self.model.control(token):
                 self.model.show(token)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Plain text as ids, BOS as the file's metadata says, control tokens read as text."""
+        """Return plain text as token ids: BOS as the file says, control tokens read as text."""
         ids = self.model.tokenize(text, special=False, add_special=self.model.add_bos)
         if not ids and self.model.bos is not None:
             ids = [self.model.bos]
         return tuple(ids)
 
     def opened(self, tokens: Sequence[int]) -> Tags | None:
-        """The thinking tags that a prompt of these ids has opened."""
+        """Return the thinking tags that this prompt opens, or None."""
         tail = b"".join(self.model.piece(token, special=True) for token in tokens[-LAST:])
         return opened(tail.decode("utf-8", "replace"))
 
     def reply(self, request: Request, samples: int = 1) -> Reply:
-        """Start an answer, or several to one prompt; raises UserError when they do not fit the
-        context.
+        """Start an answer, or several answers to one prompt.
+
+        Raises UserError when they do not fit the context.
         """
         self.check(request, samples)
         return Reply(self.engine, self.context, request, samples)
@@ -265,62 +271,67 @@ class Runner:
         logit_bias.check(request.sampling["logit_bias"], self.model.n_vocab)
         count = len(request.tokens)
         if count == 0:
-            raise UserError("the prompt is empty", hint="type a question, or give one with -p")
+            raise UserError("the prompt is empty", hint="enter a question, or give one with -p")
         if count >= self.n_ctx:
             raise UserError(
-                f"the prompt has {count} tokens, the context holds {self.n_ctx} and must leave room for an answer",
-                hint=f"shorten it, or start with --ctx-size {kv.round_up(count + 512)}",
+                f"the prompt has {count} tokens; the context holds {self.n_ctx} tokens "
+                "and must leave room for an answer",
+                hint=f"shorten the prompt, or use --ctx-size {kv.round_up(count + 512)}",
             )
         if request.strategy == "beam":
             self._refuse_beams(request)
         if request.grammar and request.ignore_eos:
             raise UserError(
-                "a grammar says where the answer ends, and --ignore-eos that it goes on",
-                hint="leave one of them out",
+                "a grammar says where the answer ends, but --ignore-eos ignores the end",
+                hint="leave out --ignore-eos or the grammar",
             )
         if samples > 1:
             self._refuse_samples(samples, count, request.max_tokens)
 
     def _refuse_samples(self, samples: int, prompt: int, max_tokens: int | None) -> None:
-        """Raise UserError where the cells cannot hold the samples; without a limit: a word of each."""
+        """Raise UserError when the samples do not fit the context. Without a limit, one token each
+        must fit.
+        """
         each = (
             1 if max_tokens is None else max(0, max_tokens - 1)
-        )  # an answer's last token takes no cell
+        )  # the last token of an answer takes no cell
         cells = (prompt if self.engine.ledger.forks else samples * prompt) + samples * each
         if cells > self.n_ctx:
             length = "" if max_tokens is None else f" of {max_tokens} tokens"
             raise UserError(
                 f"{samples} samples{length} and a prompt of {prompt} tokens need {cells} cells, "
                 f"the context has {self.n_ctx}",
-                hint=f"--ctx-size {kv.round_up(cells)}, a smaller -n, or fewer samples",
+                hint=f"use --ctx-size {kv.round_up(cells)}, a smaller -n, or fewer samples",
             )
 
     def _refuse_beams(self, request: Request) -> None:
-        """Raise UserError where the memory cannot hold a search, before it begins."""
+        """Raise UserError when the context cannot hold the beams."""
         beams, count, window = request.search.beams, len(request.tokens), self.context.n_swa
         if beams > self.context.n_seq_max:
             raise TooManyBeams(beams, self.context.n_seq_max)
         if self.context.recurrent:
             raise UserError(
-                "beams share their memory, and this model's recurrent state cannot be shared",
+                "beams share cells, and this model's recurrent state cannot be shared",
                 hint="leave out --beams",
             )
         if not self.engine.ledger.forks:
             fits = window // kv.CELL_STEP * kv.CELL_STEP
             raise UserError(
-                f"beams share their memory, and within {self.n_ctx} tokens this model's window of {window} moves on",
-                hint=f"start with --ctx-size {fits}, or leave out --beams"
+                f"beams share cells, and this model's attention window of {window} tokens moves "
+                f"within the context of {self.n_ctx} tokens",
+                hint=f"use --ctx-size {fits}, or leave out --beams"
                 if fits
                 else "leave out --beams",
             )
         if count + beams > self.n_ctx:
             raise UserError(
-                f"the prompt has {count} tokens and each of {beams} beams adds its own, the context holds {self.n_ctx}",
-                hint=f"shorten it, or start with --ctx-size {kv.round_up(count + 64 * beams)}",
+                f"the prompt has {count} tokens and each of {beams} beams adds more; "
+                f"the context holds {self.n_ctx} tokens",
+                hint=f"shorten the prompt, or use --ctx-size {kv.round_up(count + 64 * beams)}",
             )
 
     def kv_report(self) -> KVReport:
-        """Predicted and allocated bytes of the KV cache, and how much of it is in use."""
+        """Return predicted and allocated bytes of the KV cache, and the cells in use."""
         cache = self.predict(self.options.cache_type_k, self.options.cache_type_v)
         return KVReport(
             self.options.cache_type_k,
@@ -335,8 +346,8 @@ class Runner:
         )
 
     def predict(self, type_k: str, type_v: str, n_ctx: int | None = None) -> kv.KVCache | None:
-        """The cache that this context would need with other types or lengths; None: not known, or
-        refused.
+        """Return the cache that this context would need with other types or another length; None
+        when it is unknown or refused.
         """
         if self._shape is None or kv.refusal(self._shape, type_k, type_v):
             return None
@@ -355,7 +366,7 @@ class Runner:
 def context_options(
     options: RunOptions, slots: int, drafting: Drafting, gpu_layers: int
 ) -> ContextOptions:
-    """What the context of decided options is made with."""
+    """Return the options of the context for decided run options."""
     assert options.ctx_size and options.threads, options
     outputs = max(drafting.outputs(options, on_gpu(gpu_layers)), options.scored + slots)
     rows = min(options.rows, reader.BESIDE) if options.reading else options.rows
@@ -388,12 +399,14 @@ def open_runner(
     drafting: Drafting = NO_DRAFTING,
     answers: bool = True,
 ) -> Iterator[Runner]:
-    """Check and load a GGUF. `options` must have ctx_size and threads decided (hardware/fit.py).
+    """Check and load a GGUF. `options` must have ctx_size and threads
+    (planning/resolve_options.py).
 
-    `template` replaces the file's chat template, `raw` leaves it out, `drafting` says what guesses
-    tokens. Raises Refusal for a file that is damaged or that llama.cpp does not run, for a model
-    that writes by diffusion, and, where `answers` are wanted, for one that was made for embeddings
-    alone.
+    `template` replaces the file's chat template; `raw` uses no template; `drafting` says how tokens
+    are drafted; `answers` False accepts a model for embeddings.
+
+    Raises UserError for a file that is damaged or that llama.cpp does not run, for a model that
+    writes by diffusion, and, with `answers`, for a model that is for embeddings only.
     """
     begun = time.perf_counter()
     header = container.read(path)
@@ -401,7 +414,7 @@ def open_runner(
     kv.check(header.metadata, options.cache_type_k, options.cache_type_v)
     if options.reproducible:
         reproducible.check(header)
-        if slots > 1:  # guesses that are taken back leave holes, which another sequence would fill
+        if slots > 1:  # rejected drafts leave holes, which another sequence would fill
             drafting = NO_DRAFTING
     own = gemm.rows(options.gemm, slots, drafting.outputs(options, on_gpu(gpu_layers)) > 1)
     wanted = context_options(options, slots, drafting, gpu_layers)
@@ -411,7 +424,7 @@ def open_runner(
         if not context.memory:
             if answers or model.diffuses:
                 raise no_cache(model.diffuses)
-            drafting = NO_DRAFTING  # measuring what guesses are worth takes a cache
+            drafting = NO_DRAFTING  # measuring the cost of drafts needs a cache
         reads = reader.opened(model, context, wanted, options) if options.reading else nullcontext()
         with (
             reads as apart,
@@ -452,7 +465,7 @@ def _open(
 
 
 def _tag_tokens(model: Model) -> set[int]:
-    """Control tokens that thinking tags are made of."""
+    """Return the control tokens that thinking tags consist of."""
     words = [word for tags in TAGS for word in (tags.opens, tags.closes)]
     made = {
         token

@@ -1,9 +1,8 @@
-"""Jinja with bounds: where a model's chat template runs, which came with a file from somewhere.
+"""Jinja with limits, for the chat templates of downloaded model files.
 
-Jinja's own sandbox keeps a template from the interpreter, not from running for ever or filling the
-memory. Here loops and calls look at the clock, whatever makes text or lists pays from a budget
-beforehand, and only the filters and methods that chat templates use are there. It knows nothing of
-conversations.
+Jinja's own sandbox protects the interpreter but not time or memory. Here loops and calls check the
+clock, everything that builds text or lists first charges a budget, and only the filters and methods
+that chat templates use are available.
 """
 
 import json
@@ -14,8 +13,8 @@ from datetime import datetime
 from typing import Any
 
 SECONDS, CHARACTERS = 2.0, 1 << 20
-WORK = 64  # characters made in all for each that may be written: templates build texts bit by bit
-NUMBER = 64  # what a number of a range costs, in characters
+WORK = 64  # budget per character that may be written: templates build texts piece by piece
+NUMBER = 64  # cost of one number of a range, in characters
 FILTERS = frozenset(
     {
         "abs",
@@ -97,40 +96,40 @@ METHODS = frozenset(
         "upper",
     }
 )
-PADDED = re.compile(r"[*]|\d{3}")  # in a % format
+PADDED = re.compile(r"[*]|\d{3}")  # width or precision in a % format
 
 
 class Raised(Exception):
-    """raise_exception() was called by the template."""
+    """The template called raise_exception()."""
 
 
 class TooMuch(Exception):
-    """The template takes too long or makes too much."""
+    """The template takes too long or builds too much."""
 
 
 class Budget:
-    """What one rendering may still use: time, and characters (or list items) made on the way."""
+    """What one rendering may still use: time, and characters (or list items) built on the way."""
 
     def begin(self, characters: int) -> None:
-        """A new rendering, of a conversation of so many characters."""
+        """Start a rendering of a conversation of so many characters."""
         self.deadline = time.monotonic() + SECONDS
         self.left = WORK * (CHARACTERS + characters)
 
     def tick(self) -> None:
-        """Look at the clock."""
+        """Raise TemplateBudgetExceeded when the time is over."""
         if time.monotonic() > self.deadline:
-            raise TooMuch(f"it loops for more than {SECONDS:g} s")
+            raise TooMuch(f"it runs for more than {SECONDS:g} s")
 
     def spend(self, amount: int) -> None:
-        """Pay for something that is about to be made."""
+        """Charge `amount` characters before they are built."""
         self.left -= amount
         if self.left < 0:
-            raise TooMuch("a loop, list or text too large")
+            raise TooMuch("a loop, list or text is too large")
         self.tick()
 
     def weigh(self, *values: Any) -> None:
-        """Pay for the text of `values`, lists within lists and all: their text may be far longer
-        than they.
+        """Charge the text of `values`, including nested lists, whose text may be much longer than
+        they are.
         """
         from jinja2.utils import Namespace
 
@@ -150,7 +149,7 @@ class Budget:
 
 
 def environment(budget: Budget) -> Any:
-    """A Jinja environment as Hugging Face's, within `budget`."""
+    """Return a Jinja environment like transformers', limited by `budget`."""
     from jinja2 import sandbox
 
     class Bounded(sandbox.ImmutableSandboxedEnvironment):
@@ -197,14 +196,16 @@ def environment(budget: Budget) -> Any:
         return value
 
     extensions = ["jinja2.ext.loopcontrols", _generation()]
-    made = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=shown)
-    made.globals = _globals(budget, made.globals)
-    made.filters = _filters(budget, made.filters)
-    return made
+    jinja = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=shown)
+    jinja.globals = _globals(budget, jinja.globals)
+    jinja.filters = _filters(budget, jinja.filters)
+    return jinja
 
 
 def _code_generator() -> Any:
-    """Jinja's own, but that loops and `~` go through the environment's ticking() and joined()."""
+    """Return Jinja's code generator, with loops and `~` redirected to the environment's ticking()
+    and joined().
+    """
     from jinja2 import nodes
     from jinja2.compiler import CodeGenerator
 
@@ -224,33 +225,34 @@ def _code_generator() -> Any:
 
 
 def _generation() -> Any:
-    """transformers' `{% generation %}`: it marks answers for training (AssistantTracker). What is
-    in it is written.
+    """Return the extension for transformers' `{% generation %}` block, which marks answers for
+    training (AssistantTracker); its content is rendered.
     """
     from jinja2 import nodes
     from jinja2.ext import Extension
 
     class Generation(Extension):
-        tags = {"generation"}  # noqa: RUF012 - as jinja2 has it
+        tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)  # as there: what is set inside is not seen behind
+            # like transformers: variables set inside are not visible after the block
+            return nodes.Scope(body, lineno=line)
 
     return Generation
 
 
 def _pay_for(budget: Budget, operator: str, left: Any, right: Any) -> None:
     if operator == "**" and (abs(left) > 1024 or abs(right) > 64):
-        raise TooMuch("a power too large")
+        raise TooMuch("a power is too large")
     if operator == "*":
         budget.spend(max(_length(left) * _count(right), _length(right) * _count(left)))
     if operator == "+":
         budget.spend(_length(left) + _length(right))
     if operator == "%" and isinstance(left, str):
         if PADDED.search(left):
-            raise TooMuch("a padded format")
+            raise TooMuch("a padded format string")
         budget.weigh(left, right)
 
 
@@ -272,7 +274,9 @@ def _globals(budget: Budget, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filters(budget: Budget, table: Mapping[str, Any]) -> dict[str, Any]:
-    """Jinja's filters as far as they are in FILTERS; those that make more than they get pay first."""
+    """Return Jinja's filters that are in ALLOWED_FILTERS; filters that build more than they get
+    charge the budget first.
+    """
     from jinja2 import filters, pass_eval_context
     from markupsafe import soft_str
 
@@ -303,8 +307,7 @@ def _filters(budget: Budget, table: Mapping[str, Any]) -> dict[str, Any]:
         separators: Any = None,
         sort_keys: bool = False,
     ) -> str:
-        # Not Jinja's own filter: that one escapes < > & ' for HTML, which models were not trained
-        # on.
+        # Jinja's own filter escapes < > & ' for HTML, which models were not trained on.
         encoder = json.JSONEncoder(
             ensure_ascii=ensure_ascii,
             indent=min(indent or 0, 8) or None,
@@ -317,8 +320,14 @@ def _filters(budget: Budget, table: Mapping[str, Any]) -> dict[str, Any]:
             parts.append(part)
         return "".join(parts)
 
-    own = {"indent": indent, "join": join, "replace": replace, "string": string, "tojson": tojson}
-    return {name: table[name] for name in FILTERS} | own
+    limited = {
+        "indent": indent,
+        "join": join,
+        "replace": replace,
+        "string": string,
+        "tojson": tojson,
+    }
+    return {name: table[name] for name in FILTERS} | limited
 
 
 def _length(value: Any) -> int:

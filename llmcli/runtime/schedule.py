@@ -1,4 +1,4 @@
-"""How passes are shared out when many requests run at once, and how things stand: frozen values."""
+"""How passes are divided between requests, and the load of an engine: frozen values."""
 
 from dataclasses import dataclass
 
@@ -6,26 +6,31 @@ from llmcli.errors import UserError
 
 
 class Crowded(UserError):
-    """As many requests wait as may; this one was not taken."""
+    """The waiting queue is full; the request was not accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The shares of a pass. None means no limit but the context's own, which is what one
-    conversation wants.
+    """Limits of a pass and of the queues. None means no limit but the context's own, which suits a
+    single conversation.
 
-    `running`: requests that run at once; sequences beyond them keep what was computed before, for
-    whoever begins alike. `rows` a pass may have, tokens of answers before those of prompts;
-    `chunk`: rows of one prompt in a pass. `waiting`: requests that may wait; one more is refused
-    (Crowded). `gap`: seconds between two tokens of an answer that prompts of others should not
-    exceed. `shared`: whether clients share what begins alike; how long an answer takes tells
-    whether somebody asked the same before. `swap_bytes`: of answers that gave way in a full pool
-    and wait in the host's memory; beyond, they are computed anew. `idle_cells`: that finished
-    answers may hold once another begins; what they held beyond lies in the host's memory, too, as
-    many bytes again (parking.py says what for). `aside`: rows of prompts from which on they are
-    computed in passes of their own, in turn with those of the answers that go on, which step out of
-    the pool meanwhile (aside.py). `apart`: rows of one prompt from which on it is read in another
-    context (reader.py), in turn with the answers, too.
+    - `max_running`: requests that run at once. Further sequences of the context keep cached
+      prefixes.
+    - `max_rows`: rows of a pass. Tokens of answers come before those of prompts.
+    - `max_chunk_rows`: rows of one prompt in a pass.
+    - `max_waiting`: requests that may wait; one more raises QueueFull.
+    - `max_gap_seconds`: seconds between two tokens of an answer that prompts of others should not
+      exceed.
+    - `share_prefixes`: whether clients share cached prefixes. The response time then reveals
+      whether another client sent the same prompt.
+    - `swap_bytes`: bytes of host memory for preempted answers; beyond it they are recomputed. Idle
+      and running answers that are offloaded get as much again.
+    - `max_idle_cells`: cells that finished answers may hold in the pool while another runs
+      (kv_cache/offload.py).
+    - `min_offload_rows`: rows of prompts from which they are computed in passes of their own, in
+      turn with the answers, which are offloaded meanwhile (kv_cache/offload.py).
+    - `min_prefill_rows`: rows of one prompt from which it is computed in another context
+      (prefill_context.py), in turn with the answers.
     """
 
     running: int | None = None
@@ -47,9 +52,11 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine has to do. `preempted` requests had begun and wait for room; they are among
-    the `waiting`. `cells` of `size` hold tokens. `prompt_tokens` were computed and `tokens` drawn
-    since it was made, and `preemptions` made.
+    """The work of an engine.
+
+    `preempted` requests had started and wait for room; they are among the `waiting`. `cells` of
+    `size` cells hold tokens. `prompt_tokens` (computed), `tokens` (generated) and `preemptions`
+    count since the engine was created.
     """
 
     running: int

@@ -1,14 +1,15 @@
-"""Who runs, who waits, and what the next pass computes.
+"""Decide which requests run, which wait, and what the next forward pass computes.
 
-Tokens of answers come first, then prompts, in pieces: the shortest rest first, but the oldest
-always gets a part. A request is let in where its prompt fits beside what the others hold and are
-about to say; where that was too little after all the least important gives way, the youngest of
-equals: its cells go to the host's memory or are computed anew, and it goes on later. A search of
-beams, which shows nothing before its end, begins again. So nobody fails for others' sake: only what
-is too long for the whole pool by itself ends as context_full.
+A pass first gets the next tokens of running answers, then pieces of prompts: the prompt with the
+fewest tokens left first, but the oldest prompt always gets a share. A request is admitted when its
+prompt fits beside the cells in use and the cells that running answers will soon need. When cells
+run short anyway, the request with the lowest priority (among equals, the youngest) is preempted:
+its cells are swapped to host memory or recomputed later, and it resumes when there is room. A beam
+search, which shows nothing before its end, starts again. Only a request that is too long for the
+whole pool ends as context_full.
 
-A prompt that begins as one that is just being computed waits for that one, and shares its cells
-(`Sequence.held`).
+A prompt that starts like one that is being computed waits for it and then shares its cells
+(`Sequence.waits_for_prefix`).
 """
 
 from collections.abc import Iterator
@@ -27,17 +28,20 @@ from llmcli.runtime.sequence import Sequence
 from llmcli.runtime.swap import Swap
 from llmcli.runtime.waiting import Waiting
 
-SPAN = 16  # tokens that may follow on one another in an answer: text that a grammar forced
+# pending tokens (for example forced by a grammar) up to which an answer still counts as decoding
+SPAN = 16
 MARGIN = 32  # cells that each running answer is expected to need soon
-SHARE = 8  # and no more than this part of the pool for all of them
-TWIN = 32  # tokens that two prompts must have in common for one to wait for the other
-PASSING = 4  # who wait and are tried where the first finds no room
-PATIENCE = 64  # passes after which nobody passes it any more
-OLDEST = 4  # part of a pass that the oldest prompt gets
+SHARE = 8  # at most 1/8 of the pool is reserved for all of them
+TWIN = 32  # tokens that two prompts must share before one waits for the other
+PASSING = 4  # waiting requests that are tried when the first does not fit
+PATIENCE = 64  # passes after which no other request may overtake a waiting one
+OLDEST = 4  # the oldest prompt gets 1/4 of the rows left for prompts
 
 
 class Scheduler:
-    """Changes which sequences hold slots; what they say is the strategies'."""
+    """Assigns slots to requests and plans forward passes; strategies decide what the answers
+    contain.
+    """
 
     def __init__(self, context: Pool, ledger: Ledger, schedule: Schedule) -> None:
         self.context, self.ledger, self.schedule = context, ledger, schedule
@@ -49,15 +53,15 @@ class Scheduler:
         )
         self.aside = Aside(ledger, schedule.swap_bytes)
         self.passes = self.preemptions = 0
-        self.row_seconds = 0.0  # of a pass with many, lately
-        self.prompted = False  # the last pass: prompts alone
+        self.row_seconds = 0.0  # moving average of seconds per row, over passes with many rows
+        self.prompted = False  # whether the last pass computed prompts only
 
     def add(self, sequence: Sequence) -> None:
-        """It waits."""
+        """Add a sequence to the waiting queue."""
         self.waiting.add(sequence, self.passes)
 
     def leave(self, sequence: Sequence) -> None:
-        """It is over; what it held stays for whoever continues it."""
+        """Remove a finished sequence; its cells stay cached for later prefix matches."""
         if sequence.slot >= 0:
             self.ledger.release(sequence.slot, sequence.request.turn)
             del self.running[sequence.id]
@@ -67,17 +71,21 @@ class Scheduler:
             self.swap.drop(sequence.away)
 
     def saw(self, rows: int, seconds: float) -> None:
-        """A pass took so long."""
+        """Record the duration of a pass. `rows`: its rows; `seconds`: wall time."""
         self.passes += 1
         each = seconds / rows
         if rows >= TILE or (
             rows > SPAN and each < self.row_seconds
-        ):  # else dear rows would make passes ever shorter
+        ):  # a slow small pass would shrink the following passes further and further
             self.row_seconds += (each - self.row_seconds) / 8 if self.row_seconds else each
             self.swap.computed(rows, seconds)
 
     def next(self) -> tuple[Pass, Sequence | None]:
-        """What to compute; or who must end first, because the pool is too small for it alone."""
+        """Return the next pass, or the sequence that must end first because the pool is too small
+        for it.
+
+        The pass is empty when a sequence is returned.
+        """
         self._let_in()
         while True:
             made = Pass()
@@ -90,15 +98,15 @@ class Scheduler:
 
     @property
     def steady(self) -> bool:
-        """Whether all who are there go on with a few tokens each."""
+        """Return whether nothing waits and every running sequence needs only a few tokens."""
         return not self.waiting and not any(map(self._long, self.running.values()))
 
     def _long(self, sequence: Sequence) -> bool:
         return sequence.prompting or len(sequence.tokens) - sequence.computed > SPAN
 
     def yield_to(self) -> bool:
-        """Cells are short: the least important gives way; False where nobody else runs, and nothing
-        lies idle.
+        """Preempt the least important sequence to free cells. Return False when it is the only one
+        that runs and no idle cells are stranded.
         """
         if len(self.running) < 2 and not self.ledger.stuck:
             return False
@@ -123,10 +131,10 @@ class Scheduler:
         if not ledger.keeps and not ledger.stuck:
             ledger.compact()
 
-    # Letting in
+    # Admission
 
     def may_run(self) -> bool:
-        """Whether one more may run."""
+        """Return whether the limit of running requests allows one more."""
         most = self.schedule.running
         return most is None or len(self.running) < most
 
@@ -150,7 +158,7 @@ class Scheduler:
                 return
 
     def _held(self, sequence: Sequence) -> bool:
-        """Whether another one is about to compute what this one needs, too."""
+        """Return whether another sequence computes a prefix that this one needs, and record it."""
         if sequence.held:
             return True
         if not self.ledger.forks or sequence.request.scores:
@@ -171,12 +179,14 @@ class Scheduler:
         return True
 
     def scope(self, sequence: Sequence) -> str:
-        """Whose cells it may share."""
+        """Return the client whose cached cells the sequence may share; empty when all clients
+        share.
+        """
         return "" if self.schedule.shared else sequence.request.client
 
     def place_fork(self, first: Sequence, sequence: Sequence) -> bool:
-        """Let a sample in that begins where another's prompt ends, in cells shared with it; False:
-        it waits.
+        """Admit a sample that starts where the prompt of `first` ends, in cells shared with it.
+        Return False when it must wait.
         """
         if not self.ledger.forks or not self.ledger.idle or self.ledger.tight or not self.may_run():
             return False
@@ -192,7 +202,7 @@ class Scheduler:
         self.running[sequence.id] = sequence
 
     def _place(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence its slots, where there are as many, and cells enough."""
+        """Give a waiting sequence its slots. Return False when slots or cells are missing."""
         ledger, slots, request = self.ledger, sequence.strategy.slots, sequence.request
         if ledger.idle < slots or self._disturbs(sequence):
             return False
@@ -212,7 +222,7 @@ class Scheduler:
             ledger.release(slot)
         known = (
             sequence.tokens[:1] if request.scores else sequence.tokens
-        )  # nothing is taken over for so few
+        )  # too few tokens to evict or copy anything for
         place = ledger.place(known, request.path, request.move, self.scope(sequence))
         if place is None:
             return False
@@ -224,8 +234,8 @@ class Scheduler:
         return True
 
     def _disturbs(self, sequence: Sequence) -> bool:
-        """Whether it must not run beside the others: branches that a search gives up leave holes,
-        and where nothing is forgotten while anything runs none may be filled.
+        """Return whether the sequence must not run beside the others: a beam search leaves holes in
+        the pool, which must not be filled in reproducible mode.
         """
         searches = sequence.strategy.slots > 1 or any(
             one.strategy.slots > 1 for one in self.running.values()
@@ -233,7 +243,9 @@ class Scheduler:
         return bool(self.running) and not self.ledger.keeps and searches
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Whether its tokens fit beside what is in use, and what that is about to become."""
+        """Return whether its tokens fit beside the cells in use and the cells reserved for running
+        answers.
+        """
         if not self.running:
             return True
         length, in_use = self.ledger.match(sequence.tokens, self.scope(sequence))
@@ -241,10 +253,10 @@ class Scheduler:
         size, many = self.ledger.size, len(self.running) + sequence.strategy.slots
         return self.ledger.taken + need + min(MARGIN * many, size // SHARE) <= size
 
-    # Filling a pass
+    # Planning a pass
 
     def _rows(self, decoding: int) -> int:
-        """The most rows of a pass in which as many answers go on."""
+        """Return the maximum rows of a pass in which `decoding` answers take part."""
         most = min(self.context.n_batch, self.schedule.rows or self.context.n_batch)
         gap = self.schedule.gap
         if gap is None or not decoding:
@@ -253,15 +265,14 @@ class Scheduler:
             int(gap / self.row_seconds) if self.row_seconds else self.context.n_ubatch // OLDEST
         )
         step = TILE if wished >= TILE or self.schedule.aside else SPAN
-        # The nearest: a row of 64 beside others' cells took 4.9 ms, one of 128 without them
-        # (aside.py) 3.5, so what was rounded down at 4 stayed short: four users 19 tokens a second,
-        # and 26 (two threads of an EPYC, 2026-11-23).
+        # Round to the nearest multiple: rounding down left passes too short to use the tiles of
+        # flash attention.
         nearest = (wished + step // 2) // step * step
         return min(most, max(nearest, step, decoding + SPAN))
 
     def _order(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Who goes on with few tokens, and who has many to compute; each in the order in which they
-        are served.
+        """Return the decoding sequences and those with many tokens to compute, each in serving
+        order.
         """
         short: list[Sequence] = []
         long: list[Sequence] = []
@@ -278,8 +289,8 @@ class Scheduler:
     def _parted(
         self, short: list[Sequence], long: list[Sequence]
     ) -> tuple[list[Sequence], list[Sequence]]:
-        """Which prompts are long enough for a pass of their own, and which are computed beside the
-        answers.
+        """Return the prompts that are long enough for a pass of their own, and those computed
+        together with decoding answers.
         """
         least = self.schedule.apart
         if least is None:
@@ -289,7 +300,7 @@ class Scheduler:
         return apart, [one for one in long if one not in apart]
 
     def _long_enough(self, rows: int) -> bool:
-        """Whether others are to step aside for so many rows, and can."""
+        """Return whether decodes can be offloaded, and the pass has enough rows to pay for it."""
         ledger, least = self.ledger, self.schedule.aside
         return (
             least is not None
@@ -301,7 +312,9 @@ class Scheduler:
 
     @contextmanager
     def alone(self, plan: Pass) -> Iterator[None]:
-        """The pool while a pass is computed: without the others' cells where it is long enough."""
+        """Compute a pass while the cells of decoding sequences outside it are offloaded, if it is
+        long enough.
+        """
         if not self._long_enough(len(plan.tokens)):
             yield
             return
@@ -319,7 +332,7 @@ class Scheduler:
                 one.computed = min(one.computed, len(self.ledger.tokens[one.slot]))
 
     def _fill(self, made: Pass) -> Sequence | None:
-        """Add the rows of a pass; or who has no room for its own."""
+        """Add the rows of a pass. Return the sequence that has no cells for its rows, or None."""
         short, long = self._order()
         alone, going = len(self.running) == 1, len(short)
         apart, long = self._parted(short, long)
@@ -342,8 +355,8 @@ class Scheduler:
         return self._fill_up(made, long, going) if long else None
 
     def _fill_up(self, made: Pass, long: list[Sequence], going: int) -> Sequence | None:
-        """Pieces of prompts in what is left of the pass; so many answers are `going` on beside
-        them.
+        """Fill the rest of the pass with pieces of prompts, beside `going` decoding answers. Return
+        the sequence that has no cells for its rows, or None.
         """
         rows = self._rows(max(going, len(made.tokens)))
         oldest = min(long, key=lambda one: (-one.request.priority, one.id))
@@ -375,8 +388,8 @@ class Scheduler:
         return None
 
     def _outputs(self, made: Pass, sequence: Sequence, prompts: int) -> int:
-        """The most rows that a prompt may add for what a pass may give of logits: where each row
-        gives some, one is left to each other prompt.
+        """Return the maximum rows that a prompt may add under the limit of logits rows. When every
+        row of the prompt needs logits, one is left for each other prompt.
         """
         left = self.context.n_outputs - sum(made.wants)
         if left <= 0:
@@ -384,7 +397,7 @@ class Scheduler:
         return max(1, left - prompts) if sequence.request.scores else self.context.n_batch
 
     def _below(self, other: Sequence, sequence: Sequence) -> bool:
-        """Whether another one gives way to this."""
+        """Return whether `other` is preempted before `sequence`."""
         return (-other.request.priority, other.id) > (-sequence.request.priority, sequence.id)
 
     def _add(self, made: Pass, sequence: Sequence, count: int, alone: bool) -> None:
@@ -396,8 +409,8 @@ class Scheduler:
         made.add(sequence, count)
 
     def _cut_draft(self, sequence: Sequence, rows: int, alone: bool) -> None:
-        """As much of a draft as there is room for: nothing leaves for a guess, and who has company
-        has rows enough.
+        """Cut the draft to the free cells and rows: nothing is evicted for a guess. A sequence that
+        does not run alone drafts nothing.
         """
         context, ledger = self.context, self.ledger
         room = min(
@@ -408,10 +421,12 @@ class Scheduler:
         )
         del sequence.draft[max(0, room) if alone else 0 :]
 
-    # Where an answer's own context is full
+    # Context overflow
 
     def _make_way(self, sequence: Sequence, planned: int) -> None:
-        """What the request lets go leaves, and the rest is moved up or computed anew."""
+        """Drop what the request allows from a full context; the remaining cells are moved or
+        recomputed.
+        """
         if sequence.request.overflow is None:
             return
         try:
@@ -419,7 +434,7 @@ class Scheduler:
                 self._make_way_for_branches(sequence, planned)
             elif len(sequence.tokens) > self.context.n_ctx:
                 self._shorten(sequence, sequence.request.overflow)
-        except UserError:  # moving failed, and nothing is left of any
+        except UserError:  # moving failed and cleared the whole memory
             for one in self.running.values():
                 one.computed = min(one.computed, len(self.ledger.tokens[one.slot]))
             raise
@@ -435,7 +450,9 @@ class Scheduler:
         sequence.recompute(len(sequence.tokens) - 1 - sequence.computed)
 
     def _make_way_for_branches(self, sequence: Sequence, planned: int) -> None:
-        """Branches fill the context with the cells that they do not share; others' gave way before."""
+        """Shorten all branches when they fill the context; other sequences' idle cells are evicted
+        first.
+        """
         ledger = self.ledger
         count = len(sequence.strategy.pending()) if sequence.computed == len(sequence.tokens) else 0
         if count and len(self.running) == 1 and not ledger.make_room(planned + count):

@@ -1,4 +1,4 @@
-"""The settings of a beam search, in transformers' words. Knows nothing of models."""
+"""The settings of a beam search, named as in transformers."""
 
 import math
 from collections.abc import Mapping
@@ -7,27 +7,28 @@ from typing import Any
 
 from llmcli.errors import UserError
 
-MOST = 256  # llama.cpp's LLAMA_MAX_SEQ: a beam is one of its sequences
-STEEPEST = 10.0  # a penalty beyond it decides by length alone
+MOST = 256  # llama.cpp's LLAMA_MAX_SEQ: each beam is a sequence
+STEEPEST = 10.0  # beyond it only the length decides
 EARLY = ("no", "yes", "never")
 
 
 class TooManyBeams(UserError):
-    """A search wants more sequences than a model was loaded for."""
+    """A beam search needs more sequences than the model was loaded for."""
 
     def __init__(self, beams: int, sequences: int) -> None:
         super().__init__(
-            f"{beams} beams take {beams} sequences, and this model was loaded for {sequences}",
-            hint=f"start with --beams {beams}",
+            f"{beams} beams need {beams} sequences, but this model was loaded for {sequences}",
+            hint=f"use --beams {beams} when loading the model",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How a beam search goes. One beam is no search: the sampling settings hold.
+    """Settings of a beam search. With one beam there is no search, and the sampling settings apply.
 
-    `early_stopping` yes: stop at `beams` finished answers; no: when the best unfinished one cannot
-    become better than the worst of them at its present length; never: nor at any length.
+    `early_stopping`: yes stops at `beams` finished answers; no stops when the best unfinished
+    answer cannot beat the worst finished one at its present length; never stops only when it cannot
+    at any length.
     """
 
     beams: int = 1
@@ -35,8 +36,9 @@ class Search:
     early_stopping: str = "no"
 
     def with_values(self, values: Mapping[str, Any]) -> "Search":
-        """These settings with some changed, as people write them; raises UserError for one out of
-        range.
+        """Return a copy with some settings changed, given as people write them.
+
+        Raises UserError for a value out of range.
         """
         parsed: dict[str, Any] = {
             name: PARSED[name](str(value).strip()) for name, value in values.items()
@@ -44,7 +46,7 @@ class Search:
         return replace(self, **parsed)
 
     def as_dict(self) -> dict[str, float | str]:
-        """Every setting and its value."""
+        """Return every setting and its value."""
         return {
             "beams": self.beams,
             "length_penalty": self.length_penalty,
@@ -60,7 +62,7 @@ def _beams(text: str) -> int:
     if not 1 <= number <= MOST:
         raise UserError(
             f"beams is {text!r}",
-            hint=f"--beams takes a whole number from 1 to {MOST}, 1 = no search",
+            hint=f"--beams takes a whole number from 1 to {MOST}; 1 means no search",
         )
     return number
 
@@ -73,7 +75,8 @@ def _penalty(text: str) -> float:
     if not abs(number) <= STEEPEST:
         raise UserError(
             f"length_penalty is {text!r}",
-            hint=f"--length-penalty takes a number from {-STEEPEST:g} to {STEEPEST:g}; above 0 favours long answers",
+            hint=f"--length-penalty takes a number from {-STEEPEST:g} to {STEEPEST:g}; "
+            "above 0 favors long answers",
         )
     return number
 
@@ -92,12 +95,12 @@ HELP = {
     "beams": (
         "1",
         f"from 1 to {MOST}",
-        "answers followed at once; above 1 sampling does not apply",
+        "answers kept at once; above 1 sampling does not apply",
     ),
     "length_penalty": (
         "1",
         f"from {-STEEPEST:g} to {STEEPEST:g}",
-        "above 0 favours long answers, below 0 short ones",
+        "above 0 favors long answers, below 0 short ones",
     ),
     "early_stopping": ("no", ", ".join(EARLY), "stop at as many finished answers as beams"),
 }

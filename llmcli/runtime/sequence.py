@@ -1,4 +1,4 @@
-"""One request on its way: the only thing besides the ledger that changes while tokens are made."""
+"""One request in progress: the mutable state of the engine, besides the ledger."""
 
 import math
 import time
@@ -18,25 +18,28 @@ from llmcli.runtime.request import NEW, NOTHING, Answer, Begun, Hypothesis, Left
 from llmcli.runtime.sampling.chain import Row
 from llmcli.types import Finish, TokenTime
 
-if TYPE_CHECKING:  # strategies work on sequences
+if TYPE_CHECKING:  # strategies import Sequence
     from llmcli.runtime.strategies.base import Strategy
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt, what has been computed of it, and the answer so far.
+    """A prompt, the part of it that is computed, and the answer so far.
 
-    `tokens` holds prompt and answer; the first `computed` of them are in the KV cache (slot
-    `slot`). The last token of an unfinished answer is not: it enters with the next forward pass.
-    `spare` are further slots that the strategy branches into. `draft` are tokens that it guesses to
-    follow the last one: they are computed with it, each with its logits, as far as there is room.
-    `after` is the sequence that computes the first `until` tokens for this one, too, `followed`
-    says that samples wait for this one to have done so. `since` is the pass from which on it waits,
-    `queue_seconds` what it waited for its first one, `preempted` how often it gave way to others,
-    `away` what it held then. `look_at` is the number of tokens of the answer at which to look next
-    whether it only repeats itself. `prompt` is how many of the tokens are the prompt's: fewer than
-    at first where some `left` a full context; then `tokens` is another list. `known` is what
-    another process has told of the answer.
+    - `slot`: its llama.cpp sequence id; −1 while it waits. `branch_slots`: further slots of a beam
+      search.
+    - `tokens`: prompt and answer. The first `n_computed` are in the KV cache; the last token of an
+      unfinished answer enters it with the next pass. The list is replaced when tokens are dropped
+      from a full context.
+    - `n_prompt`: how many of the tokens are the prompt's; fewer than at first when some were
+      dropped (`overflow_stats`). `n_reused`: prompt tokens that were cached already.
+    - `draft`: guessed tokens after the last one, computed with it as far as there is room.
+    - `prefix_source`: the sequence that computes the first `prefix_length` tokens for this one,
+      too. `has_samples`: samples wait for this one to compute the prompt.
+    - `waiting_since`: the pass since which it waits. `queue_seconds`: its wait before its first
+      pass. `n_preempted`: how often it was preempted. `swapped_state`: its state in host memory.
+    - `repetition_check_at`: number of answer tokens at which to check next for repetition.
+    - `replayed`: what another process already sent of the answer.
     """
 
     id: int
@@ -72,18 +75,18 @@ class Sequence:
     top: list[tuple[Ranked, ...]] = field(default_factory=list)
     drafted: int | None = None
     accepted: int = 0
-    scores: list[Scored] = field(default_factory=list)  # of the prompt's tokens behind the first
+    scores: list[Scored] = field(default_factory=list)  # of the prompt tokens after the first
 
     def __post_init__(self) -> None:
         self.prompt = len(self.request.tokens)
 
     @property
     def prompting(self) -> bool:
-        """Whether prompt tokens are still to be computed."""
+        """Return whether prompt tokens are still to be computed."""
         return self.computed < self.prompt
 
     def shorten(self, shorter: Shorter) -> None:
-        """Go on with what stays of the tokens."""
+        """Replace the tokens by the shortened text, and count what was dropped."""
         left, gone = self.left, len(self.tokens) - len(shorter.tokens)
         self.left = replace(
             left, times=left.times + 1, tokens=left.tokens + gone, turns=shorter.turns
@@ -91,11 +94,11 @@ class Sequence:
         self.tokens, self.prompt = shorter.tokens, shorter.prompt
 
     def recompute(self, count: int) -> None:
-        """Account for tokens that stayed and could not move."""
+        """Count tokens that were kept but had to be recomputed."""
         self.left = replace(self.left, recomputed=self.left.recomputed + count)
 
     def restart(self) -> None:
-        """Back to the prompt; where repetition is looked for it is from the beginning again."""
+        """Reset to the prompt; the check for repetition starts over."""
         self.tokens, self.prompt, self.left = (
             list(self.request.tokens),
             len(self.request.tokens),
@@ -105,7 +108,7 @@ class Sequence:
 
     @property
     def held(self) -> bool:
-        """Whether another sequence is computing what this one needs, too."""
+        """Return whether another sequence is computing a prefix that this one needs."""
         other = self.after
         return (
             other is not None
@@ -125,8 +128,8 @@ class Sequence:
         constraint: float = 0.0,
         forced: bool = False,
     ) -> TokenTime:
-        """Account for one token: the gap since the one before, and its parts (seconds in,
-        milliseconds out).
+        """Record one generated token and the time since the previous one. `decode`, `sample` and
+        `constraint` are seconds; the result is in milliseconds.
         """
         now = time.perf_counter()
         if not self.times:
@@ -141,22 +144,22 @@ class Sequence:
         return row
 
     def rank(self, logits: NDArray[np.float32], log_sum: float) -> None:
-        """Keep the likeliest of the step that makes the next token; tokens before it that had none
-        get none.
+        """Record the likeliest tokens of the step that generates the next token. Earlier tokens
+        without an entry get an empty one.
         """
         self.top += [()] * (len(self.times) - len(self.top))
         self.top.append(top(logits, self.request.top_logprobs, log_sum))
 
     def unscored(self, start: int, end: int) -> range:
-        """Of the tokens from `start` to `end` those whose rows are to tell how likely the prompt's
-        next one is.
+        """Return the positions from `start` to `end` whose rows give the log-probability of the
+        next prompt token; empty unless the request scores its prompt.
         """
         if not self.request.scores:
             return range(0)
         return range(max(start, len(self.scores)), min(end, self.prompt - 1))
 
     def score(self, rows: Iterator[Row], start: int, end: int) -> None:
-        """Read those rows."""
+        """Record the log-probabilities of prompt tokens from these rows."""
         for at in self.unscored(start, end):
             row, token = next(rows), self.tokens[at + 1]
             log_sum = row.log_sum(row.logits.item(token))
@@ -168,7 +171,7 @@ class Sequence:
             self.scores.append(Scored(row.logits.item(token) - log_sum, ranked))
 
     def answer(self) -> Answer:
-        """The accounts, once finished."""
+        """Return the finished answer with its statistics."""
         assert self.finish is not None
         return Answer(
             "".join(self.text),

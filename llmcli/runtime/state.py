@@ -1,9 +1,9 @@
-"""A sequence's KV state as a file: the tokens it holds, the bytes that llama.cpp keeps for them,
-and whose they are.
+"""A sequence's KV state as a file: its tokens, llama.cpp's bytes, and the model and settings they
+belong to.
 
-MAGIC, the length of the head (4 bytes, little endian), the head (JSON: world, numbers, sha256), the
-tokens (int32), the state as llama_state_seq_get_data writes it. What does not match to the byte
-never reaches llama.cpp, which trusts its states. It knows no names and no folders.
+Format: MAGIC; the length of the head (4 bytes, little endian); the head (JSON: identity, sizes,
+sha256); the tokens (int32); the state as llama_state_seq_get_data writes it. llama.cpp trusts the
+states it is given, so nothing that fails a check is passed to it.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ from llmcli.runtime.identity import World, world
 from llmcli.runtime.runner import Runner
 
 MAGIC = b"llmcliKV"
-HEAD = 1 << 16  # bytes that a head may have
+HEAD = 1 << 16  # maximum bytes of a head
 Bytes = bytes | memoryview
 
 
 class Unusable(Exception):
-    """A state that cannot be taken up; the reason is its text."""
+    """A state that cannot be used; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,39 +36,43 @@ class Kept:
 
 
 def keep(runner: Runner, tokens: Sequence[int]) -> Kept | None:
-    """A copy of the slot that holds most of the beginning of `tokens`; None where none holds any."""
+    """Return a copy of the slot with the longest prefix of `tokens`, or None when no slot holds
+    any.
+    """
     ledger = runner.engine.ledger
     slot, common = ledger.nearest(tokens)
     return Kept(tuple(ledger.tokens[slot]), runner.context.state(slot)) if common else None
 
 
 def resume(runner: Runner, kept: Kept, turn: int = 0) -> None:
-    """Put a state into an idle slot, as that of a `turn` of the conversation. Raises Unusable; none
-    holds it then.
+    """Restore a state into an idle slot, as a `turn` of the conversation.
+
+    Raises UnusableState; no slot holds the state then.
     """
     ledger, count = runner.engine.ledger, len(kept.tokens)
     if count > ledger.size:
-        raise Unusable(f"it has {count} tokens, the context holds {ledger.size}")
-    if ledger.nearest(kept.tokens)[1] == count:  # it is here still
+        raise Unusable(f"it has {count} tokens, but the context holds {ledger.size}")
+    if ledger.nearest(kept.tokens)[1] == count:  # it is still in the cache
         return
     if not whole(runner, count):
         raise Unusable(
-            "it lacks what the model's windows no longer see, and --reproducible may go back there"
+            "it is missing the cells that the model's windows no longer see, "
+            "which --reproducible may need"
         )
     if not ledger.adopt(kept.tokens, lambda slot: runner.context.put_state(slot, kept.state), turn):
-        raise Unusable("llama.cpp does not take it")
+        raise Unusable("llama.cpp does not accept it")
 
 
 def whole(runner: Runner, count: int) -> bool:
-    """Whether the state of a slot with so many tokens has all of them. Where windows keep every
-    cell llama.cpp leaves out what is out of sight (state_write_meta of llama-kv-cache.cpp), and
-    going back there would find nothing.
+    """Return whether the state of a slot with this many tokens contains all of them. When windows
+    keep every cell, llama.cpp leaves the cells out of sight out of a state (state_write_meta of
+    llama-kv-cache.cpp), so a sequence restored from it could not be cut back.
     """
     return runner.context.whole_states or count <= runner.model.n_swa
 
 
 def parts(kept: Kept, here: World) -> list[Bytes]:
-    """The bytes of a file, in order."""
+    """Return the bytes of a file, in order."""
     tokens = np.array(kept.tokens, "<i4").tobytes()
     head = json.dumps(
         {
@@ -83,24 +87,26 @@ def parts(kept: Kept, here: World) -> list[Bytes]:
 
 
 def read(file: BinaryIO, runner: Runner) -> Kept:
-    """The state in a file, if it is whole and of the runner's world. Raises Unusable with the
-    reason.
+    """Read a state from a file and check that it is intact and belongs to the runner's model and
+    settings.
+
+    Raises UnusableState with the reason.
     """
     head = _head(file)
     here, theirs = world(runner), head.get("world")
     if here is None:
         raise Unusable("the model's file has changed since it was loaded")
     if not isinstance(theirs, Mapping):
-        raise Unusable("it is damaged: its head names no model")
+        raise Unusable("it is damaged: its header names no model")
     if different := here.differences(theirs):
         raise Unusable(f"it is {', '.join(different)}")
     count, nbytes = head.get("tokens"), head.get("state_bytes")
     if not isinstance(count, int) or not isinstance(nbytes, int) or count < 1 or nbytes < 1:
-        raise Unusable("it is damaged: its head gives no sizes")
+        raise Unusable("it is damaged: its header has no sizes")
     rest = os.fstat(file.fileno()).st_size - file.tell()
     if rest != 4 * count + nbytes:
         raise Unusable(
-            f"it is damaged: {rest} bytes follow its head, {4 * count + nbytes} are told"
+            f"it is damaged: {rest} bytes follow its header instead of {4 * count + nbytes}"
         )
     body = memoryview(file.read(rest))
     tokens, state = body[: 4 * count], body[4 * count :]
@@ -108,7 +114,7 @@ def read(file: BinaryIO, runner: Runner) -> Kept:
         raise Unusable("it is damaged: its bytes have changed since they were written")
     ids = np.frombuffer(tokens, "<i4")
     if len(body) != rest or ids.min() < 0 or ids.max() >= runner.model.n_vocab:
-        raise Unusable("it is damaged: it holds tokens that are none")
+        raise Unusable("it is damaged: it has tokens outside the vocabulary")
     return Kept(tuple(int(token) for token in ids), state)
 
 
@@ -120,7 +126,7 @@ def _head(file: BinaryIO) -> dict[str, Any]:
     except ValueError:
         head = None
     if not isinstance(head, dict) or head.get("version") != 1:
-        raise Unusable("it is damaged: it does not begin as a KV state")
+        raise Unusable("it is damaged: it does not start like a KV state")
     return head
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C during passes that are lost with it: measuring, evaluating, calibrating."""
+"""Ctrl-C during passes whose result is discarded: measuring, evaluating, calibrating."""
 
 import threading
 from collections.abc import Iterator
@@ -8,28 +8,28 @@ from typing import Protocol
 from llmcli.runtime.binding.context import Aborted
 from llmcli.runtime.interrupt import on_interrupt
 
-AGAIN = 0.05  # seconds between requests to end
+AGAIN = 0.05  # seconds between two requests to stop
 
 
 class Interruptible(Protocol):
-    """A context whose running pass can be ended from another thread."""
+    """A context whose running pass can be stopped from another thread."""
 
     def interrupt(self) -> None: ...
 
 
 @contextmanager
 def stopped(context: Interruptible) -> Iterator[None]:
-    """Let Ctrl-C end the running pass and be KeyboardInterrupt.
+    """Turn Ctrl-C into KeyboardInterrupt and stop the running pass.
 
-    A pass that is nearly through when it is asked to end does not notice: the next is asked, and
-    where there is none the end of the block raises.
+    A pass that is almost complete does not see the request, so it is repeated until a pass stops or
+    the block ends; then KeyboardInterrupt is raised.
     """
-    came, left = threading.Event(), threading.Event()
+    interrupted, finished = threading.Event(), threading.Event()
 
     def stop() -> None:
-        came.set()
+        interrupted.set()
         context.interrupt()
-        while not left.wait(AGAIN):
+        while not finished.wait(AGAIN):
             context.interrupt()
 
     with on_interrupt(stop):
@@ -38,6 +38,6 @@ def stopped(context: Interruptible) -> Iterator[None]:
         except Aborted:
             raise KeyboardInterrupt from None
         finally:
-            left.set()
-    if came.is_set():
+            finished.set()
+    if interrupted.is_set():
         raise KeyboardInterrupt

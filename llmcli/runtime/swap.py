@@ -1,9 +1,7 @@
-"""Where answers lie that gave way in a full pool: outside it, within a bound, or nowhere, to be
-computed anew.
+"""Preempted sequences in host memory, up to a byte limit; beyond it they are recomputed.
 
-Taking a state out and putting it back costs its bytes twice, computing it anew its tokens; both
-speeds are measured as they come. On CPUs it is no question: 2,000 tokens in 10 ms against 9.8 s
-(SmolLM2-135M on one thread).
+Swapping out and in moves the state's bytes twice, recomputing costs the sequence's tokens. Both
+speeds are measured while running, and the cheaper way is taken.
 """
 
 import time
@@ -11,21 +9,21 @@ import time
 from llmcli.runtime.ledger import Ledger
 from llmcli.runtime.pool import Away
 
-WEIGHT = 0.25  # of a new measurement
-MANY = 32  # tokens of a pass that tell what a token costs
+WEIGHT = 0.25  # of a new measurement in the moving averages
+MANY = 32  # tokens of a pass from which its time per token is representative
 
 
 class Swap:
-    """States outside the pool; `most` bytes of them."""
+    """Swapped states of preempted sequences, up to `max_bytes`."""
 
     def __init__(self, ledger: Ledger, most: int) -> None:
         self.ledger, self.most, self.nbytes = ledger, most, 0
-        self._token_bytes = 0.0  # not known before the first
+        self._token_bytes = 0.0  # unknown before the first swap
         self._byte_seconds = 0.0
         self._token_seconds = 0.0
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A pass of so many tokens took so long."""
+        """Record the duration of a pass. `tokens`: its rows; `seconds`: wall time."""
         if tokens >= MANY:
             each = seconds / tokens
             self._token_seconds += (
@@ -33,8 +31,8 @@ class Swap:
             )
 
     def out(self, slot: int) -> Away | None:
-        """Empty a slot and keep what it held; None where it is to be computed anew, from what the
-        slot still holds.
+        """Empty a slot and return its state, or None when it shall be recomputed; the slot then
+        keeps its cells.
         """
         count = len(self.ledger.tokens[slot])
         nbytes, anew = count * self._token_bytes, count * self._token_seconds
@@ -51,18 +49,18 @@ class Swap:
             self._byte_seconds += (
                 WEIGHT * (each - self._byte_seconds) if self._byte_seconds else each
             )
-        if self.nbytes + size > self.most:  # only the first one's size is not known beforehand
+        if self.nbytes + size > self.most:  # only the size of the first state is unknown beforehand
             return None
         self.nbytes += size
         return away
 
     def back(self, slot: int, away: Away) -> bool:
-        """Let an empty slot hold it again; False where it cannot: it is computed anew then. It is
-        gone from here.
+        """Restore a state into an empty slot and forget it. Return False when it cannot be restored
+        and must be recomputed.
         """
         self.drop(away)
         return self.ledger.bring_back(slot, away)
 
     def drop(self, away: Away) -> None:
-        """Nobody will want it."""
+        """Forget a state that will not be restored."""
         self.nbytes -= len(away.state)

@@ -1,11 +1,9 @@
-"""Which thread computes: OpenMP keeps a team of threads for each that ever did, as long as that one
-lives.
+"""Run code that computes on a thread of its own.
 
-Where all teams together have more threads than there are processors, libgomp lets those that wait
-go to sleep between any two operations of a graph (its throttled spin count) instead of watching for
-the next. 2026-11-22, SmolLM2-135M with two threads on two cores: opened on the main thread and
-answering on another 98 to 111 tokens a second; all on one thread, or opened on one that has ended,
-129 to 166.
+OpenMP keeps a team of threads for each thread that ever computed, as long as that thread lives.
+When all teams together have more threads than there are processors, libgomp puts waiting threads to
+sleep between any two operations of a graph instead of letting them spin, which slows down every
+later pass.
 """
 
 from collections.abc import Callable
@@ -16,8 +14,8 @@ T = TypeVar("T")
 
 
 def on_a_thread(function: Callable[[], T]) -> T:
-    """What `function` returns, run on a thread that ends with it, its team too; a Ctrl-C waits for
-    that.
+    """Return what `function` returns, run on a new thread that ends with it, together with its
+    OpenMP team. Ctrl-C waits for the thread.
     """
     with ThreadPoolExecutor(1, "llmcli-opening") as pool:
         return pool.submit(function).result()

@@ -1,6 +1,6 @@
-"""The model's own chat template, rendered in a sandbox: a template is untrusted input.
+"""The model's own chat template, rendered in a sandbox because it is untrusted input.
 
-What a template may do, and how much of it, is sandbox.py's; here is what a conversation becomes.
+jinja_sandbox.py sets the limits.
 """
 
 import functools
@@ -14,17 +14,17 @@ from llmcli.types import Message
 if TYPE_CHECKING:
     import jinja2
 
-SWITCHES = ("enable_thinking", "thinking")  # as Qwen3 and others, DeepSeek and Granite have them
+SWITCHES = ("enable_thinking", "thinking")  # the names of Qwen3 and others, DeepSeek and Granite
 HINT = "use --raw for no template, or --chat-template FILE for another one"
 
 
 class Template:
-    """One compiled chat template; render() is the only way in."""
+    """One compiled chat template."""
 
     def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
         self.source, self.bos, self.eos = source, bos, eos
         self.reasoning: bool | None = (
-            None  # whether the model is asked to think; None leaves it to the template
+            None  # whether to ask the model to think; None leaves it to the template
         )
         self._compiled: jinja2.Template | None = None
         self._system: bool | None = None
@@ -33,9 +33,10 @@ class Template:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """The prompt text for `messages`; raises UserError when the template fails or refuses them.
+        """Return the prompt text for `messages`. `variables` are passed to the template: tools,
+        enable_thinking, …
 
-        `variables` are the template's own: tools, enable_thinking, …
+        Raises UserError when the template fails or refuses the messages.
         """
         import jinja2
 
@@ -55,7 +56,7 @@ class Template:
             ):
                 length += len(part)
                 if length > CHARACTERS + said:
-                    raise TooMuch("it writes without end")
+                    raise TooMuch("its output is too long")
                 parts.append(part)
             return "".join(parts)
         except Raised as error:
@@ -80,15 +81,13 @@ class Template:
             AssertionError,
             SyntaxError,
         ) as error:
-            # Whatever Python raises inside the template is the template's mistake, not ours.
+            # Any error inside the template is the template's fault, not ours.
             raise UserError(
                 f"the chat template fails: {type(error).__name__}: {error}", hint=HINT
             ) from None
 
     def check(self) -> None:
-        """Raise UserError where it cannot even be read; what it does with a conversation render()
-        tells.
-        """
+        """Raise UserError when the template cannot be compiled."""
         import jinja2
 
         try:
@@ -101,23 +100,23 @@ class Template:
             SyntaxError,
             RecursionError,
             MemoryError,
-        ) as error:  # nested too deeply for Python, or for Jinja
+        ) as error:  # nested too deeply for Python or Jinja
             raise UserError(
                 f"the chat template is broken: {type(error).__name__}: {error}", hint=HINT
             ) from None
 
     def asked(self, reasoning: bool | None) -> dict[str, bool]:
-        """The variables that ask a model to think or not."""
+        """Return the template variables that ask the model to think or not."""
         return {} if reasoning is None else dict.fromkeys(self.switches, reasoning)
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """The variables by which this template lets a model think or not."""
+        """Return the names of the variables with which this template switches thinking."""
         return tuple(name for name in SWITCHES if name in self.variables)
 
     @functools.cached_property
     def variables(self) -> frozenset[str]:
-        """The variables that this template asks for: messages, tools, …"""
+        """Return the variables that this template uses: messages, tools, …"""
         import jinja2
         from jinja2 import meta
 
@@ -125,11 +124,11 @@ class Template:
             return frozenset(
                 meta.find_undeclared_variables(environment(self._budget).parse(self.source))
             )
-        except (jinja2.TemplateError, RecursionError):  # render() tells what is wrong with it
+        except (jinja2.TemplateError, RecursionError):  # render() reports what is wrong
             return frozenset()
 
     def accepts_system(self) -> bool:
-        """Whether a system message reaches the prompt (some templates refuse or drop it)."""
+        """Return whether a system message reaches the prompt; some templates refuse or drop it."""
         if self._system is None:
             self._system = self._probed()
         return self._system

@@ -1,7 +1,7 @@
-"""Where an answer is thinking and where it is talking, told by the tags that templates use.
+"""Splits an answer into thinking and reply, by the tags that templates use.
 
-Thinking stands at the beginning of an answer: a model that writes about `<think>` later on only
-writes. Knows nothing of models and screens; tags may be split over any number of pieces.
+Thinking is at the start of an answer; later tags are ordinary text. Tags may be split over any
+number of pieces.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from llmcli.runtime.text import overlap
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What opens and what closes thinking; both belong to it."""
+    """The tags around thinking; both belong to it."""
 
     opens: str
     closes: str
@@ -30,39 +30,41 @@ TAGS = (
     Tags("◁think▷", "◁/think▷"),  # Kimi-VL
     Tags("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
 )
-# Between gpt-oss's two channels.
+# between the two channels of gpt-oss
 HIDDEN = ("<|start|>", "<|end|>")
 
 
 class Piece(NamedTuple):
-    """Text of one kind."""
+    """Text that is thinking or reply."""
 
     thinking: bool
     text: str
 
 
 class Splitter:
-    """One answer's text, a piece at a time. `opened`: the prompt has opened these tags already."""
+    """Splits one answer piece by piece. `opened`: tags that the prompt has opened already."""
 
     def __init__(self, opened: Tags | None = None) -> None:
         self._inside = opened
-        self._begun = opened is not None  # what the answer begins with is known
+        self._begun = opened is not None  # whether the answer's first text has been classified
         self._held = ""
 
     @property
     def talking(self) -> bool:
-        """Whether the thinking is over, or there is none: all that follows is said."""
+        """Return whether thinking is over or absent, so that all following text is the reply."""
         return self._begun and self._inside is None
 
     def feed(self, text: str) -> list[Piece]:
-        """What is certain after this text; what may be the beginning of a tag is held back."""
+        """Return the pieces that are certain after this text; text that may start a tag is held
+        back.
+        """
         if self.talking:
             return [Piece(False, text)] if text else []
         text, self._held = self._held + text, ""
         return self._inner(text) if self._begun else self._first(text)
 
     def finish(self) -> list[Piece]:
-        """What was held back, now that nothing follows."""
+        """Return the text held back, at the end of the answer."""
         rest, self._held = self._held, ""
         return [Piece(self._inside is not None, rest)] if rest else []
 
@@ -72,11 +74,11 @@ class Splitter:
             if body.startswith(tags.opens):
                 self._begun, self._inside = True, tags
                 return self._inner(text)
-            if body.startswith(tags.closes):  # nothing was thought
+            if body.startswith(tags.closes):  # empty thinking
                 self._begun = True
                 return _pieces(text, len(text) - len(body) + len(tags.closes))
         if any(tag.startswith(body) for tags in TAGS for tag in (tags.opens, tags.closes)):
-            self._held = text  # also where it is white space only
+            self._held = text  # also while there is only white space
             return []
         self._begun = True
         return [Piece(False, text)]
@@ -98,7 +100,7 @@ def _pieces(text: str, end: int) -> list[Piece]:
 
 
 def split(text: str) -> tuple[str, str]:
-    """(what was thought, tags and all; what was said, without the blank lines between them)."""
+    """Return the thinking with its tags, and the reply without the blank lines between them."""
     if not any(tag in text for tags in TAGS for tag in (tags.opens, tags.closes)):
         return "", text
     splitter = Splitter()
@@ -109,6 +111,6 @@ def split(text: str) -> tuple[str, str]:
 
 
 def opened(tail: str) -> Tags | None:
-    """The tags that a prompt which ends with `tail` has opened."""
+    """Return the tags that a prompt ending with `tail` has opened, or None."""
     body = tail.rstrip()
     return next((tags for tags in TAGS if body.endswith(tags.opens)), None)

@@ -1,14 +1,11 @@
-"""Who waits, and who of them goes first.
+"""The waiting requests and the order in which they are admitted.
 
-Of one client's requests the largest priority, which rises by one with every AGE passes that a
-request waits, so that none waits for ever; of equals who had begun and was put away, then who came
-first. Between clients the priority of what each would have next, which rises with every AGE passes
-since the client was last let in; of equals who was put away, then who has fewest running, then who
-came first.
-
-2026-11-22: the age of requests counted between clients, too. Whoever had sent 64 had 64 old ones,
-and the first of somebody else waited for all that were left, 60; now for the 4 that run (answers of
-200 tokens, 4 at once).
+Requests of one client are ordered by priority, which rises by one every PASSES_PER_PRIORITY passes
+so that none starves; then preempted requests first, then by arrival. Clients are ordered by the
+priority of their next request, which rises with the passes since one of their requests was last
+admitted; then preempted first, then the client with the fewest running requests, then by arrival.
+Counting from the last admission keeps a client that queued many old requests from blocking the
+first request of another.
 """
 
 import heapq
@@ -17,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 from llmcli.runtime.sequence import Sequence
 
-AGE = 64  # passes
+AGE = 64  # passes per step of priority
 
 
 class Waiting:
@@ -27,7 +24,7 @@ class Waiting:
         self._all: list[Sequence] = []
         self._served: dict[
             str, int
-        ] = {}  # clients who wait -> the pass in which one of theirs was last let in
+        ] = {}  # waiting clients and the pass in which a request of theirs was last admitted
 
     def __len__(self) -> int:
         return len(self._all)
@@ -37,52 +34,58 @@ class Waiting:
 
     @property
     def preempted(self) -> int:
-        """How many had begun."""
-        return sum(one.preempted > 0 for one in self._all)
+        """Return the number of requests that were preempted."""
+        return sum(sequence.preempted > 0 for sequence in self._all)
 
     def add(self, sequence: Sequence, now: int) -> None:
-        """It waits from pass `now` on."""
+        """Add a sequence that waits from pass `now` on."""
         sequence.since = now
         self._all.append(sequence)
 
     def remove(self, sequence: Sequence, now: int) -> None:
-        """It runs, or is over."""
+        """Remove a sequence that now runs or has ended."""
         self._all.remove(sequence)
         client = sequence.request.client
-        if any(one.request.client == client for one in self._all):
+        if any(waiting.request.client == client for waiting in self._all):
             self._served[client] = now
         else:
             self._served.pop(client, None)
 
     def ranked(self, now: int, running: Iterable[Sequence]) -> list[Sequence]:
-        """All of them, who goes first standing first."""
+        """Return all waiting sequences in the order of admission."""
         clients: defaultdict[str, deque[Sequence]] = defaultdict(deque)
-        for one in sorted(
+        for sequence in sorted(
             self._all, key=lambda one: (-_level(one, now - one.since), not one.preempted, one.id)
         ):
-            clients[one.request.client].append(one)
+            clients[sequence.request.client].append(sequence)
         if len(clients) == 1:
             return list(clients.popitem()[1])
-        busy = Counter(one.request.client for one in running)
+        busy = Counter(sequence.request.client for sequence in running)
 
         def rank(client: str) -> tuple[int, bool, int, int, str]:
-            one = clients[client][0]
-            since = max(one.since, self._served.get(client, one.since))
-            return -_level(one, now - since), not one.preempted, busy[client], one.id, client
+            sequence = clients[client][0]
+            since = max(sequence.since, self._served.get(client, sequence.since))
+            return (
+                -_level(sequence, now - since),
+                not sequence.preempted,
+                busy[client],
+                sequence.id,
+                client,
+            )
 
         heads = [rank(client) for client in clients]
         heapq.heapify(heads)
-        found = []
+        ordered = []
         while heads:
             client = heads[0][-1]
-            found.append(clients[client].popleft())
+            ordered.append(clients[client].popleft())
             busy[client] += 1  # as if it ran
             if clients[client]:
                 heapq.heapreplace(heads, rank(client))
             else:
                 heapq.heappop(heads)
-        return found
+        return ordered
 
 
-def _level(one: Sequence, passes: int) -> int:
-    return one.request.priority + passes // AGE
+def _level(sequence: Sequence, passes: int) -> int:
+    return sequence.request.priority + passes // AGE

@@ -107,8 +107,8 @@ def test_another_template_and_a_memory_that_refuses_are_told(
         "it is of another chat template"
         in loaded(talk, saved[0], capsys, template=TEMPLATE + " ")[1]
     )
-    assert "llama.cpp does not take it" in loaded(talk, saved[0], capsys, word=b"another")[1]
-    assert "tokens, the context holds 16" in loaded(talk, saved[0], capsys, n_ctx=16)[1]
+    assert "llama.cpp does not accept it" in loaded(talk, saved[0], capsys, word=b"another")[1]
+    assert "tokens, but the context holds 16" in loaded(talk, saved[0], capsys, n_ctx=16)[1]
 
 
 def test_a_disk_that_takes_no_state_keeps_the_transcript(

@@ -205,7 +205,7 @@ def test_a_state_that_llama_cpp_refuses_leaves_an_empty_slot(model: Path) -> Non
         )
         for wrong in (other, *(state.Kept(*pair) for pair in pairs)):
             with pytest.raises(
-                state.Unusable, match=r"does not take it|it has 555 tokens, the context holds 512"
+                state.Unusable, match=r"does not accept it|it has 555 tokens, but the context holds 512"
             ):
                 state.resume(runner, wrong)
             runner.engine.ledger.check()

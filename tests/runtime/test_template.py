@@ -100,7 +100,7 @@ def test_a_template_may_use_what_hugging_face_offers():
         ("{% for i in [1] %}" * 150 + "{% endfor %}" * 150, "Error"),
         (
             "{% for i in range(100000) %}{{ 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa' }}{% endfor %}",
-            "without end",
+            "too long",
         ),
     ],
 )
