@@ -1,18 +1,17 @@
-"""What is known of the answers that are being streamed, so that another model can go on where one
-is lost.
+"""The position of streamed answers: what another model needs to continue a stream that was
+interrupted.
 
-The front (front.py) gives each request a name, a time and a seed and hands them on with it. With
-each piece of a stream comes back, beside the bytes, what they tell: of which answer, which token,
-and whether it has ended. Whoever is asked next draws each of those tokens again and takes the known
-one whatever it drew (`Request.known`), so that the stream of chances, penalties and grammars stand
-where they stood; it tells what comes behind them. So what a client has read stays the beginning of
-its answers, and the rest is drawn as if nothing had happened. Of several answers in one stream each
-goes on by itself: their events may come in another order. One that had ended is not drawn on,
-though other logits (of other rows in the same pass) might have it go on.
+The front server (front.py) gives each request a name, a time and a seed, and sends them along. With
+each piece of a stream it receives the marks of its events: number of the answer, token, finish
+reason. To continue, another model replays the request: it draws each known token again and takes
+the known one whatever it drew (`Request.replayed`), so that random numbers, penalties and grammars
+reach the same state; it sends only the events after that. So the text that a client has read stays
+the beginning of its answers. Each answer of a stream continues independently, because events may
+arrive in another order. An answer that had ended is not continued, even if other logits (from other
+rows in the same pass) would continue it.
 
-2026-11-22: one of two Ray replicas killed under load left 2 of 60 requests with an error event;
-with this none. Tokens are drawn again one by one and not read as a prompt is: what a chain
-remembers follows from every row of logits. So the pause is about as long as the text took.
+Known tokens are drawn one by one instead of being read like a prompt, because the state of a
+sampling chain depends on every row of logits. So the pause is about as long as the text took.
 """
 
 import time
@@ -26,17 +25,18 @@ from llmcli.runtime.sampling import RANDOM
 from llmcli.runtime.sampling.chain import concrete_seed
 from llmcli.types import Event, Finish
 
-SCOPE = "llmcli.known"  # in a scope: what is known
-TOLD = "llmcli.told"  # in a message: what its bytes tell
-# An event: of which answer, its token, how the answer ended. As plain values, which travel.
+SCOPE = "llmcli.known"  # in a scope: the position
+TOLD = "llmcli.told"  # in a message: the marks of its bytes
+# An event as plain values, which can be sent to another process: number of the answer, token id,
+# finish reason.
 Told = tuple[int, int | None, Finish | None]
 
 
 @dataclass(slots=True)
 class Known:
-    """Answers' name (a UUID's digits), when they were asked for (Unix seconds), a seed where the
-    request has none, and of what was told, by the answer's number: the tokens, none where it has
-    only begun, and the ends.
+    """The position of a request's answers. `name`: digits of a UUID; `created`: Unix seconds;
+    `seed`: for requests without one. By the number of the answer: `tokens` that were sent (an empty
+    list if the answer has only begun), and `ends`, the finish reasons.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Known:
     ends: dict[int, Finish] = field(default_factory=dict)
 
     def hear(self, told: Iterable[Told]) -> None:
-        """More was told."""
+        """Add the marks of events that were sent."""
         for number, token, finish in told:
             tokens = self.tokens.setdefault(number, [])
             if token is not None:
@@ -55,16 +55,18 @@ class Known:
                 self.ends[number] = finish
 
     def begun(self, number: int) -> Begun:
-        """One answer's beginning."""
+        """Return the beginning of one answer, to be replayed."""
         return Begun(tuple(self.tokens.get(number, ())), self.ends.get(number))
 
     def put(self, scope: Mapping[str, Any]) -> dict[str, Any]:
-        """A scope that carries it, as values that travel."""
+        """Return a scope that carries the position as plain values."""
         return {**scope, SCOPE: asdict(self)}
 
 
 class Past:
-    """Of a stream's events those that were told before. `begun`: whether any was."""
+    """Recognizes the events of a stream that were sent before. `has_started`: at least one was
+    sent.
+    """
 
     def __init__(self, known: Known | None) -> None:
         self._left = (
@@ -74,7 +76,7 @@ class Past:
         self.begun = bool(self._left)
 
     def has(self, event: Event) -> bool:
-        """Whether this is one; asked once for each."""
+        """Return whether this event was sent before; call it once for each event."""
         if event.token is None:
             return event.finish is not None and event.sequence in self._ends
         left = self._left.get(event.sequence, 0)
@@ -83,18 +85,18 @@ class Past:
 
 
 def told(events: Iterable[Event]) -> tuple[Told, ...]:
-    """What these events tell."""
+    """Return the marks of events."""
     return tuple(
         (event.sequence, event.token.id if event.token else None, event.finish) for event in events
     )
 
 
 def fresh() -> Known:
-    """Of answers that nobody has begun."""
+    """Return the position of a request that nobody has answered yet."""
     return Known(uuid.uuid4().hex, int(time.time()), concrete_seed(RANDOM))
 
 
 def known(scope: Mapping[str, Any]) -> Known | None:
-    """What a scope carries; None where nobody could go on."""
-    found = scope.get(SCOPE)
-    return Known(**found) if found else None
+    """Return the position that a scope carries, or None if the stream cannot be continued."""
+    values = scope.get(SCOPE)
+    return Known(**values) if values else None

@@ -1,5 +1,5 @@
-"""How model families write function calls, a file each; the first that fits a template is taken,
-hermes at last.
+"""How model families write tool calls, one file each. The first format that fits a chat template is
+taken; hermes fits any.
 """
 
 import functools
@@ -10,18 +10,18 @@ from quant.registry import collect
 
 @functools.cache
 def families() -> tuple[Family, ...]:
-    """Every family, those that look for rarer marks first."""
+    """Return every format, those with rarer marks first."""
     found = collect("llmcli.serve.calls", "FAMILIES").values()
     return tuple(sorted(found, key=lambda family: family.order))
 
 
 def family(template: str) -> Family:
-    """The family whose marks a chat template has; hermes where it has none."""
+    """Return the format of a chat template; hermes if it has no family's marks."""
     return next(family for family in families() if family.fits(template))
 
 
 def marks() -> list[str]:
-    """Every word by which calls are told: where a model has a control token for one, it must be
-    seen.
+    """Return all marks of all formats, sorted: where a mark is a control token, the runner must not
+    hide it.
     """
-    return sorted({word for one in families() for word in one.words})
+    return sorted({word for format_ in families() for word in format_.words})

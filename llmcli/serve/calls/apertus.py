@@ -10,7 +10,7 @@ OPENS, CLOSES = "<|tools_prefix|>", "<|tools_suffix|>"
 
 
 class Apertus(Family):
-    """A list of objects, each of one name and its arguments."""
+    """A list of objects, each with one name and its arguments."""
 
     name: ClassVar[str] = "apertus"
     order: ClassVar[int] = 1
@@ -24,10 +24,10 @@ class Apertus(Family):
         inner = within(text, OPENS, CLOSES, over)
         if inner is None:
             return None
-        found = json.loads(inner[0])
-        if not isinstance(found, list) or not found:
-            raise ValueError(found)
-        return Taken(tuple(_call(one) for one in found), inner[1])
+        objects = json.loads(inner[0])
+        if not isinstance(objects, list) or not objects:
+            raise ValueError(objects)
+        return Taken(tuple(_call(object_) for object_ in objects), inner[1])
 
     def frame(self, name: str) -> tuple[str, str]:
         return f"{{{json.dumps(name)}: ", "}"
@@ -40,8 +40,8 @@ class Apertus(Family):
 def _call(found: object) -> Call:
     if not isinstance(found, dict) or len(found) != 1:
         raise ValueError(found)
-    ((name, given),) = found.items()
-    return made(name, given)
+    ((name, arguments),) = found.items()
+    return made(name, arguments)
 
 
 FAMILIES = (Apertus(),)

@@ -1,6 +1,4 @@
-"""What a family is: where its calls begin, how to read them, and what to write around forced
-arguments.
-"""
+"""How a model family writes tool calls: recognize, parse and force one format."""
 
 import json
 import re
@@ -12,21 +10,21 @@ from typing import Any, ClassVar, Protocol
 
 from llmcli.strict import strict
 
-LETTERS = 24  # of an id; Mistral's templates want nine
+LETTERS = 24  # letters of an id; Mistral's templates want nine
 
 
-# The digits of ids, new ones at each call.
+# Makes the digits of ids, new ones at each call.
 Digits = Callable[[], str]
 
 
 def digits() -> str:
-    """Such as nobody else has."""
+    """Return 32 random hexadecimal digits."""
     return uuid.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function that the model wants to be called; `arguments` is JSON."""
+    """A function call of the model; `arguments` is JSON."""
 
     name: str
     arguments: str
@@ -34,26 +32,26 @@ class Call:
 
 
 def given(call: Call) -> dict[str, Any] | None:
-    """A call's arguments; None where they were cut off or are no JSON, which NaN is not."""
+    """Return a call's arguments, or None if they were cut off or are not JSON (NaN is not)."""
     try:
-        found = strict(call.arguments)
+        value = strict(call.arguments)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Calls read from the beginning of a text, and how many of its characters they were."""
+    """Calls read from the beginning of a text, and how many of its characters they take."""
 
     calls: tuple[Call, ...]
     used: int
 
 
 class Written(Protocol):
-    """Arguments on their way: `take` says what of a text tells of them, as JSON, and how many
-    characters that were; `over`: there is no more. `done`: they are all told, and what follows is
-    none of them.
+    """Converts arguments to JSON while they arrive. `feed` returns the JSON of a piece of text and
+    the number of characters it has read; `over`: no more text follows. `done`: the arguments are
+    complete, and the following text is not part of them.
     """
 
     done: bool
@@ -62,8 +60,8 @@ class Written(Protocol):
 
 
 class Form(ABC):
-    """How arguments are written that are no JSON: `begins` and `goes_on` are patterns as a family
-    has them.
+    """A way to write arguments that is not JSON. The two patterns match the beginning of the first
+    and of a later call, as in ToolCallFormat.
     """
 
     begins: str
@@ -71,12 +69,16 @@ class Form(ABC):
 
     @abstractmethod
     def reader(self, texts: frozenset[str]) -> Written:
-        """Of one call's arguments, of which `texts` are text by its schema."""
+        """Return a stream for one call's arguments; `texts` are those that are strings by its
+        schema.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A call whose arguments begin behind `used` characters: a JSON object, or in another `form`."""
+    """A call whose arguments begin after this many characters: a JSON object, or another argument
+    format.
+    """
 
     call: Call
     used: int
@@ -84,9 +86,10 @@ class Head:
 
 
 class Family(ABC):
-    """`marks` are what its template has, `opens` what its calls begin with, `closes` what ends
-    them. `first`: a call is all of the answer, or none; its opening is too common to mean one
-    anywhere. `last`: nothing follows its calls.
+    """The format in which a model family writes tool calls. `marks` identify its chat template;
+    `opens` begin calls and `closes` end them. `first`: an answer is either a call from its
+    beginning or no call, because the opening marks are too common in text. `last`: nothing follows
+    the calls.
     """
 
     name: ClassVar[str]
@@ -96,86 +99,90 @@ class Family(ABC):
     closes: ClassVar[tuple[str, ...]] = ()
     first: ClassVar[bool] = False
     last: ClassVar[bool] = False
-    # How a call begins whose arguments are JSON, up to them: at the mark, and behind another call.
-    # Groups: json or name, id.
+    # Patterns of the beginning of a call with JSON arguments: of the first call, and of a later one
+    # in the same block. Groups: json (a JSON string) or name, id.
     begins: ClassVar[str] = ""
     goes_on: ClassVar[str] = ""
-    form: ClassVar[Form | None] = None  # how they are written that are no JSON
+    form: ClassVar[Form | None] = None  # how arguments are written that are not JSON
 
     def fits(self, template: str) -> bool:
-        """Whether a chat template is of this family."""
+        """Return whether a chat template is of this family."""
         return any(mark in template for mark in self.marks)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What must be seen in an answer."""
+        """The marks that must not be dropped from an answer's text."""
         return (*self.opens, *self.closes)
 
     def id(self, digits: str) -> str:
-        """A new call's id, made of 32 hexadecimal digits."""
+        """Return the id of a new call, made of 32 hexadecimal digits."""
         return f"call_{digits[:LETTERS]}"
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """What ends calls; none: the end of the answer does."""
+        """The marks that end a block of calls; empty if only the end of the answer does."""
         return () if self.last else self.closes[:1]
 
     def head(self, text: str, number: int) -> Head | None:
-        """The call that `text` begins with, the first (0) or a later one of several, where it is
-        known by name.
+        """Return the call that `text` begins with, or None if its name is not complete or there is
+        no call. `number`: 0 for the first call of a block, more for later ones.
         """
-        for form in (None, self.form):
-            kind = form or self
-            pattern = kind.goes_on if number else kind.begins
-            if found := re.match(pattern, text) if pattern else None:
+        for argument_format in (None, self.form):
+            patterns = argument_format or self
+            pattern = patterns.goes_on if number else patterns.begins
+            if match := re.match(pattern, text) if pattern else None:
                 break
         else:
             return None
-        groups = found.groupdict()
+        groups = match.groupdict()
         try:
             name = json.loads(groups["json"]) if groups.get("json") else groups["name"].strip()
         except ValueError:
             return None
-        return Head(Call(name, "", self.named(groups.get("id"), name, number)), found.end(), form)
+        return Head(
+            Call(name, "", self.named(groups.get("id"), name, number)), match.end(), argument_format
+        )
 
     def named(self, given: str | None, name: str, number: int) -> str:
-        """The id of a call, where it is the model's own."""
+        """Return the id that the model itself wrote for a call; empty if there is none."""
         return ""
 
     @abstractmethod
     def take(self, text: str, over: bool) -> Taken | None:
-        """Read `text`, which begins with one of `opens`; None: more must come, which it does unless
-        `over`.
+        """Parse the calls at the beginning of `text`, which begins with an opening mark; None if
+        more text is needed. `over`: no more text follows.
 
-        Raises ValueError where that is no call.
+        Raises ValueError if there is no call.
         """
 
     @abstractmethod
     def frame(self, name: str) -> tuple[str, str]:
-        """What stands before and after the arguments of a call of `name`, where one is forced."""
+        """Return the text before and after the arguments of a forced call of `name`."""
 
     def bound(self, name: str) -> dict[str, tuple[str, str]]:
-        """The same by the mark that tells of a call, where one may be made, and is bound from there
-        on.
+        """Return the frames of a call that the model may choose to make, by the mark from which on
+        the text is constrained.
         """
         return {self.opens[0]: self.frame(name)}
 
     @property
     def around(self) -> tuple[str, str | None, str]:
-        """What stands before all calls, between two (None: there is only one), and behind all."""
+        """Text before all calls, between two (None: only one call is possible), and after all."""
         return "", "\n", ""
 
 
 def keyed(before: str, name: str = "name", arguments: str = "arguments|parameters") -> str:
-    """The pattern of a call that is a JSON object, behind what `before` matches, up to its
-    arguments.
+    """Return the pattern of a call that is a JSON object, up to its arguments. `before` matches
+    what precedes the object.
     """
-    return rf'{before}\{{\s*"{name}"\s*:\s*(?P<json>"(?:[^"\\]|\\.)*")\s*,\s*"(?:{arguments})"\s*:\s*(?=\{{)'
+    string = r'"(?:[^"\\]|\\.)*"'
+    key = rf'"{name}"\s*:\s*(?P<json>{string})'
+    return rf'{before}\{{\s*{key}\s*,\s*"(?:{arguments})"\s*:\s*(?=\{{)'
 
 
 def made(name: str, given: Any, id: str = "") -> Call:
-    """A call with these arguments; raises ValueError where they are no object, or hold what is no
-    JSON (NaN).
+    """Return a call with these arguments. Raises ValueError if they are not an object or cannot be
+    strict JSON (NaN).
     """
     if not isinstance(given, dict):
         raise ValueError(given)
@@ -185,28 +192,27 @@ def made(name: str, given: Any, id: str = "") -> Call:
 def call(
     found: Any, *, name: str = "name", arguments: tuple[str, ...] = ("arguments", "parameters")
 ) -> Call:
-    """A call of a JSON object; raises ValueError where it is none."""
+    """Return the call that a JSON object describes. Raises ValueError if it describes none."""
     if not isinstance(found, dict) or not isinstance(found.get(name), str):
         raise ValueError(found)
-    given: Any = next((found[one] for one in arguments if one in found), {})
-    if isinstance(given, str):  # JSON within JSON
-        given = json.loads(given)
-    return made(found[name], given)
+    values: Any = next((found[key] for key in arguments if key in found), {})
+    if isinstance(values, str):  # JSON within a JSON string
+        values = json.loads(values)
+    return made(found[name], values)
 
 
 def calls(found: Any, **keys: Any) -> tuple[Call, ...]:
-    """The calls of a JSON object or list; raises ValueError where there are none."""
-    several = found if isinstance(found, list) else [found]
-    if not several:
+    """Return the calls in a JSON object or list. Raises ValueError if there are none."""
+    objects = found if isinstance(found, list) else [found]
+    if not objects:
         raise ValueError(found)
-    return tuple(call(one, **keys) for one in several)
+    return tuple(call(object_, **keys) for object_ in objects)
 
 
 def within(text: str, opens: str, closes: str, over: bool) -> tuple[str, int] | None:
-    """What stands between the opening that `text` begins with and the end, and where it ends; None:
-    not there yet.
-
-    Where the answer is over it may do without an end.
+    """Return the text between the opening mark at the beginning of `text` and the closing mark, and
+    the position after it; None if the closing mark is missing. `over`: the answer has ended, and
+    needs no closing mark.
     """
     end = text.find(closes, len(opens))
     if end >= 0:

@@ -1,5 +1,5 @@
-"""Arguments in braces whose keys have no quotes and whose texts stand between marks, told while
-they come as JSON.
+"""Arguments in braces with unquoted keys and strings between marks, converted to JSON while they
+arrive.
 """
 
 import json
@@ -11,7 +11,7 @@ from llmcli.serve.calls.base import Form
 from llmcli.strict import strict
 
 KEY = re.compile(r"([^:,{}\[\]<>\s]+)\s*:")
-PART = re.compile(r"[^:,{}\[\]<>\s]*\s*")  # of a key
+PART = re.compile(r"[^:,{}\[\]<>\s]*\s*")  # the beginning of a key
 BLANK = re.compile(r"\s*")
 BARE = re.compile(r"[^,{}\[\]<>]+")
 PAIRS = {"{": "}", "[": "]"}
@@ -19,8 +19,8 @@ PAIRS = {"{": "}", "[": "]"}
 
 @dataclass(frozen=True)
 class Braces(Form):
-    """`begins` is the pattern of a call up to its brace (a group: name), `quote` the mark around a
-    text.
+    """Arguments in braces. The call pattern matches up to the brace (group: name); `quote` is the
+    mark around strings.
     """
 
     begins: str
@@ -28,36 +28,36 @@ class Braces(Form):
     goes_on: str = ""
 
     def reader(self, texts: frozenset[str]) -> "Braced":
-        """Of one call's arguments."""
+        """Return a stream for one call's arguments."""
         return Braced(self.quote, texts)
 
 
 class Braced:
-    """One call's arguments on their way; `texts` are those that are text by its schema."""
+    """Converts one call's arguments in braces to JSON; `texts` are those that are strings by its
+    schema.
+    """
 
     def __init__(self, quote: str, texts: frozenset[str]) -> None:
         self.done = False
         self._quote, self._texts, self._key = quote, texts, ""
         self._open = list[str]()
-        # What comes next: a value, a key, the colon behind a quoted one, a comma; where a list or
-        # an object has just begun its end may, too.
+        # What comes next: a value, a key, the colon after a quoted key, or a comma. `_empty`: a
+        # list or an object has just begun, so its end may also follow.
         self._next, self._empty, self._inside = "value", False, False
 
     def take(self, text: str, over: bool) -> tuple[str, int]:
-        """What of a text tells of them, as JSON, and how many characters that were."""
+        """Return the JSON of a piece of text and the number of characters it has read."""
         out, at, moved = list[str](), 0, True
         while moved and not self.done:
             before = at
             piece, at = self._text(text, at) if self._inside else self._mark(text, at)
             out.append(piece)
             moved = at > before
-        if (
-            over and not self.done
-        ):  # half a mark, or a word of which nobody knows whether it is whole
-            at = len(text)
+        if over and not self.done:
+            at = len(text)  # drop a partial mark, or a word that may be incomplete
         return "".join(out), at
 
-    # What a text says from a place on, and the place behind that.
+    # Each step reads the text from a position and returns JSON and the position after it.
 
     def _text(self, text: str, at: int) -> tuple[str, int]:
         end = text.find(self._quote, at)
@@ -78,14 +78,15 @@ class Braced:
         if self._next in ("value", "key") and text.startswith(self._quote, at):
             self._inside, self._empty = True, False
             return '"', at + len(self._quote)
-        if self._quote.startswith(text[at : at + len(self._quote)]):  # a part of it, or nothing
+        # a part of the mark, or nothing
+        if self._quote.startswith(text[at : at + len(self._quote)]):
             return "", at
         piece, end = self._word(text, at)
         self.done = end == at and not self._waits(text, at)
         return piece, end
 
     def _sign(self, sign: str) -> str:
-        """A comma, a colon or an end."""
+        """Read a comma, a colon or a closing bracket."""
         if sign in PAIRS.values():
             self._open.pop()
             self._next, self._empty, self.done = "comma", False, not self._open
@@ -94,7 +95,7 @@ class Braced:
         return sign + " "
 
     def _word(self, text: str, at: int) -> tuple[str, int]:
-        """A key, or a value without marks."""
+        """Read a key, or a value without marks."""
         first = text[at]
         if self._next == "key":
             if found := KEY.match(text, at):
@@ -114,13 +115,13 @@ class Braced:
             and found.end() < len(text)
             and self._open
         ):
-            known = len(self._open) == 1 and self._key in self._texts
+            is_text = len(self._open) == 1 and self._key in self._texts
             self._next, self._empty = "comma", False
-            return _told(found[0].strip(), known), found.end()
+            return _told(found[0].strip(), is_text), found.end()
         return "", at
 
     def _waits(self, text: str, at: int) -> bool:
-        """Whether more may make a word of this."""
+        """Return whether more text may complete a word at this position."""
         pattern = {"key": PART, "value": BARE}.get(self._next)
         return bool(pattern and pattern.fullmatch(text, at))
 

@@ -1,8 +1,8 @@
 """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder,
 Nemotron 3.
 
-A forced call is written as hermes has it, whose JSON a schema can hold; these models have seen
-both.
+A forced call is written in the hermes format, whose JSON can be constrained by a schema; these
+models know both.
 """
 
 from typing import ClassVar
@@ -13,7 +13,7 @@ from llmcli.serve.calls.tags import Tags
 
 
 def tags(closes: str) -> Tags:
-    """The inner tags, `closes` being the outer one behind them."""
+    """Return the inner tags; `closes` is the pattern of the outer closing tag."""
     return Tags(
         begins=r"<[\w:]+>\s*<function=(?P<name>[^>\n]+)>",
         opens=r"<parameter=(?P<key>[^>\n]+)>",
@@ -26,7 +26,7 @@ def tags(closes: str) -> Tags:
 
 
 class Coder(Hermes):
-    """Tags for the function and for each argument."""
+    """A tag for the function, and one for each argument."""
 
     name: ClassVar[str] = "coder"
     order: ClassVar[int] = 1

@@ -1,7 +1,7 @@
 """`<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜><｜tool▁calls▁end｜>`:
 DeepSeek.
 
-V3 and R1 write `function<｜tool▁sep｜>name` and the arguments as a block of Markdown.
+V3 and R1 write `function<｜tool▁sep｜>name`, and the arguments as a fenced block of Markdown.
 """
 
 import json
@@ -17,7 +17,7 @@ FENCED = re.compile(r"([^\n]*)\n```json\n(.*)\n?```\s*", re.DOTALL)
 
 
 class DeepSeek(Family):
-    """Every call between marks of its own, all between two more."""
+    """Each call between its own marks, all calls between an outer pair."""
 
     name: ClassVar[str] = "deepseek"
     order: ClassVar[int] = 1
@@ -31,10 +31,10 @@ class DeepSeek(Family):
         inner = within(text, BEGIN, END, over)
         if inner is None:
             return None
-        parts = [part.split(OVER)[0] for part in inner[0].split(ONE)[1:]]
-        if not parts:
+        bodies = [body.split(OVER)[0] for body in inner[0].split(ONE)[1:]]
+        if not bodies:
             raise ValueError(text)
-        return Taken(tuple(_call(part) for part in parts), inner[1])
+        return Taken(tuple(_call(body) for body in bodies), inner[1])
 
     def frame(self, name: str) -> tuple[str, str]:
         return ONE + name + SEP, OVER

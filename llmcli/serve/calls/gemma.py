@@ -1,8 +1,8 @@
-"""`<|tool_call>call:name{key:<|"|>text<|"|>,other:3}<tool_call|>`: Gemma 4, and FunctionGemma in
-words of its own.
+"""`<|tool_call>call:name{key:<|"|>text<|"|>,other:3}<tool_call|>`: Gemma 4, and FunctionGemma with
+its own marks.
 
-Like JSON, but for keys without quotes and texts between marks, within which nothing is escaped. A
-forced call has JSON for arguments, whose schema can be held; it is read, too.
+Like JSON, but keys have no quotes, and strings are between marks and without escapes. A forced call
+has JSON arguments, which a schema can constrain; those are read, too.
 """
 
 from typing import ClassVar
@@ -25,14 +25,11 @@ class Gemma(Family):
     )
 
     def take(self, text: str, over: bool) -> Taken | None:
-        inner = within(
-            text, self.opens[0], self.closes[0], over=False
-        )  # what has no end may lack arguments
-        if inner is None:
-            if over:
-                raise ValueError(text)
+        # A call with a head is streamed: this text is unfinished, or not a call.
+        inner = within(text, self.opens[0], self.closes[0], over=False)
+        if inner is None and not over:
             return None
-        raise ValueError(text)  # what is a call has a head
+        raise ValueError(text)
 
     def frame(self, name: str) -> tuple[str, str]:
         return f"{self.opens[0]}call:{name}", self.closes[0]
@@ -43,7 +40,7 @@ class Gemma(Family):
 
 
 class FunctionGemma(Gemma):
-    """Gemma 3 of 270 million parameters that was made for calls."""
+    """Gemma 3 of 270 million parameters, trained for function calls."""
 
     name: ClassVar[str] = "functiongemma"
     marks: ClassVar[tuple[str, ...]] = ("<start_function_call>",)

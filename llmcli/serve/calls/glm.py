@@ -1,7 +1,7 @@
 """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM 4.5 and
 later.
 
-A forced call is written as hermes has it.
+A forced call is written in the hermes format.
 """
 
 from typing import ClassVar

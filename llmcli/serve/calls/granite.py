@@ -9,7 +9,7 @@ OPENS, CLOSES = "<|tool_call|>", "<|/tool_call|>"
 
 
 class Granite(Family):
-    """One list; Phi ends it with a mark."""
+    """One list of calls; Phi ends it with a mark."""
 
     name: ClassVar[str] = "granite"
     order: ClassVar[int] = 3

@@ -1,4 +1,4 @@
-"""`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}`: gpt-oss; `<|call|>`
+"""`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}`: gpt-oss. `<|call|>`
 ends the answer.
 """
 
@@ -13,7 +13,7 @@ HEAD = re.compile(r"<\|channel\|>commentary to=functions\.([\w.-]+)[^{]*?<\|mess
 
 
 class Harmony(Family):
-    """A message on a channel of its own, addressed to a function."""
+    """A message on its own channel, addressed to a function."""
 
     name: ClassVar[str] = "harmony"
     order: ClassVar[int] = 1
@@ -37,7 +37,7 @@ class Harmony(Family):
         return f"{OPENS} to=functions.{name} <|constrain|>json<|message|>", ""
 
     def bound(self, name: str) -> dict[str, tuple[str, str]]:
-        return {f"{OPENS} to=": self.frame(name)}  # what goes to nobody is a word beforehand
+        return {f"{OPENS} to=": self.frame(name)}  # commentary without an address is text
 
     @property
     def around(self) -> tuple[str, str | None, str]:

@@ -1,7 +1,7 @@
 """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen 2.5 and 3, SmolLM3, Granite
 4 and many more.
 
-Models that know of no tools are told to write so, too.
+Models whose template has no tools are asked to write this format, too.
 """
 
 import json
@@ -13,7 +13,7 @@ OPENS, CLOSES = "<tool_call>", "</tool_call>"
 
 
 class Hermes(Family):
-    """JSON between two tags, a pair for each call."""
+    """JSON between two tags, one pair for each call."""
 
     name: ClassVar[str] = "hermes"
     order: ClassVar[int] = 9

@@ -1,7 +1,7 @@
 """`<invoke name="…"><parameter name="…">…</parameter></invoke>` between tags: MiniMax M2, DeepSeek
 V3.2 and V4.
 
-DeepSeek says of each value whether it is text. A forced call is written as hermes has it.
+DeepSeek marks each value that is a string. A forced call is written in the hermes format.
 """
 
 from typing import ClassVar
@@ -13,14 +13,17 @@ from llmcli.serve.calls.tags import Tags
 
 
 def tags(outer: str, prefix: str, around: str) -> Tags:
-    """The inner tags, with what stands before their names; `outer` is the pattern of the names of
-    those around.
+    """Return the inner tags. `outer` is the pattern of the outer tags' names, `prefix` precedes the
+    inner names, `around` is removed around a value.
     """
     name = rf'<{prefix}invoke name="(?P<name>[^"\n]+)"[^>\n]*>'
     return Tags(
         begins=rf"<(?:{outer})>\s*{name}",
         goes_on=rf"\s*{name}",
-        opens=rf'<{prefix}parameter name="(?P<key>[^"\n]+)"(?:(?P<text>[^>\n]*string="true")|[^>\n]*)[^>\n]*>',
+        opens=(
+            rf'<{prefix}parameter name="(?P<key>[^"\n]+)"'
+            r'(?:(?P<text>[^>\n]*string="true")|[^>\n]*)[^>\n]*>'
+        ),
         closes=f"</{prefix}parameter>",
         ends=f"</{prefix}invoke>|(?=</(?:{outer})>)",
         around=around,
@@ -40,7 +43,7 @@ class MiniMax(Hermes):
 
 
 class Dsml(MiniMax):
-    """DeepSeek's markup: a text has no white space of its own taken away."""
+    """DeepSeek's markup, in which white space around a value belongs to it."""
 
     name: ClassVar[str] = "dsml"
     marks: ClassVar[tuple[str, ...]] = ("｜DSML｜",)

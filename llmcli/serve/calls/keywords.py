@@ -1,8 +1,8 @@
-"""A call's arguments as Python's keywords, told while they come as the JSON object that they are.
+"""Arguments as Python keywords, converted to JSON while they arrive.
 
-A text is told in pieces; texts that stand side by side are one. Any other value is told when its
-end is there: what Python would read as a number, a list or the like as that, and what it would not
-as the text that it is. Nothing is run.
+Strings are streamed in pieces; adjacent string literals are joined. Any other value is converted
+once it is complete: a Python literal (number, list, …) becomes its JSON value, anything else a
+string. No code is run.
 """
 
 import ast
@@ -15,14 +15,14 @@ from typing import Any
 from llmcli.runtime.text import overlap
 from llmcli.serve.calls.base import Form
 
-# A function's name and what shows that keywords follow, or nothing.
+# A function's name and the sign that keywords, or no arguments, follow.
 CALL = r"(?P<name>[\w.-]+)\s*\((?=\s*(?:\)|[^\W\d]\w*\s*=))"
 KEY = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
-PART = re.compile(r"\s*\w*\s*")  # of a key
+PART = re.compile(r"\s*\w*\s*")  # the beginning of a key
 BLANK = re.compile(r"\s*")
 END = re.compile(r"\s*\)")
 OPENING = re.compile(r"([rR]|[uU]?)(\"\"\"|'''|\"|')")
-OPENS = re.compile(r"[rRuU]?(?:\"{0,2}|'{0,2})")  # what may be the beginning of one
+OPENS = re.compile(r"[rRuU]?(?:\"{0,2}|'{0,2})")  # the beginning of an opening quote
 INSIDE = {quote: re.compile(rf"\\|{quote}") for quote in ('"""', "'''", '"', "'")}
 OUTSIDE = re.compile(r"[\"'\[\]{}(),]|<\|")
 HEX = "[0-9a-fA-F]"
@@ -32,51 +32,53 @@ ESCAPE = re.compile(
 )
 ESCAPES = re.compile(
     rf"\\(?:[0-7]{{0,2}}|x{HEX}?|u{HEX}{{0,3}}|U{HEX}{{0,7}}|N(?:\{{[\w -]{{0,99}})?)"
-)  # the same
+)  # the beginning of an escape
 LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\n": ""}
 SURROGATES = re.compile("[\ud800-\udfff]")
-WORDS = {"true": True, "false": False, "null": None}  # JSON's, which stand among Python's
+# JSON's words, which models write among Python's
+WORDS = {"true": True, "false": False, "null": None}
 
 
 @dataclass(frozen=True)
 class Keywords(Form):
-    """`begins` and `goes_on` are patterns that end with CALL."""
+    """Keyword arguments; both patterns end with CALL_PATTERN."""
 
     begins: str
     goes_on: str = ""
 
     def reader(self, texts: frozenset[str]) -> "Keyed":
-        """Of one call's arguments."""
+        """Return a stream for one call's arguments."""
         return Keyed(texts)
 
 
 class Keyed:
-    """One call's arguments on their way; `texts` are those that are text by its schema: a number is
-    one there.
+    """Converts one call's keyword arguments to JSON. `texts`: the arguments that are strings by the
+    schema, so that numbers in them stay text.
     """
 
     def __init__(self, texts: frozenset[str]) -> None:
         self.done = False
         self._texts, self._name = texts, ""
         self._before, self._step = "{", self._key
-        self._quote, self._raw = "", False  # of the text that is open
-        self._held, self._deep = list[str](), 0  # a value that is told when its end is there
+        self._quote, self._raw = "", False  # of the open string
+        # a value that is converted once it is complete, and the depth of its brackets
+        self._held, self._deep = list[str](), 0
 
     def take(self, text: str, over: bool) -> tuple[str, int]:
-        """What of a text tells of them, as JSON, and how many characters that were."""
-        out, at, moved = list[str](), 0, True
+        """Return the JSON of a piece of text and the number of characters it has read."""
+        out, position, progressed = list[str](), 0, True
         if self._before == "{":
             out, self._before = ["{"], ""
-        while moved and not self.done:
-            step, before = self._step, at
-            piece, at = step(text, at, over)
+        while progressed and not self.done:
+            step, previous = self._step, position
+            piece, position = step(text, position, over)
             out.append(piece)
-            moved = at > before or self._step != step
+            progressed = position > previous or self._step != step
         if over and not self.done:
-            at = len(text)
-        return "".join(out), at
+            position = len(text)
+        return "".join(out), position
 
-    # What a text says from a place on, and the place behind that.
+    # Each step reads the text from a position and returns JSON and the position after it.
 
     def _key(self, text: str, at: int, over: bool) -> tuple[str, int]:
         if found := END.match(text, at):
@@ -98,7 +100,7 @@ class Keyed:
         return "", at
 
     def _opening(self, text: str, at: int) -> int:
-        """Behind the mark that opens a text; 0 where none does."""
+        """Return the position after an opening quote; 0 if there is none."""
         found = OPENING.match(text, at)
         if found is None:
             return 0
@@ -123,7 +125,7 @@ class Keyed:
         return said + _escaped(_meant(escape)), escape.end()
 
     def _closed(self, text: str, at: int, over: bool) -> tuple[str, int]:
-        """Behind a text: another that goes on with it, or the next argument."""
+        """Read what follows a string: another literal that continues it, or the next argument."""
         at = _behind_blank(text, at)
         if OPENS.fullmatch(text, at) and not over:
             return "", at
@@ -134,7 +136,7 @@ class Keyed:
         return '"', at + (first == ",")
 
     def _whole(self, text: str, at: int, over: bool) -> tuple[str, int]:
-        """A value that is no text, up to the comma or the bracket behind it."""
+        """Read a value that is not a string, up to the comma or bracket after it."""
         start = at
         while found := (INSIDE[self._quote] if self._quote else OUTSIDE).search(text, at):
             sign, at = found[0], found.start()
@@ -150,15 +152,15 @@ class Keyed:
                 opening = OPENING.match(text, at)
                 assert opening
                 self._quote, at = opening[2], opening.end()
-            elif sign == "<|":  # a mark of the model's: the value was cut off
+            elif sign == "<|":  # a special token: the value was cut off
                 self.done = True
                 return "", at
             elif not self._deep and sign in (",", ")"):
-                told = _read(
+                value = _read(
                     "".join([*self._held, text[start:at]]).strip(), self._name in self._texts
                 )
                 self._held, self._step = [], self._key
-                return _json(told), at + (sign == ",")
+                return _json(value), at + (sign == ",")
             else:
                 self._deep = max(0, self._deep + {"(": 1, "[": 1, "{": 1, ",": 0}.get(sign, -1))
                 at += 1
@@ -175,9 +177,9 @@ def _behind_blank(text: str, at: int) -> int:
 
 
 def _meant(escape: re.Match[str]) -> str:
-    """The character that an escape of Python's stands for; one that is none is as it is."""
+    """Return the character that a Python escape stands for; an invalid escape stays as it is."""
     octal, *codes, name, letter = escape.groups()
-    code = next((one for one in codes if one), None)
+    code = next((digits for digits in codes if digits), None)
     try:
         if octal or code:
             return chr(int(octal, 8) if octal else int(code or "", 16))
@@ -189,8 +191,8 @@ def _meant(escape: re.Match[str]) -> str:
 
 
 def _read(words: str, text: bool) -> Any:
-    """A value as Python has it, read and never run; one that is none is text, and so is a number
-    where `text` is.
+    """Return the value of a Python literal, without evaluating code. Anything else is text, and so
+    are numbers if `text` is set.
     """
     try:
         found = _value(ast.parse(words, mode="eval").body)
@@ -205,7 +207,7 @@ def _value(node: ast.expr) -> Any:
         case ast.Name(id=word) if word in WORDS:
             return WORDS[word]
         case ast.List(elts=values) | ast.Tuple(elts=values):
-            return [_value(one) for one in values]
+            return [_value(item) for item in values]
         case ast.Dict(keys=keys, values=values) if None not in keys:
             return {
                 str(_value(key)): _value(value)
@@ -220,7 +222,9 @@ def _value(node: ast.expr) -> Any:
 
 
 def _json(value: Any) -> str:
-    """With half characters as JSON writes them: two make one, and alone they are no UTF-8."""
+    """Return JSON in which lone surrogates are escaped: two of them make a character, and alone
+    they are not valid UTF-8.
+    """
     return SURROGATES.sub(
         lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False)
     )

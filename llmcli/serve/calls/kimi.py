@@ -1,7 +1,7 @@
 """`<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`: Kimi K2.
 
-All calls stand in one section (`<|tool_calls_section_begin|>`); the id is the model's own, and its
-template shows it again with the result.
+All calls are in one section (`<|tool_calls_section_begin|>`). The id is the model's own; its
+template repeats it with the result.
 """
 
 import json
@@ -12,12 +12,15 @@ from llmcli.serve.calls.base import Call, Family, Taken, made, within
 
 BEGIN, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 ONE, ARGUMENTS, OVER = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-HEAD = rf"{re.escape(ONE)}(?P<id>\s*(?:functions\.)?(?P<name>[\w.-]+):\d+\s*){re.escape(ARGUMENTS)}\s*(?=\{{)"
+HEAD = (
+    rf"{re.escape(ONE)}(?P<id>\s*(?:functions\.)?(?P<name>[\w.-]+):\d+\s*)"
+    rf"{re.escape(ARGUMENTS)}\s*(?=\{{)"
+)
 ID = re.compile(r"\s*(?:functions\.)?([\w.-]+):\d+\s*")
 
 
 class Kimi(Family):
-    """Name and number, then the arguments."""
+    """A name and a number, then the arguments."""
 
     name: ClassVar[str] = "kimi"
     order: ClassVar[int] = 1
@@ -28,7 +31,7 @@ class Kimi(Family):
     goes_on: ClassVar[str] = rf"\s*{re.escape(OVER)}\s*{HEAD}"
 
     def named(self, given: str | None, name: str, number: int) -> str:
-        # Two with one number could not be told apart by their results.
+        # Two calls with the same number could not be distinguished by their results.
         return f"functions.{name}:{number}" if number or not given else given.strip()
 
     def take(self, text: str, over: bool) -> Taken | None:
@@ -49,12 +52,12 @@ class Kimi(Family):
 
 
 def _call(part: str, number: int) -> Call:
-    head, _, rest = part.partition(ARGUMENTS)
-    found = ID.fullmatch(head)
-    if not found:
+    head, _, arguments = part.partition(ARGUMENTS)
+    match = ID.fullmatch(head)
+    if not match:
         raise ValueError(part)
-    told = f"functions.{found[1]}:{number}" if number else head.strip()
-    return made(found[1], json.loads(rest.partition(OVER)[0]), told)
+    id_ = f"functions.{match[1]}:{number}" if number else head.strip()
+    return made(match[1], json.loads(arguments.partition(OVER)[0]), id_)
 
 
 FAMILIES = (Kimi(),)

@@ -1,6 +1,6 @@
-"""`<|tool_call_start|>[name(key="text", other=3)]<|tool_call_end|>`: LFM2, in Python's words.
+"""`<|tool_call_start|>[name(key="text", other=3)]<|tool_call_end|>`: LFM2, with Python keywords.
 
-A forced call is written as JSON, which these models write where they are told to.
+A forced call is written as JSON, which these models also write when they are asked to.
 """
 
 import json

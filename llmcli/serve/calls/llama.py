@@ -11,7 +11,7 @@ NAME, TYPE = '{"name"', '{"type": "function"'
 
 
 class Llama(Family):
-    """The whole answer is one call; several are separated by semicolons."""
+    """The whole answer is one call, or several that are separated by semicolons."""
 
     name: ClassVar[str] = "llama"
     order: ClassVar[int] = 2
@@ -29,19 +29,19 @@ class Llama(Family):
     def take(self, text: str, over: bool) -> Taken | None:
         if not over:
             return None
-        decoder, found, rest = json.JSONDecoder(), [], text.removeprefix(TAG).strip()
-        while rest:
-            one, end = decoder.raw_decode(rest)
-            found.append(one)
-            rest = rest[end:].lstrip("; \n")
-        return Taken(calls(found), len(text))
+        decoder, values, body = json.JSONDecoder(), [], text.removeprefix(TAG).strip()
+        while body:
+            value, end = decoder.raw_decode(body)
+            values.append(value)
+            body = body[end:].lstrip("; \n")
+        return Taken(calls(values), len(text))
 
     def frame(self, name: str) -> tuple[str, str]:
         return f'{{"name": {json.dumps(name)}, "parameters": ', "}"
 
     def bound(self, name: str) -> dict[str, tuple[str, str]]:
-        """JSON has no mark but its first key: one that is spaced otherwise is text, bound by
-        nothing.
+        """Return the frames by their marks. JSON has no mark but its first key, so a call with
+        other spacing is not recognized and not constrained.
         """
         before, after = self.frame(name)
         return {

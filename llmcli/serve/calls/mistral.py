@@ -14,7 +14,7 @@ HEAD = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\
 
 
 class Mistral(Family):
-    """A list of calls that the end of the answer ends."""
+    """A list of calls, which ends with the answer."""
 
     name: ClassVar[str] = "mistral"
     order: ClassVar[int] = 2
@@ -29,19 +29,19 @@ class Mistral(Family):
         return super().fits(template) and ARGS not in template
 
     def id(self, digits: str) -> str:
-        """Nine letters: these templates take no other."""
+        """Return nine letters: these templates accept no other length."""
         return digits[:9]
 
     def take(self, text: str, over: bool) -> Taken | None:
         if not over:
             return None
-        rest = text.removeprefix(OPENS).strip()
-        if rest.startswith(("[", "{")):
-            found, end = json.JSONDecoder().raw_decode(rest)
-            if rest[end:].strip():
-                raise ValueError(rest[end:])
-            return Taken(calls(found), len(text))
-        return Taken(_named(rest), len(text))
+        body = text.removeprefix(OPENS).strip()
+        if body.startswith(("[", "{")):
+            value, end = json.JSONDecoder().raw_decode(body)
+            if body[end:].strip():
+                raise ValueError(body[end:])
+            return Taken(calls(value), len(text))
+        return Taken(_named(body), len(text))
 
     def frame(self, name: str) -> tuple[str, str]:
         return f'{{"name": {json.dumps(name)}, "arguments": ', "}"
@@ -52,7 +52,7 @@ class Mistral(Family):
 
 
 class Named(Mistral):
-    """The later form."""
+    """The later form: name and arguments without a list."""
 
     name: ClassVar[str] = "mistral-named"
     order: ClassVar[int] = 1
@@ -71,17 +71,17 @@ class Named(Mistral):
 
 
 def _named(rest: str) -> tuple[Call, ...]:
-    found = []
+    calls_ = []
     while rest:
         head = HEAD.match(rest)
         if not head:
             raise ValueError(rest)
         arguments, end = json.JSONDecoder().raw_decode(rest, head.end())
-        found.append(made(head[1], arguments))
+        calls_.append(made(head[1], arguments))
         rest = rest[end:].strip()
-    if not found:
+    if not calls_:
         raise ValueError(rest)
-    return tuple(found)
+    return tuple(calls_)
 
 
 FAMILIES = (Mistral(), Named())

@@ -1,7 +1,7 @@
 """`<seed:tool_call><function=name><parameter=key>value</parameter></function></seed:tool_call>`:
 Seed-OSS.
 
-A forced call is written as hermes has it.
+A forced call is written in the hermes format.
 """
 
 from typing import ClassVar
@@ -14,10 +14,10 @@ OPENS, CLOSES = "<seed:tool_call>", "</seed:tool_call>"
 
 
 class Seed(Coder):
-    """Coder's tags between others."""
+    """Qwen3-Coder's tags inside other outer tags."""
 
     name: ClassVar[str] = "seed"
-    order: ClassVar[int] = 0  # coder's mark is in its template, too
+    order: ClassVar[int] = 0  # before coder, whose mark is in this template, too
     marks: ClassVar[tuple[str, ...]] = (OPENS,)
     opens: ClassVar[tuple[str, ...]] = (OPENS, hermes.OPENS)
     closes: ClassVar[tuple[str, ...]] = (CLOSES, hermes.CLOSES)

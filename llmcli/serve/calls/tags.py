@@ -1,8 +1,8 @@
-"""Arguments between tags, told while they come as the JSON object that they are.
+"""Arguments between tags, converted to JSON while they arrive.
 
-A value is text where the function's schema says so, or where it can be no JSON by what came of it:
-such a value is told in pieces. What may be JSON (a number, or what begins with a bracket or a
-quotation mark) is told when its end is there.
+A value is a string if the function's schema says so, or as soon as its beginning cannot be JSON:
+such a value is streamed in pieces. A value that may be JSON (a number, or one that begins with a
+bracket or a quotation mark) is converted once it is complete.
 """
 
 import json
@@ -18,16 +18,17 @@ WORDS = "true", "false", "null"
 WHOLE = "{", "[", '"'
 NUMBER = re.compile(r"[-+.\deE]*\s*")
 APART = re.compile(r">\s+(?=<|$)")
-CUT = re.compile(r"\s*(<[^>]*|<\S*\s*(<\S*)?)?")  # what there may be of a tag where the answer ends
+# what an unfinished tag at the end of an answer may look like
+CUT = re.compile(r"\s*(<[^>]*|<\S*\s*(<\S*)?)?")
 
 
 @dataclass(frozen=True)
 class Tags(Form):
-    """How a call is written: `begins` is the pattern of its head, `goes_on` that of a later one's
-    in the same block (a group: name), `opens` that of an argument's (groups: key, and text where it
-    says itself that it is one), `ends` that of the call's end. `closes` stands behind a value;
-    `stops` do not belong to it, white space between their tags or none. `around` a value stands
-    what is none of it, `once`: one of it on each side.
+    """How a call is written. The two call patterns match the head of the first and of a later call
+    of a block (group: name). `opens` matches the opening of an argument (groups: key; text if the
+    tag says that the value is a string), `ends` the end of the call. `closes` is the tag after a
+    value; `stops` are tags that also end it, with any white space between them. `around`:
+    characters that are removed around a value, only one on each side if `once`.
     """
 
     begins: str
@@ -40,32 +41,36 @@ class Tags(Form):
     stops: tuple[str, ...] = ()
 
     def reader(self, texts: frozenset[str]) -> "Tagged":
-        """Of one call's arguments."""
+        """Return a stream for one call's arguments."""
         return Tagged(self, texts)
 
     @cached_property
     def outside(self) -> re.Pattern[str]:
-        """What comes next between two values."""
+        """Matches what comes between two values: an argument's opening, or the call's end."""
         return re.compile(f"{self.opens}|(?P<ends>{self.ends})", re.DOTALL)
 
     @cached_property
     def inside(self) -> re.Pattern[str]:
-        """What ends a value."""
+        """Matches the end of a value."""
         stops = "".join(f"|(?={re.escape(word)})" for word in self.stops).replace("><", r">\s*<")
         return re.compile(re.escape(self.closes) + stops)
 
     def certain(self, text: str) -> int:
-        """How much of a value's text cannot be the beginning of what ends it."""
+        """Return the length of the part of a value's text that cannot be the beginning of its
+        end.
+        """
         last = text.rfind("<")
-        for at in (text.rfind("<", 0, max(last, 0)), last):
-            tail = APART.sub(">", text[at:])
-            if at >= 0 and any(word.startswith(tail) for word in (self.closes, *self.stops)):
-                return at
+        for index in (text.rfind("<", 0, max(last, 0)), last):
+            tail = APART.sub(">", text[index:])
+            if index >= 0 and any(word.startswith(tail) for word in (self.closes, *self.stops)):
+                return index
         return len(text)
 
 
 class Tagged:
-    """One call's arguments on their way; `texts` are those that are text by its schema."""
+    """Converts one call's tagged arguments to JSON; `texts` are those that are strings by its
+    schema.
+    """
 
     def __init__(self, form: Tags, texts: frozenset[str]) -> None:
         self.done = False
@@ -73,28 +78,28 @@ class Tagged:
         self._value: _Value | None = None
 
     def take(self, text: str, over: bool) -> tuple[str, int]:
-        """What of a text tells of them, as JSON, and how many characters that were."""
-        out, at, moved = list[str](), 0, True
+        """Return the JSON of a piece of text and the number of characters it has read."""
+        out, position, progressed = list[str](), 0, True
         if self._before == "{":
             out, self._before = ["{"], ""
-        while moved and not self.done:
+        while progressed and not self.done:
             step = self._inside if self._value else self._outside
-            piece, used, moved = step(text[at:], over)
+            piece, used, progressed = step(text[position:], over)
             out.append(piece)
-            at += used
-        return "".join(out), at
+            position += used
+        return "".join(out), position
 
     def _outside(self, text: str, over: bool) -> tuple[str, int, bool]:
-        found = self._form.outside.search(text)
-        if found is None:
+        match = self._form.outside.search(text)
+        if match is None:
             return "", len(text) if over and CUT.fullmatch(text) else 0, False
-        if found["ends"] is not None:
+        if match["ends"] is not None:
             self.done = True
-            return "}", found.end(), False
-        key = found["key"].strip()
-        self._value = _Value(self._form, key in self._texts or bool(found.groupdict().get("text")))
+            return "}", match.end(), False
+        key = match["key"].strip()
+        self._value = _Value(self._form, key in self._texts or bool(match.groupdict().get("text")))
         before, self._before = self._before, ", "
-        return f"{before}{json.dumps(key, ensure_ascii=False)}: ", found.end(), True
+        return f"{before}{json.dumps(key, ensure_ascii=False)}: ", match.end(), True
 
     def _inside(self, text: str, over: bool) -> tuple[str, int, bool]:
         value, found = self._value, self._form.inside.search(text)
@@ -108,7 +113,9 @@ class Tagged:
 
 
 class _Value:
-    """One argument's value, which `text` says to be one; fed with what certainly is of it."""
+    """One argument's value. `text`: it is a string. feed() receives only text that certainly
+    belongs to it.
+    """
 
     def __init__(self, form: Tags, text: bool) -> None:
         self._form, self._text, self._opened, self._begun, self._whole = (
@@ -121,7 +128,7 @@ class _Value:
         self._held = list[str]()
 
     def feed(self, words: str) -> str:
-        """What it tells."""
+        """Return the JSON of a piece of the value."""
         form = self._form
         if not self._begun:
             words = words.removeprefix(form.around) if form.once else words.lstrip(form.around)
@@ -136,22 +143,22 @@ class _Value:
         return before + json.dumps(body, ensure_ascii=False)[1:-1]
 
     def end(self, words: str) -> str:
-        """The same, and what is left now that all of it was given."""
+        """Return the JSON of the last piece and the end of the value."""
         piece = self.feed(words)
         if self._opened:
             return piece + '"'
         return json.dumps(_value(self._stripped("".join(self._held))), ensure_ascii=False)
 
     def cut(self) -> str:
-        """What is left where the answer ends in the middle of it."""
+        """Return the rest of the value when the answer ends inside it."""
         return "" if self._opened else self._stripped("".join(self._held))
 
     def _plain(self) -> bool:
-        """Whether what is held cannot be the beginning of JSON."""
+        """Return whether the held text cannot be the beginning of JSON."""
         text = "".join(self._held).lstrip()
         self._whole = text.startswith(WHOLE)
-        known = any(word.startswith(text) or word == text.rstrip() for word in WORDS)
-        return not (self._whole or known or NUMBER.fullmatch(text))
+        is_word = any(word.startswith(text) or word == text.rstrip() for word in WORDS)
+        return not (self._whole or is_word or NUMBER.fullmatch(text))
 
     def _stripped(self, words: str) -> str:
         form = self._form
