@@ -1,4 +1,4 @@
-"""What a line asks for: OpenAI's batch form, or a plain prompt, told apart line by line."""
+"""Parses one input line: OpenAI's batch form or a plain prompt, distinguished line by line."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ HINT = (
 
 
 class Damaged(UserError):
-    """A line that cannot be read at all. `code` is OpenAI's word for it."""
+    """A line that cannot be read. `code` is OpenAI's name for the error."""
 
     code = "invalid_json_line"
 
@@ -33,35 +33,35 @@ class Asked:
 
 
 def asked(line: Line, *, templated: bool) -> Asked:
-    """What a line asks for; a plain prompt is a message of its own where `templated`, else text to
-    go on with.
+    """Return the request of a line. A plain prompt becomes a user's message if `templated`, else a
+    text to continue.
 
-    Raises Damaged for what is no JSON, Problem for what is no request.
+    Raises DamagedLine if the line is not JSON, ApiError if it is not a request.
     """
     value = _read(line)
     name = name_of(line, value)
     if isinstance(value, str):
         return _prompt(name, {"prompt": value}, templated)
     if not isinstance(value, dict):
-        raise Problem(f"line {line.number} is {kind(value)}; {HINT}")
+        raise Problem(f"line {line.number} must be an object or text, not {kind(value)}; {HINT}")
     if "body" in value or "url" in value:
         return _batch(name, Fields(value))
-    body = {key: inner for key, inner in value.items() if key != "custom_id"}
+    body = {key: field for key, field in value.items() if key != "custom_id"}
     if "messages" in value:
         return Asked(name, CHAT, body)
     if "prompt" in value:
         return _prompt(name, body, templated)
-    raise Problem(f"line {line.number} asks for nothing; {HINT}")
+    raise Problem(f"line {line.number} has no request; {HINT}")
 
 
 def name_of(line: Line, value: Any = None) -> str:
-    """A line's own name, else its number."""
-    own = value.get("custom_id") if isinstance(value, dict) else None
-    return own if isinstance(own, str) else f"line-{line.number}"
+    """Return the name of a line: its custom_id, else its number."""
+    custom_id = value.get("custom_id") if isinstance(value, dict) else None
+    return custom_id if isinstance(custom_id, str) else f"line-{line.number}"
 
 
 def named(line: Line) -> str:
-    """The name of a line that may be damaged."""
+    """Return the name of a line that may be damaged."""
     try:
         return name_of(line, _read(line))
     except UserError:
@@ -69,24 +69,23 @@ def named(line: Line) -> str:
 
 
 def twins(lines: Iterable[Line]) -> list[tuple[str, int, int]]:
-    """The names that a second line has as well, with the numbers of both. Whoever finds answers by
-    their names finds one of them only.
+    """Return each name that occurs again, with the numbers of its first line and of the other
+    one.
     """
-    first: dict[
-        int, int
-    ] = {}  # a name's hash: of millions of lines the names themselves would be too much
-    found = []
+    # By the hash of a name: the names of millions of lines would take too much memory.
+    first: dict[int, int] = {}
+    duplicates = []
     for line in lines:
         name = named(line)
-        before = first.setdefault(hash(name), line.number)
-        if before != line.number:
-            found.append((name, before, line.number))
-    return found
+        first_number = first.setdefault(hash(name), line.number)
+        if first_number != line.number:
+            duplicates.append((name, first_number, line.number))
+    return duplicates
 
 
 def _read(line: Line) -> Any:
     if line.too_long:
-        raise Damaged(f"line {line.number} has {line.too_long:,} bytes, at most {MOST:,} are read")
+        raise Damaged(f"line {line.number} has {line.too_long:,} bytes; the limit is {MOST:,}")
     try:
         text = decoded(line.raw, f"line {line.number}")
         return strict(text)
@@ -110,8 +109,8 @@ def _batch(name: str, fields: Fields) -> Asked:
 
 def _prompt(name: str, body: dict[str, Any], templated: bool) -> Asked:
     if templated and isinstance(body["prompt"], str):
-        rest = {key: value for key, value in body.items() if key != "prompt"}
+        others = {key: value for key, value in body.items() if key != "prompt"}
         return Asked(
-            name, CHAT, {"messages": [{"role": "user", "content": body["prompt"]}], **rest}
+            name, CHAT, {"messages": [{"role": "user", "content": body["prompt"]}], **others}
         )
     return Asked(name, TEXT, body)

@@ -1,4 +1,6 @@
-"""A batch: lines in, answers out, and what it is that must be the same for a killed run to go on."""
+"""A batch: turns input lines into tasks and results into output lines, and identifies the batch so
+that an interrupted run can resume.
+"""
 
 import hashlib
 import json
@@ -22,19 +24,15 @@ from llmcli.serve.schema.base import Document, Form
 from llmcli.serve.settings import Settings
 from quant.errors import Refusal
 
-FORMS = (
-    "response_format",
-    "json_schema",
-    "grammar",
-    "tools",
-)  # fields that say what an answer must look like
+# Request fields that set the form of an answer.
+FORMS = ("response_format", "json_schema", "grammar", "tools")
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How lines are answered. `settings` hold where a line says nothing; `seed` is what the seeds
-    of lines without one are made from; `defaults` are fields of a body that has none of its own.
-    `plan` makes a form a plan.
+    """How lines are answered. `settings`: the server settings, for what a line leaves open; `seed`:
+    the base of the seeds of lines without one; `defaults`: request fields for lines that do not set
+    them; `plan`: makes a form's answer plan.
     """
 
     settings: Settings
@@ -44,14 +42,15 @@ class Rules:
 
 
 def fingerprint(runner: Runner, rules: Rules, survey: Survey) -> dict[str, Any]:
-    """What the answers depend on. Threads, batch sizes and how many run at once are not among it:
-    what they change is how llama.cpp rounds, and --reproducible is for that.
+    """Return the identity of a batch: everything that its answers depend on. Threads, batch sizes
+    and the number of answers at once are not part of it: they only change how llama.cpp rounds,
+    and --reproducible avoids that.
     """
-    world, settings = identity.world(runner), rules.settings
+    model, settings = identity.world(runner), rules.settings
     return {
         "input": survey.sha256,
         "lines": survey.count,
-        "model": world.as_dict() if world else settings.name,
+        "model": model.as_dict() if model else settings.name,
         "name": settings.name,
         "context": runner.n_ctx,
         "sampling": settings.sampling.as_dict(),
@@ -65,35 +64,34 @@ def fingerprint(runner: Runner, rules: Rules, survey: Survey) -> dict[str, Any]:
 
 
 class Job:
-    """One batch: makes lines into tasks, and what comes of them into lines of the journal.
+    """One batch: turns lines into tasks, and their results into lines of the journal.
 
-    `renamed` are other models that lines have named; this one answers them.
+    `renamed`: other model names in the lines; this model answers them.
     """
 
     def __init__(self, runner: Runner, rules: Rules, identity: Mapping[str, Any]) -> None:
         self.runner, self.rules = runner, rules
         self.id = id_of(identity)
         self.renamed: set[str] = set()
-        self._lines: dict[
-            int, tuple[str, int]
-        ] = {}  # of tasks that have not ended: name and number
+        # Name and number of the lines whose tasks have not ended.
+        self._lines: dict[int, tuple[str, int]] = {}
 
     def tasks(self, lines: Iterable[Line]) -> Iterator[Task]:
-        """A task for each line."""
+        """Yield a task for each line."""
         return map(self._task, lines)
 
     def _task(self, line: Line) -> Task:
         self._lines[line.index] = named(line), line.number
         try:
-            wants = asked(line, templated=self.runner.template is not None)
-            if wants.url == VECTORS:
-                return Task(line.index, None, aside=self._embedded(self._named(dict(wants.body))))
-            return Task.begin(line.index, self.rules.plan(self._form(wants)))
+            request = asked(line, templated=self.runner.template is not None)
+            if request.url == VECTORS:
+                return Task(line.index, None, aside=self._embedded(self._named(dict(request.body))))
+            return Task.begin(line.index, self.rules.plan(self._form(request)))
         except Refusal as error:
             return Task(line.index, None, refusal=error)
 
     def line(self, index: int, came: Document | Refusal) -> bytes:
-        """The line of OUT for a task that has ended."""
+        """Return the output line of a task that has ended."""
         name, number = self._lines.pop(index)
         if isinstance(came, Damaged):
             return written.damaged(self.id, index, name, number, came.code, str(came))
@@ -102,36 +100,38 @@ class Job:
         return written.answered(self.id, index, name, came)
 
     def _named(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A body without another model's name."""
+        """Return a request body without the name of another model."""
         if isinstance(body.get("model"), str) and body["model"] not in self.rules.settings.names:
             self.renamed.add(body.pop("model"))
         return body
 
     def _embedded(self, body: Mapping[str, Any]) -> Iterator[Document | None]:
-        """Vectors of texts, on the engine's thread: None behind each pass but the last, then the
-        document.
+        """Yield None after each pass over the texts but the last, then the embeddings document.
+        Runs on the engine's thread.
         """
         request, embedder = embeddings.Asked(body, self.rules.settings), self.runner.embedder()
-        cut = request.length(embedder)
+        length = request.length(embedder)
         ids = embeddings.encoded(request.texts, embedder)
-        work = embedder.work(ids)
-        while work.step():
+        embedding = embedder.work(ids)
+        while embedding.step():
             yield None
-        yield request.answer(ids, work.vectors, cut)
+        yield request.answer(ids, embedding.vectors, length)
 
     def _form(self, wants: Asked) -> Form:
         make = forms().get(wants.url)
         if make is None:
-            known = ", ".join(sorted([*forms(), VECTORS]))
+            available = ", ".join(sorted([*forms(), VECTORS]))
             raise Problem(
-                f"nothing here answers {wants.url[:100]!r}; there is {known}", 404, param="url"
+                f"the url {wants.url[:100]!r} is not supported; available: {available}",
+                404,
+                param="url",
             )
         body, settings = (
             self._named({**self._defaults(wants.body), **wants.body}),
             self.rules.settings,
         )
         if body.pop("stream", None):
-            raise Problem("a batch answers whole: leave out stream", param="stream")
+            raise Problem("a batch cannot stream its answers: leave out stream", param="stream")
         form: Form = make(body, self.runner, settings)
         if any(request.sampling.seed == RANDOM for request in form.requests):
             seed = self._seed(wants.custom_id)
@@ -142,16 +142,20 @@ class Job:
         return form
 
     def _defaults(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What the line does not say; of its form nothing where it says that otherwise."""
-        formed = any(name in body for name in FORMS)
+        """Return the default fields that apply to a body; none about the answer's form if the body
+        sets one.
+        """
+        sets_form = any(name in body for name in FORMS)
         return {
             name: value
             for name, value in (self.rules.defaults or {}).items()
-            if not (formed and name in FORMS)
+            if not (sets_form and name in FORMS)
         }
 
     def _seed(self, name: str) -> int:
-        """The seed of a line that has none: the same in whatever order lines are answered."""
+        """Return the seed of a line that sets none; it does not depend on the order in which lines
+        are answered.
+        """
         return (
             int.from_bytes(hashlib.sha256(f"{self.rules.seed}:{name}".encode()).digest()[:8])
             % SEEDS
@@ -159,26 +163,27 @@ class Job:
 
 
 def id_of(identity: Mapping[str, Any]) -> str:
-    """A batch's id: another input, model or setting has another one."""
+    """Return a batch's id; another input, model or setting gives another id."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def failed(batch: str, out: Path, count: int) -> int | None:
-    """How many lines of OUT have no answer; None where it is not what the batch of this id comes
-    to.
+    """Return the number of lines of OUT without an answer, or None if OUT is not the complete
+    output of this batch.
 
-    All its lines bear the ids that they would get, and OUT is only ever put there whole.
+    It is complete if every line has the id that this batch would give it: OUT is only ever written
+    as a whole.
     """
-    found = 0
+    failures = 0
     try:
         with out.open("rb") as stream:
             for index in range(count):
-                begin = b'{"id":"%s"' % written.line_id(batch, index).encode()
-                if stream.read(len(begin)) != begin or not (rest := stream.readline()).endswith(
+                prefix = b'{"id":"%s"' % written.line_id(batch, index).encode()
+                if stream.read(len(prefix)) != prefix or not (line := stream.readline()).endswith(
                     b"\n"
                 ):
                     return None
-                found += written.ANSWERED not in rest
-            return None if stream.read(1) else found
+                failures += written.ANSWERED not in line
+            return None if stream.read(1) else failures
     except OSError:
         return None

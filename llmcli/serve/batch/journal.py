@@ -1,14 +1,14 @@
-"""A batch's answers on the disk: written as they are finished, put into the input's order at the
-end.
+"""The journal of a batch: answers are written when they are finished, and put into the input's
+order at the end.
 
-`.OUT.journal` begins with what the batch is (input, model, settings) and then holds a line of OUT
-for each that is finished, in the order of finishing, each with its index and a checksum. A killed
-run goes on from it: what is in it is not computed again. When none is missing OUT is written beside
-its place, flushed and renamed.
+`.OUT.journal` begins with the batch's identity (input, model, settings), followed by one output
+line for each finished input line, in the order of finishing, with its index and a checksum. An
+interrupted run resumes from it and does not compute finished lines again. When all lines are
+finished, OUT is written under another name, flushed and renamed.
 
-2026-11: all answers go to the disk at once instead of waiting in memory for those before them: a
-line that takes a thousand tokens holds nothing back and costs a killed run nothing. The price is
-writing everything twice.
+Answers are written at once instead of waiting in memory for those before them, so that a long
+answer delays nothing and an interruption loses nothing. The price is that everything is written
+twice.
 """
 
 import fcntl
@@ -26,13 +26,13 @@ from llmcli.catalog.partial import sync_folder
 from llmcli.errors import UserError
 
 FORM = "llmcli batch 1"
-OFTEN = 2.0  # seconds after which what was written is flushed to the disk itself
+OFTEN = 2.0  # seconds between two flushes to the disk
 NOWHERE = -1
 
 
 class Journal:
-    """One batch on its way to OUT; used within open(). `count` lines are expected, `finished` are
-    there.
+    """The journal of one batch that will become OUT; used inside open(). `count`: number of lines;
+    `finished`: lines in the journal.
     """
 
     def __init__(self, out: Path, identity: Mapping[str, Any], count: int) -> None:
@@ -47,14 +47,14 @@ class Journal:
 
     @contextmanager
     def open(self, *, force: bool = False) -> Iterator["Journal"]:
-        """Take up what an interrupted run left, or begin. One process at a time.
+        """Resume from an interrupted run, or start. Only one process at a time.
 
-        Raises UserError where what is there is of another input or other settings (`force` throws
-        it away), where another process is at it, or where the disk does not let it be written.
+        Raises UserError if the journal belongs to another input or other settings (`force` discards
+        it), if another process uses it, or if it cannot be written.
         """
         for file in (self.path, self.part, self.out):
             if (file.is_symlink() and not file.exists()) or (file.exists() and not file.is_file()):
-                raise UserError(f"{file} is no ordinary file", hint="choose another place with -o")
+                raise UserError(f"{file} is not a regular file", hint="choose another path with -o")
         with told(self.out), self.path.open("a+b", buffering=0) as stream:
             _lock(stream, self.path, self.out)
             self._stream = stream
@@ -69,33 +69,35 @@ class Journal:
                 self.sync()
 
     def has(self, index: int) -> bool:
-        """Whether that line is finished."""
+        """Return whether the line with this index is finished."""
         return self._places[index] != NOWHERE
 
     def put(self, index: int, line: bytes) -> None:
-        """A finished line of OUT, without its newline. It survives whatever kills the process."""
+        """Append a finished output line, without its newline. It survives the end of the
+        process.
+        """
         assert not self.has(index) and b"\n" not in line, index
         body = b"%d %s" % (index, line)
-        place = self._stream.tell()
-        rest = memoryview(b"%08x %s\n" % (zlib.crc32(body), body))
-        while rest:  # a full disk takes a part of it before it says so
-            rest = rest[self._stream.write(rest) :]
-        self._places[index] = place
+        offset = self._stream.tell()
+        record = memoryview(b"%08x %s\n" % (zlib.crc32(body), body))
+        while record:  # a full disk may accept a part of the record before it fails
+            record = record[self._stream.write(record) :]
+        self._places[index] = offset
         self.finished += 1
         if time.monotonic() - self._synced > OFTEN:
             self.sync()
 
     def sync(self) -> None:
-        """Let it survive a power cut, too."""
+        """Flush to the disk, so that the journal survives a power failure."""
         os.fsync(self._stream.fileno())
         self._synced = time.monotonic()
 
     def finish(self) -> None:
-        """Write OUT in the input's order; the journal goes."""
+        """Write OUT in the input's order and remove the journal."""
         assert self.finished == self.count, (self.finished, self.count)
         with self.path.open("rb") as journal, self.part.open("wb") as part:
-            for place in self._places:
-                journal.seek(place)
+            for offset in self._places:
+                journal.seek(offset)
                 part.write(journal.readline().split(b" ", 2)[2])
             part.flush()
             os.fsync(part.fileno())
@@ -104,10 +106,10 @@ class Journal:
         sync_folder(self.out.parent)
 
     def _take_up(self) -> None:
-        """Read what is there, and cut it after the last line that is whole."""
+        """Read the journal, and cut it off after its last complete record."""
         with self.path.open("rb") as stream:
             first = stream.readline()
-            if not first.endswith(b"\n"):  # nothing, or cut short in its first line
+            if not first.endswith(b"\n"):  # empty, or cut off in its first line
                 self._stream.truncate(0)
                 return
             self._compare(first)
@@ -123,7 +125,7 @@ class Journal:
         self._stream.truncate(end)
 
     def _index(self, line: bytes) -> int | None:
-        """Which line of OUT a whole one of the journal holds; None for one that was cut short."""
+        """Return the index of a record's line, or None for a record that was cut off."""
         check, _, body = line.removesuffix(b"\n").partition(b" ")
         if not line.endswith(b"\n") or check != b"%08x" % zlib.crc32(body):
             return None
@@ -131,52 +133,51 @@ class Journal:
         return index if index < self.count else None
 
     def _compare(self, first: bytes) -> None:
-        """Raise UserError unless the journal is of this batch."""
+        """Raise UserError unless the journal belongs to this batch."""
         try:
-            there = json.loads(first)
+            found = json.loads(first)
         except (ValueError, RecursionError):
-            there = None
-        if not isinstance(there, dict) or there.get("form") != FORM:
+            found = None
+        if not isinstance(found, dict) or found.get("form") != FORM:
             raise UserError(
-                f"{self.path} is no journal of a batch",
+                f"{self.path} is not the journal of a batch",
                 hint="remove it, or choose another name with -o",
             )
-        if there == self._head:
+        if found == self._head:
             return
-        words = [
+        names = [
             name
-            for name in sorted({*there, *self._head})
-            if there.get(name) != self._head.get(name)
+            for name in sorted({*found, *self._head})
+            if found.get(name) != self._head.get(name)
         ]
-        same = (
-            f"-c {there.get('context')} goes on"
-            if words == ["context"]
-            else "the same settings go on"
+        resume = (
+            f"-c {found.get('context')} resumes it"
+            if names == ["context"]
+            else "the same settings resume it"
         )
+        differences = "; ".join(self._difference(name, found) for name in names)
         raise UserError(
-            f"{self.out} was begun otherwise: {'; '.join(self._difference(name, there) for name in words)}",
-            hint=f"{same}; --force begins anew, -o another name keeps both",
+            f"{self.out} was started with other settings: {differences}",
+            hint=f"{resume}; --force starts again, another name with -o keeps both",
         )
 
-    def _difference(self, name: str, there: Mapping[str, Any]) -> str:
-        before, now = there.get(name), self._head.get(name)
+    def _difference(self, name: str, found: Mapping[str, Any]) -> str:
+        before, now = found.get(name), self._head.get(name)
         if name == "input":
             return "another input"
-        both = [json.dumps(value, ensure_ascii=False) for value in (before, now)]
-        return name if max(map(len, both)) > 60 else f"{name} {both[0]} then, {both[1]} now"
+        values = [json.dumps(value, ensure_ascii=False) for value in (before, now)]
+        return name if max(map(len, values)) > 60 else f"{name} {values[0]} then, {values[1]} now"
 
 
 @contextmanager
 def told(out: Path) -> Iterator[None]:
-    """Turn what the file system says into words; what is there stays, so that a later run can go
-    on.
-    """
+    """Turn an OSError into a UserError. The files stay, so that a later run can resume."""
     try:
         yield
     except OSError as error:
         raise UserError(
             f"cannot write {out}: {error.strerror or error}",
-            hint="make room or check the folder, then give the same command: it goes on where it stopped",
+            hint="free some space or check the folder, then run the same command: it resumes",
         ) from None
 
 
@@ -185,11 +186,10 @@ def _lock(stream: BinaryIO, path: Path, out: Path) -> None:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise UserError(
-            f"another process is writing {out}", hint="wait for it, or choose another name"
+            f"another process is writing {out}", hint="wait for it, or choose another name with -o"
         ) from None
-    if not os.fstat(
-        stream.fileno()
-    ).st_nlink:  # it was finished and removed before the lock was ours
+    # The other process finished and removed the journal before this lock was acquired.
+    if not os.fstat(stream.fileno()).st_nlink:
         raise UserError(
-            f"another process has just written {out}", hint="give the same command again"
+            f"another process has just written {out}", hint="run the same command again"
         )

@@ -1,8 +1,7 @@
-"""The lines of a batch's input, whatever is in them: JSONL from a file, a pipe or gzip, read twice
-and never whole.
+"""Input lines of a batch: JSONL from a file, a pipe or gzip, read twice and never as a whole.
 
-The first reading counts and hashes, so that a later run knows whether it is the same input; the
-second gives the lines. It knows bytes and numbers of lines, not what they ask for.
+The first reading counts and hashes, so that a later run recognizes the same input; the second
+yields the lines.
 """
 
 import gzip
@@ -27,8 +26,9 @@ GZIP, BOM = b"\x1f\x8b", b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that is not blank. `index` counts such lines from 0, `number` all lines from 1. `raw`
-    has no newline, and is empty for a line of `too_long` bytes.
+    """A line that is not blank. `index` counts these lines from 0, `number` counts all lines from
+    1. `raw` has no newline; it is empty if the line is too long. `too_long`: the size in bytes of
+    such a line, else 0.
     """
 
     index: int
@@ -39,8 +39,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What the first reading found: lines that are not blank, the sha256 of all bytes, and the
-    number of the last line where no newline ends it (0 where one does).
+    """Result of the first reading: number of lines that are not blank, sha256 of all bytes, and the
+    number of the last line if it has no newline (else 0).
     """
 
     count: int
@@ -49,13 +49,13 @@ class Survey:
 
 
 class Input:
-    """An input that can be read again. `name` is what people call it."""
+    """An input that can be read several times; `name` is its name in messages."""
 
     def __init__(self, stream: BinaryIO, name: str) -> None:
         self._stream, self.name = stream, name
 
     def survey(self) -> Survey:
-        """Read all of it once."""
+        """Read the whole input once."""
         sha, count, unended = hashlib.sha256(), 0, 0
         for number, raw, size in self._read(sha.update):
             count += bool(raw.strip()) or size > MOST
@@ -63,7 +63,7 @@ class Input:
         return Survey(count, sha.hexdigest(), unended)
 
     def lines(self) -> Iterator[Line]:
-        """The lines that are not blank, in order."""
+        """Yield the lines that are not blank, in order."""
         index = 0
         for number, raw, size in self._read():
             if size > MOST or raw.strip():
@@ -77,10 +77,8 @@ class Input:
     def _read(
         self, see: Callable[[bytes], object] = lambda piece: None
     ) -> Iterator[tuple[int, bytes, int]]:
-        """Every line's number, bytes without a byte-order mark, and size; of one that is too long
-        the last piece.
-
-        `see` is shown all bytes.
+        """Yield the number, the bytes (without a byte-order mark) and the size of every line; of a
+        line that is too long, only the last piece. `see` is called with all bytes.
         """
         self._stream.seek(0)
         number = 0
@@ -95,16 +93,17 @@ class Input:
                 yield number, raw.removeprefix(BOM if number == 1 else b""), size
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise UserError(
-                f"{self.name} is damaged gzip: {error}", hint="make it anew: gzip -t tells"
+                f"{self.name} is damaged gzip: {error}",
+                hint="compress it again; gzip -t checks it",
             ) from None
 
 
 @contextmanager
 def opened(name: str, beside: Path) -> Iterator[Input]:
-    """The input called `name`; `-` is stdin, which is kept in a file without a name in the folder
-    `beside`.
+    """Open the input called `name`; `-` is stdin. A pipe is first copied into an unnamed file in
+    the folder `beside`.
 
-    Raises UserError where it cannot be read.
+    Raises UserError if the input cannot be read.
     """
     with ExitStack() as stack:
         if name == "-":
@@ -118,12 +117,12 @@ def opened(name: str, beside: Path) -> Iterator[Input]:
                     f"cannot read {name}: {error.strerror}", hint="check the name"
                 ) from None
             if not stream.seekable():
-                piped = stream
+                pipe = stream
                 stream = stack.enter_context(tempfile.TemporaryFile(dir=beside))
-                shutil.copyfileobj(piped, stream)
+                shutil.copyfileobj(pipe, stream)
         stream.seek(0)
-        packed = stream.read(len(GZIP)) == GZIP
+        is_gzip = stream.read(len(GZIP)) == GZIP
         stream.seek(0)
-        if packed:
+        if is_gzip:
             stream = stack.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=stream)))
         yield Input(stream, "stdin" if name == "-" else name)

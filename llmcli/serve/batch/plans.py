@@ -1,7 +1,6 @@
-"""How to answer a line: a generator that asks for answers, one after another or several at once.
+"""Answer plans: generators that ask for answers, one after another or several at once.
 
-A plan yields requests, is sent their answers in the same order, and returns the line's document. It
-knows requests, not the engine.
+A plan yields requests, receives their answers in the same order, and returns the line's document.
 """
 
 from collections.abc import Generator, Sequence
@@ -13,7 +12,7 @@ from llmcli.serve.schema.base import Document, Form
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One prompt and how many answers to it."""
+    """A prompt and the number of answers to it."""
 
     request: Request
     samples: int = 1
@@ -23,8 +22,8 @@ Plan = Generator[Sequence[Wanted], list[list[Answer]], Document]
 
 
 def plain(form: Form) -> Plan:
-    """What the line says."""
+    """Answer a form directly. The journal stores this function's name."""
     form.ready()
     answers = yield [Wanted(request, form.each) for request in form.requests]
-    document: Document = form.whole([answer for several in answers for answer in several])
+    document: Document = form.whole([answer for samples in answers for answer in samples])
     return document

@@ -1,12 +1,9 @@
 """Skeleton-of-Thought (Ning et al. 2023, arXiv:2307.15337): an outline first, then all its points
-at once.
+in parallel.
 
-The outline is a numbered list by a grammar, where the paper parses what comes; the points' prompts
-differ in their last words only, so that question and outline are computed once. The words of the
-prompts are ours.
-
-2026-11: a JSON schema asked the same of SmolLM2-135M and its outlines were JSON about JSON
-("{{value}},"); lists are what small models have seen.
+A grammar makes the outline a numbered list, where the paper parses free text. The prompts of the
+points differ only at their end, so that question and outline are computed once. The prompts are our
+own. A list, because small models have seen lists: with a JSON schema they write JSON about JSON.
 """
 
 from collections.abc import Generator, Sequence
@@ -24,45 +21,41 @@ from llmcli.serve.schema.chat import Chat
 from llmcli.serve.schema.conversation import Conversation
 
 LEAST, MOST = 3, 10  # points of an outline
-LONGEST, WORDS = 80, 8  # letters of a point that are drawn, words that are kept
+LONGEST, WORDS = 80, 8  # characters of a point that are drawn, and words of it that are kept
 OUTLINE = (
-    "{question}\n\nGive only the outline of an answer to this: {least} to {most} numbered points in the order in "
-    "which to read them, each of three to five words."
+    "{question}\n\nGive only the outline of an answer to this: {least} to {most} numbered points "
+    "in the order in which to read them, each of three to five words."
 )
 POINT = (
-    "{question}\n\nThe outline of the answer:\n{outline}\n\nWrite one or two plain sentences for one point of it and "
-    "nothing of the others. The point: {point}"
+    "{question}\n\nThe outline of the answer:\n{outline}\n\nWrite one or two plain sentences for "
+    "one point of it and nothing of the others. The point: {point}"
 )
-ASIDE = (
-    "n",
-    "response_format",
-    "tools",
-    "logprobs",
-)  # fields of a request that are about a single text
+# Fields of a request that only make sense for a single text.
+ASIDE = ("n", "response_format", "tools", "logprobs")
 
 
 def skeleton(form: Form) -> Plan:
-    """An outline, its points in parallel, and all of it as one message; the document also has them
-    under `skeleton`.
+    """Write an outline, its points in parallel, and return all of it as one message; the document
+    also has the points in `skeleton`. The journal stores this function's name.
 
-    Where the outline did not come to an end the plain answer is given. Raises Problem for what is
-    no conversation that ends with a question, or wants more than one text.
+    If the outline is not completed, the plain answer is returned. Raises ApiError for a request
+    that is not a conversation with a question at its end, or that asks for more than one text.
     """
     if not isinstance(form, Conversation):
-        raise Problem("a skeleton answers a conversation, at /v1/chat/completions")
+        raise Problem("a skeleton needs a conversation: use /v1/chat/completions")
     for name in ASIDE:
         if form.fields.values.get(name) not in (None, False, 1):
-            raise Problem(f"a skeleton is one text in parts: leave out {name}", param=name)
+            raise Problem(f"a skeleton is one text of several points: leave out {name}", param=name)
     question = _question(form)
-    begun = yield from _outlined(form, question)
-    points = _points(begun)
+    outline = yield from _outlined(form, question)
+    points = _points(outline)
     if points is None:
         return (yield from plain(form))
-    asked = [_point(form, question, points, number) for number in range(len(points))]
-    answers = [answer for (answer,) in (yield [Wanted(request) for request in asked])]
+    requests = [_point(form, question, points, number) for number in range(len(points))]
+    answers = [answer for (answer,) in (yield [Wanted(request) for request in requests])]
     texts = [_said(answer) for answer in answers]
-    parts = [{"point": point, "text": text} for point, text in zip(points, texts, strict=True)]
-    return {**form.whole([_joined(begun, answers, parts)]), "skeleton": parts}
+    joined = [{"point": point, "text": text} for point, text in zip(points, texts, strict=True)]
+    return {**form.whole([_joined(outline, answers, joined)]), "skeleton": joined}
 
 
 def _outlined(
@@ -82,30 +75,32 @@ def _outlined(
 
 
 def _point(form: Conversation, question: str, points: list[str], number: int) -> Request:
-    outline = "\n".join(f"{at}. {point}" for at, point in enumerate(points, 1))
+    outline = "\n".join(f"{index}. {point}" for index, point in enumerate(points, 1))
     text = POINT.format(question=question, outline=outline, point=points[number])
-    request, whole = _ask(form, text), form.requests[0]
-    seed = (whole.sampling.seed + 1 + number) % SEEDS
-    most = max(1, (whole.max_tokens or 0) // len(points))
+    request, original = _ask(form, text), form.requests[0]
+    seed = (original.sampling.seed + 1 + number) % SEEDS
+    max_tokens = max(1, (original.max_tokens or 0) // len(points))
     return replace(
         request,
-        sampling=replace(whole.sampling, seed=seed),
-        max_tokens=min(most, request.max_tokens or most),
+        sampling=replace(original.sampling, seed=seed),
+        max_tokens=min(max_tokens, request.max_tokens or max_tokens),
     )
 
 
 def _question(form: Conversation) -> str:
-    """What the conversation ends with."""
+    """Return the text of the conversation's last message."""
     last = form.fields.list("messages")[-1]
     if last.get("role") != "user" or not isinstance(last.get("content"), str):
         raise Problem(
-            "a skeleton needs a conversation that ends with a user's text", param="messages"
+            "a skeleton needs a conversation with a user's text at its end", param="messages"
         )
     return str(last["content"])
 
 
 def _ask(form: Conversation, text: str) -> Request:
-    """The same conversation with other last words; as long an answer as there is room for."""
+    """Return a request for the same conversation with another last message, as long as the context
+    allows.
+    """
     body: dict[str, Any] = {**form.fields.values, "max_tokens": None, "max_completion_tokens": None}
     body["messages"] = [*body["messages"][:-1], {"role": "user", "content": text}]
     (request,) = Chat(body, form.runner, replace(form.settings, max_tokens=None)).requests
@@ -113,47 +108,49 @@ def _ask(form: Conversation, text: str) -> Request:
 
 
 def listed() -> str:
-    """The grammar of an outline: "1. Few words", a line a point."""
+    """Return the grammar of an outline: lines such as "1. Few words"."""
     points = [f'"{number}. " words' for number in range(1, MOST + 1)]
     rule = ""
     for number, point in reversed(list(enumerate(points, 1))):
-        inner = f'"\\n" {point}{rule}' if number > 1 else f"{point}{rule}"
-        rule = f" ({inner})?" if number > LEAST else f" {inner}"
+        optional = f'"\\n" {point}{rule}' if number > 1 else f"{point}{rule}"
+        rule = f" ({optional})?" if number > LEAST else f" {optional}"
     return f"root ::= {rule.strip()}\nwords ::= [A-Za-z0-9] [^\\n]{{2,{LONGEST - 1}}}\n"
 
 
 def _points(answer: Answer) -> list[str] | None:
-    """The points of an outline, each once; None where it was cut short, or says the same over and
-    over.
-    """
-    found = [_short(line.partition(". ")[2]) for line in _said(answer).split("\n")]
-    points = list(dict.fromkeys(point for point in found if point))
+    """Return the distinct points of an outline, or None if it was cut short or repeats itself."""
+    lines = [_short(line.partition(". ")[2]) for line in _said(answer).split("\n")]
+    points = list(dict.fromkeys(point for point in lines if point))
     return points if len(points) >= LEAST else None
 
 
 def _short(point: str) -> str:
-    """The first words of a point, without what explains it behind a colon."""
-    whole = point if len(point) < LONGEST else point.rpartition(" ")[0]
-    return " ".join(whole.partition(": ")[0].split()[:WORDS]).rstrip(" .,:;-")
+    """Return the first words of a point, without an explanation after a colon."""
+    complete = point if len(point) < LONGEST else point.rpartition(" ")[0]
+    return " ".join(complete.partition(": ")[0].split()[:WORDS]).rstrip(" .,:;-")
 
 
 def _joined(begun: Answer, answers: list[Answer], parts: list[dict[str, str]]) -> Answer:
-    """One answer made of all: its tokens are all that were drawn, its prompt all prompts."""
-    every = [begun, *answers]
-    text = "\n\n".join(f"{at}. {part['point']}: {part['text']}" for at, part in enumerate(parts, 1))
+    """Return one answer made of all: its text joins the points, its tokens and prompt tokens are
+    those of all answers.
+    """
+    all_answers = [begun, *answers]
+    text = "\n\n".join(
+        f"{index}. {part['point']}: {part['text']}" for index, part in enumerate(parts, 1)
+    )
     return replace(
         begun,
         text=text,
-        tokens=tuple(token for answer in every for token in answer.tokens),
+        tokens=tuple(token for answer in all_answers for token in answer.tokens),
         top=(),
         finish="stop" if all(answer.finish == "stop" for answer in answers) else "length",
-        prompt_tokens=sum(answer.prompt_tokens for answer in every),
-        cached_tokens=sum(answer.cached_tokens for answer in every),
+        prompt_tokens=sum(answer.prompt_tokens for answer in all_answers),
+        cached_tokens=sum(answer.cached_tokens for answer in all_answers),
     )
 
 
 def _said(answer: Answer) -> str:
-    """What an answer says after its thinking, whether it or its prompt began that."""
+    """Return the text after the thinking, whether the answer or its prompt opened it."""
     text = answer.text
     for tags in TAGS:
         text = text.rpartition(tags.closes)[2]

@@ -1,10 +1,9 @@
-"""A batch over several models, through Ray Data: lines go out in blocks, actors answer them, lines
-come back.
+"""Runs a batch on several models through Ray Data: blocks of lines go to actors, answers come back.
 
-Each actor holds a model of its own and works through a block as one machine does through a batch
-(work.py). The journal stays with who asked; what an actor had not given back when it was lost is
-computed again by another one, and the journal takes each line once. A line's seed is its name's, so
-that it does not matter who answers it.
+Each actor has its own model and runs a block as one machine runs a batch (executor.py). The journal
+stays with the caller. Blocks of a lost actor are computed again by another one, and the journal
+accepts each line once. The seed of a line derives from its name, so that it does not matter which
+actor answers it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,15 +20,18 @@ from llmcli.serve.batch.job import Job, fingerprint
 from llmcli.serve.batch.lines import Line, Survey
 from llmcli.serve.batch.work import Work
 
-# lines of a block for each answer at once: the last ones of a block run with fewer beside them
+# Lines of a block for each answer at once; the last lines of a block run with fewer beside them.
 BLOCK = 4
-HINT = "a cluster's machines need llmcli, Ray and the model under the same names as this one"
-Open = Callable[[], AbstractContextManager[Any]]  # a Job without its identity; travels by name
+HINT = "every machine of the cluster needs llmcli, Ray and the model under the same names"
+# returns a Job without its identity; pickled by name
+Open = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a batch is spread: actors, answers at once of each, CPUs that Ray counts for one."""
+    """How a batch is distributed: number of actors, answers at once of each, and CPUs that Ray
+    counts for an actor.
+    """
 
     actors: int
     parallel: int
@@ -38,7 +40,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Counts:
-    """What the actors have told so far, as Work tells it of itself."""
+    """Counters of all actors, with the attributes that BatchExecutor has."""
 
     tokens: int = 0
     prompted: int = 0
@@ -48,21 +50,25 @@ class Counts:
 
 
 class Answerer:
-    """One actor: opened once, then called with a block of lines."""
+    """One actor: opened once, then called with blocks of lines."""
 
     def __init__(
         self, open_job: Open, survey: Survey, parallel: int, about: Mapping[str, Any]
     ) -> None:
         self._held, self._parallel = ExitStack(), parallel
         runner, rules = self._held.enter_context(open_job())
-        mine = fingerprint(runner, rules, survey)
-        other = [name for name in mine if mine[name] != about[name]]
-        if other:
-            raise UserError(f"a machine of the cluster has another {', '.join(other)}", hint=HINT)
+        identity_ = fingerprint(runner, rules, survey)
+        differences = [name for name in identity_ if identity_[name] != about[name]]
+        if differences:
+            raise UserError(
+                f"a machine of the cluster differs in {', '.join(differences)}", hint=HINT
+            )
         self._job = Job(runner, rules, about)
 
     def __call__(self, block: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Columns of lines in; columns of their answers out, in the order in which they ended."""
+        """Answer the lines in the columns of a block; return columns of answers in the order in
+        which they ended.
+        """
         columns = (block[name] for name in ("index", "number", "raw", "too_long"))
         lines = [
             Line(int(i), int(n), bytes(raw), int(size))
@@ -70,38 +76,41 @@ class Answerer:
         ]
         answers: list[tuple[int, bytes]] = []
         job = self._job
-        work = Work(
+        executor = Work(
             job.runner,
             self._parallel,
             lambda index, came: answers.append((index, job.line(index, came))),
         )
-        work.run(job.tasks(lines))
-        counts = [(work.tokens, work.prompted, work.cached), *[(0, 0, 0)] * (len(answers) - 1)]
+        executor.run(job.tasks(lines))
+        counts = [
+            (executor.tokens, executor.prompted, executor.cached),
+            *[(0, 0, 0)] * (len(answers) - 1),
+        ]
         return {
             "index": [index for index, _ in answers],
             "line": [line for _, line in answers],
-            "tokens": [one[0] for one in counts],
-            "prompted": [one[1] for one in counts],
-            "cached": [one[2] for one in counts],
+            "tokens": [row[0] for row in counts],
+            "prompted": [row[1] for row in counts],
+            "cached": [row[2] for row in counts],
         }
 
 
 def identity(open_job: Open, survey: Survey, cpus: float) -> dict[str, Any]:
-    """What the batch is, as a machine of the cluster sees it; raises UserError where the model does
-    not open there.
+    """Return the batch's identity as a machine of the cluster computes it. Raises UserError if the
+    model cannot be opened there.
     """
 
-    def look() -> dict[str, Any]:
+    def compute() -> dict[str, Any]:
         with open_job() as (runner, rules):
             return fingerprint(runner, rules, survey)
 
     try:
-        found: dict[str, Any] = ray.get(
-            ray.remote(look).options(num_cpus=cpus, max_retries=0).remote()
+        value: dict[str, Any] = ray.get(
+            ray.remote(compute).options(num_cpus=cpus, max_retries=0).remote()
         )
     except RayError as error:
         raise refused(error) from None
-    return found
+    return value
 
 
 def spread(
@@ -112,12 +121,12 @@ def spread(
     plan: Plan,
     counts: Counts,
 ) -> Iterator[tuple[int, bytes]]:
-    """The answers to these lines, in the order in which they come; raises UserError where the
+    """Yield the answers to these lines in the order in which they arrive. Raises UserError if the
     actors do not start.
     """
     items = [
-        {"index": one.index, "number": one.number, "raw": one.raw, "too_long": one.too_long}
-        for one in lines
+        {"index": line.index, "number": line.number, "raw": line.raw, "too_long": line.too_long}
+        for line in lines
     ]
     if not items:
         return
@@ -125,7 +134,7 @@ def spread(
     context.enable_progress_bars = False
     size = min(BLOCK * plan.parallel, -(-len(items) // plan.actors))
     blocks = max(1, -(-len(items) // size))
-    answered = ray.data.from_items(items, override_num_blocks=blocks).map_batches(
+    answers = ray.data.from_items(items, override_num_blocks=blocks).map_batches(
         Answerer,
         fn_constructor_args=(open_job, survey, plan.parallel, about),
         batch_size=size,
@@ -133,7 +142,7 @@ def spread(
         compute=ray.data.ActorPoolStrategy(size=plan.actors),
     )
     try:
-        for row in answered.iter_rows():
+        for row in answers.iter_rows():
             counts.tokens += row["tokens"]
             counts.prompted += row["prompted"]
             counts.cached += row["cached"]
@@ -143,7 +152,7 @@ def spread(
 
 
 def refused(error: RayError) -> UserError:
-    """What went wrong on a machine of the cluster, in its own words where it had any."""
+    """Return the error of a machine of the cluster, in its own words if it has any."""
     cause = getattr(error, "cause", None)
     return UserError(
         f"the cluster did not answer: {cause or error}", hint=getattr(cause, "hint", "") or HINT

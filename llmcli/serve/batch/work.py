@@ -1,9 +1,9 @@
-"""Many plans through one engine: as many answers at once as it runs, those that begin alike beside
-one another.
+"""Runs many answer plans through one engine, as many at once as it can, those with a common prefix
+after one another.
 
-Lines are read and made into plans in a thread beside the engine's, a window at a time, and a window
-is sorted by its tokens: what many prompts have in front is still in the cache when the next of them
-comes. Nothing is lost where it stops: whoever is told of what is done keeps it.
+Lines are read and turned into plans in a thread beside the engine's, one window at a time, and a
+window is sorted by its tokens: a common prefix is still in the cache when the next prompt with it
+starts. Finished tasks are reported at once, so that nothing is lost when the run is interrupted.
 """
 
 from collections import deque
@@ -21,44 +21,47 @@ from llmcli.serve.problems import problem
 from llmcli.serve.schema.base import Document
 from quant.errors import Refusal
 
-WINDOW, MOST_TOKENS = (
-    1024,
-    1 << 18,
-)  # lines that are made ready at once, and tokens of their prompts
+# Lines that are prepared at once, and tokens of their prompts.
+WINDOW, MOST_TOKENS = 1024, 1 << 18
 
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """A line on its way: its plan, what it wants now, and what has come of it; `open` answers are
-    still to come. `refusal`: it was over before it began. `aside` makes its document on the
-    engine's thread, beside what runs: None while there is more to do.
+    """One line: its plan, the requests that the plan waits for, and their answers.
+
+    `refusal`: the error of a line that cannot be answered at all. `aside` computes the document on
+    the engine's thread, between passes: it yields None while it has more to do, then the document.
     """
 
     index: int
     plan: Plan | None
     wanted: Sequence[Wanted] = ()
-    got: list[dict[int, Answer]] = field(default_factory=list)
-    open: int = 0
+    got: list[dict[int, Answer]] = field(default_factory=list)  # by request: answers by sample
+    open: int = 0  # answers that are missing
     refusal: Refusal | None = None
     aside: "Iterator[Document | None] | None" = None
 
     @classmethod
     def begin(cls, index: int, plan: Plan) -> "Task":
-        """A task and what it wants first; raises what the plan raises."""
+        """Return a task with the plan's first requests. Raises what the plan raises."""
         task = cls(index, plan)
         task.ask(next(plan))
         return task
 
     def ask(self, wanted: Sequence[Wanted]) -> None:
-        """The next requests of the plan."""
+        """Set the requests that the plan waits for."""
         self.wanted, self.got = wanted, [{} for _ in wanted]
-        self.open = sum(one.samples for one in wanted)
+        self.open = sum(request.samples for request in wanted)
 
     def go_on(self) -> "Document | Refusal | None":
-        """Give the plan its answers. What it comes to, or None where it asks for more."""
+        """Give the plan its answers. Return its document or error, or None if it has further
+        requests.
+        """
         assert self.plan is not None
-        answers = [[got[number] for number in range(len(got))] for got in self.got]
-        for answer in (one for several in answers for one in several):
+        answers = [
+            [by_sample[number] for number in range(len(by_sample))] for by_sample in self.got
+        ]
+        for answer in (drawn for samples in answers for drawn in samples):
             if answer.finish == "failed":
                 assert answer.error
                 return problem(failure(answer.error))
@@ -85,11 +88,11 @@ class Part:
 
 
 class Work:
-    """Runs tasks; `done` is told the index of each and what it came to, in the order in which they
-    end.
+    """Runs tasks on one engine; `done` is called with the index and the result of each, in the
+    order in which they end.
 
-    `tokens` were drawn, `cached` of `prompted` prompt tokens were there before. `stopped`: somebody
-    did not want the rest. `tell` is called after every pass.
+    `tokens`: tokens that were drawn; `prompted`: tokens of all prompts, of which `cached` were in
+    the cache; `stopped`: the run was interrupted. `tell` is called after every pass.
     """
 
     def __init__(
@@ -100,19 +103,18 @@ class Work:
         self.tell: Callable[[], None] = lambda: None
         self._ready: deque[Part] = deque()
         self._asides: deque[Task] = deque()
-        self._running: dict[
-            int, tuple[Part, int]
-        ] = {}  # by the engine's id: whose, and which sample
+        # By the engine's id: the request, and the number of the sample.
+        self._running: dict[int, tuple[Part, int]] = {}
         self.tokens = self.prompted = self.cached = 0
         self.stopped = False
 
     def stop(self) -> None:
-        """End within milliseconds; callable from another thread."""
+        """End the run within milliseconds. Callable from another thread."""
         self.stopped = True
         self.runner.context.interrupt()
 
     def run(self, tasks: Iterator[Task]) -> None:
-        """All of them, or until stop() or Ctrl-C."""
+        """Run all tasks, or until stop() or Ctrl-C."""
         with ThreadPoolExecutor(1, "lines") as reader, on_interrupt(self.stop):
             window = reader.submit(_window, tasks)
             more = True
@@ -129,17 +131,17 @@ class Work:
                         self._step()
                     self.tell()
             finally:
-                for one in self._running:
-                    self.engine.drop(one)
+                for sequence in self._running:
+                    self.engine.drop(sequence)
                 self._running.clear()
 
     @property
     def _hungry(self) -> bool:
-        """Whether there is soon too little to do."""
+        """Whether the engine will soon have too few requests."""
         return len(self._ready) < self.parallel and not self._asides
 
     def _take(self, window: "Future[list[Task]]") -> bool:
-        """What was made ready meanwhile; False where that was the last."""
+        """Accept the tasks of a prepared window; return whether there were any."""
         tasks = window.result()
         for task in tasks:
             if task.refusal:
@@ -152,31 +154,31 @@ class Work:
         return bool(tasks)
 
     def _start(self) -> None:
-        """Hand the engine as much as it runs at once."""
+        """Submit as many requests as the engine can run at once."""
         while self._ready:
-            part = self._ready[0]
+            request = self._ready[0]
             busy = len(self._running)
-            if (busy and busy + part.wanted.samples > self.parallel) or not self._admit(
-                part.wanted, bool(busy)
+            if (busy and busy + request.wanted.samples > self.parallel) or not self._admit(
+                request.wanted, bool(busy)
             ):
                 return
             self._ready.popleft()
-            ids = self.engine.sample(part.wanted.request, part.wanted.samples)
-            self._running |= {one: (part, number) for number, one in enumerate(ids)}
+            ids = self.engine.sample(request.wanted.request, request.wanted.samples)
+            self._running |= {id_: (request, number) for number, id_ in enumerate(ids)}
 
     def _beside(self) -> None:
-        """A piece of one of those that the engine has nothing to do with."""
+        """Advance the first task that needs no answers of the engine."""
         if not self._asides:
             return
         task = self._asides[0]
         assert task.aside is not None
         try:
-            came: Document | Refusal | None = next(task.aside)
+            result: Document | Refusal | None = next(task.aside)
         except Refusal as error:
-            came = error
-        if came is not None:
+            result = error
+        if result is not None:
             self._asides.popleft()
-            self._done(task.index, came)
+            self._done(task.index, result)
 
     def _step(self) -> None:
         for event in self.engine.step():
@@ -185,32 +187,31 @@ class Work:
                 self._finished(event.sequence)
 
     def _finished(self, sequence: int) -> None:
-        part, number = self._running.pop(sequence)
-        answer = part.task.got[part.number][number] = self.engine.answer(sequence)
+        request, number = self._running.pop(sequence)
+        answer = request.task.got[request.number][number] = self.engine.answer(sequence)
         if not number:
             self.prompted += answer.prompt_tokens
             self.cached += answer.cached_tokens
-        part.task.open -= 1
-        if part.task.open:
+        request.task.open -= 1
+        if request.task.open:
             return
-        came = part.task.go_on()
-        if (
-            came is None
-        ):  # those that follow go first: their prompts begin with what is in the cache
+        result = request.task.go_on()
+        # Follow-up requests go first: the beginning of their prompts is in the cache.
+        if result is None:
             self._ready.extendleft(
-                Part(part.task, number) for number in reversed(range(len(part.task.wanted)))
+                Part(request.task, number) for number in reversed(range(len(request.task.wanted)))
             )
         else:
-            self._done(part.task.index, came)
+            self._done(request.task.index, result)
 
 
 def _window(tasks: Iterator[Task]) -> list[Task]:
-    """The next few tasks, sorted by the tokens they begin with."""
-    found: list[Task] = []
+    """Return the tasks of the next window, sorted by their tokens."""
+    window: list[Task] = []
     tokens = 0
     for task in tasks:
-        found.append(task)
-        tokens += sum(len(one.request.tokens) for one in task.wanted)
-        if len(found) >= WINDOW or tokens >= MOST_TOKENS:
+        window.append(task)
+        tokens += sum(len(request.request.tokens) for request in task.wanted)
+        if len(window) >= WINDOW or tokens >= MOST_TOKENS:
             break
-    return sorted(found, key=lambda task: task.wanted[0].request.tokens if task.wanted else ())
+    return sorted(window, key=lambda task: task.wanted[0].request.tokens if task.wanted else ())

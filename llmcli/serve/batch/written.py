@@ -1,8 +1,9 @@
-"""A line of OUT: OpenAI's batch output, the same bytes whenever and in whatever order it was made.
+"""One output line in OpenAI's batch form, byte-identical whenever and in whatever order it is
+written.
 
-2026-11: `created` is 0, and there are no timings and no counts of cached tokens; ids are hashes of
-the batch and the line. So the file of a killed run equals that of an unbroken one, and an id tells
-which batch a line belongs to.
+`created` is 0, timings and counts of cached tokens are left out, and ids are hashes of the batch
+and the line. So the file of an interrupted run equals that of an uninterrupted one, and an id
+identifies its batch.
 """
 
 import hashlib
@@ -13,35 +14,32 @@ from typing import Any
 from llmcli.serve.problems import Problem, document
 from llmcli.serve.schema.base import Document, encoded
 
-MOMENTS = ("created", "created_at", "completed_at")  # seconds since 1970
-LEFT_OUT = (
-    "timings",
-    "prompt_tokens_details",
-    "input_tokens_details",
-)  # what was cached, and how long it took
+MOMENTS = ("created", "created_at", "completed_at")  # fields with seconds since 1970
+# Fields about the cache and about time, which differ from run to run.
+LEFT_OUT = ("timings", "prompt_tokens_details", "input_tokens_details")
 IDS = ("id", "call_id", "item_id")
-# in a line that has an answer; JSON escapes quotes within texts
+# part of every line that has an answer; inside texts, JSON escapes the quotes
 ANSWERED = b',"response":{"status_code":200,'
 HEX = re.compile(r"[0-9a-f]{8,}$")
 
 
 def line_id(batch: str, index: int) -> str:
-    """The `id` of a line of the batch of that fingerprint."""
+    """Return the `id` of a line of the batch with this id."""
     return f"batch_req_{_hex(batch, index)}"
 
 
 def answered(batch: str, index: int, custom_id: str, body: Document) -> bytes:
-    """A line with an answer."""
+    """Return the line of an answered request."""
     return _line(batch, index, custom_id, 200, _Settled(batch, index).document(body))
 
 
 def refused(batch: str, index: int, custom_id: str, error: Problem) -> bytes:
-    """A line that asks for something that cannot be done, with what the server would have answered."""
+    """Return the line of a request that failed, with the error that the server would have sent."""
     return _line(batch, index, custom_id, error.status, document(error))
 
 
 def damaged(batch: str, index: int, custom_id: str, number: int, code: str, message: str) -> bytes:
-    """A line that could not be read."""
+    """Return the line of an input line that cannot be read."""
     about = {"code": code, "message": message, "line": number}
     return encoded(
         {"id": line_id(batch, index), "custom_id": custom_id, "response": None, "error": about}
@@ -60,14 +58,14 @@ def _hex(*words: object) -> str:
 
 
 class _Settled:
-    """A document without what differs from run to run; its ids are counted."""
+    """Copies documents without what differs from run to run; ids are replaced by counted ones."""
 
     def __init__(self, *seed: object) -> None:
         self._seed = seed
         self._ids: dict[str, str] = {}
 
     def document(self, value: Any) -> Any:
-        """A copy."""
+        """Return a copy of a JSON value."""
         if isinstance(value, list):
             return [self.document(inner) for inner in value]
         if not isinstance(value, dict):
@@ -78,6 +76,6 @@ class _Settled:
         if key in MOMENTS and isinstance(value, int | float):
             return 0
         if key in IDS and isinstance(value, str) and HEX.search(value):
-            made = HEX.sub(_hex(*self._seed, len(self._ids)), value)
-            return self._ids.setdefault(value, made)
+            replacement = HEX.sub(_hex(*self._seed, len(self._ids)), value)
+            return self._ids.setdefault(value, replacement)
         return self.document(value)

@@ -88,6 +88,9 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
 def test_a_file_of_somebody_else_stays(tmp_path: Path) -> None:
     path = journal(tmp_path / "out").path
     path.write_bytes(b"mine\n")
-    with pytest.raises(UserError, match="no journal of a batch"), journal(tmp_path / "out").open():
+    with (
+        pytest.raises(UserError, match="not the journal of a batch"),
+        journal(tmp_path / "out").open(),
+    ):
         pass
     assert path.read_bytes() == b"mine\n"

@@ -82,7 +82,7 @@ def test_without_an_outline_the_plain_answer_comes() -> None:
     ("more", "told"),
     [
         ({"n": 2}, "leave out n"),
-        ({"messages": [{"role": "assistant", "content": "so"}]}, "ends with a user's text"),
+        ({"messages": [{"role": "assistant", "content": "so"}]}, "with a user's text at its end"),
     ],
 )
 def test_what_is_no_single_question_is_refused(more: dict[str, Any], told: str) -> None:
