@@ -195,7 +195,7 @@ def test_what_is_there_of_another_input_is_refused(
     done = llmcli("batch", "fake", lines(tmp_path, '"one"'), "-o", str(tmp_path / "out"))
     assert done.code == 1
     assert "another input" in done.err
-    assert "--force begins anew" in done.err
+    assert "--force starts again" in done.err
 
 
 def test_a_place_that_cannot_be_is_refused(llmcli: Llmcli, fake: Fake, tmp_path: Path) -> None:
