@@ -1,7 +1,6 @@
-"""Where stored bytes lie: a file here, or one that a server gives parts of.
+"""Stored bytes by offset, in a local file or on a server.
 
-Readers of a checkpoint ask a Blob for bytes by their place and never see where they come from. It
-knows bytes, neither formats nor networks.
+Readers of a checkpoint ask a Blob for bytes and do not see where they are stored.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +15,13 @@ from quant.errors import Damaged, Refusal
 if TYPE_CHECKING:
     from quant.native import U8
 
-SAMPLE, SAMPLES = 4096, 64  # bytes of a sample, and how many tell one checkpoint from another
+SAMPLE, SAMPLES = 4096, 64  # bytes of a sample; samples that identify a checkpoint
 
 
 class Blob(Protocol):
-    """`size` bytes that can be read anywhere, from several threads at once; `path` names them in
-    what is said.
+    """`size` bytes that can be read at any offset, from several threads at once.
+
+    `path` names them in messages.
     """
 
     @property
@@ -31,25 +31,27 @@ class Blob(Protocol):
     def size(self) -> int: ...
 
     def read(self, offset: int, nbytes: int) -> "U8":
-        """Exactly `nbytes` from `offset` on; raises Refusal where they cannot be had."""
+        """Return exactly `nbytes` bytes from `offset`. Raises UserError if they cannot be read."""
         ...
 
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file on this disk. It is read, not mapped: one that shrinks meanwhile is a Refusal, not a
-    dead process.
+    """A file on this disk.
+
+    It is read, not mapped: if the file shrinks meanwhile, reading raises UserError instead of
+    killing the process.
     """
 
     path: Path
 
     @cached_property
     def size(self) -> int:
-        """Its bytes when it was first asked."""
+        """Return the file's size in bytes at the first call."""
         return self.path.stat().st_size
 
     def read(self, offset: int, nbytes: int) -> "U8":
-        """As the protocol says."""
+        """Return exactly `nbytes` bytes from `offset`. Raises UserError if they cannot be read."""
         import numpy as np
 
         try:
@@ -59,14 +61,15 @@ class LocalFile:
                 f"{self.path} cannot be read: {error.strerror or error}", hint="check the file"
             ) from None
         if data.size != nbytes:
-            raise Damaged(
-                f"{self.path} ends within the bytes that are read", hint="fetch the file again"
-            )
+            raise Damaged(f"{self.path} ends before the bytes to read", hint="fetch the file again")
         return data
 
 
 def rows_of(blob: Blob, offset: int, width: int) -> "Callable[[int, int], U8]":
-    """A reader of rows of `width` bytes that stand one after another from `offset` on."""
+    """Return a reader of rows of `width` bytes, stored one after another from `offset`.
+
+    Shapes: `read(first, last)` gives `[last - first, width]`.
+    """
 
     def read(first: int, last: int) -> "U8":
         return blob.read(offset + first * width, (last - first) * width).reshape(
@@ -77,22 +80,20 @@ def rows_of(blob: Blob, offset: int, width: int) -> "Callable[[int, int], U8]":
 
 
 def samples(blobs: Sequence[Blob]) -> "list[U8]":
-    """Small pieces from all over `blobs`: the same for the same bytes, wherever those lie.
+    """Return small pieces spread evenly over `blobs`, from the first byte to the last.
 
-    Evenly spread from the first byte to the last, few enough to be fetched one by one from a
-    server.
+    The same bytes give the same pieces wherever they are stored, and the pieces are few enough to
+    fetch one by one from a server.
     """
     total = sum(blob.size for blob in blobs)
     steps = [step * (total - 1) // (SAMPLES - 1) for step in range(SAMPLES)] if total else []
-    places = dict.fromkeys(_place(blobs, at) for at in steps)
+    positions = dict.fromkeys(_sample_around(blobs, at) for at in steps)
     with ThreadPoolExecutor(8, thread_name_prefix="sample") as pool:
-        return list(pool.map(lambda place: blobs[place[0]].read(*place[1:]), places))
+        return list(pool.map(lambda place: blobs[place[0]].read(*place[1:]), positions))
 
 
-def _place(blobs: Sequence[Blob], at: int) -> tuple[int, int, int]:
-    """The sample around byte `at` of all blobs one after another: number of the blob, offset,
-    length.
-    """
+def _sample_around(blobs: Sequence[Blob], at: int) -> tuple[int, int, int]:
+    """Return the sample around byte `at` of all blobs joined: index of the blob, offset, length."""
     for number, blob in enumerate(blobs):
         if at < blob.size:
             return number, max(0, min(at, blob.size - SAMPLE)), min(SAMPLE, blob.size)

@@ -1,8 +1,8 @@
-"""A checkpoint's model card: the YAML at the head of README.md, as plain strings, and the parents
-it names.
+"""A checkpoint's model card: the YAML at the head of README.md as plain strings, and the parent
+models it names.
 
-The card is written by strangers: its size and depth are bounded, aliases are not followed, nothing
-but strings and lists of strings comes out. It knows no tensors.
+The card is untrusted: its size and depth are bounded, aliases are refused, and only strings and
+lists of strings are returned.
 """
 
 import re
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 MAX_HEAD = 1 << 18  # bytes; cards with tables of results are the largest
-MAX_TEXT, MAX_ITEMS = 1000, 100
-MAX_DEPTH = 32  # libyaml builds what is nested by recursion in C, and scans it in squared time
+MAX_TEXT, MAX_ITEMS = 1000, 100  # characters of a string; entries of a list or of the card
+MAX_DEPTH = 32  # libyaml builds nested values by recursion in C, and scans them in quadratic time
 REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 NOTHING = ("", "~", "null", "none")
 PARENTS = ("base_model", "base_models", "base_model_sources")
@@ -21,7 +21,7 @@ Card = dict[str, str | list[str]]
 
 
 def load(folder: Path) -> Card:
-    """The card of a folder; {} where there is none, or none that can be read."""
+    """Return the model card of a folder, or {} if there is none that can be read."""
     import yaml
 
     try:
@@ -32,23 +32,23 @@ def load(folder: Path) -> Card:
     if not lines or lines[0].strip() != "---" or "---" not in lines[1:]:
         return {}
     text = "\n".join(lines[1 : lines.index("---", 1)]).replace("\t", "  ")
-    loader = getattr(
-        yaml, "CBaseLoader", yaml.BaseLoader
-    )  # every scalar is a string: "no" stays a language
+    # Every scalar stays a string: "no" is a language.
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
-        values = yaml.load(text, loader) if _harmless(text, loader) else None
+        values = yaml.load(text, loader) if _is_bounded(text, loader) else None
     except (yaml.YAMLError, RecursionError, ValueError):
         return {}
     return (
-        {key: value for key, value in map(_plain, _items(values)) if value}
+        {key: value for key, value in map(_clean_entry, _items(values)) if value}
         if isinstance(values, dict)
         else {}
     )
 
 
-def _harmless(text: str, loader: Any) -> bool:
-    """Whether it is nested little and repeats nothing; looking stops at the first event that is too
-    much.
+def _is_bounded(text: str, loader: Any) -> bool:
+    """Return whether the text is nested at most MAX_DEPTH deep and has no aliases.
+
+    Stops at the first event that breaks a limit.
     """
     import yaml
 
@@ -66,21 +66,21 @@ def _items(values: Mapping[Any, Any]) -> list[tuple[str, Any]]:
     return [(key, value) for key, value in list(values.items())[:MAX_ITEMS] if isinstance(key, str)]
 
 
-def _plain(item: tuple[str, Any]) -> tuple[str, str | list[str]]:
-    """One entry with nothing but text that can be written: no surrogates, no endless strings."""
+def _clean_entry(item: tuple[str, Any]) -> tuple[str, str | list[str]]:
+    """Return one entry reduced to valid text: no lone surrogates, no over-long strings."""
     key, value = item
     if isinstance(value, list):
-        return key, [text for text in value[:MAX_ITEMS] if isinstance(text, str) and _good(text)]
-    return key, value if isinstance(value, str) and _good(value) else ""
+        return key, [text for text in value[:MAX_ITEMS] if isinstance(text, str) and _is_text(text)]
+    return key, value if isinstance(value, str) and _is_text(value) else ""
 
 
-def _good(text: str) -> bool:
-    half = any("\ud800" <= letter <= "\udfff" for letter in text)  # of a surrogate pair: no text
+def _is_text(text: str) -> bool:
+    half = any("\ud800" <= letter <= "\udfff" for letter in text)  # half a surrogate pair
     return len(text) <= MAX_TEXT and text.strip().lower() not in NOTHING and not half
 
 
 def parents(card: Card) -> list[str]:
-    """Repositories the card says the model was made from."""
+    """Return the repositories that the card names as the model's parents."""
     for key in PARENTS:
         if value := card.get(key):
             return [
@@ -92,10 +92,12 @@ def parents(card: Card) -> list[str]:
 
 
 def parent(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The repository that this checkpoint was made from, where the card or config.json says so."""
+    """Return the repository that this checkpoint was made from, as the card or config.json names
+    it, or None.
+    """
     named = config.get("_name_or_path")
-    found = [
+    names = [
         *parents(load(folder)),
         *([named] if isinstance(named, str) and REPO.fullmatch(named) else []),
     ]
-    return found[0] if found else None
+    return names[0] if names else None

@@ -1,9 +1,8 @@
-"""SentencePiece's compiled rules for characters (precompiled_charsmap): the longest prefix with a
+"""SentencePiece's compiled character rules (precompiled_charsmap): the longest prefix that has a
 rule is replaced.
 
-The layout: how many bytes the array has (uint32), a double array of prefixes as darts-clone packs
-it (Kanda 2018), then the replacements, each with a zero byte behind. It knows bytes and text, no
-tokenizers.
+Layout: the size of the array in bytes (uint32), a double array of prefixes in darts-clone's format
+(Kanda 2018), then the replacements, each followed by a zero byte.
 """
 
 import struct
@@ -16,54 +15,55 @@ if TYPE_CHECKING:
 
     Units = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
-LARGEST = 1 << 22  # bytes; SentencePiece's own are a quarter of a million
-BLOCK = 256  # one slot for every byte
+LARGEST = 1 << 22  # bytes; SentencePiece's own rules take about 250,000
+BLOCK = 256  # slots; one for each value of a byte
 LABEL, VALUE, LEAF, WIDE = 0x8000_00FF, 0x7FFF_FFFF, 1 << 8, 1 << 9
-REACH = 1 << 21  # offsets that fit without WIDE
-OPEN = 8  # blocks that are still filled
+REACH = 1 << 21  # the first offset that needs WIDE
+OPEN = 8  # newest blocks whose free slots are still filled
 
 
 @dataclass(frozen=True, slots=True)
 class Charsmap:
-    """Rules that `parse` has found sound: no text leads outside of them."""
+    """Rules that `parse_charsmap` has checked: no text leads outside of the array."""
 
     units: tuple[int, ...]
     texts: bytes
 
     def apply(self, text: str) -> str:
-        """The text with every prefix replaced that has a rule, the longest first."""
-        data, made, at = text.encode(), bytearray(), 0
+        """Return the text with every prefix that has a rule replaced, the longest first."""
+        data, replaced, at = text.encode(), bytearray(), 0
         while at < len(data):
             length, replacement = self._longest(data, at)
             if not length:
                 length = _width(data[at])
                 replacement = data[at : at + length]
-            made += replacement
+            replaced += replacement
             at += length
-        return made.decode("utf-8", "replace")
+        return replaced.decode("utf-8", "replace")
 
     def covers(self, text: str) -> bool:
-        """Whether a text as a whole has a rule."""
+        """Return whether the whole text is the prefix of a rule."""
         data = text.encode()
         return self._longest(data, 0)[0] == len(data)
 
     def _longest(self, data: bytes, at: int) -> tuple[int, bytes]:
-        node, found, length = _offset(self.units[0]), -1, 0
-        for place in range(at, len(data)):
-            char = data[place]
+        node, position, length = _offset(self.units[0]), -1, 0
+        for index in range(at, len(data)):
+            char = data[index]
             node ^= char
             unit = self.units[node]
             if not char or unit & LABEL != char:
                 break
             node ^= _offset(unit)
             if unit & LEAF:
-                found, length = self.units[node] & VALUE, place - at + 1
-        return length, self.texts[found : self.texts.index(0, found)] if length else b""
+                position, length = self.units[node] & VALUE, index - at + 1
+        return length, self.texts[position : self.texts.index(0, position)] if length else b""
 
 
 def parse(data: bytes) -> Charsmap:
-    """Read rules; raises ValueError where a text could lead outside of them, which would end a
-    process of llama.cpp.
+    """Read rules.
+
+    Raises ValueError if some text could lead outside of them, because llama.cpp would crash on it.
     """
     units, texts = _split(data)
     _leaves(units, len(texts))
@@ -71,40 +71,43 @@ def parse(data: bytes) -> Charsmap:
 
 
 def build(rules: Mapping[str, str]) -> bytes:
-    """Pack rules, prefix -> replacement; neither has a zero character, no prefix is empty. No rules
-    are no bytes.
+    """Pack rules, prefix -> replacement, as a precompiled_charsmap; no rules give no bytes.
+
+    Prefixes are not empty, and neither prefixes nor replacements contain a zero character.
     """
     if not rules:
         return b""
     array, texts = _Array([0]), _Texts()
     trie: _Node = {}
-    for prefix, made in sorted(rules.items()):
+    for prefix, replacement in sorted(rules.items()):
         node = trie
         for char in prefix.encode():
             below = node.setdefault(char, {})
             assert isinstance(below, dict), prefix
             node = below
-        node[0] = texts.place(made)
+        node[0] = texts.place(replacement)
     array.fill(trie)
     return _packed(array, texts)
 
 
 def followed(data: bytes, after: Callable[[str], str], chars: Iterable[str]) -> bytes:
-    """Rules that do what these do and then `after`, which takes a text character by character.
+    """Return rules that apply `data` and then `step`, which maps a text character by character.
 
-    `chars` are those that it may change.
+    `chars` are the characters that `step` may change.
     """
-    units, old = _split(data)
-    array, texts, known = _Array(units.tolist()), _Texts(), parse(data)
-    for leaf in _leaves(units, len(old)):
+    units, old_texts = _split(data)
+    array, texts, rules = _Array(units.tolist()), _Texts(), parse(data)
+    for leaf in _leaves(units, len(old_texts)):
         first = int(units[leaf]) & VALUE
         array.units[leaf] = (
-            texts.place(after(old[first : old.index(0, first)].decode("utf-8", "replace")))
+            texts.place(
+                after(old_texts[first : old_texts.index(0, first)].decode("utf-8", "replace"))
+            )
             | 1 << 31
         )
     for char in chars:
-        if (made := after(char)) != char and not known.covers(char):
-            array.add(char.encode(), texts.place(made))
+        if (changed := after(char)) != char and not rules.covers(char):
+            array.add(char.encode(), texts.place(changed))
     return _packed(array, texts)
 
 
@@ -120,8 +123,10 @@ def _split(data: bytes) -> tuple["Units", bytes]:
 
 
 def _leaves(units: "Units", texts: int) -> list[int]:
-    """Take every step that any text could take, each once; returns where the places of replacements
-    stand.
+    """Follow every transition that some text could take, each once; return the slots of
+    replacements.
+
+    Raises ValueError if a transition leads outside of the array or the replacements.
     """
     import numpy as np
 
@@ -132,33 +137,34 @@ def _leaves(units: "Units", texts: int) -> list[int]:
         index = waiting.pop()[:, None] ^ bytewise  # [nodes, 255]
         if index.max() >= len(units):
             raise ValueError("its array leads outside of itself")
-        found = units[index]
-        hit = (found & LABEL) == bytewise
-        unit = found[hit].astype(np.int64)
-        after = index[hit] ^ ((unit >> 10) << ((unit & WIDE) >> 6))
+        candidates = units[index]
+        is_child = (candidates & LABEL) == bytewise
+        unit = candidates[is_child].astype(np.int64)
+        after = index[is_child] ^ ((unit >> 10) << ((unit & WIDE) >> 6))
         if after.size and after.max() >= len(seen):
             raise ValueError("its array leads outside of itself")
         ends = np.unique(after[(unit & LEAF) != 0])
         if ends.size and (ends[-1] >= len(units) or (units[ends] & VALUE).max() >= texts):
             raise ValueError("its array leads outside of its replacements")
         leaves.update(ends.tolist())
-        fresh = np.unique(after[~seen[after]])
-        seen[fresh] = True
-        waiting += [fresh[at : at + 4096] for at in range(0, len(fresh), 4096)]
+        new = np.unique(after[~seen[after]])
+        seen[new] = True
+        waiting += [new[at : at + 4096] for at in range(0, len(new), 4096)]
     return sorted(leaves)
 
 
-_Node = dict[int, "_Node | int"]  # by byte; 0 holds the place of the replacement of what leads here
+# child by byte; key 0 holds the position of the replacement for the prefix that ends here
+_Node = dict[int, "_Node | int"]
 
 
 class _Texts:
-    """Replacements, each once."""
+    """Replacements, each stored once."""
 
     def __init__(self) -> None:
         self.data, self.places = bytearray(), dict[str, int]()
 
     def place(self, text: str) -> int:
-        """Where a replacement stands; it is put at the end if it is new."""
+        """Return the position of a replacement, appending it if it is new."""
         if text not in self.places:
             self.places[text] = len(self.data)
             self.data += text.encode() + b"\0"
@@ -166,17 +172,15 @@ class _Texts:
 
 
 class _Array:
-    """A double array that grows: the child of a node by a byte stands at the node's base XOR that
-    byte.
-    """
+    """A double array that grows: the child of a node by a byte is in the slot base XOR byte."""
 
     def __init__(self, units: list[int]) -> None:
         self.units = units + [0] * (-len(units) % BLOCK)
-        self.free: dict[int, None] = {}  # slots of the last blocks, in their order
+        self.free: dict[int, None] = {}  # free slots of the last blocks, in order
         self.bases: set[int] = set()
 
     def fill(self, trie: _Node) -> None:
-        """Put a trie below the root of an empty array."""
+        """Add a trie below the root of an empty array."""
         waiting = [(trie, 0)]
         while waiting:
             node, index = waiting.pop()
@@ -190,7 +194,7 @@ class _Array:
                     waiting.append((child, base ^ char))
 
     def add(self, prefix: bytes, place: int) -> None:
-        """Put in one more prefix, which has no rule yet."""
+        """Add one more prefix, which has no rule yet."""
         index, fresh = 0, False
         for char in prefix:
             base = index ^ _offset(self.units[index])
@@ -202,8 +206,9 @@ class _Array:
         self.units[index] |= LEAF
 
     def _moved(self, index: int, char: int, fresh: bool) -> int:
-        """Give a node, and all that is below it, a base with room for one more byte; a fresh one
-        has nothing below.
+        """Move a node's children to a base that has room for one more byte; return the base.
+
+        A `fresh` node has no children.
         """
         old = index ^ _offset(self.units[index])
         below = (
@@ -225,7 +230,7 @@ class _Array:
         self.units[index] = self.units[index] & (LABEL | LEAF) | (base ^ index) << 10
 
     def _base(self, chars: list[int]) -> int:
-        """A base that no node has, with free slots for these bytes; they are taken with it."""
+        """Return an unused base with free slots for these bytes, and take the slots."""
         fit = (slot ^ chars[0] for slot in self._slots())
         base = next(
             base
@@ -243,7 +248,7 @@ class _Array:
             first = len(self.units)
             self.units += [0] * BLOCK
             for slot in [slot for slot in self.free if slot < first - OPEN * BLOCK]:
-                del self.free[slot]  # nothing has fitted there for long
+                del self.free[slot]  # nothing has fitted into these slots for long
             self.free |= dict.fromkeys(range(first, first + BLOCK))
             yield from range(first, first + BLOCK)
 
@@ -259,5 +264,5 @@ def _offset(unit: int) -> int:
 
 
 def _width(lead: int) -> int:
-    """Bytes of a character by its first one."""
+    """Return the number of bytes of a character by its first byte."""
     return 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4

@@ -1,8 +1,6 @@
-"""The road from a checkpoint folder of Hugging Face to a Source: config, vocabulary, placed
-tensors.
+"""Converts a Hugging Face checkpoint folder to a Source: config, vocabulary and placed tensors.
 
-Every tensor is placed, made or dropped, or all that is wrong is told at once. It knows no
-architecture (archs) and no tokenizer (vocab), only how they meet.
+Every tensor is placed, computed or dropped; everything that does not fit is reported in one error.
 """
 
 import difflib
@@ -37,14 +35,11 @@ from quant.writer import entry
 if TYPE_CHECKING:
     from quant.native import F32
 
-TOLD = (
-    2000  # misfits that are listed: all of any real checkpoint's, and not a hostile one's million
-)
+# Misfits that one error lists: enough for any real checkpoint, bounded for a hostile one.
+TOLD = 2000
 TOKENIZERS = ("tokenizer.model", "tokenizer.json")
-FULL = (
-    "ffn_gate_inp",
-    "ffn_gate_inp_shexp",
-)  # matrices that stay F32: routers are small and delicate
+# Matrices that stay F32: routers are small and sensitive to rounding.
+FULL = ("ffn_gate_inp", "ffn_gate_inp_shexp")
 
 
 def open_folder(
@@ -55,23 +50,24 @@ def open_folder(
     allow_pickle: bool = False,
     blobs: Mapping[str, Blob] | None = None,
 ) -> Source:
-    """Take a folder with config.json, safetensors and a tokenizer as a source.
+    """Open a checkpoint folder with config.json, weights and a tokenizer as a Source.
 
-    `tokenizer` is another folder to take the tokenizer from, `pre` the name of its pre-tokenizer;
-    `allow_pickle` reads pickled weights where there are no safetensors; `blobs` are the safetensors
-    by name where they lie elsewhere.
+    `tokenizer` is another folder to read the tokenizer from; `pre` overrides the name of the
+    pre-tokenizer. `allow_pickle` permits pickled weights if there are no safetensors. `blobs` are
+    the safetensors by file name if they are not in the folder. Raises UserError for anything that
+    cannot be converted.
     """
     arch, config = family(path)
     notes = arch.check(config)
     blobs = tensors.files(path) if blobs is None else blobs
     stored = _stored(path, blobs, allow_pickle)
-    spoken = language.part(path, stored)
-    restored = dequantize.restore(path, config, spoken.tensors)
-    words = vocab.load(_tokenizer(path, tokenizer, config), config, pre, spare=arch.spare)
-    config = Config({**config.values, "vocab_size": words.size}, config.where)
-    weights, idle = _weights(path, arch, config, restored.tensors)
+    language_part = language.part(path, stored)
+    restored = dequantize.restore(path, config, language_part.tensors)
+    vocabulary = vocab.load(_tokenizer(path, tokenizer, config), config, pre, spare=arch.spare)
+    config = Config({**config.values, "vocab_size": vocabulary.size}, config.where)
+    weights, dropped_notes = _place_weights(path, arch, config, restored.tensors)
     keys = arch.keys(config)
-    dtype = _dtype(spoken.tensors)
+    dtype = _dtype(language_part.tensors)
     entries = [
         *metadata.general(path, arch.name, weights, restored.method),
         *((f"{arch.name}.{key.name}", entry(key.kind, key.value)) for key in keys),
@@ -84,18 +80,19 @@ def open_folder(
         files,
         metadata.origin(path).name,
         facts,
-        (*entries, *words.entries),
+        (*entries, *vocabulary.entries),
         tuple(weights),
         ALIGNMENT,
-        (*spoken.notes, *restored.notes, *idle, *notes, *words.notes),
+        (*language_part.notes, *restored.notes, *dropped_notes, *notes, *vocabulary.notes),
         dtype=dtype,
         blobs=tuple(blobs[file.name] for file in files if file.name in blobs),
     )
 
 
 def _stored(path: Path, blobs: Mapping[str, Blob], allow_pickle: bool) -> Tensors:
-    """The checkpoint's tensors as they are stored; safetensors go before pickles, which must be
-    allowed.
+    """Return the checkpoint's tensors as stored.
+
+    Safetensors are preferred to pickles, which need `allow_pickle`.
     """
     if any(name.startswith("model") for name in blobs) or not (pickles := pickled.files(path)):
         return tensors.load(path, blobs)
@@ -105,7 +102,10 @@ def _stored(path: Path, blobs: Mapping[str, Blob], allow_pickle: bool) -> Tensor
 
 
 def _tokenizer(path: Path, other: Path | None, config: Config) -> Path:
-    """The folder to read the tokenizer from; a finetune without one is told whose it may take."""
+    """Return the folder to read the tokenizer from.
+
+    If it has no tokenizer, the error names the parent model whose tokenizer fits.
+    """
     if other is not None and not other.is_dir():
         raise Refusal(
             f"there is no folder {other}", hint="--tokenizer names a folder with tokenizer files"
@@ -113,17 +113,17 @@ def _tokenizer(path: Path, other: Path | None, config: Config) -> Path:
     folder = other or path
     if not any((folder / name).is_file() for name in TOKENIZERS):
         parent = card.parent(path, config.values)
-        whose = f"{parent}, the model it was made from" if parent else "the model it was made from"
+        owner = f"{parent}, the model it was made from" if parent else "the model it was made from"
         raise Refusal(
             f"{folder} has no tokenizer: neither {' nor '.join(TOKENIZERS)}",
-            hint=f"add --tokenizer FOLDER with the tokenizer files of {whose}",
+            hint=f"add --tokenizer FOLDER with the tokenizer files of {owner}",
         )
     return folder
 
 
 def _dtype(stored: Tensors) -> str:
-    """What the checkpoint's floats are: the type of its first matrix of floats (torch_dtype may
-    lie).
+    """Return the dtype of the checkpoint's first float matrix; torch_dtype in config.json can be
+    wrong.
     """
     return next(
         (t.dtype for t in stored.values() if len(t.shape) > 1 and t.dtype in tensors.FLOATS), "BF16"
@@ -131,7 +131,7 @@ def _dtype(stored: Tensors) -> str:
 
 
 def _facts(arch: Arch, keys: list[Key]) -> Facts:
-    """What the recipes ask, read off the keys as from a finished file."""
+    """Return what the type recipes need to know about the model, read from its metadata keys."""
     numbers = {key.name: key.value for key in keys if isinstance(key.value, int)}
     heads = numbers["attention.head_count"]
     return Facts(
@@ -144,8 +144,10 @@ def _facts(arch: Arch, keys: list[Key]) -> Facts:
 
 
 def family(path: Path) -> tuple[Arch, Config]:
-    """A folder's family, and its config: the text part at the root, what it does not say as the
-    class has it.
+    """Return a checkpoint folder's family and its config.
+
+    The config has the text model's settings at the root, and the class's defaults for settings it
+    omits. Raises UserError for families that are not supported.
     """
     config = _config(path)
     arch = _arch(path, config)
@@ -162,7 +164,8 @@ def _config(path: Path) -> Config:
         )
     values = tensors.read_json(file)
     if isinstance(text := values.get("text_config"), dict):
-        classes = [*_classes(values), *_classes(text)]  # the whole model's first, if it is known
+        # the whole model's class first, if it is supported
+        classes = [*_classes(values), *_classes(text)]
         classes.sort(key=lambda name: name not in ARCHS)
         values = values | text | {"architectures": classes, "model_type": values.get("model_type")}
     return Config(values, str(file))
@@ -173,65 +176,73 @@ def _classes(values: Mapping[str, Any]) -> list[str]:
     return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
 
 
-def _of_type(kind: object) -> list[str]:
-    """The class that transformers takes for a model_type where none is named: "qwen2_moe" ->
-    Qwen2MoeForCausalLM.
+def _class_of_type(kind: object) -> list[str]:
+    """Return the class name that transformers uses for a model_type, for configs that name no
+    class.
+
+    Example: "qwen2_moe" -> Qwen2MoeForCausalLM.
     """
     plain = str(kind).removesuffix("_text").replace("_", "")
     return [name for name in ARCHS if name.lower() == f"{plain}forcausallm"]
 
 
 def _arch(path: Path, config: Config) -> Arch:
-    named = _classes(config.values) or _of_type(config.values.get("model_type"))
+    named = _classes(config.values) or _class_of_type(config.values.get("model_type"))
     name = named[0] if named else "unknown"
     if name not in ARCHS:
-        near = difflib.get_close_matches(name, ARCHS, n=1)
-        like = f"; the nearest is {near[0]}" if near else ""
+        nearest = difflib.get_close_matches(name, ARCHS, n=1)
+        like = f"; the nearest is {nearest[0]}" if nearest else ""
         raise Refusal(
-            f"{path} is a {name}; {', '.join(sorted(ARCHS))} are converted{like}",
+            f"{path} is a {name}; supported are {', '.join(sorted(ARCHS))}{like}",
             hint="pull a GGUF of this model instead",
         )
     return ARCHS[name]
 
 
-def _weights(
+def _place_weights(
     path: Path, arch: Arch, config: Config, stored: Tensors
 ) -> tuple[list[Weight], list[str]]:
-    """Every tensor under its GGUF name, in llama.cpp's order, and notes; everything that does not
-    fit, at once.
+    """Return every tensor under its GGUF name, in llama.cpp's order, and notes for the user.
+
+    Raises one UserError that lists all tensors that do not fit.
     """
-    kept = {name: tensor for name, tensor in stored.items() if not name.endswith(arch.drop)}
-    placed, strange = _place(arch, config, arch.prepare(config, kept))
+    remaining = {name: tensor for name, tensor in stored.items() if not name.endswith(arch.drop)}
+    placed, unknown = _name_tensors(arch, config, arch.prepare(config, remaining))
     expected = arch.expected(config)
-    known = arch.optional(config) | expected
-    if "output.weight" in placed and "output.weight" not in known:
-        _same_head(path, placed["output.weight"], placed.get("token_embd.weight"))
+    allowed = arch.optional(config) | expected
+    if "output.weight" in placed and "output.weight" not in allowed:
+        _check_tied_head(path, placed["output.weight"], placed.get("token_embd.weight"))
         del placed["output.weight"]
-    idle = [name for name, tensor in placed.items() if name not in known and _zeros(name, tensor)]
-    for name in idle:
-        del placed[name]
-    wrong = [f"{tensor.name} is unknown" for tensor in strange]
-    wrong += [
-        f"{tensor.name} ({name}) does not belong here"
+    zero_biases = [
+        name
         for name, tensor in placed.items()
-        if name not in known
+        if name not in allowed and _is_zero_bias(name, tensor)
     ]
-    wrong += [f"{name} is missing" for name in expected if name not in placed]
-    wrong += [
+    for name in zero_biases:
+        del placed[name]
+    misfits = [f"{tensor.name} is unknown" for tensor in unknown]
+    misfits += [
+        f"{tensor.name} ({name}) does not belong to this family"
+        for name, tensor in placed.items()
+        if name not in allowed
+    ]
+    misfits += [f"{name} is missing" for name in expected if name not in placed]
+    misfits += [
         f"{placed[name].name} is {list(placed[name].shape)}, not {list(shape)}"
-        for name, shape in known.items()
+        for name, shape in allowed.items()
         if name in placed and placed[name].shape != shape
     ]
-    wrong += [
+    misfits += [
         f"{tensor.name} is stored as {tensor.dtype}"
         for tensor in placed.values()
         if tensor.dtype not in tensors.FLOATS
         and not (tensor.dtype in native.TYPE_NUMBERS and native.quantized(tensor.dtype))
     ]
-    if wrong:
-        more = f"; and {len(wrong) - TOLD} more" if len(wrong) > TOLD else ""
+    if misfits:
+        more = f"; and {len(misfits) - TOLD} more" if len(misfits) > TOLD else ""
         raise Refusal(
-            f"{path}: {len(wrong)} tensors do not fit its config.json: {'; '.join(wrong[:TOLD])}{more}",
+            f"{path}: {len(misfits)} tensors do not fit its config.json: "
+            f"{'; '.join(misfits[:TOLD])}{more}",
             hint="fetch the whole model again",
         )
     if arch.needs_head and "output.weight" not in placed:
@@ -240,37 +251,40 @@ def _weights(
         if op := arch.ops.get(role(name)):
             placed[name] = op(config, tensor)
     weights = [_weight(name, tensor) for name, tensor in placed.items()]
-    weights += [_made(name, values) for name, values in arch.extra(config).items()]
+    weights += [_computed_weight(name, values) for name, values in arch.extra(config).items()]
     notes = [
-        f"{len(idle)} biases that this family does not have are left out: they are zero"
-    ] * bool(idle)
+        f"{len(zero_biases)} biases are left out: this family has none, and they are all zero"
+    ] * bool(zero_biases)
     return sorted(weights, key=lambda weight: recipe.order(weight.name)), notes
 
 
-def _zeros(name: str, tensor: LazyTensor) -> bool:
-    """Whether a tensor is a bias of zeros: quantizers leave them in families that have none."""
+def _is_zero_bias(name: str, tensor: LazyTensor) -> bool:
+    """Return whether a tensor is a bias of zeros, which quantizers add in families that have no
+    biases.
+    """
     vector = name.endswith(".bias") and len(tensor.shape) == 1 and tensor.dtype in tensors.FLOATS
     return vector and not views.floats(tensor).any()
 
 
-def _place(arch: Arch, config: Config, tensors: Tensors) -> tuple[Tensors, list[LazyTensor]]:
+def _name_tensors(arch: Arch, config: Config, tensors: Tensors) -> tuple[Tensors, list[LazyTensor]]:
     import gguf
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.kind], config.number("num_hidden_layers"))
     placed: Tensors = {}
-    strange = []
+    unknown = []
     for key, tensor in tensors.items():
-        name = _named(arch, key) or names.get_name(key, try_suffixes=(".weight", ".bias"))
+        name = _family_name(arch, key) or names.get_name(key, try_suffixes=(".weight", ".bias"))
         if name is None or name in placed:
-            strange.append(tensor)
+            unknown.append(tensor)
         else:
             placed[name] = tensor
-    return placed, strange
+    return placed, unknown
 
 
-def _named(arch: Arch, name: str) -> str | None:
-    """The GGUF name that the family itself gives: "model.layers.3.mlp.router.weight" ->
-    "blk.3.ffn_gate_inp.weight".
+def _family_name(arch: Arch, name: str) -> str | None:
+    """Return the GGUF name that the family itself assigns, or None.
+
+    Example: "model.layers.3.mlp.router.weight" -> "blk.3.ffn_gate_inp.weight".
     """
     match = re.fullmatch(r"(?:model\.)?layers\.(\d+)\.(.+?)(\.weight|\.bias)?", name)
     if match and match[2] in arch.names:
@@ -278,8 +292,8 @@ def _named(arch: Arch, name: str) -> str | None:
     return None
 
 
-def _same_head(path: Path, head: LazyTensor, embedding: LazyTensor | None) -> None:
-    """A tied model may carry a copy of its embedding as the head, but no head of its own."""
+def _check_tied_head(path: Path, head: LazyTensor, embedding: LazyTensor | None) -> None:
+    """Refuse a head that is not a copy of the embedding in a model that ties the two."""
     rows = range(0, head.shape[0], max(1, head.shape[0] // 256))
     if (
         embedding is None
@@ -287,14 +301,14 @@ def _same_head(path: Path, head: LazyTensor, embedding: LazyTensor | None) -> No
         or any((head.read(row, row + 1) != embedding.read(row, row + 1)).any() for row in rows)
     ):
         raise Refusal(
-            f"{path}: config.json ties the head to the embedding, but {head.name} is another tensor",
-            hint='set "tie_word_embeddings": false in config.json if the head is meant',
+            f"{path}: config.json ties the head to the embedding, but {head.name} is different",
+            hint='to use this head, set "tie_word_embeddings": false in config.json',
         )
 
 
 def _weight(name: str, tensor: LazyTensor) -> Weight:
-    """Norms, biases, routers and all that is one-dimensional are kept as F32, as llama.cpp expects
-    them.
+    """Return a tensor as a Weight. llama.cpp expects norms, biases, routers and other vectors as
+    F32.
     """
     shape = tuple(reversed(tensor.shape))
     if len(shape) > 1 and name.endswith(".weight") and role(name) not in FULL:
@@ -302,8 +316,8 @@ def _weight(name: str, tensor: LazyTensor) -> Weight:
     return Weight(name, shape, "F32", views.mapped(tensor, lambda values: values).read)
 
 
-def _made(name: str, values: "F32") -> Weight:
-    """A one-dimensional tensor that was computed."""
+def _computed_weight(name: str, values: "F32") -> Weight:
+    """Return a computed vector as a Weight."""
     import numpy as np
 
     data = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(1, -1)

@@ -1,9 +1,8 @@
-"""A model's pieces as a tokenizer.json: what the tokenizers library is given to run beside
-llama.cpp.
+"""Builds a tokenizer.json from a model's pieces, for the tokenizers library to run as the
+reference.
 
-For a SentencePiece model of its own (BPE by merges derived from scores, as transformers converts
-it), and for Unigram models, whose unknown and control pieces the library would find in a text. It
-knows JSON, not the library.
+Used for SentencePiece BPE models, whose merges are derived from scores as transformers does, and
+for Unigram models, because the library would match their unknown and control pieces in text.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,22 +11,22 @@ from typing import Any
 from quant.rows import Added
 from quant.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Piece
 
-LONGEST = 256  # characters of a piece that merges are looked for in
-HIDDEN = "\0"  # the unknown token's text, which is in no test string
+LONGEST = 256  # characters; longer pieces get no merges
+HIDDEN = "\0"  # the unknown token's text; no probe string contains it
 Json = dict[str, Any]
 
 
 def tokenizer(model: Json, added: Mapping[int, Added]) -> Json:
-    """A tokenizer.json that does nothing to a text but find added tokens."""
+    """Return a tokenizer.json that only finds added tokens: no normalizer, no pre-tokenizer."""
     flags = ("special", "lstrip", "rstrip", "normalized", "single_word")
-    listed = [
+    added_tokens = [
         {"id": index, "content": token.text} | {name: getattr(token, name) for name in flags}
         for index, token in sorted(added.items())
         if token.text
     ]
     return {
         "version": "1.0",
-        "added_tokens": listed,
+        "added_tokens": added_tokens,
         "normalizer": None,
         "pre_tokenizer": None,
         "model": model,
@@ -35,17 +34,21 @@ def tokenizer(model: Json, added: Mapping[int, Added]) -> Json:
 
 
 def named(pieces: Mapping[int, Piece]) -> dict[int, Added]:
-    """The pieces that are found in a text as they stand, before it is split."""
-    kinds = (UNKNOWN, CONTROL, USER_DEFINED)
+    """Return the pieces that are matched in the text before it is split: unknown, control and
+    user-defined.
+    """
+    matched_types = (UNKNOWN, CONTROL, USER_DEFINED)
     return {
         index: Added(piece.text, special=piece.type != USER_DEFINED)
         for index, piece in pieces.items()
-        if piece.type in kinds
+        if piece.type in matched_types
     }
 
 
 def bpe(pieces: Mapping[int, Piece]) -> Json:
-    """SentencePiece's BPE: the pair that makes the piece of the highest score is joined first."""
+    """Return SentencePiece's BPE as a model: the pair that makes the piece with the highest score
+    is merged first.
+    """
     ids = {piece.text: index for index, piece in pieces.items()}
     merges = sorted(_merges(pieces.values(), ids), key=lambda merge: merge[0], reverse=True)
     unknown = next((piece.text for piece in pieces.values() if piece.type == UNKNOWN), None)
@@ -71,19 +74,22 @@ def _merges(
         text = piece.text
         if piece.type not in (NORMAL, USER_DEFINED, UNUSED) or not 1 < len(text) <= LONGEST:
             continue
-        for at in range(1, len(text)):
-            if text[:at] in ids and text[at:] in ids:
-                yield (piece.score, at), text[:at], text[at:]
+        for split in range(1, len(text)):
+            if text[:split] in ids and text[split:] in ids:
+                yield (piece.score, split), text[:split], text[split:]
 
 
 def unigram(pieces: Mapping[int, tuple[str, float]], unknown: int) -> Json:
-    """A Unigram of these pieces by row, the unknown token aside; rows are told apart by text."""
-    listed: list[list[str | float]] = [
+    """Return a Unigram model of these pieces (row -> text, score) except the unknown token.
+
+    Ids differ from rows; pieces are identified by their text.
+    """
+    vocab: list[list[str | float]] = [
         [text, score] for row, (text, score) in pieces.items() if row != unknown
     ]
     return {
         "type": "Unigram",
-        "unk_id": len(listed),
+        "unk_id": len(vocab),
         "byte_fallback": False,
-        "vocab": [*listed, [HIDDEN, 0.0]],
+        "vocab": [*vocab, [HIDDEN, 0.0]],
     }

@@ -1,7 +1,6 @@
-"""A quantized checkpoint as the floats it stands for, or the word that it cannot be had.
+"""Reads a quantized checkpoint as floats, or refuses a format that is not supported.
 
-Finds the format that config.json names among quant/inputs; what is not there is refused by its
-name, with the model it was made from where the checkpoint tells. It knows no format and no family.
+config.json names the format; quant/checkpoint/quantized/ has one module for each supported one.
 """
 
 from collections.abc import Mapping
@@ -34,10 +33,10 @@ TITLES = {
     "torchao": "torchao",
     "vptq": "VPTQ",
 }
-# These round a model's floats when they load it: where the floats are here, nothing is rounded yet.
-# Finetunes made on top of such a model and merged into its floats keep the settings.
+# These quantize floats at load time: if the checkpoint holds floats, they are not rounded yet.
+# Finetunes merged into the floats of such a model keep these settings.
 LATE = ("bitsandbytes", "eetq", "hqq", "quanto", "torchao")
-# Where older tools wrote what config.json says today, and whose settings they are.
+# Settings files of older tools -> the method that uses them; config.json holds them today.
 BESIDE = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
@@ -47,7 +46,7 @@ BESIDE = {
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A checkpoint in floats; `method` is "" where it was in floats all along."""
+    """A checkpoint in floats; `method` is its quantization, "" if it was stored in floats."""
 
     tensors: Tensors
     method: str
@@ -55,27 +54,27 @@ class Restored:
 
 
 def restore(folder: Path, config: Config, tensors: Tensors) -> Restored:
-    """The tensors with everything quantized computed when it is read; refuses an unknown format by
-    name.
+    """Return the tensors with every quantized one computed when it is read.
+
+    Raises UserError for a quantization that is not supported.
     """
-    settings = _settings(config) or _beside(folder, tensors)
-    if settings is None or (settings.get("quant_method") in LATE and _floats(tensors)):
+    settings = _settings(config) or _sidecar_settings(folder, tensors)
+    if settings is None or (settings.get("quant_method") in LATE and _all_floats(tensors)):
         return Restored(tensors, "", ())
-    kind = _input(folder, config, settings)
-    found = kind.restore(Config(settings, f"{config.where}: quantization_config"), tensors)
-    if all(tensors.get(name) is tensor for name, tensor in found.items()):
-        return Restored(
-            found, "", ()
-        )  # settings left over from a model whose weights are floats here
-    if kind.native:
-        return Restored(found, kind.name, ())
+    input_format = _input(folder, config, settings)
+    result = input_format.restore(Config(settings, f"{config.where}: quantization_config"), tensors)
+    if all(tensors.get(name) is tensor for name, tensor in result.items()):
+        # The weights are floats; the settings are left over from another model.
+        return Restored(result, "", ())
+    if input_format.native:
+        return Restored(result, input_format.name, ())
     parent = card.parent(folder, config.values)
     note = (
-        f"this checkpoint is quantized already ({kind.title}): its weights are widened to floats, and rounding "
-        f"them again adds that error to the error they have; {parent or 'the model it was made from'} gives a "
-        "better file"
+        f"this checkpoint is already quantized ({input_format.title}): its weights are widened to "
+        "floats, and quantizing them again adds to their error; "
+        f"{parent or 'the model it was made from'} gives a better file"
     )
-    return Restored(found, kind.name, (note,))
+    return Restored(result, input_format.name, (note,))
 
 
 def _settings(config: Config) -> Mapping[str, Any] | None:
@@ -85,15 +84,16 @@ def _settings(config: Config) -> Mapping[str, Any] | None:
     return None
 
 
-def _floats(tensors: Tensors) -> bool:
+def _all_floats(tensors: Tensors) -> bool:
     return all(tensor.dtype in FLOATS for tensor in tensors.values())
 
 
-def _beside(folder: Path, tensors: Tensors) -> Mapping[str, Any] | None:
-    """The settings in a file of their own; none where all weights are floats, whatever was left
-    beside them.
+def _sidecar_settings(folder: Path, tensors: Tensors) -> Mapping[str, Any] | None:
+    """Return the settings from a separate file of the folder, or None.
+
+    They are ignored if all weights are floats.
     """
-    if _floats(tensors):
+    if _all_floats(tensors):
         return None
     for name, method in BESIDE.items():
         if (folder / name).is_file():
@@ -108,10 +108,10 @@ def _input(folder: Path, config: Config, settings: Mapping[str, Any]) -> Input:
     if isinstance(method, str) and method in INPUTS:
         return INPUTS[method]
     title = TITLES.get(method, method) if isinstance(method, str) else "unknown"
-    known = ", ".join(dict.fromkeys(kind.title for kind in INPUTS.values()))
+    titles = ", ".join(dict.fromkeys(kind.title for kind in INPUTS.values()))
     parent = card.parent(folder, config.values)
     raise Refusal(
-        f"{folder} is quantized already ({title}), which is not undone here; {known} are",
+        f"{folder} is quantized ({title}), which is not supported; supported are {titles}",
         hint=f"use the model it was made from: {parent}"
         if parent
         else "use the model it was made from",

@@ -1,11 +1,14 @@
-"""The root of every error that a user can put right.
+"""Errors that a user can fix, each with a hint.
 
-It lives below both packages so that `quant` can raise it and `llmcli` can catch it.
+`quant` raises them, and `llmcli` prints them.
 """
 
 
 class Refusal(Exception):
-    """Something the user can put right: what happened, and what to type next."""
+    """An error that the user can fix.
+
+    The message says what happened; `hint` is a command or one instruction.
+    """
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -13,8 +16,10 @@ class Refusal(Exception):
 
 
 class Damaged(Refusal):
-    """The source's own content is at fault: what was begun is not worth going on with."""
+    """An error in the content of the source itself. Partial output made from it is deleted, because
+    it cannot be resumed.
+    """
 
 
 class Pickled(Refusal):
-    """Weights are there as pickles only, and nobody has allowed to read those."""
+    """A checkpoint has only pickled weights, and reading pickles was not allowed."""

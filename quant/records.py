@@ -1,7 +1,7 @@
-"""A file that grows by whole records and can be gone on with after any kill: a JSON head in its
-first line, then for each record its number, the length and checksum of its bytes, and the bytes.
+"""An append-only file of checksummed records that survives a kill at any moment.
 
-What was cut off at the end, or does not fit its checksum, counts as never written.
+The first line is a JSON head. Each record is its number, its length in bytes, its CRC-32 and its
+bytes. Reading stops at the first record that is cut off or fails its checksum.
 """
 
 import json
@@ -13,24 +13,28 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 MAGIC = "llmcli records 1"
-RECORD = struct.Struct("<IQI")  # number, bytes, their CRC-32
+RECORD = struct.Struct("<IQI")  # number, length in bytes, CRC-32
 LONGEST_HEAD = 1 << 16
 
 
 class Records:
-    """One open file. `head` is its first line, `numbers` are the records that are there."""
+    """One open record file.
+
+    `head` is the JSON object of the first line; `numbers` are the numbers of the records in the
+    file.
+    """
 
     def __init__(self, stream: BinaryIO, head: dict[str, Any]) -> None:
         self._stream, self.head = stream, head
-        self._places: dict[int, tuple[int, int]] = {}
+        self._spans: dict[int, tuple[int, int]] = {}
 
     @property
     def numbers(self) -> set[int]:
-        return set(self._places)
+        return set(self._spans)
 
     @classmethod
     def begin(cls, path: Path, head: dict[str, Any]) -> Self:
-        """A new file, in place of any that is there."""
+        """Create a file with this head, replacing any existing file."""
         stream = path.open("w+b")
         stream.write(json.dumps({"format": MAGIC, **head}).encode() + b"\n")
         _sync(stream)
@@ -38,19 +42,20 @@ class Records:
 
     @classmethod
     def resume(cls, path: Path, *, write: bool = True) -> Self | None:
-        """The file as far as it is whole, cut there if it is to be written; None where there is
-        none of this form.
+        """Open an existing file; return None if it is missing or is not a record file.
+
+        With `write`, anything after the last intact record is cut off.
         """
         try:
             stream = path.open("r+b" if write else "rb")
         except OSError:
             return None
-        found = cls._read(stream)
-        if found is None:
+        records = cls._read(stream)
+        if records is None:
             stream.close()
         elif write:
             stream.truncate(stream.tell())
-        return found
+        return records
 
     @classmethod
     def _read(cls, stream: BinaryIO) -> Self | None:
@@ -61,32 +66,35 @@ class Records:
             head = None
         if not isinstance(head, dict) or head.pop("format", None) != MAGIC:
             return None
-        found, size = cls(stream, head), os.fstat(stream.fileno()).st_size
+        records, size = cls(stream, head), os.fstat(stream.fileno()).st_size
         while True:
-            at = stream.tell()
+            start = stream.tell()
             raw = stream.read(RECORD.size)
             if len(raw) == RECORD.size:
-                number, nbytes, check = RECORD.unpack(raw)
-                if nbytes <= size - at - RECORD.size and zlib.crc32(stream.read(nbytes)) == check:
-                    found._places[number] = (at + RECORD.size, nbytes)
+                number, nbytes, checksum = RECORD.unpack(raw)
+                if (
+                    nbytes <= size - start - RECORD.size
+                    and zlib.crc32(stream.read(nbytes)) == checksum
+                ):
+                    records._spans[number] = (start + RECORD.size, nbytes)
                     continue
-            stream.seek(at)
-            return found
+            stream.seek(start)
+            return records
 
     def get(self, number: int) -> bytes:
-        """The bytes of one record."""
-        at, nbytes = self._places[number]
+        """Return the bytes of one record. Raises KeyError for an unknown number."""
+        offset, nbytes = self._spans[number]
         end = self._stream.tell()
-        self._stream.seek(at)
+        self._stream.seek(offset)
         raw = self._stream.read(nbytes)
         self._stream.seek(end)
         return raw
 
     def put(self, records: Mapping[int, bytes | memoryview]) -> None:
-        """Add records and let the disk have them."""
+        """Append records and flush them to the disk."""
         for number, raw in records.items():
             self._stream.write(RECORD.pack(number, len(raw), zlib.crc32(raw)))
-            self._places[number] = (self._stream.tell(), len(raw))
+            self._spans[number] = (self._stream.tell(), len(raw))
             self._stream.write(raw)
         _sync(self._stream)
 

@@ -1,4 +1,4 @@
-"""A folder is a registry: each module in it exports one tuple, and collect() reads them."""
+"""Folders as registries: each module exports a tuple, and `collect` merges the tuples."""
 
 import importlib
 import pkgutil
@@ -6,8 +6,9 @@ from typing import Any
 
 
 def collect(package: str, attr: str, key: str = "name") -> dict[Any, Any]:
-    """Gather `attr` from every module of `package`, keyed by an attribute; a clash of keys is a
-    bug.
+    """Return the items of the tuple `attr` of every module in `package`, by their attribute `key`.
+
+    Modules without `attr` are skipped. Raises ValueError if two items have the same key.
     """
     table: dict[str, Any] = {}
     for info in sorted(

@@ -1,8 +1,8 @@
-"""What an architecture is to the converter: names of classes, keys, and what becomes of each
-tensor.
+"""A model family as the converter sees it: class names, metadata keys, tensors and their
+transformations.
 
-Data and small pure functions; a relative of a family is `replace(LLAMA, …)`. Tensor names come from
-the gguf package. It reads no files.
+A family is data and small pure functions. A close relative of a family is written as
+`replace(LLAMA, ...)`. Tensor names come from the gguf package.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,13 +23,20 @@ Tensors = dict[str, LazyTensor]
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """config.json with its text part at the root; numbers are asked for with their bounds."""
+    """The values of config.json, with the settings of the text model at the root.
+
+    `location` names the file in error messages.
+    """
 
     values: Mapping[str, Any]
     where: str
 
     def number(self, *keys: str, default: int | None = None) -> int:
-        """A positive integer under the first of `keys` that is there."""
+        """Return the positive integer under the first of `keys` that is present.
+
+        Raises UserError if the value is not an integer below 2**31, or if no key is present and
+        there is no default.
+        """
         for key in keys:
             value = self.values.get(key)
             if value is not None:
@@ -40,11 +47,11 @@ class Config:
                     )
                 return value
         if default is None:
-            raise Refusal(f"{self.where} does not say {keys[0]}", hint="fetch it again")
+            raise Refusal(f"{self.where} has no {keys[0]}", hint="fetch it again")
         return default
 
     def real(self, key: str, default: float | None = None) -> float:
-        """A positive real number."""
+        """Return a positive number as a float. Raises UserError for any other value."""
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
             raise Refusal(
@@ -53,19 +60,23 @@ class Config:
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """A truth value; null counts as not said."""
+        """Return a boolean; a missing key and null give the default. Raises UserError for any other
+        value.
+        """
         value = self.values.get(key)
         if value is not None and type(value) is not bool:
             raise Refusal(
-                f"{self.where}: {key} is {value!r}, neither true nor false", hint="fetch it again"
+                f"{self.where}: {key} is {value!r}, not true or false", hint="fetch it again"
             )
         return default if value is None else value
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One architecture key of the file: name without its prefix, GGUF type, value; arrays as
-    "array:int32".
+    """One metadata key of the architecture: its name without the prefix, its GGUF type and its
+    value.
+
+    The GGUF type of an array is written "array:int32".
     """
 
     name: str
@@ -77,40 +88,40 @@ Op = Callable[[Config, LazyTensor], LazyTensor]
 
 
 def nothing(config: Config) -> dict[str, Any]:
-    """No tensors."""
+    """Return no tensors."""
     return {}
 
 
 def unchanged(config: Config, tensors: Tensors) -> Tensors:
-    """The tensors as the checkpoint has them."""
+    """Return the checkpoint's tensors unchanged."""
     return tensors
 
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """A family: `kind` names the gguf package's MODEL_ARCH, `hf` the classes in config.json.
+    """A model family.
 
-    `defaults` are the values that the class gives to settings which config.json does not name; with
-    `spare`, a config without a vocab_size takes the tokenizer's, and tokens beyond it are left out.
-    A checkpoint's tensors pass, in this order: `drop`      endings of names that are left out
-    (buffers that can be computed); `prepare`   makes of them tensors that the gguf package's name
-    tables know, one each (stacks experts,
-                splits what is fused): the keys of its result are the names looked up there, a
-                tensor's own name is what the user is told; what it does not understand it leaves
-                for the error that lists it;
-    names       gguf.get_tensor_name_map(kind), plus `names` (ending of the HF name -> GGUF role)
-    for what
-                the package does not know;
-    `expected`  the GGUF tensors that must be there with their shapes, rows first, and `optional`
-    those that
-                may; anything else, and any other shape, is refused;
-    `ops`       what is done to a tensor, by the GGUF name's role ("attn_q"; the weight's and the
-    bias's); it
-                keeps the shape, but a vocabulary may lose rows;
-    `extra`     tensors made from the config alone; `needs_head` the file gets a copy of a tied
-    embedding as its head, because llama.cpp loads it by name. `keys` are the architecture's keys of
-    the file; `check` refuses what the classes' configs may ask for and llama.cpp does not compute,
-    and returns what the user should know.
+    `kind` names the gguf package's MODEL_ARCH, `hf` the class names in config.json. `defaults` are
+    the class's values for settings that config.json omits. With `vocab_size_from_tokenizer`, a
+    config without vocab_size takes the tokenizer's size, and added tokens beyond it are left out.
+
+    A checkpoint's tensors pass through these fields in this order:
+
+    - `dropped_endings`: endings of names to leave out (buffers that can be computed).
+    - `prepare`: makes tensors that the gguf package's name tables know, one for each entry (stacks
+      experts, splits fused matrices). The keys of its result are looked up there; a tensor's `name`
+      is shown in messages. Tensors it does not recognize pass through and are listed in the error.
+    - `names`: ending of the Hugging Face name -> GGUF role, for tensors that
+      `gguf.get_tensor_name_map` does not know.
+    - `required_shapes` and `optional_shapes`: the GGUF tensors with their shapes, rows first. Any
+      other tensor or shape is an error.
+    - `ops`: a transformation for each role ("attn_q"), applied to its weights and biases. It keeps
+      the shape, except that a vocabulary may lose rows.
+    - `extra_tensors`: tensors computed from the config alone.
+
+    `needs_head` writes a copy of a tied embedding as the head, because llama.cpp loads the head by
+    name. `keys` returns the architecture's metadata keys. `check` raises UserError for settings
+    that llama.cpp computes differently, and returns notes for the user.
     """
 
     name: str
@@ -131,15 +142,14 @@ class Arch:
 
 
 def rope_rows(heads: int, head_dim: int) -> list[int]:
-    """Where the rows of a half-split rotary projection go to become interleaved pairs, head by
-    head.
+    """Return the row order that turns half-split rotary heads into interleaved pairs.
 
-    Row 2i of a head of the result is row i of the source, row 2i+1 is row i + head_dim/2.
+    In each head, row 2i of the result is row i of the source, and row 2i+1 is row i + head_dim/2.
     """
     half = head_dim // 2
     return [
-        head * head_dim + part * half + pair
+        head * head_dim + half_index * half + pair
         for head in range(heads)
         for pair in range(half)
-        for part in (0, 1)
+        for half_index in (0, 1)
     ]

@@ -1,8 +1,6 @@
-"""What most families share: head counts, rotary settings, the ordinary keys and the shapes of a
-gated block.
+"""What most families share: head counts, rotary settings, common metadata keys and tensor shapes.
 
-Follows TextModel.set_gguf_parameters of llama.cpp (conversion/base.py). A family takes what fits
-and adds its own.
+Follows TextModel.set_gguf_parameters of llama.cpp (conversion/base.py).
 """
 
 import math
@@ -18,16 +16,16 @@ if TYPE_CHECKING:
 
 ORIGINAL = "original_max_position_embeddings"
 ROPES = ("default", "linear", "yarn")
-FACTORED = (*ROPES, "llama3")  # where llama.cpp's graph takes rope_freqs.weight, too
+FACTORED = (*ROPES, "llama3")  # families whose llama.cpp graph also reads rope_freqs.weight
 
 
 def layers(config: Config) -> int:
-    """Blocks of the model."""
+    """Return the number of blocks."""
     return config.number("num_hidden_layers")
 
 
 def heads(config: Config) -> tuple[int, int, int]:
-    """Query heads, key-value heads, values a head."""
+    """Return the numbers of query heads and key-value heads, and the width of a head."""
     count = config.number("num_attention_heads")
     return (
         count,
@@ -37,10 +35,12 @@ def heads(config: Config) -> tuple[int, int, int]:
 
 
 def rope(config: Config, kind: str = "full_attention") -> Config:
-    """The rotary settings in one place, whatever the spelling: rope_type, rope_theta, factor, …
+    """Return the rotary settings of either spelling as one Config: rope_type, rope_theta, factor,
+    ...
 
-    `kind` picks one of the parts that newer configs may give per type of layer. As in transformers,
-    the length that was trained first is the model's own unless it is said, at the root before all.
+    `kind` picks one part of a config that has settings for each layer type. As in transformers,
+    original_max_position_embeddings defaults to max_position_embeddings, and a value at the root of
+    config.json wins.
     """
     settings: dict[str, Any] = {
         "rope_theta": 10000.0,
@@ -62,50 +62,61 @@ def rope(config: Config, kind: str = "full_attention") -> Config:
 
 
 def rotary(config: Config) -> int:
-    """Values of a head that turn with the position: partial_rotary_factor of them, in pairs."""
+    """Return how many values of a head are rotary: partial_rotary_factor of its width.
+
+    Raises UserError unless that is an even number of at least two values.
+    """
     head_dim, factor = heads(config)[2], rope(config).real("partial_rotary_factor", 1.0)
     count = int(head_dim * factor)
     if factor > 1 or count < 2 or count % 2:
         raise Refusal(
-            f"{config.where}: {factor} of {head_dim} values cannot be rotary", hint="fetch it again"
+            f"{config.where}: partial_rotary_factor {factor} of {head_dim} values does not give "
+            "whole rotary pairs",
+            hint="fetch it again",
         )
     return count
 
 
 def sliding(config: Config, period: int) -> list[bool]:
-    """Which layers attend to a window only: what layer_types says, else all but every `period`-th."""
+    """Return for each layer whether it attends to a sliding window only.
+
+    Follows layer_types; without it, every layer slides except each `period`-th. Raises UserError if
+    layer_types is malformed.
+    """
     types = config.values.get("layer_types")
     if types is None:
         return [bool((layer + 1) % period) for layer in range(layers(config))]
-    known = ("sliding_attention", "full_attention")
+    allowed = ("sliding_attention", "full_attention")
     if (
         not isinstance(types, list)
         or len(types) != layers(config)
-        or any(kind not in known for kind in types)
+        or any(kind not in allowed for kind in types)
     ):
         raise Refusal(
-            f"{config.where}: layer_types should be {layers(config)} of {known}",
+            f"{config.where}: layer_types should have {layers(config)} entries, "
+            f"each {' or '.join(allowed)}",
             hint="fetch it again",
         )
     return [kind == "sliding_attention" for kind in types]
 
 
 def window(config: Config, layers: list[bool], period: int) -> list[Key]:
-    """Keys of a sliding window on some layers; `period` is that which llama.cpp takes for the
-    family.
+    """Return the keys of a sliding window on the layers that `layers` marks.
+
+    `period` is the pattern that llama.cpp assumes for the family; any other pattern is written out.
     """
-    found = [Key("attention.sliding_window", "uint32", config.number("sliding_window"))]
+    keys = [Key("attention.sliding_window", "uint32", config.number("sliding_window"))]
     if layers != [bool((layer + 1) % period) for layer in range(len(layers))]:
-        found.append(Key("attention.sliding_window_pattern", "array:bool", layers))
-    return found
+        keys.append(Key("attention.sliding_window_pattern", "array:bool", layers))
+    return keys
 
 
 def refuse(config: Config, problems: Sequence[tuple[object, str]]) -> None:
-    """Raise one Refusal with the text of every problem whose condition holds."""
-    told = [text for wrong, text in problems if wrong]
-    if told:
+    """Raise one UserError that lists the text of every problem whose condition is true."""
+    reasons = [text for wrong, text in problems if wrong]
+    if reasons:
         raise Refusal(
-            f"{config.where} cannot be converted: {'; '.join(told)}",
+            f"{config.where} cannot be converted: {'; '.join(reasons)}",
             hint="use a GGUF of this model",
         )
 
@@ -119,41 +130,49 @@ def problems(
     partial: bool = False,
     rough: bool = False,
 ) -> list[tuple[object, str]]:
-    """What no family with rotary heads and a gated feed-forward can have; `acts` are the
-    activations it computes, `act` is the setting that names one; `partial` says that a part of a
-    head may be rotary, `rough` that a yarn's ramp may be rounded (see `rounded`).
+    """Return (condition, text) pairs for settings that llama.cpp does not compute in families with
+    rotary heads and a gated feed-forward.
+
+    - `rope_types`: the rope types that the family supports.
+    - `activations`: the activations that it supports; `activation_key` is the setting that names
+      one.
+    - `allow_partial_rotary`: whether only a part of a head may be rotary.
+    - `allow_rounded_ramp`: whether llama.cpp may round the ends of a yarn ramp (`yarn_ramp_notes`).
     """
     count, kv_heads, head_dim = heads(config)
-    settings, named = rope(config), config.values.get(act, acts[0])
-    kind, whole = (
+    settings, activation = rope(config), config.values.get(act, acts[0])
+    rope_type, full = (
         settings.values["rope_type"],
         settings.values.get("partial_rotary_factor") in (None, 1),
     )
     return [
         (
             layers(config) > MAX_LAYERS,
-            f"it has {layers(config)} layers, llama.cpp allows {MAX_LAYERS}",
+            f"it has {layers(config)} layers; llama.cpp allows {MAX_LAYERS}",
         ),
         (count % kv_heads, f"{count} heads cannot share {kv_heads} key-value heads"),
         (head_dim % 2, f"its heads have {head_dim} values: rotary halves need an even number"),
-        (kind not in ropes, f"its rope type is {kind!r}; {', '.join(ropes)} are converted"),
-        (not partial and not whole, "only a part of each head is rotary"),
+        (
+            rope_type not in ropes,
+            f"its rope type is {rope_type!r}; supported are {', '.join(ropes)}",
+        ),
+        (not partial and not full, "only a part of each head is rotary"),
         ("mrope_section" in settings.values, "its rotary positions have sections (mrope)"),
         (
-            kind == "yarn" and _bends_otherwise(settings, rough),
-            "its yarn has another beta_fast, beta_slow or truncate",
+            rope_type == "yarn" and _has_other_ramp(settings, rough),
+            "its yarn settings beta_fast, beta_slow or truncate differ from llama.cpp's",
         ),
-        (config.values.get("is_causal") is False, "it attends to later positions, too"),
-        (named not in acts, f"its activation is {named}"),
+        (config.values.get("is_causal") is False, "it also attends to later positions"),
+        (activation not in acts, f"its activation is {activation}"),
     ]
 
 
 def keys(config: Config) -> list[Key]:
-    """The keys that every family with rotary heads and a gated feed-forward has, in upstream's
+    """Return the keys shared by families with rotary heads and a gated feed-forward, in llama.cpp's
     order.
     """
     (count, kv_heads, head_dim), settings = heads(config), rope(config)
-    found = [
+    entries = [
         Key("block_count", "uint32", layers(config)),
         Key("context_length", "uint32", config.number("max_position_embeddings")),
         Key("embedding_length", "uint32", config.number("hidden_size")),
@@ -165,15 +184,15 @@ def keys(config: Config) -> list[Key]:
         Key("vocab_size", "uint32", config.number("vocab_size")),
     ]
     if config.values.get("head_dim") is not None:
-        found += [
+        entries += [
             Key("attention.key_length", "uint32", head_dim),
             Key("attention.value_length", "uint32", head_dim),
         ]
-    return [*found, *scaling(settings)]
+    return [*entries, *scaling(settings)]
 
 
 def scaling(settings: Config) -> list[Key]:
-    """Keys of stretched rotary positions, linear and yarn; nothing for the other types."""
+    """Return the keys of linear and yarn rope scaling; none for other rope types."""
     if settings.values["rope_type"] == "linear":
         factor = settings.real("factor")
         return [
@@ -186,8 +205,10 @@ def scaling(settings: Config) -> list[Key]:
 
 
 def _yarn(settings: Config) -> list[Key]:
-    """llama.cpp multiplies sines and cosines by 1 + ln(factor) / 10 itself (rope_yarn in ggml-cpu):
-    what is left of the checkpoint's own factor stands in attn_factor.
+    """Return the keys of yarn.
+
+    llama.cpp itself multiplies sines and cosines by 1 + ln(factor) / 10 (rope_yarn in ggml-cpu), so
+    attn_factor holds the checkpoint's factor divided by that.
     """
     return [
         Key("rope.scaling.type", "string", "yarn"),
@@ -198,12 +219,14 @@ def _yarn(settings: Config) -> list[Key]:
 
 
 def stretch(settings: Config, weight: float = 1.0) -> float:
-    """1 + weight ln(factor) / 10 of a yarn."""
+    """Return 1 + weight * ln(factor) / 10 of a yarn."""
     return 0.1 * weight * math.log(max(1.0, settings.real("factor"))) + 1
 
 
 def loudness(settings: Config) -> float:
-    """What a yarn multiplies sines and cosines by in transformers (modeling_rope_utils)."""
+    """Return the factor that transformers applies to a yarn's sines and cosines
+    (modeling_rope_utils).
+    """
     if "attention_factor" in settings.values:
         return settings.real("attention_factor")
     if settings.values.get("mscale") and settings.values.get("mscale_all_dim"):
@@ -213,31 +236,34 @@ def loudness(settings: Config) -> float:
     return stretch(settings)
 
 
-def _bends_otherwise(settings: Config, rough: bool) -> bool:
-    """Whether a yarn's ramp is not the one that llama.cpp computes where no family reads its bounds
-    from the file.
+def _has_other_ramp(settings: Config, rough: bool) -> bool:
+    """Return whether a yarn's ramp differs from llama.cpp's fixed one (beta_fast 32, beta_slow 1,
+    truncated).
     """
     values = settings.values
-    whole = rough or values.get("truncate", True)
-    return (values.get("beta_fast") or 32, values.get("beta_slow") or 1, whole) != (32, 1, True)
+    truncated = rough or values.get("truncate", True)
+    return (values.get("beta_fast") or 32, values.get("beta_slow") or 1, truncated) != (32, 1, True)
 
 
 def rounded(config: Config) -> list[str]:
-    """A note where a yarn's ramp should not begin and end at whole dimensions: llama.cpp's always
-    does.
+    """Return a note if a yarn's ramp should not be rounded to whole dimensions; llama.cpp always
+    rounds it.
     """
     settings = rope(config).values
     if settings["rope_type"] != "yarn" or settings.get("truncate", True):
         return []
     return [
-        "llama.cpp rounds the ends of this model's yarn ramp, and transformers does not: answers differ a little"
+        "llama.cpp rounds the ends of this model's yarn ramp, and transformers does not: "
+        "answers differ slightly"
     ]
 
 
 def windowed(config: Config, slides: Callable[[int, int], bool]) -> bool:
-    """Whether some layer attends to a window only: by layer_types or else by `slides`.
+    """Return whether some layer attends to a sliding window only, by layer_types or else by
+    `slides`.
 
-    It is given the layer and the config's max_window_layers, which families count from either end.
+    `slides` gets the layer and the config's max_window_layers, which families count from either
+    end.
     """
     if not config.flag("use_sliding_window") or config.values.get("sliding_window") in (None, 0):
         return False
@@ -254,20 +280,20 @@ def windowed(config: Config, slides: Callable[[int, int], bool]) -> bool:
 
 
 def square(config: Config) -> tuple[object, str]:
-    """The problem of heads that together are not as wide as the model."""
+    """Return the problem of heads whose total width is not hidden_size."""
     count, _, head_dim = heads(config)
     wide = count * head_dim != config.number("hidden_size")
     return wide, f"its heads have {head_dim} values, not hidden_size / heads"
 
 
 def biased(config: Config, *settings: str) -> tuple[object, str]:
-    """The problem of biases that llama.cpp's graph does not add."""
-    told = [name for name in settings if config.flag(name)]
-    return told, f"{' and '.join(told)} would add biases that llama.cpp does not"
+    """Return the problem of biases that llama.cpp's graph does not add. `settings` are their flags."""
+    names = [name for name in settings if config.flag(name)]
+    return names, f"{' and '.join(names)}: llama.cpp does not add these biases"
 
 
 def ends(config: Config) -> Shapes:
-    """Embedding, last norm, and the head unless it is tied to the embedding."""
+    """Return the shapes of the embedding, the last norm and, unless it is tied, the head."""
     hidden, vocab = config.number("hidden_size"), config.number("vocab_size")
     shapes: Shapes = {"token_embd.weight": (vocab, hidden), "output_norm.weight": (hidden,)}
     if not config.flag("tie_word_embeddings"):
@@ -276,7 +302,7 @@ def ends(config: Config) -> Shapes:
 
 
 def attention(config: Config) -> Shapes:
-    """One block's grouped-query attention and the norm before it, by role."""
+    """Return the shapes of one block's grouped-query attention and the norm before it, by role."""
     hidden, (count, kv_heads, head_dim) = config.number("hidden_size"), heads(config)
     wide, narrow = count * head_dim, kv_heads * head_dim
     return {
@@ -289,20 +315,20 @@ def attention(config: Config) -> Shapes:
 
 
 def biases(config: Config) -> Shapes:
-    """One block's biases of query, key and value, by role."""
+    """Return the shapes of one block's query, key and value biases, by role."""
     count, kv_heads, head_dim = heads(config)
     wide, narrow = count * head_dim, kv_heads * head_dim
     return {"attn_q.bias": (wide,), "attn_k.bias": (narrow,), "attn_v.bias": (narrow,)}
 
 
 def head_norms(config: Config) -> Shapes:
-    """One block's norms of every query and key head, by role."""
+    """Return the shapes of one block's norms of query heads and key heads, by role."""
     head_dim = heads(config)[2]
     return {"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
 
 
 def gated(config: Config) -> Shapes:
-    """One block's gated feed-forward and the norm before it, by role."""
+    """Return the shapes of one block's gated feed-forward and the norm before it, by role."""
     hidden, ff = config.number("hidden_size"), config.number("intermediate_size")
     return {
         "ffn_norm.weight": (hidden,),
@@ -313,8 +339,8 @@ def gated(config: Config) -> Shapes:
 
 
 def fused(config: Config) -> Shapes:
-    """One block's gated feed-forward with gate and up in one matrix, and the norm before it, by
-    role.
+    """Return the shapes of one block's gated feed-forward with gate and up in one matrix, and the
+    norm before it, by role.
     """
     hidden, ff = config.number("hidden_size"), config.number("intermediate_size")
     return {
@@ -325,13 +351,13 @@ def fused(config: Config) -> Shapes:
 
 
 def post_norms(config: Config) -> Shapes:
-    """One block's norms behind attention and feed-forward, by role."""
+    """Return the shapes of one block's norms after attention and feed-forward, by role."""
     hidden = config.number("hidden_size")
     return {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
 
 
 def blocks(config: Config, *parts: Shapes) -> Shapes:
-    """The shapes of one block's roles, for every block."""
+    """Return the shapes of all blocks by GGUF name, from one block's shapes by role."""
     roles = {role: shape for part in parts for role, shape in part.items()}
     return {
         f"blk.{i}.{role}": shape for i in range(layers(config)) for role, shape in roles.items()
@@ -339,7 +365,11 @@ def blocks(config: Config, *parts: Shapes) -> Shapes:
 
 
 def rope_factors(config: Config) -> "dict[str, F32]":
-    """Llama 3's stretched frequencies as factors [head_dim / 2]; nothing for other rope types."""
+    """Return Llama 3's frequency factors as rope_freqs.weight `[head_dim / 2]`; nothing for other
+    rope types.
+
+    Raises UserError if the factors contradict each other.
+    """
     import numpy as np
 
     settings = rope(config)
@@ -369,8 +399,8 @@ def rope_factors(config: Config) -> "dict[str, F32]":
     return {"rope_freqs.weight": np.array(factors, np.float32)}
 
 
-# Families that llama.cpp turns in interleaved pairs while their checkpoints are split in halves
-# (notes of llama_model_rope_type, src/llama-model.cpp); the same for the biases.
+# For families whose checkpoints split rotary heads in halves where llama.cpp rotates interleaved
+# pairs (llama_model_rope_type, src/llama-model.cpp). Biases are reordered like their weights.
 INTERLEAVED: dict[str, Op] = {
     "attn_q": lambda config, tensor: views.pick(
         tensor, rope_rows(heads(config)[0], heads(config)[2])

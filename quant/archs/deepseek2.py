@@ -1,9 +1,9 @@
 """DeepSeek V2 and V3: compressed keys and values (MLA), a few dense layers, then routed and shared
 experts.
 
-Follows conversion/deepseek.py and src/models/deepseek2.cpp of llama.cpp: keys stay compressed in
-its cache, so kv_b is split into a part that queries pass (attn_k_b, exchanged rows and columns) and
-one that makes values.
+Follows conversion/deepseek.py and src/models/deepseek2.cpp of llama.cpp. Keys stay compressed in
+its cache, so kv_b is split into attn_k_b, which is transposed and applied to queries, and attn_v_b,
+which makes values.
 """
 
 import re
@@ -16,13 +16,18 @@ from quant.archs.base import Arch, Config, Key, Op, Shapes, Tensors, rope_rows
 from quant.tensors import LazyTensor
 
 SOFTMAX, SIGMOID = 1, 2  # llama_expert_gating_func_type
-EPS = 1e-6  # of the two norms inside the attention, whatever the config says
+EPS = 1e-6  # of the two norms inside the attention; transformers ignores the config here
 ATTN_FACTOR = "rope.scaling.attn_factor"
 
 
 @dataclass(frozen=True, slots=True)
 class Mla:
-    """Sizes of the attention; `query` is the rank of compressed queries, 0 where they are not."""
+    """Widths of the compressed attention, in values.
+
+    `query_rank` is the rank of compressed queries, 0 if they are not compressed; `kv_rank` is that
+    of keys and values. A key's head has `plain_width` values without and `rope_width` values with a
+    rotary position.
+    """
 
     heads: int
     query: int
@@ -33,12 +38,12 @@ class Mla:
 
     @property
     def key(self) -> int:
-        """Values of a key's head."""
+        """Return the width of a key's head."""
         return self.plain + self.turned
 
 
 def mla(config: Config) -> Mla:
-    """The attention that config.json describes."""
+    """Return the widths that config.json describes."""
     query = config.number("q_lora_rank") if config.values.get("q_lora_rank") is not None else 0
     return Mla(
         config.number("num_attention_heads"),
@@ -51,7 +56,7 @@ def mla(config: Config) -> Mla:
 
 
 def dense(config: Config) -> int:
-    """Layers without experts, all before those with."""
+    """Return the number of layers without experts; they come first."""
     first = (
         config.number("first_k_dense_replace") if config.values.get("first_k_dense_replace") else 0
     )
@@ -59,8 +64,8 @@ def dense(config: Config) -> int:
 
 
 def groups(config: Config) -> tuple[int, int]:
-    """Groups of experts, and those that a token may choose from; one group where there is nothing
-    to choose.
+    """Return the number of expert groups and how many of them a token may use; (1, 1) if groups do
+    not restrict the choice.
     """
     count, used = config.number("n_group", default=1), config.number("topk_group", default=1)
     return (
@@ -69,7 +74,9 @@ def groups(config: Config) -> tuple[int, int]:
 
 
 def ahead(config: Config) -> int:
-    """Layers behind the last that guess further tokens."""
+    """Return the number of extra layers that predict further tokens (MTP), which follow the last
+    layer.
+    """
     return (
         config.number("num_nextn_predict_layers")
         if config.values.get("num_nextn_predict_layers")
@@ -78,8 +85,8 @@ def ahead(config: Config) -> int:
 
 
 def check_v2(config: Config) -> list[str]:
-    """Refuse what llama.cpp would not compute alike for DeepSeek V2; returns what the user should
-    know.
+    """Raise UserError for settings that llama.cpp computes differently for DeepSeek V2; return
+    notes for the user.
     """
     method = config.values.get("topk_method")
     common.refuse(
@@ -89,7 +96,7 @@ def check_v2(config: Config) -> list[str]:
             (method not in ("greedy", "group_limited_greedy"), f"its topk_method is {method}"),
             (
                 groups(config) != (1, 1),
-                "it chooses groups of experts by their best one, llama.cpp by their best two",
+                "it scores groups of experts by their best one, llama.cpp by their best two",
             ),
             (config.flag("norm_topk_prob"), "norm_topk_prob is true"),
             (config.flag("mlp_bias"), "its feed-forward has biases (mlp_bias)"),
@@ -99,8 +106,8 @@ def check_v2(config: Config) -> list[str]:
 
 
 def check_v3(config: Config) -> list[str]:
-    """Refuse what llama.cpp would not compute alike for DeepSeek V3; returns what the user should
-    know.
+    """Raise UserError for settings that llama.cpp computes differently for DeepSeek V3; return
+    notes for the user.
     """
     method = config.values.get("topk_method", "noaux_tc")
     common.refuse(
@@ -111,32 +118,32 @@ def check_v3(config: Config) -> list[str]:
 
 
 def _problems(config: Config, scoring: str) -> list[tuple[object, str]]:
-    """What neither can have."""
+    """Return the problems that V2 and V3 share. `scoring` is the version's scoring_func."""
     sizes, layers, count = mla(config), common.layers(config), experts.count(config)
-    (split, chosen), said = groups(config), config.values
+    (split, chosen), values = groups(config), config.values
     lite = layers in (26, 27) or (layers == 48 and config.number("vocab_size") == 128256)
     settings = common.rope(config)
     config.number("n_shared_experts")
     flat = settings.values["rope_type"] == "yarn" and settings.real("factor") <= 1
     return [
-        *common.problems(_rotary(config), ropes=("default", "yarn")),
+        *common.problems(_rotary_part(config), ropes=("default", "yarn")),
         *experts.problems(config),
-        (flat, "its yarn does not stretch (factor)"),
+        (flat, "its yarn has a factor of 1 or less"),
         (
             config.number("num_key_value_heads", default=sizes.heads) != sizes.heads,
-            "its heads share keys and values",
+            "its query heads share keys and values",
         ),
         (config.flag("attention_bias"), "its attention has biases (attention_bias)"),
         (lite and sizes.query, f"llama.cpp expects no q_lora_rank in a model of {layers} layers"),
         (
-            said.get("moe_layer_freq") not in (None, 1),
-            f"its moe_layer_freq is {said.get('moe_layer_freq')}",
+            values.get("moe_layer_freq") not in (None, 1),
+            f"its moe_layer_freq is {values.get('moe_layer_freq')}",
         ),
         (
-            said.get("scoring_func", scoring) != scoring,
-            f"its scoring_func is {said.get('scoring_func')}",
+            values.get("scoring_func", scoring) != scoring,
+            f"its scoring_func is {values.get('scoring_func')}",
         ),
-        (count < 2, "it has one expert only"),
+        (count < 2, "it has only one expert"),
         (count % split or split >= count, f"{count} experts cannot be split into {split} groups"),
         (
             experts.used(config) > count // split * chosen,
@@ -146,28 +153,32 @@ def _problems(config: Config, scoring: str) -> list[tuple[object, str]]:
 
 
 def _notes(config: Config) -> list[str]:
-    eps, found = config.real("rms_norm_eps", EPS), []
+    eps, notes = config.real("rms_norm_eps", EPS), []
     if ahead(config):
-        found.append(
-            f"layers from {common.layers(config)} on, which guess further tokens (MTP), are not converted"
+        notes.append(
+            f"layers from {common.layers(config)} on predict further tokens (MTP) and are "
+            "not converted"
         )
     if eps != EPS:
-        found.append(
-            f"the norms of compressed queries and keys have eps {EPS:g} in transformers, {eps:g} in llama.cpp"
+        notes.append(
+            f"the norms of compressed queries and keys have eps {EPS:g} in transformers and "
+            f"{eps:g} in llama.cpp"
         )
-    return found
+    return notes
 
 
-def _rotary(config: Config, **changes: Any) -> Config:
-    """The config as that of a model whose heads are their rotary part."""
+def _rotary_part(config: Config, **changes: Any) -> Config:
+    """Return the config of a model whose heads consist of their rotary part only."""
     return replace(config, values={**config.values, "head_dim": mla(config).turned, **changes})
 
 
 def keys(config: Config, gating: int) -> list[Key]:
-    """The ordinary keys of a model with one key-value head, the attention's sizes, and the experts."""
+    """Return the common keys of a model with one key-value head, the attention's widths, and the
+    experts' keys. `gating` is llama.cpp's number of the scoring function.
+    """
     sizes, (split, chosen) = mla(config), groups(config)
     return [
-        *_stretched(config, common.keys(_rotary(config, num_key_value_heads=1, head_dim=None))),
+        *_with_yarn_factors(config, common.keys(_rotary_part(config, num_key_value_heads=1, head_dim=None))),
         Key("attention.q_lora_rank", "uint32", sizes.query),
         Key("attention.kv_lora_rank", "uint32", sizes.compressed),
         Key("attention.key_length", "uint32", sizes.compressed + sizes.turned),
@@ -187,39 +198,40 @@ def keys(config: Config, gating: int) -> list[Key]:
     ]
 
 
-def _stretched(config: Config, keys: list[Key]) -> list[Key]:
-    """The keys with yarn's two lengths as llama.cpp's deepseek2 understands them.
+def _with_yarn_factors(config: Config, keys: list[Key]) -> list[Key]:
+    """Return the keys with yarn's factors as llama.cpp's deepseek2 reads them.
 
-    With m(w) = 1 + w ln(factor) / 10 it takes rotated parts times `attn_factor` and all scores
-    times (`attn_factor` m(w)) squared, w being ten times yarn_log_multiplier. w = 0 stands for "not
-    said": then `attn_factor` is multiplied by m(1) (llama_context; graph of deepseek2.cpp).
-    transformers takes rotated parts times `length`, and scores times `whole` squared.
+    With m(w) = 1 + w ln(factor) / 10, llama.cpp multiplies rotated values by `attn_factor` and all
+    scores by (`attn_factor` m(w)) squared, where w is ten times yarn_log_multiplier. It reads w = 0
+    as "not set" and then multiplies `attn_factor` by m(1) (llama_context; graph of deepseek2.cpp).
+    transformers multiplies rotated values by `rotated_factor` and scores by `score_factor` squared.
     """
     settings = common.rope(config)
     if settings.values["rope_type"] != "yarn":
         return keys
-    length = common.loudness(settings)
-    whole = (
+    rotated_factor = common.loudness(settings)
+    score_factor = (
         common.stretch(settings, settings.real("mscale_all_dim"))
         if settings.values.get("mscale_all_dim")
         else 1.0
     )
-    weight = (whole / length - 1) / (common.stretch(settings) - 1)
+    weight = (score_factor / rotated_factor - 1) / (common.stretch(settings) - 1)
     if abs(weight) < 1e-6:
         return keys
     return [
-        *(replace(key, value=length) if key.name == ATTN_FACTOR else key for key in keys),
+        *(replace(key, value=rotated_factor) if key.name == ATTN_FACTOR else key for key in keys),
         Key("rope.scaling.yarn_log_multiplier", "float32", 0.1 * weight),
     ]
 
 
 def expected(config: Config, biased: bool) -> Shapes:
-    """The tensors that must be there, with their shapes, rows first; `biased` choices of experts in
-    V3.
+    """Return the required tensors with their shapes, rows first.
+
+    With `has_expert_bias` (V3), the router has a bias.
     """
     hidden, shared = config.number("hidden_size"), config.number("n_shared_experts")
     width, first = config.number("moe_intermediate_size"), dense(config)
-    mixed: Shapes = {
+    sparse: Shapes = {
         "ffn_norm.weight": (hidden,),
         **experts.shapes(config, width),
         "ffn_gate_shexp.weight": (shared * width, hidden),
@@ -227,18 +239,20 @@ def expected(config: Config, biased: bool) -> Shapes:
         "ffn_down_shexp.weight": (hidden, shared * width),
     }
     if biased:
-        mixed["exp_probs_b.bias"] = (experts.count(config),)
-    plain = common.gated(config)
+        sparse["exp_probs_b.bias"] = (experts.count(config),)
+    dense_shapes = common.gated(config)
     forward = {
         f"blk.{layer}.{role}": shape
         for layer in range(common.layers(config))
-        for role, shape in (plain if layer < first else mixed).items()
+        for role, shape in (dense_shapes if layer < first else sparse).items()
     }
     return common.ends(config) | common.blocks(config, _attention(config)) | forward
 
 
 def _attention(config: Config) -> Shapes:
-    """One block's attention and the norms in it and before it, by role."""
+    """Return the shapes of one block's attention with its inner norms and the norm before it, by
+    role.
+    """
     hidden, sizes = config.number("hidden_size"), mla(config)
     wide = sizes.heads * sizes.key
     queries: Shapes = {"attn_q.weight": (wide, hidden)}
@@ -259,31 +273,31 @@ def _attention(config: Config) -> Shapes:
 
 
 def prepare(config: Config, tensors: Tensors) -> Tensors:
-    """Experts stacked, kv_b in two, the router's bias under the name of one; layers that guess
-    ahead left out.
-    """
-    found: Tensors = {}
-    behind = range(common.layers(config), common.layers(config) + ahead(config))
+    """Stack experts, split kv_b, rename the router's bias, and drop the MTP layers."""
+    result: Tensors = {}
+    mtp_layers = range(common.layers(config), common.layers(config) + ahead(config))
     for name, tensor in experts.gather(config, tensors).items():
         match = re.match(r"(?:model\.)?layers\.(\d{1,4})\.", name)
-        if match and int(match[1]) in behind:
+        if match and int(match[1]) in mtp_layers:
             continue
         if name.endswith(".kv_b_proj.weight"):
-            found |= _split(config, name, tensor)
+            result |= _split(config, name, tensor)
         else:
-            found[name.replace("e_score_correction_bias", "e_score_correction.bias")] = tensor
-    return found
+            result[name.replace("e_score_correction_bias", "e_score_correction.bias")] = tensor
+    return result
 
 
 def _split(config: Config, name: str, tensor: LazyTensor) -> Tensors:
-    """kv_b [heads * (plain + value), compressed] as its two parts; of another shape it is unknown,
-    and that is told.
+    """Split kv_b [heads * (plain + value), compressed] into its key and value parts.
+
+    A tensor of another shape gets a name that shows the shape, so that the error lists it as
+    unknown.
     """
     sizes = mla(config)
     height = sizes.plain + sizes.value
     if tensor.shape != (sizes.heads * height, sizes.compressed):
-        told = f"{tensor.name} {list(tensor.shape)}"
-        return {told: replace(tensor, name=told)}
+        label = f"{tensor.name} {list(tensor.shape)}"
+        return {label: replace(tensor, name=label)}
     matrices = views.reshaped(tensor, sizes.heads, height, sizes.compressed)
     return {
         name.replace("kv_b_proj", "k_b_proj"): views.transposed(
@@ -293,9 +307,10 @@ def _split(config: Config, name: str, tensor: LazyTensor) -> Tensors:
     }
 
 
-def _turned(config: Config, tensor: LazyTensor, heads: int, plain: int) -> LazyTensor:
-    """Rotary rows behind the `plain` ones of each head in pairs, as llama.cpp turns them; most are
-    already.
+def _interleave_rotary(config: Config, tensor: LazyTensor, heads: int, plain: int) -> LazyTensor:
+    """Reorder the rotary rows that follow each head's `plain` rows into interleaved pairs.
+
+    Most checkpoints store pairs already (rope_interleave).
     """
     turned = mla(config).turned
     if config.flag("rope_interleave", default=True):
@@ -306,14 +321,14 @@ def _turned(config: Config, tensor: LazyTensor, heads: int, plain: int) -> LazyT
     )
 
 
-def _queries(config: Config, tensor: LazyTensor) -> LazyTensor:
-    return _turned(config, tensor, mla(config).heads, mla(config).plain)
+def _interleave_queries(config: Config, tensor: LazyTensor) -> LazyTensor:
+    return _interleave_rotary(config, tensor, mla(config).heads, mla(config).plain)
 
 
 OPS: dict[str, Op] = {
-    "attn_q": _queries,
-    "attn_q_b": _queries,
-    "attn_kv_a_mqa": lambda config, tensor: _turned(config, tensor, 1, mla(config).compressed),
+    "attn_q": _interleave_queries,
+    "attn_q_b": _interleave_queries,
+    "attn_kv_a_mqa": lambda config, tensor: _interleave_rotary(config, tensor, 1, mla(config).compressed),
 }
 
 V2 = Arch(

@@ -1,9 +1,8 @@
-"""Mixtures of experts: one tensor a projection and block, made of experts that stand apart or are
-fused.
+"""Mixtures of experts: a block's experts stacked into one tensor for each projection.
 
-Checkpoints hold either `…experts.7.up_proj.weight` for every expert, or `…experts.gate_up_proj` and
-`…experts.down_proj` for all of them (transformers 5). Follows Qwen2MoeModel.modify_tensors of
-llama.cpp (conversion/qwen.py). It knows no family.
+Checkpoints hold either `...experts.7.up_proj.weight` for each expert, or `...experts.gate_up_proj`
+and `...experts.down_proj` for all of them (transformers 5). Follows Qwen2MoeModel.modify_tensors of
+llama.cpp (conversion/qwen.py).
 """
 
 import re
@@ -21,28 +20,28 @@ DOWN = re.compile(r"(.+\.experts\.down_proj)(?:\.weight)?")
 
 
 def count(config: Config) -> int:
-    """Experts of a block."""
+    """Return the number of experts in a block."""
     return config.number("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def used(config: Config) -> int:
-    """Experts that a token goes through."""
+    """Return the number of experts that a token is routed to."""
     return config.number("num_experts_per_tok")
 
 
 def problems(config: Config) -> list[tuple[object, str]]:
-    """What no mixture of experts can have."""
+    """Return (condition, text) pairs for expert counts that llama.cpp does not support."""
     return [
         (
             count(config) > MAX_EXPERTS,
-            f"it has {count(config)} experts, llama.cpp allows {MAX_EXPERTS}",
+            f"it has {count(config)} experts; llama.cpp allows {MAX_EXPERTS}",
         ),
-        (used(config) > count(config), f"it uses {used(config)} experts of {count(config)}"),
+        (used(config) > count(config), f"it uses {used(config)} of {count(config)} experts"),
     ]
 
 
 def keys(config: Config) -> list[Key]:
-    """How many experts there are and how many are used."""
+    """Return the keys for the number of experts and how many are used."""
     return [
         Key("expert_count", "uint32", count(config)),
         Key("expert_used_count", "uint32", used(config)),
@@ -50,7 +49,7 @@ def keys(config: Config) -> list[Key]:
 
 
 def shapes(config: Config, ff: int) -> Shapes:
-    """One block's router and stacked experts of width `ff`, by role."""
+    """Return the shapes of one block's router and stacked experts of width `ff`, by role."""
     hidden, n = config.number("hidden_size"), count(config)
     return {
         "ffn_gate_inp.weight": (n, hidden),
@@ -61,32 +60,33 @@ def shapes(config: Config, ff: int) -> Shapes:
 
 
 def gather(config: Config, tensors: Tensors) -> Tensors:
-    """Every block's experts as the three tensors that the gguf package names; the rest as it is.
+    """Return the tensors with every block's experts stacked into the tensors that the gguf package
+    names.
 
-    What is wrong with experts is left for the one error that lists all: a stack that lacks some
-    says which, and those that are too many, of another shape, or there in two spellings stay as
-    they are, unknown.
+    Faulty experts raise no error here, so that one later error lists them all: the name of an
+    incomplete stack says which experts are missing, and experts with too high a number, of another
+    shape, or stored in both spellings keep their own, unknown names.
     """
-    found: Tensors = {}
+    result: Tensors = {}
     fused: Tensors = {}
-    apart: dict[str, Tensors] = defaultdict(dict)
+    single: dict[str, Tensors] = defaultdict(dict)
     for name, tensor in tensors.items():
         if match := ONE.fullmatch(name):
-            apart[f"{match[1]}.{match[3]}"][name] = tensor
+            single[f"{match[1]}.{match[3]}"][name] = tensor
         elif FUSED.fullmatch(name) or DOWN.fullmatch(name):
             fused[name] = tensor
         else:
-            found[name] = tensor
+            result[name] = tensor
     pieces = [({name: tensor}, _split(name, tensor)) for name, tensor in fused.items()]
-    pieces += [(experts, _stack(name, experts, count(config))) for name, experts in apart.items()]
-    for sources, made in pieces:
-        found |= sources if made.keys() & found.keys() else made
-    return found
+    pieces += [(experts, _stack(name, experts, count(config))) for name, experts in single.items()]
+    for sources, stacked in pieces:
+        result |= sources if stacked.keys() & result.keys() else stacked
+    return result
 
 
 def _split(name: str, tensor: LazyTensor) -> Tensors:
-    """Fused experts' gate and up [experts, 2 * ff, hidden] as two tensors; what is down gets its
-    ending.
+    """Split fused gate and up [experts, 2 * ff, hidden] into two tensors, and complete the name of
+    down.
     """
     if match := DOWN.fullmatch(name):
         return {f"{match[1]}.weight": tensor}
@@ -100,31 +100,31 @@ def _split(name: str, tensor: LazyTensor) -> Tensors:
 
 
 def _stack(name: str, experts: Tensors, wanted: int) -> Tensors:
-    """The experts below `wanted` as one tensor, F32 where they differ in dtype; strangers under
-    their own names.
+    """Stack the experts below `wanted` into one tensor, as F32 if their dtypes differ; others keep
+    their names.
     """
     shape = Counter(tensor.shape for tensor in experts.values()).most_common(1)[0][0]
     mixed = len({tensor.dtype for tensor in experts.values()}) > 1
-    fit: dict[int, LazyTensor] = {}
-    strangers: Tensors = {}
-    for own, tensor in experts.items():
-        number = _number(own)
+    fitting: dict[int, LazyTensor] = {}
+    unknown: Tensors = {}
+    for expert, tensor in experts.items():
+        number = _number(expert)
         if (
             number < wanted
-            and number not in fit
+            and number not in fitting
             and tensor.shape == shape
             and (not mixed or tensor.dtype in FLOATS)
         ):
-            fit[number] = views.mapped(tensor, lambda values: values) if mixed else tensor
+            fitting[number] = views.mapped(tensor, lambda values: values) if mixed else tensor
         else:
-            strangers[own] = tensor
-    if not fit:
-        return strangers
-    stack = views.stack(name, [fit[number] for number in sorted(fit)])
-    if lost := [str(number) for number in range(wanted) if number not in fit]:
-        some = ", ".join(lost[:8]) + (", …" if len(lost) > 8 else "")
-        stack = replace(stack, name=f"{name} without expert {some}")
-    return {name: stack, **strangers}
+            unknown[expert] = tensor
+    if not fitting:
+        return unknown
+    stack = views.stack(name, [fitting[number] for number in sorted(fitting)])
+    if missing := [str(number) for number in range(wanted) if number not in fitting]:
+        listed = ", ".join(missing[:8]) + (", …" if len(missing) > 8 else "")
+        stack = replace(stack, name=f"{name} without expert {listed}")
+    return {name: stack, **unknown}
 
 
 def _number(name: str) -> int:

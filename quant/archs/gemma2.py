@@ -1,5 +1,5 @@
-"""Gemma 2: norms around attention and feed-forward, both capped softly, a sliding window on every
-other layer.
+"""Gemma 2: norms around attention and feed-forward, soft caps on attention scores and logits, and a
+sliding window on every other layer.
 
 Follows conversion/gemma.py and src/models/gemma2.cpp of llama.cpp, which always caps, ties the head
 to the embedding, and derives the scale of the queries itself.
@@ -9,7 +9,7 @@ from quant import views
 from quant.archs import common
 from quant.archs.base import Arch, Config, Key, Op, Shapes
 
-DEFAULTS = {  # of transformers' Gemma2Config
+DEFAULTS = {  # defaults of transformers' Gemma2Config
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 256,
@@ -20,21 +20,23 @@ DEFAULTS = {  # of transformers' Gemma2Config
     "final_logit_softcapping": 30.0,
     "attn_logit_softcapping": 50.0,
 }
-PERIOD = 2  # of the layers, the last of so many attends to everything
-LARGE = 46  # layers of the 27B model, whose queries are scaled otherwise
+PERIOD = 2  # layers; the last layer of each period attends to all positions
+LARGE = 46  # layers of the 27B model, which scales queries differently
 
 
 def scalar(config: Config, large: int) -> int:
-    """What llama.cpp divides the squared scale of queries by; it knows its largest model by the
-    layers.
+    """Return the query_pre_attn_scalar that llama.cpp computes with. It recognizes the largest
+    model by its layer count.
     """
     heads, _, head_dim = common.heads(config)
     return config.number("hidden_size") // heads if common.layers(config) == large else head_dim
 
 
 def problems(config: Config, large: int) -> list[tuple[object, str]]:
-    """What no Gemma can have."""
-    asked, computed = config.values["query_pre_attn_scalar"], scalar(config, large)
+    """Return (condition, text) pairs for settings that llama.cpp computes differently for Gemma 2
+    and 3.
+    """
+    scalar_setting, computed = config.values["query_pre_attn_scalar"], scalar(config, large)
     return [
         *common.problems(
             config,
@@ -43,8 +45,8 @@ def problems(config: Config, large: int) -> list[tuple[object, str]]:
             act="hidden_activation",
         ),
         (
-            asked != computed,
-            f"its query_pre_attn_scalar is {asked}, llama.cpp computes with {computed}",
+            scalar_setting != computed,
+            f"its query_pre_attn_scalar is {scalar_setting}; llama.cpp computes with {computed}",
         ),
         (config.flag("attention_bias"), "its attention has biases"),
         (config.flag("use_bidirectional_attention"), "it attends to later tokens"),
@@ -52,7 +54,7 @@ def problems(config: Config, large: int) -> list[tuple[object, str]]:
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's gemma2 would not compute alike."""
+    """Raise UserError for settings that llama.cpp's gemma2 computes differently."""
     missing = [
         (config.values[key] is None, f"its {key} is null")
         for key in ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
@@ -66,7 +68,7 @@ def check(config: Config) -> list[str]:
 
 
 def keys(config: Config) -> list[Key]:
-    """The ordinary keys, both caps and the window."""
+    """Return the common keys, both soft caps and the sliding window."""
     return [
         *common.keys(config),
         Key("attn_logit_softcapping", "float32", config.real("attn_logit_softcapping")),
@@ -76,7 +78,7 @@ def keys(config: Config) -> list[Key]:
 
 
 def expected(config: Config) -> Shapes:
-    """The tensors that must be there, with their shapes, rows first."""
+    """Return the required tensors with their shapes, rows first."""
     parts = common.attention(config), common.gated(config), common.post_norms(config)
     return common.ends(config) | common.blocks(config, *parts)
 

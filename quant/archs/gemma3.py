@@ -1,9 +1,9 @@
-"""Gemma 3, its text part: Gemma 2 with norms of queries and keys and two rotary bases, without caps
-of attention.
+"""Gemma 3, text only: Gemma 2 with norms of queries and keys and two rotary bases, without a cap on
+attention scores.
 
-Follows conversion/gemma.py and src/models/gemma3.cpp of llama.cpp. The settings of the global
-layers stand in rope_theta and rope_scaling or in rope_parameters' full_attention, those of the
-layers with a window in rope_local_base_freq or sliding_attention; the latter are never stretched.
+Follows conversion/gemma.py and src/models/gemma3.cpp of llama.cpp. The rotary settings of global
+layers are in rope_theta and rope_scaling, or in rope_parameters' full_attention. Those of sliding
+layers are in rope_local_base_freq, or in rope_parameters' sliding_attention; they are never scaled.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from quant import views
 from quant.archs import common, gemma2
 from quant.archs.base import Arch, Config, Key, Shapes, Tensors
 
-DEFAULTS = {  # of transformers' Gemma3TextConfig; it says vocab_size too, but see Arch.spare
+DEFAULTS = {  # defaults of transformers' Gemma3TextConfig, without its vocab_size (see Arch)
     "hidden_size": 2304,
     "intermediate_size": 9216,
     "num_hidden_layers": 26,
@@ -25,29 +25,29 @@ DEFAULTS = {  # of transformers' Gemma3TextConfig; it says vocab_size too, but s
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
-PERIOD = 6  # of the layers, the last of so many attends to everything
-LARGE = 62  # layers of the 27B model, whose queries are scaled otherwise
+PERIOD = 6  # layers; the last layer of each period attends to all positions
+LARGE = 62  # layers of the 27B model, which scales queries differently
 
 
 def local(config: Config) -> Config:
-    """The rotary settings of the layers with a window."""
+    """Return the rotary settings of the sliding layers."""
     base, parts = config.values.get("rope_local_base_freq"), config.values.get("rope_parameters")
-    part = parts.get("sliding_attention") if isinstance(parts, dict) else None
+    settings = parts.get("sliding_attention") if isinstance(parts, dict) else None
     values: dict[str, Any] = {"rope_theta": 10000.0 if base is None else base}
-    return common.rope(Config(values | {"rope_parameters": part}, config.where))
+    return common.rope(Config(values | {"rope_parameters": settings}, config.where))
 
 
 def windowed(config: Config) -> list[bool]:
-    """Which layers have a window."""
+    """Return for each layer whether it has a sliding window."""
     return common.sliding(
         config, config.number("sliding_window_pattern", "_sliding_window_pattern", default=PERIOD)
     )
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's gemma3 would not compute alike."""
-    parts, near = config.values.get("rope_parameters"), local(config).values
-    flat = (
+    """Raise UserError for settings that llama.cpp's gemma3 computes differently."""
+    parts, local_settings = config.values.get("rope_parameters"), local(config).values
+    unlabeled = (
         isinstance(parts, dict)
         and bool(parts)
         and not parts.keys() & {"full_attention", "sliding_attention"}
@@ -58,42 +58,44 @@ def check(config: Config) -> list[str]:
             *gemma2.problems(config, LARGE),
             (config.values.get("attn_logit_softcapping") is not None, "its attention is capped"),
             (config.values["sliding_window"] is None, "its sliding_window is null"),
-            (near["rope_type"] != "default", "its layers with a window have stretched positions"),
-            (flat, "its rope_parameters do not tell global layers from those with a window"),
+            (local_settings["rope_type"] != "default", "its sliding layers have scaled positions"),
+            (unlabeled, "its rope_parameters do not distinguish global layers from sliding ones"),
         ],
     )
     return []
 
 
 def keys(config: Config) -> list[Key]:
-    """The ordinary keys, the cap of the logits where there is one, the window and its rotary base."""
-    found, layers = common.keys(config), windowed(config)
+    """Return the common keys, the cap on the logits if there is one, and the sliding window with
+    its rotary base.
+    """
+    entries, layers = common.keys(config), windowed(config)
     if config.values.get("final_logit_softcapping") is not None:
-        found.append(
+        entries.append(
             Key("final_logit_softcapping", "float32", config.real("final_logit_softcapping"))
         )
     if any(layers):
-        found.append(Key("rope.freq_base_swa", "float32", local(config).real("rope_theta")))
-        found += common.window(config, layers, PERIOD)
-    return found
+        entries.append(Key("rope.freq_base_swa", "float32", local(config).real("rope_theta")))
+        entries += common.window(config, layers, PERIOD)
+    return entries
 
 
 def expected(config: Config) -> Shapes:
-    """The tensors that must be there, with their shapes, rows first."""
+    """Return the required tensors with their shapes, rows first."""
     head_dim = common.heads(config)[2]
     norms: Shapes = {"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
     return gemma2.expected(config) | common.blocks(config, norms)
 
 
 def prepare(config: Config, tensors: Tensors) -> Tensors:
-    """Rows of the embedding and of the head without a token go: the tokenizer knows fewer than the
-    class has rows.
+    """Cut off rows of the embedding and the head that have no token: the tokenizer may have fewer
+    tokens than the class has rows.
     """
-    size, found = config.number("vocab_size"), dict(tensors)
+    size, result = config.number("vocab_size"), dict(tensors)
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         if (tensor := tensors.get(name)) and len(tensor.shape) == 2 and tensor.shape[0] > size:
-            found[name] = views.part(tensor, 0, size)
-    return found
+            result[name] = views.part(tensor, 0, size)
+    return result
 
 
 GEMMA3 = Arch(

@@ -1,14 +1,14 @@
-"""GLM 4 (0414): interleaved rotary pairs in a part of each head, norms around both parts, gate and
-up in one matrix.
+"""GLM 4 (0414): rotary pairs in a part of each head, norms around attention and feed-forward, gate
+and up in one matrix.
 
-Follows conversion/glm.py and src/models/glm4.cpp of llama.cpp. The checkpoint's pairs are
-interleaved already, so queries and keys keep their rows.
+Follows conversion/glm.py and src/models/glm4.cpp of llama.cpp. The checkpoint stores interleaved
+pairs, so the rows of queries and keys keep their order.
 """
 
 from quant.archs import common
 from quant.archs.base import Arch, Config, Key, Shapes
 
-DEFAULTS = {  # of transformers' Glm4Config
+DEFAULTS = {  # defaults of transformers' Glm4Config
     "num_key_value_heads": 2,
     "head_dim": 128,
     "partial_rotary_factor": 0.5,
@@ -19,7 +19,7 @@ DEFAULTS = {  # of transformers' Glm4Config
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's glm4 would not compute alike."""
+    """Raise UserError for settings that llama.cpp's glm4 computes differently."""
     common.refuse(
         config,
         [
@@ -31,12 +31,12 @@ def check(config: Config) -> list[str]:
 
 
 def keys(config: Config) -> list[Key]:
-    """The ordinary keys, and how much of a head is rotary."""
+    """Return the common keys and the rotary width of a head."""
     return [*common.keys(config), Key("rope.dimension_count", "uint32", common.rotary(config))]
 
 
 def expected(config: Config) -> Shapes:
-    """The tensors that must be there, with their shapes, rows first."""
+    """Return the required tensors with their shapes, rows first."""
     biases = common.biases(config) if config.flag("attention_bias") else {}
     parts = common.attention(config), biases, common.fused(config), common.post_norms(config)
     return common.ends(config) | common.blocks(config, *parts)

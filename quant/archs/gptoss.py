@@ -1,8 +1,8 @@
-"""gpt-oss: a mixture of experts with biases everywhere, attention sinks, and a window on every
-other layer.
+"""gpt-oss: a mixture of experts with biases everywhere, attention sinks, and a sliding window on
+every other layer.
 
-Follows conversion/gpt_oss.py and src/models/openai-moe.cpp of llama.cpp. The experts come as MXFP4,
-and stay it, or as floats with rows and columns exchanged; in both, rows of gate and up alternate.
+Follows conversion/gpt_oss.py and src/models/openai-moe.cpp of llama.cpp. Experts are stored either
+as MXFP4, which is kept, or as transposed floats. In both, rows of gate and up alternate.
 """
 
 from collections.abc import Iterator
@@ -22,22 +22,26 @@ DEFAULTS = {
     "swiglu_limit": LIMIT,
     "swiglu_alpha": ALPHA,
 }
-PERIOD = 2  # every second layer attends to everything
+PERIOD = 2  # layers; the last layer of each period attends to all positions
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's gpt-oss would not compute alike; returns what the user should know."""
-    (experts, used), said = _experts(config), config.values
-    silent = not any(isinstance(said.get(key), dict) for key in ("rope_scaling", "rope_parameters"))
-    limit, alpha = said["swiglu_limit"], said["swiglu_alpha"]
+    """Raise UserError for settings that llama.cpp's gpt-oss computes differently; return notes for
+    the user.
+    """
+    (experts, used), values = _experts(config), config.values
+    without_rope = not any(
+        isinstance(values.get(key), dict) for key in ("rope_scaling", "rope_parameters")
+    )
+    limit, alpha = values["swiglu_limit"], values["swiglu_alpha"]
     common.refuse(
         config,
         [
             *common.problems(config, ropes=("default", "linear", "yarn"), rough=True),
-            (silent, "it does not say rope_scaling or rope_parameters"),
+            (without_rope, "it has neither rope_scaling nor rope_parameters"),
             (not config.flag("attention_bias"), "its attention has no biases"),
-            (limit != LIMIT, f"its swiglu_limit is {limit}, llama.cpp has {LIMIT}"),
-            (alpha != ALPHA, f"its swiglu_alpha is {alpha}, llama.cpp has {ALPHA}"),
+            (limit != LIMIT, f"its swiglu_limit is {limit}; llama.cpp has {LIMIT}"),
+            (alpha != ALPHA, f"its swiglu_alpha is {alpha}; llama.cpp has {ALPHA}"),
             (used > experts, f"it uses {used} of {experts} experts"),
         ],
     )
@@ -45,7 +49,7 @@ def check(config: Config) -> list[str]:
 
 
 def keys(config: Config) -> list[Key]:
-    """The ordinary keys, the window, and the experts."""
+    """Return the common keys, the sliding window and the experts' keys."""
     experts, used = _experts(config)
     return [
         *common.keys(config),
@@ -57,14 +61,14 @@ def keys(config: Config) -> list[Key]:
 
 
 def expected(config: Config) -> Shapes:
-    """The tensors that must be there, with their shapes, rows first."""
+    """Return the required tensors with their shapes, rows first."""
     hidden, ff, count = (
         config.number("hidden_size"),
         config.number("intermediate_size"),
         common.heads(config)[0],
     )
     experts, _ = _experts(config)
-    own: Shapes = {
+    block: Shapes = {
         "attn_output.bias": (hidden,),
         "attn_sinks.weight": (count,),
         "post_attention_norm.weight": (hidden,),
@@ -78,18 +82,20 @@ def expected(config: Config) -> Shapes:
         "ffn_down_exps.bias": (experts, hidden),
     }
     return common.ends(config) | common.blocks(
-        config, common.attention(config), common.biases(config), own
+        config, common.attention(config), common.biases(config), block
     )
 
 
 def prepare(config: Config, tensors: Tensors) -> Tensors:
-    """Gate and up apart, experts' rows first, and every name as the gguf package's tables have it."""
+    """Split gate and up, transpose experts, and use the names of the gguf package's tables."""
     parts = [part for tensor in tensors.values() for part in _parts(tensor)]
     return {part.name: part for part in parts}
 
 
 def _parts(tensor: LazyTensor) -> Iterator[LazyTensor]:
-    """What one tensor of the checkpoint becomes; what is no expert's stays as it is."""
+    """Yield the tensors that one checkpoint tensor becomes; a tensor that is not an expert's stays
+    as it is.
+    """
     stem, _, last = tensor.name.rpartition(".")
     if last == "sinks":
         yield replace(tensor, name=f"{tensor.name}.weight")
@@ -112,7 +118,7 @@ def _parts(tensor: LazyTensor) -> Iterator[LazyTensor]:
 
 
 def _experts(config: Config) -> tuple[int, int]:
-    """Experts of a layer, and those that a token goes to."""
+    """Return the number of experts in a layer and how many a token is routed to."""
     return config.number("num_local_experts"), config.number(
         "num_experts_per_tok", "experts_per_token"
     )

@@ -1,7 +1,7 @@
-"""Granite (dense): llama with multipliers of embedding, attention, residual and logits.
+"""Granite (dense): Llama with multipliers for embedding, attention, residual and logits.
 
-Follows GraniteModel of llama.cpp (conversion/granite.py, src/models/granite.cpp). A head_dim in the
-config counts here as it does in transformers, where upstream leaves it out.
+Follows GraniteModel of llama.cpp (conversion/granite.py, src/models/granite.cpp), except that a
+head_dim in the config is honored, as in transformers.
 """
 
 from dataclasses import replace
@@ -11,14 +11,15 @@ from quant.archs.base import Config, Key
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's granite would not compute alike."""
+    """Raise UserError for settings that llama.cpp's granite computes differently."""
     common.refuse(config, common.problems(config, ropes=common.FACTORED))
     return []
 
 
 def keys(config: Config) -> list[Key]:
-    """Llama's keys and the multipliers; llama.cpp takes an attention scale that is not said for 1 /
-    sqrt(head_dim).
+    """Return Llama's keys and the multipliers.
+
+    The attention scale is always written, because llama.cpp's default is 1 / sqrt(head_dim).
     """
     return [
         *llama.keys(config),

@@ -1,7 +1,7 @@
 """Llama and Mistral: grouped-query attention, rotary halves, SiLU-gated feed-forward, RMS norms.
 
-Follows conversion/llama.py of llama.cpp; reads both spellings of rotary settings, rope_theta with
-rope_scaling and rope_parameters.
+Follows conversion/llama.py of llama.cpp. Both spellings of rotary settings are read: rope_theta
+with rope_scaling, and rope_parameters.
 """
 
 from dataclasses import replace
@@ -11,44 +11,47 @@ from quant.archs.base import Arch, Config, Key, Shapes
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's llama would not compute alike; returns what the user should know."""
+    """Raise UserError for settings that llama.cpp's llama computes differently; return notes for
+    the user.
+    """
     experts = (config.values.get("num_local_experts"), "it is a mixture of experts")
     common.refuse(config, [*common.problems(config, ropes=common.FACTORED), experts])
     return window(config)
 
 
 def window(config: Config) -> list[str]:
-    """What to say about a window that llama.cpp's llama does not have."""
-    window = config.values.get("sliding_window")
-    if isinstance(window, int) and window < config.number("max_position_embeddings"):
+    """Return a note if the model has a sliding window, which llama.cpp's llama ignores."""
+    width = config.values.get("sliding_window")
+    if isinstance(width, int) and width < config.number("max_position_embeddings"):
         return [
-            f"this model attends to {window} positions; llama.cpp's llama to all: beyond them answers may differ"
+            f"this model attends to {width} positions, llama.cpp's llama to all: "
+            "answers may differ in longer texts"
         ]
     return []
 
 
 def keys(config: Config) -> list[Key]:
-    """The ordinary keys, and how much of a head is rotary: all of it."""
+    """Return the common keys and the rotary width of a head, which is its whole width."""
     return [*common.keys(config), Key("rope.dimension_count", "uint32", common.heads(config)[2])]
 
 
 def expected(config: Config) -> Shapes:
-    """The tensors that must be there, with their shapes, rows first."""
+    """Return the required tensors with their shapes, rows first."""
     return common.ends(config) | common.blocks(
         config, common.attention(config), common.gated(config)
     )
 
 
 def optional(config: Config) -> Shapes:
-    """Biases: some finetunes have them, and llama.cpp takes them where they are."""
+    """Return the shapes of biases that some finetunes have and llama.cpp loads if present."""
     hidden, ff = config.number("hidden_size"), config.number("intermediate_size")
-    others: Shapes = {
+    output_biases: Shapes = {
         "attn_output.bias": (hidden,),
         "ffn_gate.bias": (ff,),
         "ffn_up.bias": (ff,),
         "ffn_down.bias": (hidden,),
     }
-    return common.blocks(config, common.biases(config), others)
+    return common.blocks(config, common.biases(config), output_biases)
 
 
 LLAMA = Arch(

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with experts for a feed-forward; llama.cpp runs it as llama with experts.
+"""Mixtral: Mistral with experts as its feed-forward; llama.cpp runs it as llama.
 
 Follows MixtralModel of llama.cpp (conversion/llama.py, src/models/llama.cpp).
 """
@@ -10,7 +10,9 @@ from quant.archs.base import Config, Key, Shapes
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's llama would not compute alike; returns what the user should know."""
+    """Raise UserError for settings that llama.cpp's llama computes differently; return notes for
+    the user.
+    """
     common.refuse(
         config, [*common.problems(config, ropes=common.FACTORED), *experts.problems(config)]
     )
@@ -18,12 +20,12 @@ def check(config: Config) -> list[str]:
 
 
 def keys(config: Config) -> list[Key]:
-    """Llama's keys and the experts'."""
+    """Return Llama's keys and the experts' keys."""
     return [*llama.keys(config), *experts.keys(config)]
 
 
 def expected(config: Config) -> Shapes:
-    """The tensors that must be there, with their shapes, rows first."""
+    """Return the required tensors with their shapes, rows first."""
     return common.ends(config) | common.blocks(
         config,
         common.attention(config),

@@ -1,5 +1,5 @@
-"""OLMo 2: norms after attention and feed-forward, none before, and norms of the whole query and
-key.
+"""OLMo 2: norms only after attention and feed-forward, and norms over all query heads and all key
+heads.
 
 Follows Olmo2Model of llama.cpp (conversion/olmo.py, src/models/olmo2.cpp).
 """
@@ -9,7 +9,7 @@ from quant.archs.base import Arch, Config, Shapes
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's olmo2 would not compute alike."""
+    """Raise UserError for settings that llama.cpp's olmo2 computes differently."""
     common.refuse(
         config,
         [
@@ -23,7 +23,7 @@ def check(config: Config) -> list[str]:
 
 
 def expected(config: Config) -> Shapes:
-    """The tensors that must be there, with their shapes, rows first."""
+    """Return the required tensors with their shapes, rows first."""
     hidden, (count, kv_heads, head_dim) = config.number("hidden_size"), common.heads(config)
     norms: Shapes = {
         "attn_q_norm.weight": (count * head_dim,),
@@ -32,9 +32,9 @@ def expected(config: Config) -> Shapes:
         "post_ffw_norm.weight": (hidden,),
     }
     block = common.attention(config) | common.gated(config) | norms
-    before = ("attn_norm.weight", "ffn_norm.weight")
+    absent = ("attn_norm.weight", "ffn_norm.weight")
     return common.ends(config) | common.blocks(
-        config, {role: shape for role, shape in block.items() if role not in before}
+        config, {role: shape for role, shape in block.items() if role not in absent}
     )
 
 

@@ -1,8 +1,8 @@
-"""Phi 3, 3.5 and 4: query, key and value in one matrix, gate and up in another; long contexts by
-rotary factors.
+"""Phi 3, 3.5 and 4: query, key and value in one matrix, gate and up in another, long contexts by
+rotary factors (LongRoPE).
 
-Follows conversion/phi.py and src/models/phi3.cpp of llama.cpp, which attends to everything whatever
-the window, and takes the long factors where its context is larger than the original length.
+Follows conversion/phi.py and src/models/phi3.cpp of llama.cpp. llama.cpp ignores the sliding
+window, and uses the long factors whenever its context is larger than the original length.
 """
 
 import math
@@ -24,13 +24,15 @@ LONG = ("longrope", "su")
 
 
 def stretched(config: Config) -> Config | None:
-    """The rotary settings where they have factors for long contexts."""
+    """Return the rotary settings if they are LongRoPE's, else None."""
     settings = common.rope(config)
     return settings if settings.values["rope_type"] in LONG else None
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's phi3 would not compute alike; returns what the user should know."""
+    """Raise UserError for settings that llama.cpp's phi3 computes differently; return notes for the
+    user.
+    """
     count, _, head_dim = common.heads(config)
     hidden, length = config.number("hidden_size"), config.number("max_position_embeddings")
     original = config.number("original_max_position_embeddings")
@@ -40,7 +42,7 @@ def check(config: Config) -> list[str]:
             *common.problems(config, ropes=("default", *LONG), partial=True),
             (
                 count * head_dim != hidden,
-                f"{count} heads of {head_dim} values are not its {hidden} values",
+                f"its {count} heads of {head_dim} values do not make {hidden} values",
             ),
             (config.flag("attention_bias"), "its attention has biases"),
         ],
@@ -48,19 +50,21 @@ def check(config: Config) -> list[str]:
     notes, window = [], config.values.get("sliding_window")
     if isinstance(window, int) and window < length:
         notes.append(
-            f"this model attends to {window} positions; llama.cpp's phi3 to all: beyond them answers may differ"
+            f"this model attends to {window} positions, llama.cpp's phi3 to all: "
+            "answers may differ in longer texts"
         )
     if stretched(config):
         notes.append(
-            f"this model turns positions by other factors in texts beyond {original} tokens; llama.cpp takes those "
-            f"wherever its context is larger: use -c {original} for short texts"
+            f"this model uses other rotary factors in texts beyond {original} tokens, llama.cpp "
+            f"whenever its context is larger than that: use -c {original} for short texts"
         )
     return notes
 
 
 def keys(config: Config) -> list[Key]:
-    """The ordinary keys, how much of a head is rotary, and a window of 0 where there is none: it
-    marks Phi 4.
+    """Return the common keys, the rotary width of a head, and the sliding window.
+
+    The window is 0 if there is none, which marks Phi 4 for llama.cpp.
     """
     window = config.values.get("sliding_window")
     return [
@@ -76,47 +80,50 @@ def keys(config: Config) -> list[Key]:
 
 
 def scaling(config: Config) -> list[Key]:
-    """The original length, and what the factors for long contexts do to attention (LongRoPE)."""
+    """Return the original context length, and LongRoPE's attention factor."""
     original = config.number("original_max_position_embeddings")
-    found = [Key("rope.scaling.original_context_length", "uint32", original)]
+    keys = [Key("rope.scaling.original_context_length", "uint32", original)]
     if settings := stretched(config):
         ratio = config.number("max_position_embeddings") / original
         ratio = settings.real("factor", ratio)
-        usual = (
+        default = (
             math.sqrt(1 + math.log(ratio) / math.log(original))
             if ratio > 1 and original > 1
             else 1.0
         )
-        found += [
+        keys += [
             Key("rope.scaling.type", "string", "longrope"),
-            Key("rope.scaling.attn_factor", "float32", settings.real("attention_factor", usual)),
+            Key("rope.scaling.attn_factor", "float32", settings.real("attention_factor", default)),
         ]
-    return found
+    return keys
 
 
 def extra(config: Config) -> "dict[str, F32]":
-    """The factors of every rotary pair for long and short contexts."""
+    """Return LongRoPE's factors of every rotary pair for long and short contexts, each `[pairs]`.
+
+    Raises UserError for malformed factors.
+    """
     import numpy as np
 
     if not (settings := stretched(config)):
         return {}
-    found = {}
+    tensors = {}
     for kind in ("long", "short"):
         factors, count = settings.values.get(f"{kind}_factor"), common.rotary(config) // 2
-        sound = isinstance(factors, list) and len(factors) == count
-        if not sound or not all(
+        complete = isinstance(factors, list) and len(factors) == count
+        if not complete or not all(
             type(value) in (int, float) and 0 < value < 1e30 for value in factors or ()
         ):
             raise Refusal(
                 f"{config.where}: {kind}_factor should be {count} positive numbers",
                 hint="fetch it again",
             )
-        found[f"rope_factors_{kind}.weight"] = np.array(factors, np.float32)
-    return found
+        tensors[f"rope_factors_{kind}.weight"] = np.array(factors, np.float32)
+    return tensors
 
 
 def expected(config: Config) -> Shapes:
-    """The tensors that must be there, with their shapes, rows first."""
+    """Return the required tensors with their shapes, rows first."""
     hidden, (count, kv_heads, head_dim) = config.number("hidden_size"), common.heads(config)
     wide, narrow = count * head_dim, kv_heads * head_dim
     attention: Shapes = {

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: llama with biases of query, key and value, its rotary halves left as they are.
+"""Qwen2 and Qwen2.5: Llama with biases of query, key and value; rotary halves stay in place.
 
 Follows Qwen2Model of llama.cpp (conversion/qwen.py, src/models/qwen2.cpp).
 """
@@ -8,20 +8,20 @@ from quant.archs.base import Arch, Config, Shapes
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's qwen2 would not compute alike."""
+    """Raise UserError for settings that llama.cpp's qwen2 computes differently."""
     common.refuse(config, [*common.problems(config), window(config), common.square(config)])
     return []
 
 
 def window(config: Config) -> tuple[object, str]:
-    """Qwen2's and Qwen3's last layers may attend to a window."""
+    """Return the problem of a sliding window on the last layers (Qwen2 and Qwen3)."""
     return common.windowed(
         config, lambda layer, first: layer >= first
-    ), "some of its layers attend to a window only"
+    ), "some of its layers have a sliding window"
 
 
 def expected(config: Config) -> Shapes:
-    """The tensors that must be there, with their shapes, rows first."""
+    """Return the required tensors with their shapes, rows first."""
     return common.ends(config) | common.blocks(
         config, common.attention(config), common.biases(config), common.gated(config)
     )

@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE: experts in every block, and one shared expert with a gate of its own.
+"""Qwen1.5-MoE and Qwen2-MoE: experts in every block, and one shared expert with its own gate.
 
 Follows Qwen2MoeModel of llama.cpp (conversion/qwen.py, src/models/qwen2moe.cpp).
 """
@@ -15,8 +15,8 @@ DEFAULTS = {
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's qwen2moe would not compute alike: it never normalises the experts'
-    weights.
+    """Raise UserError for settings that llama.cpp's qwen2moe computes differently: it never
+    normalizes the experts' weights.
     """
     common.refuse(
         config,
@@ -28,7 +28,7 @@ def check(config: Config) -> list[str]:
             (config.flag("norm_topk_prob"), "norm_topk_prob is true"),
             (
                 common.windowed(config, lambda layer, most: layer % 2 == 0 and layer < most),
-                "some of its layers attend to a window only",
+                "some of its layers have a sliding window",
             ),
         ],
     )
@@ -36,9 +36,9 @@ def check(config: Config) -> list[str]:
 
 
 def dense(config: Config) -> list[tuple[object, str]]:
-    """Blocks without experts, which llama.cpp has not."""
+    """Return the problems of blocks without experts, which llama.cpp does not support."""
     return [
-        (config.values.get("mlp_only_layers"), "mlp_only_layers are without experts"),
+        (config.values.get("mlp_only_layers"), "the layers in mlp_only_layers have no experts"),
         (
             config.number("decoder_sparse_step", default=1) != 1,
             "decoder_sparse_step leaves blocks without experts",
@@ -47,7 +47,7 @@ def dense(config: Config) -> list[tuple[object, str]]:
 
 
 def keys(config: Config) -> list[Key]:
-    """The ordinary keys and the experts'."""
+    """Return the common keys and the experts' keys."""
     return [
         *common.keys(config),
         *experts.keys(config),
@@ -61,7 +61,7 @@ def keys(config: Config) -> list[Key]:
 
 
 def expected(config: Config) -> Shapes:
-    """The tensors that must be there, with their shapes, rows first."""
+    """Return the required tensors with their shapes, rows first."""
     hidden, ff = config.number("hidden_size"), config.number("shared_expert_intermediate_size")
     shared: Shapes = {
         "ffn_norm.weight": (hidden,),

@@ -1,7 +1,7 @@
 """Qwen3: Qwen2 without its biases, with a norm of every query and key head, and heads of any width.
 
-Follows Qwen3Model of llama.cpp (conversion/qwen.py, src/models/qwen3.cpp). A reranker with a head
-of its own has another class, and is refused by it.
+Follows Qwen3Model of llama.cpp (conversion/qwen.py, src/models/qwen3.cpp). Rerankers with another
+head have another class name, so they are refused.
 """
 
 from dataclasses import replace
@@ -12,8 +12,8 @@ from quant.archs.qwen2 import QWEN2, window
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's qwen3 would not compute alike: it has no bias of the attention's
-    output.
+    """Raise UserError for settings that llama.cpp's qwen3 computes differently: it adds no bias to
+    the attention's output.
     """
     common.refuse(
         config, [*common.problems(config), window(config), common.biased(config, "attention_bias")]
@@ -22,7 +22,7 @@ def check(config: Config) -> list[str]:
 
 
 def expected(config: Config) -> Shapes:
-    """The tensors that must be there, with their shapes, rows first."""
+    """Return the required tensors with their shapes, rows first."""
     return common.ends(config) | common.blocks(
         config, common.attention(config), common.head_norms(config), common.gated(config)
     )

@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3's attention, experts in every block, none shared.
+"""Qwen3-MoE: Qwen3's attention, experts in every block, no shared expert.
 
 Follows Qwen3MoeModel of llama.cpp (conversion/qwen.py, src/models/qwen3moe.cpp).
 """
@@ -9,8 +9,8 @@ from quant.archs.qwen2moe import dense
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's qwen3moe would not compute alike: it always normalises the experts'
-    weights.
+    """Raise UserError for settings that llama.cpp's qwen3moe computes differently: it always
+    normalizes the experts' weights.
     """
     common.refuse(
         config,
@@ -20,14 +20,14 @@ def check(config: Config) -> list[str]:
             *dense(config),
             common.biased(config, "attention_bias"),
             (not config.flag("norm_topk_prob"), "norm_topk_prob is false"),
-            (common.windowed(config, lambda *_: True), "its layers attend to a window only"),
+            (common.windowed(config, lambda *_: True), "its layers have a sliding window"),
         ],
     )
     return []
 
 
 def keys(config: Config) -> list[Key]:
-    """The ordinary keys and the experts'."""
+    """Return the common keys and the experts' keys."""
     width = config.number("moe_intermediate_size")
     return [
         *common.keys(config),
@@ -37,7 +37,7 @@ def keys(config: Config) -> list[Key]:
 
 
 def expected(config: Config) -> Shapes:
-    """The tensors that must be there, with their shapes, rows first."""
+    """Return the required tensors with their shapes, rows first."""
     return common.ends(config) | common.blocks(
         config,
         common.attention(config),

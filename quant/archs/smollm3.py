@@ -1,5 +1,4 @@
-"""SmolLM3: llama whose every fourth layer does without rotary positions; llama.cpp has that number
-fixed.
+"""SmolLM3: Llama without rotary positions in every fourth layer, a step that llama.cpp has fixed.
 
 Follows SmolLM3Model of llama.cpp (conversion/llama.py, src/models/smollm3.cpp).
 """
@@ -9,11 +8,11 @@ from dataclasses import replace
 from quant.archs import common, llama
 from quant.archs.base import MAX_LAYERS, Config, nothing
 
-STEP = 4  # llama.cpp, n_no_rope_layer_step
+STEP = 4  # layers; n_no_rope_layer_step in llama.cpp
 
 
 def check(config: Config) -> list[str]:
-    """Refuse what llama.cpp's smollm3 would not compute alike."""
+    """Raise UserError for settings that llama.cpp's smollm3 computes differently."""
     fixed = [(layer + 1) % STEP != 0 for layer in range(min(common.layers(config), MAX_LAYERS))]
     common.refuse(
         config,
@@ -21,23 +20,23 @@ def check(config: Config) -> list[str]:
             *common.problems(config),
             common.biased(config, "attention_bias", "mlp_bias"),
             (
-                _rotary(config, len(fixed)) != fixed,
-                f"no_rope_layers is not every layer but each {STEP}th",
+                _rotary_layers(config, len(fixed)) != fixed,
+                f"no_rope_layers does not mark every {STEP}th layer",
             ),
             (
                 common.windowed(config, lambda layer, _: not fixed[layer]),
-                "some of its layers attend to a window only",
+                "some of its layers have a sliding window",
             ),
         ],
     )
     return []
 
 
-def _rotary(config: Config, count: int) -> list[bool]:
-    """Which layers are rotary."""
-    given = config.values.get("no_rope_layers")
-    if given is not None:
-        return [bool(layer) for layer in given] if isinstance(given, list) else []
+def _rotary_layers(config: Config, count: int) -> list[bool]:
+    """Return for each layer whether it is rotary."""
+    marks = config.values.get("no_rope_layers")
+    if marks is not None:
+        return [bool(layer) for layer in marks] if isinstance(marks, list) else []
     step = config.number("no_rope_layer_interval", default=STEP)
     return [(layer + 1) % step != 0 for layer in range(count)]
 

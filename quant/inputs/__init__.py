@@ -1,4 +1,4 @@
-"""INPUTS: the quantized formats that checkpoints may come in, by the quant_method of config.json."""
+"""INPUTS: the formats of quantized checkpoints that can be read, by config.json's quant_method."""
 
 from quant.inputs.base import Input
 from quant.registry import collect

@@ -1,8 +1,6 @@
-"""What a quantized checkpoint format is to the converter: its name in config.json, and how its
-tensors widen.
+"""A quantized checkpoint format as the converter sees it, and tools that the formats share.
 
-Tools that the formats share: reading whole small tensors, and rows computed on demand. It reads no
-files itself.
+The tools read whole small tensors and build tensors whose rows are computed on demand.
 """
 
 from collections.abc import Callable
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
     from quant.native import F32, U8
 
-# safetensors' names -> numpy's; bfloat16 and the eight-bit floats have no dtype of their own there.
+# safetensors' dtype -> numpy's; bfloat16 and the 8-bit floats have no numpy dtype.
 NUMPY = {
     "F64": "<f8",
     "F32": "<f4",
@@ -40,17 +38,18 @@ NUMPY = {
     "F8_E5M2": "u1",
     "F8_E8M0": "u1",
 }
-SOURCE = "use the model that this one was made from"
+SOURCE = "use the model that this one was quantized from"
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A format: `name` is config.json's quant_method, `title` what people call it.
+    """One quantized checkpoint format.
 
-    `restore(settings, tensors)` gives the checkpoint with its quantized tensors in a form that a
-    family can place: float tensors, computed when their rows are read. `settings` is the config's
-    quantization part. It leaves every tensor that it does not know where it is: the converter lists
-    them as unknown. `native` formats stay as they are, and no error is added to theirs.
+    `name` is config.json's quant_method, `title` the name shown to users. `restore(settings,
+    tensors)` replaces quantized tensors by float tensors that are computed when their rows are
+    read; `settings` is the config's quantization part. Tensors it does not recognize stay, and the
+    converter lists them as unknown. A format that `is_native` keeps its blocks, so that conversion
+    adds no rounding error.
     """
 
     name: str
@@ -60,8 +59,9 @@ class Input:
 
 
 class Recent:
-    """The tensor that was last read whole: a transposed matrix is asked for slab by slab, and read
-    once for all.
+    """The last tensor that was read whole.
+
+    A transposed matrix is read slab by slab; the cache lets the file be read once for all slabs.
     """
 
     def __init__(self) -> None:
@@ -69,16 +69,19 @@ class Recent:
         self._values: NDArray[Any] | None = None
 
     def get(self, tensor: LazyTensor) -> "NDArray[Any]":
-        """All values of `tensor`; the one before it is forgotten."""
+        """Return all values of `tensor`; the previous tensor is dropped first."""
         with self._lock:
             if self._values is None or self._name != tensor.name:
-                self._values = None  # before the next is read: never two of them at a time
+                self._values = None  # freed first, so that memory never holds two tensors
                 self._name, self._values = tensor.name, whole(tensor)
             return self._values
 
 
 def unpacked(words: "NDArray[Any]", bits: int) -> "U8":
-    """Codes of `bits` (up to 8) out of int32 words, the lowest bits first, along a new last axis."""
+    """Return the codes of `bits` (up to 8) in int32 words, lowest bits first.
+
+    Shapes: words `[...]`, result `[..., 32 // bits]`.
+    """
     import numpy as np
 
     count = 32 // bits
@@ -89,8 +92,9 @@ def unpacked(words: "NDArray[Any]", bits: int) -> "U8":
 
 
 def streamed(words: "NDArray[Any]", bits: int) -> "U8":
-    """Codes of `bits` (up to 8) out of rows of int32 words that hold them without a gap, the lowest
-    bits first.
+    """Return the codes of `bits` (up to 8) in rows of int32 words without gaps, lowest bits first.
+
+    Shapes: words `[rows, words]`, result `[rows, 32 * words // bits]`.
     """
     import numpy as np
 
@@ -103,29 +107,33 @@ def streamed(words: "NDArray[Any]", bits: int) -> "U8":
 
 
 def whole(tensor: LazyTensor) -> "NDArray[Any]":
-    """All values of a small tensor under its own shape: integers as they are, floats as float32."""
+    """Return all values of a small tensor in the tensor's shape: floats as float32, integers as
+    stored.
+    """
     return numbers(tensor.read(0, views.rows(tensor)), tensor.dtype).reshape(tensor.shape)
 
 
 def numbers(data: "U8", dtype: str) -> "NDArray[Any]":
-    """Stored bytes [rows, row_bytes] as values [rows, columns]."""
+    """Return stored bytes `[rows, row_bytes]` as values `[rows, columns]`: floats as float32,
+    integers as stored.
+    """
     import numpy as np
 
     values = np.ascontiguousarray(data).view(NUMPY[dtype])
     if dtype == "BF16":
-        wide: F32 = (values.astype(np.uint32) << 16).view(np.float32)
-        return wide
+        widened: F32 = (values.astype(np.uint32) << 16).view(np.float32)
+        return widened
     if dtype.startswith("F8"):
-        chosen: F32 = eight_bits(dtype)[values]
-        return chosen
+        looked_up: F32 = eight_bits(dtype)[values]
+        return looked_up
     stored: NDArray[Any] = values.astype(np.float32) if dtype in ("F16", "F64") else values
     return stored
 
 
 @cache
 def eight_bits(dtype: str) -> "F32":
-    """The 256 values of an eight-bit float: F8_E4M3 (no infinities), F8_E5M2, or the bare exponent
-    F8_E8M0.
+    """Return the 256 values of an 8-bit float: F8_E4M3 (no infinities), F8_E5M2, or F8_E8M0
+    (exponent only).
     """
     import numpy as np
 
@@ -141,10 +149,10 @@ def eight_bits(dtype: str) -> "F32":
         (codes >> 3 & 15).astype(np.int32),
         (codes & 7).astype(np.float64),
     )
-    size = np.where(
+    magnitude = np.where(
         exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * np.exp2(exponent - 7.0)
     )
-    values = np.where(sign, -size, size).astype(np.float32)
+    values = np.where(sign, -magnitude, magnitude).astype(np.float32)
     values[[127, 255]] = np.nan
     return values
 
@@ -152,13 +160,14 @@ def eight_bits(dtype: str) -> "F32":
 def computed(
     name: str, like: LazyTensor, shape: tuple[int, ...], rows: "Callable[[int, int], F32]"
 ) -> LazyTensor:
-    """A float tensor whose rows `rows(first, last)` computes; what is not finite is refused by
-    name.
+    """Return a float tensor whose rows `rows(first, last)` computes, `[rows, columns]`.
+
+    Reading it raises DamagedSourceError with the tensor's name if a value is not finite.
     """
     import numpy as np
 
     def read(first: int, last: int) -> "U8":
-        with np.errstate(all="ignore"):  # what overflows is told below, by the tensor's name
+        with np.errstate(all="ignore"):  # overflow is reported below, with the tensor's name
             values = np.ascontiguousarray(rows(first, last), np.float32)
         if not np.isfinite(values).all():
             raise Damaged(
@@ -171,5 +180,5 @@ def computed(
 
 
 def refuse(settings: Config, what: str, hint: str = SOURCE) -> Refusal:
-    """The error for settings or tensors that this format cannot have."""
+    """Return the error for settings or tensors that the format does not support."""
     return Refusal(f"{settings.where}: {what}", hint=hint)

@@ -1,7 +1,8 @@
-"""FP8 checkpoints: weights as eight-bit floats, with one scale a block, a row or a tensor.
+"""FP8 checkpoints: weights as 8-bit floats, with one scale for each block, row or tensor.
 
-Follows dequant_model of llama.cpp (conversion/base.py): a value is its eight bits times its scale,
-whatever the scale is called. Scales of activations are left out: nothing here computes in FP8.
+Follows dequant_model of llama.cpp (conversion/base.py): a value is its 8-bit float times its scale,
+under any of the scale's names. Scales of activations are left out, because nothing is computed in
+FP8.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from quant.native import F32
 
 CODES = ("F8_E4M3", "F8_E5M2")
-# Ending of a scale -> ending of the tensor it belongs to.
+# Ending of a scale's name -> ending of its weight's name.
 SCALES = {"_scale_inv": "", "_scale": "", ".qscale_weight": ".weight"}
 ACTIVATIONS = (
     ".input_scale",
@@ -31,23 +32,29 @@ ACTIVATIONS = (
 
 
 def restore(settings: Config, tensors: Tensors) -> Tensors:
-    """Every eight-bit tensor times its scale; one without a scale stays, and is told as it is
-    stored.
+    """Return the tensors with every 8-bit weight multiplied by its scale.
+
+    A weight without a scale stays, and the converter lists its dtype. Raises UserError for settings
+    that are not supported.
     """
     if settings.values.get("quant_algo") not in (None, "FP8"):
-        raise refuse(settings, f"{settings.values['quant_algo']} is not undone here, FP8 is")
+        raise refuse(settings, f"{settings.values['quant_algo']} is not supported; FP8 is")
     block = settings.values.get("weight_block_size")
-    found = {name: tensor for name, tensor in tensors.items() if not name.endswith(ACTIVATIONS)}
-    for name, tensor in list(found.items()):
+    result = {name: tensor for name, tensor in tensors.items() if not name.endswith(ACTIVATIONS)}
+    for name, tensor in list(result.items()):
         if tensor.dtype not in CODES:
             continue
-        for ending, own in SCALES.items():
-            scale = found.get(name.removesuffix(own) + ending) if name.endswith(own) else None
+        for ending, weight_ending in SCALES.items():
+            scale = (
+                result.get(name.removesuffix(weight_ending) + ending)
+                if name.endswith(weight_ending)
+                else None
+            )
             if scale is not None:
-                found[name] = scaled(settings, tensor, scale, block)
-                del found[scale.name]
+                result[name] = scaled(settings, tensor, scale, block)
+                del result[scale.name]
                 break
-    return found
+    return result
 
 
 def scaled(
@@ -57,10 +64,10 @@ def scaled(
     block: object = None,
     zero: LazyTensor | None = None,
 ) -> LazyTensor:
-    """`tensor` times `scale`: one number, one a row [.., rows, 1] or one a block of `block` [rows,
-    columns].
+    """Return `tensor` times `scale`, after subtracting `zero`, which has the scale's shape.
 
-    `zero`, of the scale's shape, is taken off before.
+    The scale is one number, one for each row `[..., rows, 1]`, or one for each block of `block` =
+    [rows, columns]. Raises UserError if the shapes do not fit.
     """
     height, width = _block(settings, tensor, scale, block)
     rows, columns = tensor.shape[-2:] if len(tensor.shape) > 1 else (1, tensor.shape[-1])
@@ -71,11 +78,14 @@ def scaled(
 
         row = np.arange(first, last)
 
-        def spread(tensor: LazyTensor) -> "F32":  # [rows, columns] of what stands once for a block
+        # Expands one value for each block to [rows, columns].
+        def spread(tensor: LazyTensor) -> "F32":
             blocks = whole(tensor).astype(np.float32).reshape(-1, down, across)
-            chosen = blocks[row // rows % len(blocks), row % rows // height]
-            wide: F32 = chosen if across == 1 else np.repeat(chosen, width, axis=1)[:, :columns]
-            return wide
+            selected = blocks[row // rows % len(blocks), row % rows // height]
+            expanded: F32 = (
+                selected if across == 1 else np.repeat(selected, width, axis=1)[:, :columns]
+            )
+            return expanded
 
         values: F32 = numbers(tensor.read(first, last), tensor.dtype).astype(np.float32, copy=False)
         if zero is not None:
@@ -88,7 +98,9 @@ def scaled(
 def _block(
     settings: Config, tensor: LazyTensor, scale: LazyTensor, block: object
 ) -> tuple[int, int]:
-    """How many rows and columns share a scale; the scale's shape must say the same as the settings."""
+    """Return how many rows and columns share a scale. Refuse a scale whose shape contradicts the
+    settings.
+    """
     if len(tensor.shape) < 2:
         raise refuse(settings, f"{tensor.name} is {list(tensor.shape)}: only matrices have scales")
     (rows, columns), before = tensor.shape[-2:], tensor.shape[:-2]
@@ -106,8 +118,8 @@ def _block(
     if scale.shape not in options:
         raise refuse(
             settings,
-            f"{scale.name} is {list(scale.shape)}, which does not fit {tensor.name} {list(tensor.shape)}"
-            + (f" in blocks of {block}" if block else ""),
+            f"{scale.name} is {list(scale.shape)}, which does not fit {tensor.name} "
+            f"{list(tensor.shape)}" + (f" in blocks of {block}" if block else ""),
             hint="fetch the whole model again",
         )
     return options[scale.shape]

@@ -1,11 +1,11 @@
-"""GPTQ checkpoints: codes of 2, 4 or 8 bits in int32 words, transposed, with a scale and a zero a
-group of inputs.
+"""GPTQ checkpoints: codes of 2, 4 or 8 bits in int32 words, with a scale and a zero for each group
+of inputs.
 
-Follows dequant_gptq of llama.cpp (conversion/base.py). qweight is [inputs / codes a word, outputs],
-scales [groups, outputs], qzeros [groups, outputs / codes a word]; g_idx names the group of each
-input. The older form of the checkpoint (gptq) stores zeros less one, the newer (gptq_v2) as they
-are. GPTQModel takes the one from whole words (convert_gptq_v2_to_v1_format), so that a zero of 0
-borrows from the next: its words are added to.
+Follows dequant_gptq of llama.cpp (conversion/base.py). Shapes: qweight `[inputs / codes_per_word,
+outputs]`, scales `[groups, outputs]`, qzeros `[groups, outputs / codes_per_word]`; g_idx names the
+group of each input. The older format (gptq) stores each zero minus one, the newer one (gptq_v2) the
+zero itself. GPTQModel subtracts the one from whole words (convert_gptq_v2_to_v1_format), so that a
+zero of 0 borrows from its neighbor: for its files the one is added to whole words.
 """
 
 from dataclasses import dataclass
@@ -22,22 +22,20 @@ if TYPE_CHECKING:
     from quant.native import F32
 
 BITS = (2, 4, 8)
-ZERO_OFFSET = {"gptq": 1, "gptq_v2": 0}  # by checkpoint_format
-STRANGE = (
-    "is_marlin_format",
-    "rotation",
-    "adapter",
-)  # settings under which the codes mean something else
-BAND = 1 << 20  # codes widened at a time
+# by checkpoint_format; what the format subtracted from each zero
+ZERO_OFFSET = {"gptq": 1, "gptq_v2": 0}
+# Settings under which the codes have another meaning.
+STRANGE = ("is_marlin_format", "rotation", "adapter")
+BAND = 1 << 20  # codes unpacked at a time
 AGAIN = "fetch the whole model again"
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One quantized matrix's tensors, and what all of them share.
+    """One quantized matrix's tensors, and the settings of the checkpoint.
 
-    `groups` is the group of each input; `offset` is added to the zeros, `carried` to the words that
-    they are in.
+    `groups` is the group of each input, `[inputs]`. `zero_offset` is added to each zero,
+    `word_offset` to each word of zeros.
     """
 
     qweight: LazyTensor
@@ -50,7 +48,10 @@ class Matrix:
     recent: Recent
 
     def rows(self, first: int, last: int) -> "F32":
-        """Rows of outputs [rows, inputs]; temporaries are a band of inputs, whatever the matrix."""
+        """Return rows of outputs as float32 `[rows, inputs]`.
+
+        Works in bands of inputs, so that temporary memory does not grow with the matrix.
+        """
         import numpy as np
 
         words = self.recent.get(self.qweight)[:, first:last].view(np.uint32)
@@ -60,9 +61,8 @@ class Matrix:
         out = np.empty((last - first, len(self.groups)), np.float32)
         step = max(1, BAND // (count * (last - first)))
         for start in range(0, len(words), step):
-            codes = unpacked(
-                words[start : start + step], self.bits
-            )  # [words, outputs, codes a word]
+            # [words, outputs, codes of a word]
+            codes = unpacked(words[start : start + step], self.bits)
             codes = codes.swapaxes(1, 2).reshape(-1, last - first)
             inputs = slice(start * count, start * count + len(codes))
             group = self.groups[inputs]
@@ -70,7 +70,7 @@ class Matrix:
         return out
 
     def _zeros(self, first: int, last: int) -> "F32":
-        """The zeros of outputs [groups, outputs]."""
+        """Return the zeros of outputs `[groups, outputs]`."""
         import numpy as np
 
         codes = unpacked(whole(self.qzeros).view(np.uint32) + np.uint32(self.carried), self.bits)
@@ -79,33 +79,47 @@ class Matrix:
 
 
 def restore(settings: Config, tensors: Tensors) -> Tensors:
-    """Every qweight with its companions as one float matrix `.weight`."""
-    bits, form = settings.values.get("bits"), settings.values.get("checkpoint_format") or "gptq"
+    """Return the tensors with every qweight and its companions replaced by one float matrix
+    `.weight`.
+
+    Raises UserError for settings and tensors that are not supported.
+    """
+    bits, checkpoint_format = (
+        settings.values.get("bits"),
+        settings.values.get("checkpoint_format") or "gptq",
+    )
     if type(bits) is not int or bits not in BITS:
-        raise refuse(settings, f"GPTQ with {bits!r} bits is not undone here; 2, 4 and 8 are")
-    if not isinstance(form, str) or form not in ZERO_OFFSET:
-        raise refuse(settings, f"the GPTQ format {form!r} is not undone here; gptq and gptq_v2 are")
-    if strange := [key for key in STRANGE if settings.values.get(key)]:
-        raise refuse(settings, f"GPTQ with {' and '.join(strange)} is not undone here")
-    found, recent, less = dict(tensors), Recent(), ZERO_OFFSET[form]
+        raise refuse(settings, f"GPTQ with {bits!r} bits is not supported; 2, 4 and 8 are")
+    if not isinstance(checkpoint_format, str) or checkpoint_format not in ZERO_OFFSET:
+        raise refuse(
+            settings,
+            f"the GPTQ format {checkpoint_format!r} is not supported; gptq and gptq_v2 are",
+        )
+    if unsupported := [key for key in STRANGE if settings.values.get(key)]:
+        raise refuse(settings, f"GPTQ with {' and '.join(unsupported)} is not supported")
+    result, recent, subtracted = dict(tensors), Recent(), ZERO_OFFSET[checkpoint_format]
     offset, carried = (
-        (0, less * sum(1 << at for at in range(0, 32, bits))) if _by_words(settings) else (less, 0)
+        (0, subtracted * sum(1 << at for at in range(0, 32, bits)))
+        if _by_words(settings)
+        else (subtracted, 0)
     )
     for name in tensors:
         if name.endswith(".qweight"):
             base = name.removesuffix("qweight")
-            parts, groups = _matrix(settings, found, base, bits)
+            parts, groups = _matrix(settings, result, base, bits)
             matrix = Matrix(*parts, groups, bits, offset, carried, recent)
-            own = base + "weight"
-            if own in found:
-                raise refuse(settings, f"{own} is there as floats and as codes", hint=AGAIN)
+            weight_name = base + "weight"
+            if weight_name in result:
+                raise refuse(
+                    settings, f"{weight_name} is stored both as floats and as codes", hint=AGAIN
+                )
             shape = (matrix.qweight.shape[1], len(matrix.groups))
-            found[own] = computed(own, matrix.qweight, shape, matrix.rows)
-    return found
+            result[weight_name] = computed(weight_name, matrix.qweight, shape, matrix.rows)
+    return result
 
 
 def _by_words(settings: Config) -> bool:
-    """Whether GPTQModel made it: `meta` names the program and its version."""
+    """Return whether GPTQModel wrote the checkpoint; `meta` names the program and its version."""
     meta = settings.values.get("meta")
     return isinstance(meta, dict) and "gptqmodel:" in str(meta.get("quantizer")).lower()
 
@@ -113,9 +127,9 @@ def _by_words(settings: Config) -> bool:
 def _matrix(
     settings: Config, found: Tensors, base: str, bits: int
 ) -> "tuple[tuple[LazyTensor, LazyTensor, LazyTensor], NDArray[np.int64]]":
-    """qweight, qzeros and scales taken out of `found`, and the group of each input.
+    """Take qweight, qzeros and scales out of `found`; return them and the group of each input.
 
-    Their shapes must agree with one another and with the bits.
+    Their shapes must fit each other and `bits`.
     """
     missing = [base + part for part in ("qzeros", "scales") if base + part not in found]
     if missing:
@@ -132,10 +146,10 @@ def _matrix(
         and outputs % count == 0
     )
     if not fits:
-        told = ", ".join(f"{t.name} {t.dtype} {list(t.shape)}" for t in (qweight, qzeros, scales))
+        listed = ", ".join(f"{t.name} {t.dtype} {list(t.shape)}" for t in (qweight, qzeros, scales))
         raise refuse(
             settings,
-            f"these are no codes of {bits} bits with their zeros and scales: {told}",
+            f"these are not {bits}-bit codes with their zeros and scales: {listed}",
             hint=AGAIN,
         )
     index = _groups(
@@ -147,7 +161,7 @@ def _matrix(
 def _groups(
     settings: Config, g_idx: LazyTensor | None, base: str, inputs: int, groups: int
 ) -> "NDArray[np.int64]":
-    """The group of each input: as g_idx says, else one after another by group_size."""
+    """Return the group of each input `[inputs]`, by g_idx, or in sequence by group_size."""
     import numpy as np
 
     if g_idx is None:
@@ -160,15 +174,14 @@ def _groups(
     elif g_idx.dtype not in ("I32", "I64") or g_idx.shape != (inputs,):
         raise refuse(
             settings,
-            f"{g_idx.name} is {g_idx.dtype} {list(g_idx.shape)}, not a group for each of {inputs} inputs",
+            f"{g_idx.name} is {g_idx.dtype} {list(g_idx.shape)}, not a group for each of "
+            f"{inputs} inputs",
             hint=AGAIN,
         )
     else:
         index = whole(g_idx).astype(np.int64)
     if index.min() < 0 or index.max() >= groups:
-        raise refuse(
-            settings, f"{base}qweight names groups that its {groups} scales do not have", hint=AGAIN
-        )
+        raise refuse(settings, f"{base}qweight uses groups beyond its {groups} scales", hint=AGAIN)
     return index
 
 

@@ -111,7 +111,7 @@ def test_a_fused_tensor_of_another_form_is_left_to_the_error(shape: tuple[int, .
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
-    [({"num_experts": 1025}, "1025 experts"), ({"num_experts_per_tok": 4}, "4 experts of 3")],
+    [({"num_experts": 1025}, "1025 experts"), ({"num_experts_per_tok": 4}, "4 of 3 experts")],
 )
 def test_counts_that_cannot_be_are_problems(changes: dict[str, int], problem: str) -> None:
     told = [

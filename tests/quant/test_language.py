@@ -103,12 +103,10 @@ def test_biases_of_zeros_that_a_family_does_not_have_are_left_out(
     name = "model.layers.0.input_layernorm.bias"
     checkpoint.save(folder / "model.safetensors", tensors | {name: np.zeros(64, np.float32)})
     source = convert.open_folder(folder)
-    assert any(
-        "1 biases that this family does not have are left out" in note for note in source.notes
-    )
+    assert any("1 biases are left out: this family has none" in note for note in source.notes)
     assert weights(source) == weights(convert.open_folder(stories))
     checkpoint.save(
         folder / "model.safetensors", tensors | {name: np.eye(1, 64, dtype=np.float32)[0]}
     )
-    with pytest.raises(Refusal, match=r"input_layernorm\.bias .*does not belong here"):
+    with pytest.raises(Refusal, match=r"input_layernorm\.bias .*does not belong to this family"):
         convert.open_folder(folder)

@@ -109,7 +109,7 @@ def test_a_text_part_that_names_its_own_class_or_none_does_not_hide_the_whole(
 def test_another_class_is_not_taken_for_its_text_part(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(Refusal, match="are converted"):
+    with pytest.raises(Refusal, match="supported are"):
         opened(tmp_path, config)
 
 

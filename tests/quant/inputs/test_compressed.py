@@ -214,7 +214,11 @@ FOUR = settings("pack-quantized", num_bits=4, group_size=43)
 @pytest.mark.parametrize(
     ("told", "stored", "said"),
     [
-        (settings("nvfp4-pack-quantized"), broken(), "format nvfp4-pack-quantized is not undone"),
+        (
+            settings("nvfp4-pack-quantized"),
+            broken(),
+            "format nvfp4-pack-quantized is not supported",
+        ),
         (settings("marlin-24"), broken(), "format marlin-24"),
         (FOUR | {"format": ["x"]}, broken(), r"format \['x'\]"),
         (
@@ -234,7 +238,7 @@ FOUR = settings("pack-quantized", num_bits=4, group_size=43)
         (FOUR, broken(shape=None), "has no .*_shape"),
         (FOUR, broken(scale=np.ones((64, 3), np.float16)), "does not name a group"),
         (FOUR, broken(scale=np.ones((64, 3), np.float16), g_idx=None), "3 groups for 172 columns"),
-        (FOUR, broken(scale=np.ones((4, 64), np.float16)), "for 64 rows"),
+        (FOUR, broken(scale=np.ones((4, 64), np.float16)), "does not fit 64 rows"),
         (FOUR, broken(zero_point=np.ones((8, 3), np.int32)), "which does not fit .*_scale"),
         (FOUR, broken(global_scale=np.ones(1, np.float32)), "weight_global_scale is unknown"),
         (

@@ -150,7 +150,7 @@ BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
         ),
         (BLOCKS, {"weight_scale": torch.ones(1)}, "up_proj.weight_scale is unknown"),
         (BLOCKS, {"weight_zero": torch.ones(1)}, "up_proj.weight_zero is unknown"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, {}, "NVFP4 is not undone here"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, {}, "NVFP4 is not supported"),
         ({}, {}, "up_proj.weight_scale_inv is unknown; .*up_proj.weight is stored as F8_E4M3"),
     ],
 )
@@ -176,7 +176,7 @@ def test_the_method_is_told_and_stands_in_the_file(stories: Path, tmp_path: Path
     (folder / "README.md").write_text("---\nbase_model: org/small\n---\n# Small\n")
     source = convert.open_folder(folder)
     assert any(
-        "quantized already (FP8)" in note and "org/small gives a better file" in note
+        "already quantized (FP8)" in note and "org/small gives a better file" in note
         for note in source.notes
     )
     quantize.run(quantize.plan(source, "F16"), tmp_path / "x.gguf")
@@ -209,7 +209,7 @@ def test_other_methods_are_refused_by_name_with_the_parent(
     tensors |= {"model.layers.0.mlp.up_proj.weight": codes}
     folder = write(stories, tmp_path / "odd", tensors, {"quant_method": method})
     checkpoint.edit(folder / "config.json", _name_or_path="org/Whole-7B")
-    with pytest.raises(Refusal, match=re.escape(f"is quantized already ({title})")) as caught:
+    with pytest.raises(Refusal, match=re.escape(f"is quantized ({title})")) as caught:
         convert.open_folder(folder)
     assert caught.value.hint == "use the model it was made from: org/Whole-7B"
     (folder / "README.md").write_text("---\nbase_model:\n- other/Parent-7B\n---\n")
@@ -250,7 +250,7 @@ def test_modelopts_own_file_is_read(stories: Path, tmp_path: Path) -> None:
     (folder / "hf_quant_config.json").write_text(
         json.dumps({"quantization": {"quant_algo": "W4A8_AWQ"}})
     )
-    with pytest.raises(Refusal, match="W4A8_AWQ is not undone here, FP8 is"):
+    with pytest.raises(Refusal, match="W4A8_AWQ is not supported; FP8 is"):
         convert.open_folder(folder)
 
 

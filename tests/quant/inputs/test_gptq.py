@@ -195,7 +195,8 @@ def test_a_whole_folder_becomes_a_gguf_with_the_method_in_it(stories: Path, tmp_
     )
     source = convert.open_folder(path)
     assert any(
-        "(GPTQ)" in note and "rounding them again adds that error" in note for note in source.notes
+        "(GPTQ)" in note and "quantizing them again adds to their error" in note
+        for note in source.notes
     )
     quantize.run(quantize.plan(source, "F32"), tmp_path / "x.gguf")
     header = container.read(tmp_path / "x.gguf")
@@ -208,25 +209,25 @@ def test_a_whole_folder_becomes_a_gguf_with_the_method_in_it(stories: Path, tmp_
 @pytest.mark.parametrize(
     ("settings", "change", "said"),
     [
-        ({"bits": 3}, {}, "GPTQ with 3 bits is not undone here; 2, 4 and 8 are"),
+        ({"bits": 3}, {}, "GPTQ with 3 bits is not supported; 2, 4 and 8 are"),
         ({"bits": "4"}, {}, "GPTQ with '4' bits"),
         ({"bits": 4.0}, {}, "GPTQ with 4.0 bits"),
-        ({"bits": 8}, {}, "these are no codes of 8 bits"),
-        ({"checkpoint_format": "marlin"}, {}, "the GPTQ format 'marlin' is not undone here"),
-        ({"checkpoint_format": ["x"]}, {}, "is not undone here"),
+        ({"bits": 8}, {}, "these are not 8-bit codes"),
+        ({"checkpoint_format": "marlin"}, {}, "the GPTQ format 'marlin' is not supported"),
+        ({"checkpoint_format": ["x"]}, {}, "is not supported"),
         ({"is_marlin_format": True}, {}, "GPTQ with is_marlin_format"),
         (
             {"group_size": None},
             {"g_idx": None},
             "group_size is None, and .*up_proj.qweight has no g_idx",
         ),
-        ({"group_size": 8}, {"g_idx": None}, "names groups that its 4 scales do not have"),
-        ({}, {"g_idx": np.full(64, 4, np.int32)}, "names groups that its 4 scales do not have"),
-        ({}, {"g_idx": np.full(64, -1, np.int32)}, "names groups"),
+        ({"group_size": 8}, {"g_idx": None}, "uses groups beyond its 4 scales"),
+        ({}, {"g_idx": np.full(64, 4, np.int32)}, "uses groups beyond its 4 scales"),
+        ({}, {"g_idx": np.full(64, -1, np.int32)}, "uses groups"),
         ({}, {"g_idx": np.zeros(63, np.int32)}, "not a group for each of 64 inputs"),
         ({}, {"qzeros": None}, "up_proj.qweight has no model.layers.0.mlp.up_proj.qzeros"),
-        ({}, {"scales": np.ones((4, 8), np.float16)}, "these are no codes of 4 bits"),
-        ({}, {"weight": np.ones((160, 64), np.float32)}, "is there as floats and as codes"),
+        ({}, {"scales": np.ones((4, 8), np.float16)}, "these are not 4-bit codes"),
+        ({}, {"weight": np.ones((160, 64), np.float32)}, "is stored both as floats and as codes"),
         ({}, {"channel_scale": np.ones(64, np.float32)}, "up_proj.channel_scale is unknown"),
     ],
 )
@@ -250,7 +251,7 @@ def test_settings_may_stand_in_a_file_of_their_own(stories: Path, tmp_path: Path
     (path / "quantize_config.json").write_text(json.dumps(settings))
     assert all(np.array_equal(opened(path)[name], values) for name, values in expected.items())
     (path / "quantize_config.json").rename(path / "quant_config.json")
-    with pytest.raises(Refusal, match=r"quantized already \(AWQ\)"):
+    with pytest.raises(Refusal, match=r"is quantized \(AWQ\)"):
         convert.open_folder(path)
 
 

@@ -242,7 +242,7 @@ def test_lost_scales_and_a_family_without_mxfp4_are_refused_by_name(
         ({"rope_parameters": {"rope_type": "llama3"}}, "rope type is 'llama3'"),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": 4, "beta_fast": 8}},
-            "another beta_fast",
+            "beta_fast, beta_slow or truncate",
         ),
         ({"num_experts_per_tok": 9}, "9 of 8 experts"),
         ({"layer_types": ["full_attention"] * 2 + ["chunked_attention"]}, "layer_types"),
