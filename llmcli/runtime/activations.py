@@ -1,5 +1,5 @@
-"""A text through a model while every product with a weight is shown: what quant's calibration
-listens to.
+"""A text through a model while the inputs of every product with a weight are shown, for
+calibration.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from llmcli.runtime.stopping import stopped
 
 
 class Activations:
-    """One context that reads chunks. Made by `open_activations`."""
+    """A context that reads chunks, made by `open_activations`."""
 
     def __init__(self, model: Model, context: Context, watcher: Watcher) -> None:
         self.context, self._watcher = context, watcher
@@ -29,14 +29,14 @@ class Activations:
 
     @property
     def latest(self) -> str:
-        """The weight of the product that was shown last."""
+        """Return the weight of the product that was shown last."""
         return self._watcher.latest
 
     def read(self, ids: NDArray[np.int32]) -> None:
-        """One chunk [n_ctx]. Every row asks for logits: else the last block and the head would see
-        none of it.
+        """Read one chunk. Every row asks for logits; otherwise the last block and the head would
+        not see all rows.
 
-        Raises what the sink raises, and KeyboardInterrupt at Ctrl-C.
+        Shapes: ids `[n_ctx]`. Raises what the sink raises, and KeyboardInterrupt at Ctrl-C.
         """
         tokens = ids.tolist()
         if self.bos is not None:
@@ -45,10 +45,10 @@ class Activations:
         step = min(self.context.n_batch, self.context.n_outputs)
         for start in range(0, len(tokens), step):
             end = min(start + step, len(tokens))
-            some = end - start
+            count = end - start
             with stopped(self.context):
                 self.context.decode(
-                    Rows(tokens[start:end], range(start, end), [0] * some, [True] * some)
+                    Rows(tokens[start:end], range(start, end), [0] * count, [True] * count)
                 )
             self._watcher.check()
 
@@ -60,8 +60,8 @@ def open_activations(
     wanted: Callable[[str], bool],
     sink: Callable[[Seen | Mixed], None],
 ) -> Iterator[Activations]:
-    """A context of `options` (n_ctx is a chunk's) whose products `sink` sees; mixtures without
-    flash attention.
+    """Open a context of `options` (n_ctx of one chunk) whose products are passed to `sink`.
+    Attention weights are shown only without flash attention.
     """
     from dataclasses import replace
 

@@ -1,9 +1,9 @@
-"""Ctrl-C while C code runs, and while nothing may be left half done.
+"""Ctrl-C while C code runs, and around work that must not be left half done.
 
-Python's own SIGINT handler waits until the forward pass returns, which for a long prompt is
-seconds, and then raises between any two lines. The interpreter writes to a wake-up descriptor at
-once, though; a thread waits there and calls back. What ends a program as Ctrl-C would (a terminal
-that is gone) stops an answer, too.
+Python's own SIGINT handler waits until the forward pass returns, which takes seconds for a long
+prompt, and then raises between any two lines. The interpreter writes to a wake-up descriptor
+immediately, however; a thread waits for it and calls back. Signals that end a program as Ctrl-C
+does (a closed terminal) stop an answer, too.
 """
 
 import signal
@@ -17,16 +17,16 @@ STOPS = {
     number for name in ("SIGINT", "SIGHUP", "SIGTERM") if (number := getattr(signal, name, None))
 }
 
-_waiting: list[int] = []  # a Ctrl-C that nobody has acted on; signals are the whole process's
+_waiting: list[int] = []  # a Ctrl-C that was not handled yet; signals belong to the whole process
 
 
 @contextmanager
 def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` (from another thread) for every SIGINT inside the block, instead of
+    """Call `act` from another thread for every SIGINT inside the block, instead of raising
     KeyboardInterrupt.
 
-    One that had to wait for the block counts. Outside the main thread, where Python allows no
-    handlers, the block runs unchanged.
+    A SIGINT that was deferred until the block counts. Outside the main thread, where Python allows
+    no handlers, the block runs unchanged.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -35,7 +35,7 @@ def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
     writer.setblocking(False)
 
     def listen() -> None:
-        while number := reader.recv(1):  # every signal that Python handles is told here
+        while number := reader.recv(1):  # receives every signal that Python handles
             if number[0] in STOPS:
                 act()
 
@@ -51,17 +51,18 @@ def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
         signal.set_wakeup_fd(old_descriptor)
         signal.signal(signal.SIGINT, old_handler)
         _waiting.clear()
-        writer.close()  # the thread reads the end and leaves
+        writer.close()  # the thread reads the end and stops
         thread.join()
         reader.close()
 
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Let Ctrl-C wait for the next `on_interrupt` or `interrupts_raise` inside the block, or for
-    the block's end.
+    """Defer Ctrl-C to the next `on_interrupt` or `allow_interrupts` inside the block, or to its
+    end.
 
-    There it is KeyboardInterrupt again. Nothing in between is left half done.
+    At the end of the block it is raised as KeyboardInterrupt. The code in between is not
+    interrupted.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -77,15 +78,17 @@ def interrupts_wait() -> Iterator[None]:
 
 
 def interrupt_taken() -> bool:
-    """Whether a Ctrl-C waits; it waits no longer."""
-    came = bool(_waiting)
+    """Return whether a Ctrl-C is deferred, and forget it."""
+    deferred = bool(_waiting)
     _waiting.clear()
-    return came
+    return deferred
 
 
 @contextmanager
 def interrupts_raise() -> Iterator[None]:
-    """Where Ctrl-C waits: let it be KeyboardInterrupt in this block, which can be left anywhere."""
+    """Inside `defer_interrupts`: let Ctrl-C raise KeyboardInterrupt in this block, which may be
+    left at any line.
+    """
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGINT) is not _wait

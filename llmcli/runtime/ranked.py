@@ -1,24 +1,26 @@
-"""The likeliest of a row of logits."""
+"""The likeliest tokens of a row of logits."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-MOST = 100  # alternatives that anybody looks at
-COLUMNS = 4096  # of logits laid out in rows: their largest stay in the nearest cache
+MOST = 100  # maximum alternatives per token
+# logits per line of the table whose column maxima are searched; a line stays in the nearest CPU
+# cache
+COLUMNS = 4096
 
 
 class Ranked(NamedTuple):
-    """A token that a row made likely, and its log-softmax over the whole vocabulary."""
+    """A likely token of a row, and its log-softmax over the whole vocabulary."""
 
     token: int
     logprob: float
 
 
 class Scored(NamedTuple):
-    """What a row says of the token that stands behind it in a text: its log-softmax, and the
-    likeliest there.
+    """The log-softmax of the token that follows a row in a text, and the likeliest tokens of that
+    row.
     """
 
     logprob: float
@@ -26,8 +28,10 @@ class Scored(NamedTuple):
 
 
 def top(logits: NDArray[np.float32], count: int, log_sum: float) -> tuple[Ranked, ...]:
-    """The `count` likeliest tokens of logits [n_vocab], of equals the lowest id first; impossible
-    ones are left out.
+    """Return the `count` likeliest tokens; among equals the lowest id first. Impossible tokens are
+    left out.
+
+    Shapes: logits `[n_vocab]`. `log_sum`: log of the sum of their exponentials.
     """
     ids = likeliest(logits, count)
     ids = ids[logits[ids] >= np.finfo(np.float32).min]
@@ -40,22 +44,24 @@ def top(logits: NDArray[np.float32], count: int, log_sum: float) -> tuple[Ranked
 
 
 def likeliest(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """The ids of the `count` likeliest tokens and not many more, in ascending order; all where
-    there are no more.
+    """Return the ids of the `count` likeliest tokens, and possibly a few more, in ascending order.
+
+    Shapes: logits `[n_vocab]`.
     """
     if len(logits) < 4 * COLUMNS or count > COLUMNS // 8:
         return np.flatnonzero(logits >= floor(logits, count))
     found = shortlist(logits, count)
-    (good,) = (found.values >= found.least).nonzero()
-    lines, places = np.divmod(good, len(found.columns))
-    ids: NDArray[np.int64] = lines * COLUMNS + found.columns[places]
+    (reached,) = (found.values >= found.least).nonzero()
+    lines, columns = np.divmod(reached, len(found.columns))
+    ids: NDArray[np.int64] = lines * COLUMNS + found.columns[columns]
     return ids
 
 
 class Shortlist(NamedTuple):
-    """The columns of a row of logits, laid out COLUMNS to a line, in which the likeliest stand: all
-    of them, line by line, that is in the order of their ids. `least`: what at least as many as were
-    wanted reach.
+    """All values of the columns that contain the likeliest logits.
+
+    The row is laid out SHORTLIST_COLUMNS logits to a line; `values` are line by line, that is in
+    the order of their ids. `threshold`: at least as many values as requested reach it.
     """
 
     columns: NDArray[np.int64]
@@ -63,28 +69,29 @@ class Shortlist(NamedTuple):
     least: float
 
     def token(self, index: int) -> int:
-        """The id of a value."""
-        line, place = divmod(index, len(self.columns))
-        return line * COLUMNS + int(self.columns[place])
+        """Return the token id of the value at `index`."""
+        line, column = divmod(index, len(self.columns))
+        return line * COLUMNS + int(self.columns[column])
 
 
 def shortlist(logits: NDArray[np.float32], count: int) -> Shortlist:
-    """Where the `count` likeliest of logits [n_vocab] stand.
+    """Return the columns that contain the `count` likeliest logits.
 
-    One look at every logit: whatever reaches the floor lies in a column whose largest does; only
-    those are read again. Columns, because the largest of many are found at once: 262,144 logits
-    take 51 µs, in pieces of 512 that lie together 93 (two-core Xeon, 2026-11, in a loop of their
-    own). Behind a forward pass nothing is in the caches, the code least of all: each other function
-    of numpy's costs 5 to 15 µs then, which is why there are few, and methods.
+    Each logit is read once: a value that reaches the threshold is in a column whose maximum reaches
+    it, and only those columns are read again. Columns are used because their maxima are one
+    vectorized reduction. After a forward pass code and data are out of the CPU caches, and each
+    further numpy function costs microseconds, so there are few.
+
+    Shapes: logits `[n_vocab]`.
     """
     across = min(COLUMNS, len(logits))
     lines, left = divmod(len(logits), across)
     table = logits[: lines * across].reshape(lines, across)
     largest = peaks(logits)
     ordered = largest.copy()
-    place = max(0, across - count)
-    ordered.partition(place)
-    least = ordered[place]
+    rank = max(0, across - count)
+    ordered.partition(rank)
+    least = ordered[rank]
     (columns,) = (largest >= least).nonzero()
     values = table.take(columns, 1).ravel()
     if left:  # the last line is shorter
@@ -95,8 +102,10 @@ def shortlist(logits: NDArray[np.float32], count: int) -> Shortlist:
 
 
 def peaks(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The largest of each column of logits [n_vocab] laid out COLUMNS to a line, NaN where one of
-    them is.
+    """Return the maximum of each column of logits laid out SHORTLIST_COLUMNS to a line; NaN if the
+    column contains one.
+
+    Shapes: logits `[n_vocab]`, result `[columns]`.
     """
     across = min(COLUMNS, len(logits))
     lines, left = divmod(len(logits), across)
@@ -109,10 +118,12 @@ def peaks(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def floor(logits: NDArray[np.float32], count: int) -> float:
-    """A value that at least `count` logits reach and not many more: the largest of as many pieces
-    tell one.
+    """Return a value that at least `count` logits reach, and not many more.
 
-    Finding the very value among 49,152 takes 55 µs, this 14 (np.partition, 8 of them).
+    It is the `count`-th largest of the maxima of 8 · `count` pieces, which is several times faster
+    than finding the exact value.
+
+    Shapes: logits `[n_vocab]`.
     """
     pieces = 8 * count
     if len(logits) > 2 * pieces:

@@ -1,14 +1,15 @@
-"""The reproducible mode: the same bits for the same tokens, whatever the batch they were computed
-in.
+"""The reproducible mode: the same logits, bit for bit, for the same tokens in any batch.
 
-llama.cpp has several kernels for one product and takes one by the number of rows; they round
-differently, quantized weights quantize their inputs, and so a last bit becomes half a logit. Three
-things make the rows of a batch alike: quantized weights, whose rows are summed the same way by all
-kernels but two (k-quants laid out anew without AMX, four rows against one, up to 2 logits; tiled
-k-quants, from eight rows on, 1.4); a q8_0 cache with flash attention, which has one path where f16
-has three; and cells in the order of the tokens (a window's ring, and holes that are filled, 0.7 to
-1.1). Measured by scripts/measure_reproducible.py on a Xeon with AMX, 2026-11. What is chosen here
-is tried on every model before it is used: other machines have other kernels.
+llama.cpp has several kernels for a product and chooses by the number of rows; they round
+differently, and quantizing the inputs turns a different last bit into differences of half a logit.
+Rows become independent of their batch with
+
+- quantized weights, whose rows all kernels sum in the same way, except repacked k-quants without
+  AMX and tiled k-quants from eight rows on,
+- a q8_0 cache with flash attention, which has one path where f16 has three,
+- cells in token order: no ring of a sliding window, and no holes that are filled.
+
+The result is tested on every model before it is used, because other machines have other kernels.
 """
 
 from collections.abc import Iterator
@@ -34,43 +35,47 @@ NEEDS = {
     "gemm": "ggml",
 }
 COVERS = (
-    "reproducible: one prompt, one seed, one text, whatever the batch sizes, the threads, and what is cached; "
-    "not on another CPU, build or GPU"
+    "reproducible: the same prompt and seed give the same text for any batch size, number of "
+    "threads and cache content; not on another CPU, build or GPU"
 )
 FLOATS = ("F32", "F16", "BF16", "F64")
 LOOKED_UP = (
     "token_embd.weight",
     "position_embd.weight",
     "token_types.weight",
-)  # rows are copied, not multiplied
-# Laid out anew for AVX, NEON or RVV, four rows of these are not four times one row, or were not
-# measured.
+)  # rows of these are copied, not multiplied
+# Repacked for AVX, NEON or RVV, four rows of these types give other sums than four single rows, or
+# were not measured.
 COUNTED = ("Q4_K", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4")
 ROWS = (
-    9  # tokens of the trial: k-quants change their kernel at eight rows, others at two and at four
+    # tokens of the trial: k-quants change their kernel at eight rows, other types at two and four
+    9
 )
 SPLITS = ((9,), (2, 7), (4, 5), (8, 1))
 
 
 def settled(options: RunOptions) -> RunOptions:
-    """The options with what the mode needs. What was chosen otherwise must have been refused."""
+    """Return the options with those that the mode requires. Conflicting choices must have been
+    refused before.
+    """
     chosen: Any = NEEDS
     return replace(options, reproducible=True, **chosen)
 
 
 def check(header: Header) -> None:
-    """Raise UserError where this file's numbers depend on the batch in a way that nothing can help."""
+    """Raise UserError when this file's logits depend on the batch whatever the options are."""
     multiplied = [tensor for tensor in header.tensors if _multiplied(tensor, header)]
     floats = [tensor for tensor in multiplied if tensor.type in FLOATS]
     if floats:
-        first, most = floats[0], 2 * len(floats) > len(multiplied)
-        what = f"{first.name} is {first.type}" + (
-            f", as {len(floats) - 1} more" if len(floats) > 1 else ""
+        first, mostly_floats = floats[0], 2 * len(floats) > len(multiplied)
+        description = f"{first.name} is {first.type}" + (
+            f", as are {len(floats) - 1} more" if len(floats) > 1 else ""
         )
         raise UserError(
-            f"--reproducible needs quantized weights: {what}, and floats round otherwise in batches",
+            f"--reproducible needs quantized weights: {description}, and floats round differently "
+            "in batches",
             hint=f"llmcli quantize '{header.path}' --q8_0"
-            if most
+            if mostly_floats
             else "leave out --reproducible for this model",
         )
     kv.check(header.metadata, CACHE, CACHE, reproducible=True)
@@ -85,33 +90,33 @@ def _multiplied(tensor: TensorInfo, header: Header) -> bool:
 
 @contextmanager
 def open_alike(header: Header, options: ContextOptions) -> Iterator[tuple[Model, Context]]:
-    """A model and a context whose rows do not know their batch; raises UserError where there is
-    none to be had.
+    """Open a model and a context whose rows do not depend on their batch.
 
-    The fastest layout of the matrices is tried first where it may do, then the file's own.
+    The fastest layout of the weights is tried first if it is known to work, then the file's own.
+    Raises UserError when none gives equal logits.
     """
     config.one_kernel()
-    laid_out = lays_out_for_amx() or not any(tensor.type in COUNTED for tensor in header.tensors)
-    for repack in (True, False) if laid_out else (False,):
+    can_repack = lays_out_for_amx() or not any(tensor.type in COUNTED for tensor in header.tensors)
+    for repack in (True, False) if can_repack else (False,):
         opened = open_model(header.path, gpu_layers=0, latent=header.latent, repack=repack)
         with opened as model, open_context(model, replace(options, whole=True)) as context:
             if context.recurrent:
                 raise UserError(
-                    "--reproducible does not cover models with recurrent state",
+                    "--reproducible does not support models with recurrent state",
                     hint="leave out --reproducible",
                 )
             if alike(context):
                 yield model, context
                 return
     raise UserError(
-        "on this machine this model's numbers depend on how many tokens are computed at once",
+        "on this machine this model's logits depend on how many tokens are computed at once",
         hint="leave out --reproducible",
     )
 
 
 def alike(context: Context) -> bool:
-    """Whether a few tokens give the same bits one by one and in batches. The context is empty
-    before and after.
+    """Return whether a few tokens give the same logits, bit for bit, one by one and in batches. The
+    context must be empty, and is empty afterwards.
     """
     tokens = [(7 + 101 * at) % context.n_vocab for at in range(min(ROWS, context.n_ctx - 1))]
     alone = _last(context, tokens, (1,) * len(tokens))
@@ -121,8 +126,8 @@ def alike(context: Context) -> bool:
 
 
 def _last(context: Context, tokens: list[int], split: tuple[int, ...]) -> bytes:
-    """The last token's logits where as many tokens a pass are computed, as bytes: NaN is like NaN,
-    and 0 is not -0.
+    """Return the last token's logits as bytes, computed in passes of these sizes. Bytes make NaN
+    equal to NaN and 0 different from -0.
     """
     context.clear()
     at = 0

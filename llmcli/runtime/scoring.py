@@ -1,8 +1,8 @@
-"""Chunks of text through a model: the logits of their scored positions, some rows at a time.
+"""Logits of the scored positions of text chunks, some rows at a time.
 
-Fits quant's Scorer without importing it. Several chunks go through one pass, each in a sequence of
-its own, as llama-perplexity does; only the rows that are scored ask for logits, and never more of
-them than `block_rows` allows.
+Fits quant's Scorer protocol without importing it. Several chunks go through one pass, each in a
+sequence of its own, as in llama-perplexity. Only scored rows ask for logits, at most
+`max_logit_rows` of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,12 +18,12 @@ from llmcli.runtime.binding.row import Row
 from llmcli.runtime.passes import TILE
 from llmcli.runtime.stopping import stopped
 
-BLOCK = 128 << 20  # bytes of logits that are held at once
+BLOCK = 128 << 20  # bytes of logits in memory at once
 
 
 def at_once(n_ctx: int, n_batch: int, n_vocab: int, count: int) -> int:
-    """Chunks that one pass takes: as many as a batch holds, as llama-perplexity, where their scored
-    halves fit into a block, and no more than there are.
+    """Return how many chunks one pass takes: as many as fit into a batch, as in llama-perplexity,
+    if the logits of their scored halves fit into LOGITS_BYTES, and at most `count`.
     """
     return max(
         1, min(n_batch // n_ctx, block_rows(n_vocab) // (n_ctx - n_ctx // 2), MAX_SEQUENCES, count)
@@ -31,12 +31,14 @@ def at_once(n_ctx: int, n_batch: int, n_vocab: int, count: int) -> int:
 
 
 def block_rows(n_vocab: int) -> int:
-    """Rows of logits that are held at once."""
+    """Return how many rows of logits are in memory at once."""
     return max(1, BLOCK // (4 * n_vocab))
 
 
 def context_options(base: ContextOptions, n_vocab: int, chunks: int) -> ContextOptions:
-    """`base` (whose n_ctx is a chunk's) for so many chunks at once: a stream of cells for each."""
+    """Return the options `base` of one chunk for `chunks` chunks at once, each with a stream of
+    cells.
+    """
     return replace(
         base,
         n_ctx=base.n_ctx * chunks,
@@ -47,15 +49,18 @@ def context_options(base: ContextOptions, n_vocab: int, chunks: int) -> ContextO
 
 
 class ChunkScorer:
-    """One context that reads chunks. Ctrl-C in the middle of a pass raises KeyboardInterrupt."""
+    """A context that reads chunks. Ctrl-C during a pass raises KeyboardInterrupt."""
 
     def __init__(self, model: Model, context: Context) -> None:
         self.context, self.n_vocab = context, model.n_vocab
         self.bos = model.bos if model.add_bos else None
 
     def blocks(self, ids: NDArray[np.int32]) -> Iterator[NDArray[np.float32]]:
-        """The logits of the second halves of chunks [n, n_ctx], without the last position's:
-        float32 [n, positions, n_vocab], a view that is valid until the next is asked for.
+        """Yield the logits of the second half of each chunk, without the last position, block by
+        block.
+
+        Shapes: ids `[chunks, n_ctx]`, blocks float32 `[chunks, positions, n_vocab]`. A block is a
+        view that is valid until the next one is requested.
         """
         count, n_ctx = ids.shape
         tokens = ids.copy()
@@ -78,7 +83,7 @@ class ChunkScorer:
             list(range(start, end)) * count,
             [sequence for sequence in range(count) for _ in range(width)],
             ([wanted] * (width - 1) + [wanted and end < tokens.shape[1]])
-            * count,  # behind the last nothing is known
+            * count,  # the token after the last position is unknown
         )
         with stopped(self.context):
             return self.context.decode(rows)

@@ -189,6 +189,6 @@ def test_guesses_that_are_looked_at_are_computed_as_single_tokens_are() -> None:
 
 
 def test_another_word_is_refused() -> None:
-    with pytest.raises(UserError, match="multiply 'fast'") as refused:
+    with pytest.raises(UserError, match="mode 'fast'") as refused:
         gemm.check("fast")
     assert refused.value.hint == "--gemm takes auto or ggml"

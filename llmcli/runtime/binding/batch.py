@@ -1,4 +1,4 @@
-"""The llama_batch that the rows of a forward pass are laid out in, and what may stop the pass."""
+"""The llama_batch with the rows of a forward pass, and the callback that can stop the pass."""
 
 import ctypes
 from typing import TYPE_CHECKING, Any
@@ -11,27 +11,26 @@ from llmcli.runtime.binding.library import lib
 if TYPE_CHECKING:
     from llmcli.runtime.binding.context import Rows
 
-NEVER = ctypes.create_string_buffer(2)  # a flag for abort_on that nobody sets
+NEVER = ctypes.create_string_buffer(2)  # a flag for abort_callback that is never set
 LOGITS_ITH = ctypes.CFUNCTYPE(
     ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32
 )  # llama_get_logits_ith
 
 
 class Batch:
-    """A llama_batch over arrays of ours: nothing to free.
+    """A llama_batch over arrays owned by Python, so there is nothing to free.
 
-    ctypes' arrays, not numpy's: after a forward pass nothing of ours is left in the caches, and
-    what counts is how much code a call touches (four slices filled: 20 µs against 50 then, 1
-    against 2 when warm).
+    ctypes arrays are filled faster than numpy's right after a forward pass, when no code of ours is
+    in the CPU caches: the assignment runs less code.
     """
 
     def __init__(self, capacity: int) -> None:
         ints: Any = (
             ctypes.c_int32 * capacity
-        )  # they take any sequence of integers, which the stubs do not know
+        )  # they accept any sequence of integers, which the stubs do not know
         flags: Any = ctypes.c_int8 * capacity
         self.token, self.position, self.sequence, self.wants = ints(), ints(), ints(), flags()
-        counts = np.ones(capacity, np.int32)  # one sequence id a row
+        counts = np.ones(capacity, np.int32)  # one sequence id per row
         rows = np.uint64(ctypes.addressof(self.sequence)) + 4 * np.arange(capacity, dtype=np.uint64)
         self._kept = counts, rows
         self.struct = struct = lib().llama_batch()
@@ -57,59 +56,61 @@ class Batch:
 
 
 class Stop:
-    """What interrupts a pass: of one context, or of several of which one computes at a time."""
+    """Interrupts the pass of one context, or of several contexts that compute in turn."""
 
     def __init__(self) -> None:
         self.flag, self._asked = ctypes.create_string_buffer(2), False
 
     def ask(self) -> None:
-        """The running pass, or else the next one, shall end early. Safe from a signal handler."""
+        """Make the running pass, or else the next one, end early. Safe from a signal handler."""
         self.flag[0], self._asked = (
             b"\1",
             True,
-        )  # in this order: a pass that ends between must not forget it
+        )  # in this order: a pass that ends in between must not forget the request
 
     def heard(self) -> None:
-        """A pass has ended."""
+        """Reset the request after a pass has ended."""
         if self._asked:
             self._asked, self.flag[0] = False, b"\0"
 
 
 def address(pointer: Any) -> int:
-    """Where a pointer or a function of ctypes points."""
+    """Return the address that a ctypes pointer or function points to."""
     return ctypes.cast(pointer, ctypes.c_void_p).value or 0
 
 
 def reserved(outputs: int) -> int:
-    """How many rows of logits a context is made for so that a pass may ask for `outputs`: at most
-    eight more.
+    """Return how many rows of logits to reserve so that a pass may ask for `outputs`: at most eight
+    more.
 
-    llama.cpp lays out a pass with its inputs first, each padded to 32 bytes (TENSOR_ALIGNMENT),
-    among them four bytes for each of these rows. Where that is an odd number of 32 bytes, all that
-    follows lies across two cache lines: a prompt of 128 tokens took 200 ms with 1 to 8 rows and 17
-    to 24, 155 with 9 to 16 and 25 (SmolLM2 135M Q4_1, one thread's time on AMX and AVX-512,
-    2026-11). llama.cpp's own tools reserve a batch of rows, which is even.
+    llama.cpp lays out the inputs of a pass first, each padded to 32 bytes (TENSOR_ALIGNMENT), among
+    them four bytes per row of logits. With an odd number of 32-byte units all following data
+    straddles cache lines, which slows prompts by about 30 %. llama.cpp's own tools reserve a whole
+    batch of rows, which is even.
     """
     pieces = -(-outputs // 8)
     return outputs if pieces % 2 == 0 else 8 * pieces + 1
 
 
 def no_cache(diffuses: bool) -> UserError:
-    """For a pass over a model that keeps no cache: llama.cpp would take it for an encoder's, and
-    abort.
+    """Return the error for a pass over a model without a cache, which llama.cpp would treat as an
+    encoder and abort.
     """
     if diffuses:
-        what = "this model writes by diffusion, all places of an answer at once: llmcli runs those that write in order"
-        return UserError(what, hint="llama.cpp's own llama-diffusion-cli runs it")
-    what = "this model was made for embeddings: it writes no text"
-    return UserError(what, hint="llmcli serve answers /v1/embeddings with it")
+        message = (
+            "this model writes by diffusion, all positions of an answer at once; "
+            "llmcli runs only models that write token by token"
+        )
+        return UserError(message, hint="run it with llama.cpp's llama-diffusion-cli")
+    message = "this model was made for embeddings: it writes no text"
+    return UserError(message, hint="use it with llmcli serve and /v1/embeddings")
 
 
 def abort_on(flag: Any) -> tuple[Any, Any]:
-    """An abort callback and its data: libc's strlen over `flag`, so that no Python runs inside the
-    graph.
+    """Return an abort callback and its data: libc's strlen over `flag`, so that no Python runs
+    inside the graph.
 
-    An empty text lets the pass run, one of a character stops it.
+    An empty string lets the pass run; a character stops it.
     """
     strlen = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p)
     return ctypes.cast(strlen, lib().ggml_abort_callback), ctypes.cast(flag, ctypes.c_void_p)

@@ -1,8 +1,8 @@
-"""The types that K and V may be kept in, and the ways of attention."""
+"""The types that K and V may have, and the modes of flash attention."""
 
 from llmcli.errors import UserError
 
-# enum ggml_type, the types that a KV cache may have (llama.cpp's -ctk/-ctv).
+# enum ggml_type: the types of a KV cache (llama.cpp's -ctk/-ctv)
 KV_TYPES = {
     "f32": 0,
     "f16": 1,
@@ -18,7 +18,9 @@ FLASH = {"auto": -1, "off": 0, "on": 1}
 
 
 def check_cache(type_k: str, type_v: str, flash_attn: str) -> None:
-    """Refuse cache types and flash-attention modes that llama.cpp does not have, or not together."""
+    """Raise UserError for cache types and flash-attention modes that llama.cpp does not support, or
+    not together.
+    """
     for flag, kind in (("-ctk", type_k), ("-ctv", type_v)):
         if kind not in KV_TYPES:
             raise UserError(

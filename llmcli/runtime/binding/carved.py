@@ -1,10 +1,9 @@
-"""One sequence's state, made of what llama.cpp wrote: its cells picked out, its values laid the
-other way round.
+"""Cuts one sequence out of a state that llama.cpp wrote, and transposes its values.
 
-With flash attention the values of a cell lie together, without it those of a channel do, and
-llama.cpp takes a state only into a context of its own kind (state_write_data and state_read_data of
-llama-kv-cache.cpp). What is read here was written by llama.cpp just before; what it does not spell
-as expected is a bug here, and crashes.
+With flash attention the values of a cell are consecutive, without it those of a channel are, and
+llama.cpp accepts a state only in the layout of the context (state_write_data and state_read_data of
+llama-kv-cache.cpp). The bytes were written by llama.cpp just before, so anything unexpected is a
+bug here and fails an assertion.
 """
 
 from collections.abc import Iterator
@@ -16,17 +15,17 @@ Bytes = NDArray[np.uint8]
 HEAD = np.dtype([("magic", "<u4"), ("sequence", "<i4"), ("streams", "<u4"), ("cells", "<u4")])
 CELL = np.dtype(
     [("position", "<i4"), ("sequences", "<u4"), ("sequence", "<i4")]
-)  # of one sequence alone
+)  # of a single sequence
 FORM = np.dtype([("turned", "<u4"), ("layers", "<u4")])
-ROWS = np.dtype([("type", "<i4"), ("nbytes", "<u8")])  # of keys, and of values cell by cell
-SIZES = {0: 4, 1: 2, 30: 2}  # enum ggml_type: f32, f16, bf16
+ROWS = np.dtype([("type", "<i4"), ("nbytes", "<u8")])  # of keys, and of values stored by cell
+SIZES = {0: 4, 1: 2, 30: 2}  # bytes per value of an enum ggml_type: f32, f16, bf16
 CHANNELS = np.dtype(
     [("type", "<i4"), ("size", "<u4"), ("count", "<u4")]
-)  # of values channel by channel
+)  # of values stored by channel
 
 
 def turned(state: memoryview, start: int = 0) -> memoryview:
-    """The same cells, those from position `start` on, with the values the other way round: 16 or 32
+    """Return the cells from position `start` on with transposed values, which must have 16 or 32
     bits each.
     """
     array = np.frombuffer(state, np.uint8)
@@ -36,7 +35,9 @@ def turned(state: memoryview, start: int = 0) -> memoryview:
 
 
 def cut(pool: memoryview, sequence: int) -> memoryview:
-    """The state of one sequence out of that of all: the bytes that llama.cpp gives of it alone."""
+    """Return the state of one sequence out of that of all, byte for byte what llama.cpp writes for
+    it alone.
+    """
     return _joined(_carved(np.frombuffer(pool, np.uint8), sequence, 0, turn=False))
 
 
@@ -45,7 +46,7 @@ def _joined(parts: Iterator[Bytes]) -> memoryview:
 
 
 def _carved(state: Bytes, sequence: int, start: int, turn: bool) -> Iterator[Bytes]:
-    """The parts of a state with the cells of `sequence` from position `start` on."""
+    """Yield the parts of a state with the cells of `sequence` from position `start` on."""
     at = 0
 
     def take(kind: np.dtype, count: int = 1) -> NDArray[np.void]:
@@ -84,17 +85,17 @@ def _carved(state: Bytes, sequence: int, start: int, turn: bool) -> Iterator[Byt
         else:
             yield np.array([(kind, size, width)], CHANNELS).view(np.uint8)
         values = take(np.dtype(f"<u{size}"), count * width)
-        laid = values.reshape((width, count) if channels else (count, width))
-        part = laid if whole else laid[:, kept] if channels else laid[kept]
-        yield np.ascontiguousarray(part.T if turn else part).reshape(-1).view(np.uint8)
+        table = values.reshape((width, count) if channels else (count, width))
+        chosen = table if whole else table[:, kept] if channels else table[kept]
+        yield np.ascontiguousarray(chosen.T if turn else chosen).reshape(-1).view(np.uint8)
     assert at == len(state), "a state that goes on behind its end"
 
 
 def _cells(state: Bytes, count: int, sequence: int) -> tuple[NDArray[np.void], int]:
-    """Each cell as one of `sequence`, where that holds it, else of −1 or another one; and the words
-    they take.
+    """Return the cells as CELL_DTYPE, and the number of 32-bit words they take. A cell that does
+    not belong to `sequence` has another sequence number.
 
-    A cell is its position, how many sequences hold it, and which.
+    In the state a cell is its position, the number of its sequences, and their ids.
     """
     alone = state[: CELL.itemsize * count].view(CELL)
     if len(alone) == count and (alone["sequences"] == 1).all():
@@ -102,11 +103,11 @@ def _cells(state: Bytes, count: int, sequence: int) -> tuple[NDArray[np.void], i
     words = state[: state.size // 4 * 4].data.cast("i")
     found, at = np.empty(count, CELL), 0
     for number in range(count):
-        behind = at + 2 + words[at + 1]
+        end = at + 2 + words[at + 1]
         found[number] = (
             words[at],
             1,
-            sequence if sequence in words[at + 2 : behind].tolist() else -1,
+            sequence if sequence in words[at + 2 : end].tolist() else -1,
         )
-        at = behind
+        at = end
     return found, at

@@ -1,8 +1,8 @@
 """One llama.cpp context: the KV cache and the forward pass.
 
-Every check that keeps llama.cpp from aborting the process stands here, before the call
-(src/llama-context.cpp, src/llama-batch.cpp, src/llama-kv-cache.cpp). It counts positions only
-to check them (positions.py); which cells hold which tokens is the ledger's.
+All checks that keep llama.cpp from aborting the process are made here, before the call
+(src/llama-context.cpp, src/llama-batch.cpp, src/llama-kv-cache.cpp). Positions are tracked only for
+these checks (positions.py); the ledger knows which cells hold which tokens.
 """
 
 import threading
@@ -40,10 +40,12 @@ MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
-    """What a context is made with; sizes in tokens. `unified` is one pool of cells, otherwise each
-    sequence has its own `n_ctx` / `n_seq_max`. `n_outputs` rows of logits a pass may ask for, where
-    that is more than one a sequence. `whole`: windows keep every cell, in order, and nothing is
-    lent to a GPU. `appends`: what another context computed can be put behind what a sequence holds.
+    """Settings of a context; sizes in tokens.
+
+    - `unified`: one pool of cells; otherwise each sequence has its own `n_ctx` / `n_seq_max` cells.
+    - `n_outputs`: rows of logits that a pass may ask for, if more than one per sequence.
+    - `swa_full`: sliding windows keep every cell, in order, and no work is offloaded to a GPU.
+    - `can_append`: cells computed in another context can be appended to a sequence.
     """
 
     n_ctx: int
@@ -62,15 +64,15 @@ class ContextOptions:
 
     @property
     def sequences(self) -> int:
-        """Those that llama.cpp is to have: one more to hold on to the beginning of one whose end is
-        put.
+        """Return the sequences that llama.cpp allocates: one more with `can_append`, to hold the
+        beginning of a sequence while its end is restored.
         """
         return self.n_seq_max + self.appends
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one forward pass: token, position, sequence, and whether its logits are wanted."""
+    """The rows of one forward pass: token, position, sequence, and whether the row gives logits."""
 
     tokens: Sequence[int]
     positions: Sequence[int]
@@ -82,9 +84,7 @@ class Rows:
 
 
 class Aborted(Exception):
-    """The forward pass was interrupted; every sequence of the batch must be cut back to where it
-    was.
-    """
+    """The forward pass was interrupted; its sequences must be cut back to their earlier length."""
 
 
 class NoSlot(Exception):
@@ -92,7 +92,7 @@ class NoSlot(Exception):
 
 
 class Context:
-    """An open context. Made by `open_context`; unusable after its `with` block."""
+    """An open context, made by `open_context`; unusable after its `with` block."""
 
     def __init__(self, pointer: Any, model: Model, stop: Stop, options: ContextOptions) -> None:
         library = lib()
@@ -111,15 +111,15 @@ class Context:
         )
         self._diffuses = model.diffuses
         self.whole_states = not (options.whole and model.n_swa)
-        # Cells that moved up stay what they became behind what is gone: not what the text alone
-        # would give.
+        # Moved cells keep the influence of dropped text, so they differ from what the remaining
+        # text alone would give.
         self._ask_shift = (
             None if options.whole else partial(can_shift, model, self.memory, options.type_k)
         )
-        # Laying out a batch of several micro-batches, llama.cpp drops old cells of a window for the
-        # last of them before the first is computed (prepare and apply_ubatch of
-        # llama-kv-cache.cpp); where sequences' cells lie mixed, some that the first still sees:
-        # logits off by 0.1 to 1. One micro-batch a pass has nothing to drop too early.
+        # When a batch has several micro-batches, llama.cpp drops old cells of a window for the last
+        # one before the first is computed (prepare and apply_ubatch of llama-kv-cache.cpp). If
+        # cells of several sequences are mixed, the first still needs some of them, and logits are
+        # off by 0.1 to 1. With one micro-batch per pass nothing is dropped too early.
         if self.n_swa and self.n_seq_max > 1:
             self.n_batch = self.n_ubatch
         self._batch = Batch(self.n_batch)
@@ -129,18 +129,17 @@ class Context:
             LogSumExp(),
         )
         self._rows: dict[int, Row] = {}  # by address, of which there are few
-        # Plain addresses: a ctypes pointer object made anew for each token costs 15 µs of cold
-        # code.
+        # plain addresses: creating a ctypes pointer for each token is slow right after a pass
         self._address, self._logits = (
             address(pointer),
             LOGITS_ITH(address(library.llama_get_logits_ith)),
         )
 
     def decode(self, rows: Rows) -> list[Row]:
-        """One forward pass; the rows that wanted logits, in order.
+        """Compute one forward pass. Return the rows that asked for logits, in order.
 
-        Raises NoSlot (nothing changed) and Aborted (cut the sequences back). Anything else that
-        llama.cpp refuses is our bug and crashes.
+        Raises NoSlot (nothing changed), Aborted (cut the sequences back), and UserError when
+        llama.cpp fails.
         """
         self._check(rows)
         added = spans(rows.positions, rows.sequences)
@@ -148,18 +147,18 @@ class Context:
         self._forward(self._batch, added)
         if (
             len(rows) == 1 and rows.wants[0]
-        ):  # as nearly always, and behind a pass each line must be fetched
+        ):  # the most frequent case: less code runs right after a pass
             return [self.row(0)]
-        found = [self.row(index) for index, wanted in enumerate(rows.wants) if wanted]
-        if not found:
+        result = [self.row(index) for index, wanted in enumerate(rows.wants) if wanted]
+        if not result:
             lib().llama_synchronize(
                 self.pointer
-            )  # on a GPU decode returns before it is done; asking for a row waits
-        return found
+            )  # on a GPU decode returns before the pass is complete; reading a row waits for it
+        return result
 
     def prepare(self, rows: Rows) -> Callable[[], None]:
-        """The same pass checked and laid out beforehand: what is left to call is llama.cpp alone,
-        for measuring it.
+        """Check and lay out a pass in advance. Return a function that runs only llama.cpp, for
+        measurements.
         """
         self._check(rows)
         batch = Batch(len(rows))
@@ -173,7 +172,7 @@ class Context:
     def _forward(self, batch: Batch, added: Collection[Span]) -> None:
         self._positions.check(added)
         code = lib().llama_decode(self.pointer, batch.struct)
-        self.stop.heard()  # not before: Ctrl-C may have come while the batch was filled
+        self.stop.heard()  # not earlier: Ctrl-C may have come while the batch was filled
         if code == 0:
             self._positions.advance(added)
             return
@@ -183,13 +182,14 @@ class Context:
             self._reread(sequence)
         if code == 2:
             raise Aborted
+        reason = last_words() or "no reason given"
         raise UserError(
-            f"llama.cpp could not compute this batch (code {code}): {last_words() or 'no reason given'}",
+            f"llama.cpp could not compute this batch (code {code}): {reason}",
             hint="try a smaller --ctx-size or --ubatch-size",
         )
 
     def row(self, index: int) -> Row:
-        """The logits of row `index` of the last batch."""
+        """Return the logits of row `index` of the last batch."""
         address = self._logits(self._address, index)
         assert address, f"row {index} has no logits"
         row = self._rows.get(address)
@@ -199,7 +199,7 @@ class Context:
         return row
 
     def use_threads(self, count: int, batch: int) -> None:
-        """From the next pass on compute with as many threads: one row at a time, and several."""
+        """Set the threads of later passes: of passes with one row, and of those with several."""
         assert count > 0 and batch > 0, (count, batch)
         lib().llama_set_n_threads(self.pointer, count, batch)
 
@@ -224,14 +224,15 @@ class Context:
         low, high = ends(rows.sequences)
         assert low >= 0 and high < self.n_seq_max, "sequence id out of range"
 
-    # What the ledger asks of a memory. All ids are checked: llama.cpp aborts on one out of range.
+    # The memory interface of the ledger. All ids are checked, because llama.cpp aborts on one out
+    # of range.
 
     def trim(self, sequence: int, keep: int) -> bool:
-        """Drop positions from `keep` on. False where this kind of memory cannot: nothing changed,
-        clear and recompute.
+        """Drop positions from `keep` on. Return False, with nothing changed, when this memory
+        cannot be cut there.
 
-        A sliding window that has moved on is such a memory: the token at `keep` would miss some
-        that it has to see.
+        A sliding window that has moved on cannot, when the token at `keep` would miss cells of its
+        window.
         """
         self._known(sequence)
         assert keep >= 0, keep
@@ -246,11 +247,10 @@ class Context:
         return True
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Let `target`, which ends at `start`, share the cells of `source` from there up to `end`.
+        """Let `target`, which ends at `start`, share the cells of `source` from there to `end`.
 
-        Onto a longer sequence llama.cpp would write positions that are there already. Where each
-        sequence has cells of its own, or state that is not kept by position, only a whole one can
-        be copied onto an empty one.
+        Onto a longer sequence llama.cpp would write positions twice. When each sequence has cells
+        of its own, or recurrent state, only a whole sequence can be copied onto an empty one.
         """
         self._known(source, target)
         assert source != target and 0 <= start < end <= self._positions.length(source), (
@@ -273,21 +273,22 @@ class Context:
 
     @cached_property
     def can_shift(self) -> bool:
-        """Whether cells may be moved to other positions; the first question is answered by trying
-        (turning.py).
+        """Return whether cells can be moved to other positions; the first call may run a trial
+        (shift_support.py).
         """
         return self._ask_shift is not None and self._ask_shift(
             lib().llama_n_threads_batch(self.pointer)
         )
 
     def shift(self, sequence: int, start: int, end: int, last: int) -> None:
-        """Give up the positions from `start` to `end` and move what follows down to `start`, its
-        keys turned along.
+        """Drop the positions from `start` to `end` and move the later ones down to `start`, with
+        rotated keys.
 
-        `last` is the token at the last position. It is computed anew at its new place, since
-        llama.cpp turns the keys only within a pass; that one is not interrupted. No other sequence
-        may hold the cells that move. Raises UserError where the pass fails; the whole memory is
-        empty then.
+        `last` is the token at the last position. It is computed again at its new position, because
+        llama.cpp rotates keys only within a pass; that pass cannot be interrupted. No other
+        sequence may hold the cells that move.
+
+        Raises UserError when the pass fails; the whole memory is empty then.
         """
         self._known(sequence)
         assert self.can_shift, "this memory cannot move cells"
@@ -297,46 +298,47 @@ class Context:
         first = self.first(sequence) if self.n_swa else 0
         assert window_moves(first, start, end, length, self.n_swa), "the window would have a hole"
         assert 0 <= last < self.n_vocab, last
-        library, behind = lib(), length - (end - start)
+        library, new_length = lib(), length - (end - start)
         library.llama_memory_seq_rm(self.memory, sequence, start, end)
         library.llama_memory_seq_add(self.memory, sequence, end, length, start - end)
-        library.llama_memory_seq_rm(self.memory, sequence, behind - 1, -1)
-        self._batch.fill(Rows([last], [behind - 1], [sequence], [False]))
+        library.llama_memory_seq_rm(self.memory, sequence, new_length - 1, -1)
+        self._batch.fill(Rows([last], [new_length - 1], [sequence], [False]))
         listen()
         library.llama_set_abort_callback(self.pointer, *abort_on(NEVER))
         code = library.llama_decode(self.pointer, self._batch.struct)
         library.llama_synchronize(self.pointer)
         library.llama_set_abort_callback(self.pointer, *abort_on(self.stop.flag))
         self._sharing.cut(sequence, start)
-        self._positions.put(sequence, behind)
+        self._positions.put(sequence, new_length)
         if code or "K-shift" in last_words():
             self.clear()
+            reason = last_words() or "no reason given"
             raise UserError(
-                f"llama.cpp could not move the context (code {code}): {last_words() or 'no reason given'}",
-                hint="ask again: it is computed anew; --on-full stop moves nothing",
+                f"llama.cpp could not move the cells of the context (code {code}): {reason}",
+                hint="try again: the context is recomputed; --on-full stop avoids moving cells",
             )
 
     def first(self, sequence: int) -> int:
-        """The oldest position still held (above 0 where a sliding window has moved on), −1 when
-        empty.
+        """Return the oldest position still held (above 0 when a sliding window has moved on), −1
+        when empty.
         """
         self._known(sequence)
         return int(lib().llama_memory_seq_pos_min(self.memory, sequence))
 
     def last(self, sequence: int) -> int:
-        """The newest position held, −1 when empty."""
+        """Return the newest position held, −1 when empty."""
         self._known(sequence)
         return int(lib().llama_memory_seq_pos_max(self.memory, sequence))
 
     def clear(self) -> None:
-        """Forget everything; the bytes are not wiped."""
+        """Empty all sequences; the bytes are not wiped."""
         lib().llama_memory_clear(self.memory, False)
         self._positions.clear()
         self._sharing.clear()
 
     def state(self, sequence: int, start: int = 0) -> memoryview:
-        """All that is kept of a sequence, for `put_state`; with `start` of its positions from there
-        on alone, and the sequence must be emptied then: it has let go of those before.
+        """Return the state of a sequence, for `put_state`. With `start` only the positions from
+        there on are returned; the earlier ones are dropped, and the sequence must be emptied.
         """
         self._known(sequence)
         assert 0 <= start < max(1, self._positions.length(sequence)), start
@@ -349,13 +351,11 @@ class Context:
     def put_state(
         self, sequence: int, kept: bytes | memoryview, start: int = 0, source: int = -1
     ) -> bool:
-        """Let a sequence hold what `state` gave, in cells of its own, and the first `start` of
-        those that `source` holds; False where it cannot: then it holds nothing.
+        """Restore a state from `state` into a sequence, in cells of its own, and share the first
+        `start` positions of `source`. Return False, with the sequence empty, when it fails.
         """
         self._known(sequence)
-        self._empty(
-            sequence
-        )  # llama.cpp leaves what was there where the state is of an empty sequence
+        self._empty(sequence)  # for the state of an empty sequence llama.cpp keeps the old cells
         good = state.put(self.pointer, sequence, kept)
         if good and start:
             assert self.unified and not self.recurrent and source != sequence, (source, sequence)
@@ -369,8 +369,8 @@ class Context:
         return good
 
     def append_state(self, sequence: int, kept: memoryview, start: int) -> bool:
-        """Put behind the `start` positions of a sequence what another context computed for those
-        that follow; False where it cannot: then it holds what it held.
+        """Append positions that another context computed to the `start` positions of a sequence.
+        Return False, with the sequence unchanged, when it fails.
         """
         self._known(sequence)
         assert self.appends and start == self._positions.length(sequence), (
@@ -388,25 +388,28 @@ class Context:
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of the output buffer: a row of logits for each sequence, or as many as a pass has
-        asked for (llama_context::output_reserve, which grows it; llama.cpp's accounts leave it
-        out).
+        """Return the bytes of the output buffer: a row of logits per sequence, or as many as a pass
+        has asked for (llama_context::output_reserve grows it; llama.cpp's memory breakdown leaves
+        it out).
         """
         return 4 * self.n_vocab * self._most_outputs
 
     def allocated(self) -> Allocated | None:
-        """The bytes llama.cpp really allocated, None where this build cannot be asked."""
+        """Return the bytes that llama.cpp allocated, or None when this build cannot be queried."""
         return allocated(self.pointer)
 
     def _known(self, *sequences: int) -> None:
-        assert all(0 <= one < self.n_seq_max for one in sequences), (sequences, self.n_seq_max)
+        assert all(0 <= sequence < self.n_seq_max for sequence in sequences), (
+            sequences,
+            self.n_seq_max,
+        )
 
     def _reread(self, sequence: int) -> None:
-        """After a pass that ended early: llama.cpp's own count.
+        """Read the length of a sequence from llama.cpp after a pass that ended early.
 
-        A window that lost all its cells to that pass counts none while the dense layers keep
-        theirs; what is left of such a sequence goes, or its next tokens would stand beside older
-        ones of the same position.
+        When a window lost all its cells to that pass, llama.cpp reports an empty sequence although
+        dense layers keep cells. The rest of the sequence is dropped; otherwise later tokens would
+        be stored beside older ones of the same position.
         """
         length = self.last(sequence) + 1
         if not length:
@@ -419,8 +422,10 @@ class Context:
 def open_context(
     model: Model, options: ContextOptions, seen: Any = None, stop: Stop | None = None
 ) -> Iterator[Context]:
-    """Make a context for `model`, `seen` by watch.py; what interrupts another one may `stop` this
-    one, too. Raises UserError where llama.cpp refuses the settings.
+    """Open a context for `model`. `seen`: an eval callback (eval_callback.py). `stop`: shared with
+    another context, so that both are interrupted together.
+
+    Raises UserError when llama.cpp refuses the settings, and KeyboardInterrupt at Ctrl-C.
     """
     library = lib()
     _refuse(options)
@@ -429,14 +434,13 @@ def open_context(
     params.n_batch = max(options.n_batch, options.sequences, options.n_outputs)
     params.n_ubatch = options.n_ubatch
     params.n_seq_max = options.sequences
-    # The default reserves a row of logits for every token of a batch: 107 MB instead of 16 on
-    # SmolLM2.
+    # The default reserves a row of logits for every token of a batch.
     params.n_outputs_max = reserved(max(options.sequences, options.n_outputs))
     params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
     params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
     params.flash_attn_type = FLASH[options.flash_attn]
     params.kv_unified = options.unified
-    params.swa_full = options.whole  # llama.cpp's own tools: False
+    params.swa_full = options.whole  # False in llama.cpp's own tools
     if options.whole:
         params.op_offload = params.offload_kqv = False
     params.no_perf = True
@@ -453,8 +457,9 @@ def open_context(
             library.llama_free(pointer)
         raise KeyboardInterrupt
     if not pointer:
+        reason = last_words() or "not enough memory?"
         raise UserError(
-            f"llama.cpp refuses this context: {last_words() or 'not enough memory?'}",
+            f"llama.cpp refuses this context: {reason}",
             hint="try a smaller --ctx-size, or --cache-type-k f16 --cache-type-v f16",
         )
     context = Context(pointer, model, stop, options)
@@ -468,5 +473,6 @@ def _refuse(options: ContextOptions) -> None:
     check_cache(options.type_k, options.type_v, options.flash_attn)
     if not 1 <= options.n_seq_max <= options.sequences <= MAX_SEQUENCES:
         raise UserError(
-            f"{options.n_seq_max} sequences at once", hint=f"between 1 and {MAX_SEQUENCES}"
+            f"{options.n_seq_max} sequences at once",
+            hint=f"use a number between 1 and {MAX_SEQUENCES}",
         )

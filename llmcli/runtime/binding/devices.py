@@ -1,4 +1,4 @@
-"""The devices llama.cpp found in this build on this machine (ggml-backend.h)."""
+"""The devices that llama.cpp found on this machine (ggml-backend.h)."""
 
 import ctypes
 import functools
@@ -14,7 +14,7 @@ KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}  # enum ggml_backend_dev_typ
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device; memory in bytes as its driver tells it."""
+    """A device; memory in bytes as its driver reports it."""
 
     name: str
     description: str
@@ -25,8 +25,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where buffers of one type lie: llama.cpp's name of the type ("CPU_Mapped", "CUDA0"), and the
-    device's name, "CPU" for all that is in the machine's own memory.
+    """A type of llama.cpp's buffers ("CPU_Mapped", "CUDA0") and the name of its device, "CPU" for
+    all host memory.
     """
 
     buffer: str
@@ -34,7 +34,7 @@ class Place:
 
     @property
     def repacks(self) -> bool:
-        """Whether it holds copies of weights, laid out anew for the kernels of this CPU."""
+        """Return whether its buffers hold copies of weights, repacked for this CPU's kernels."""
         return (
             self.device == HOST
             and self.buffer not in (HOST, "CPU_Mapped")
@@ -42,12 +42,12 @@ class Place:
         )
 
 
-_split: list[Any] = []  # C reads it when a model is loaded; the last one counts
+_split: list[Any] = []  # read by C when a model is loaded; the last one counts
 
 
 def share_out(parts: Sequence[float]) -> None:
-    """From now on lay the layers of a model out over the GPUs and workers in these proportions, not
-    by free memory.
+    """Distribute the layers of models loaded from now on over GPUs and workers in these
+    proportions, instead of by free memory.
     """
     most = lib().LLAMA_MAX_DEVICES
     assert len(parts) <= most, (len(parts), most)
@@ -55,12 +55,12 @@ def share_out(parts: Sequence[float]) -> None:
 
 
 def tensor_split() -> Any:
-    """The proportions as C takes them, None for "by free memory"."""
+    """Return the proportions for C, or None to use free memory."""
     return _split[0] if _split else None
 
 
 def place(kind: int) -> Place:
-    """The place that a ggml_backend_buffer_type_t stands for."""
+    """Describe a ggml_backend_buffer_type_t."""
     library = _functions()
     buffer = library.ggml_backend_buft_name(kind).decode()
     device = library.ggml_backend_buft_get_device(kind)
@@ -71,19 +71,19 @@ def place(kind: int) -> Place:
 
 
 def buffer_place(buffer: int) -> Place:
-    """Where a ggml_backend_buffer_t lies."""
+    """Describe the type of a ggml_backend_buffer_t."""
     return place(_functions().ggml_backend_buffer_get_type(buffer))
 
 
 def devices() -> list[Device]:
-    """Every device, the CPU among them."""
+    """Return every device, including the CPU."""
     library = _functions()
-    found = []
+    result = []
     for index in range(library.ggml_backend_dev_count()):
         device = library.ggml_backend_dev_get(index)
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         library.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-        found.append(
+        result.append(
             Device(
                 library.ggml_backend_dev_name(device).decode(),
                 library.ggml_backend_dev_description(device).decode(),
@@ -92,26 +92,28 @@ def devices() -> list[Device]:
                 total.value,
             )
         )
-    return found
+    return result
 
 
 def gpu_free() -> int | None:
-    """Free bytes over all GPUs, None where there is none."""
+    """Return the free bytes of all GPUs, or None if there are none."""
     gpus = [device.free for device in devices() if device.kind in GPUS]
     return sum(gpus) if gpus else None
 
 
 def lays_out_for_amx() -> bool:
-    """Whether llama.cpp lays quantized matrices out for AMX here: it was built for it, and the
-    system allows it.
+    """Return whether llama.cpp repacks quantized weights for AMX here: the build and the system
+    support it.
     """
     library = _functions()
     device = library.ggml_backend_dev_by_type(0)
     registry = library.ggml_backend_dev_backend_reg(device)
-    found = library.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
-    if not found:
+    procedure = library.ggml_backend_reg_get_proc_address(
+        registry, b"ggml_backend_dev_get_extra_bufts"
+    )
+    if not procedure:
         return False
-    types = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(found)(device)
+    types = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(procedure)(device)
     names: list[bytes] = []
     while types and types[len(names)]:
         names.append(library.ggml_backend_buft_name(types[len(names)]))

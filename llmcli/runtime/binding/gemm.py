@@ -1,13 +1,12 @@
-"""Our own products of many rows with quantized weights (gemm.c), where the build of llama.cpp has
-them.
+"""llmcli's own bfloat16 products of many rows with quantized weights (gemm.c), if the build of
+llama.cpp contains them.
 
-They are the processor's own bfloat16, so that is all CPUs with AVX512_BF16. SmolLM2-135M on two
-cores of an EPYC: a prompt of 512 tokens 3.5 times as fast in Q4_1 as by ggml, 2.2 times in Q5_0 and
-1.8 in Q8_0; sixteen answers at once 2.8, 1.7 and 1.5 times (scripts/measure_gemm.py, 2026-11-23).
-Rows round otherwise than one by one, less than ggml's inputs of 8 bits do. k-quants and floats are
-ggml's, and so is what it has laid out anew, and all with a GPU.
+They need a CPU with AVX512_BF16 and are up to 3.5 times as fast as ggml's for prompts. Their
+results round differently from single rows, but less than ggml's 8-bit inputs do. K-quants, floats,
+weights that ggml repacked, and everything with a GPU stay with ggml.
 
-The switch is one for the whole process: ggml asks a device, which knows no contexts.
+The setting applies to the whole process, because ggml asks a device, which has no access to
+contexts.
 """
 
 import ctypes
@@ -25,25 +24,23 @@ from llmcli.runtime.binding.library import ggml
 
 Floats = NDArray[np.float32]
 MODES = ("auto", "ggml")
-# Rows from which on one conversation's are: as many as flash attention's tiles have (passes.py),
-# which round otherwise, too. Guesses that are looked at have fewer, and a token has one.
+# Minimum rows for a single conversation: a tile of flash attention (forward_pass.py), which rounds
+# differently, too. Single tokens and drafts have fewer rows.
 PROMPTS = 64
-ANSWERS = 2  # the same where many are answered at once; each type has its own least, too
+ANSWERS = 2  # minimum rows for many answers at once; each type has a minimum, too
 
-_wishes: list[list[int]] = []  # each told from the others by where it lies
+_minimums: list[list[int]] = []  # one-element lists, compared by identity
 
 
 def check(mode: str) -> None:
-    """Raise UserError for a word that --gemm does not take."""
+    """Raise UserError for an unknown value of --gemm."""
     if mode not in MODES:
-        raise UserError(
-            f"unknown way to multiply {mode!r}", hint=f"--gemm takes {' or '.join(MODES)}"
-        )
+        raise UserError(f"unknown --gemm mode {mode!r}", hint=f"--gemm takes {' or '.join(MODES)}")
 
 
 def rows(mode: str, answers: int, guesses: bool) -> int:
-    """For used(): rows from which on products are our own, for so many answers at once, with or
-    without `guesses`.
+    """Return the minimum rows for own products, for so many answers at once, with or without
+    `guesses` (drafts).
     """
     if mode == "ggml":
         return 0
@@ -51,43 +48,45 @@ def rows(mode: str, answers: int, guesses: bool) -> int:
 
 
 def known() -> bool:
-    """Whether products may be our own here. With a GPU none are: ggml gives it what is large, but
-    not what another device takes.
+    """Return whether own products can be used here. With a GPU they are off: ggml would give it the
+    large products, but not those of another device.
     """
     return _functions() is not None and gpu_free() is None
 
 
 @contextmanager
 def used(least: int) -> Iterator[None]:
-    """Meanwhile compute products of so many rows and more, 0: none; of several that hold the newest
-    counts. Contexts must be made within it.
+    """Compute products of at least this many rows with own kernels inside the block; 0 for none. Of
+    nested blocks the newest counts. Contexts must be created inside the block.
     """
-    wish = [least if least and known() else 0]
-    _wishes.append(wish)
+    minimum = [least if least and known() else 0]
+    _minimums.append(minimum)
     _apply()
     try:
         yield
     finally:
-        _wishes[:] = [other for other in _wishes if other is not wish]
+        _minimums[:] = [other for other in _minimums if other is not minimum]
         _apply()
 
 
 def _apply() -> None:
-    """Let ggml know of the device while somebody wishes for it: a dry run counts its buffers, which
-    are the CPU's, once more.
+    """Register the device with ggml only while a block needs it, because a dry run counts its
+    buffers, which belong to the CPU, twice.
     """
     library = _functions()
     if library is None:
         return
-    library.llmcli_gemm_from(_wishes[-1][0] if _wishes else 0)
-    wished = any(wish for (wish,) in _wishes)
-    tell = library.ggml_backend_register if wished else library.ggml_backend_unload
-    tell(library.llmcli_gemm())
+    library.llmcli_gemm_from(_minimums[-1][0] if _minimums else 0)
+    is_used = any(minimum for (minimum,) in _minimums)
+    register_or_unload = library.ggml_backend_register if is_used else library.ggml_backend_unload
+    register_or_unload(library.llmcli_gemm())
 
 
 def product(kind: int, blocks: NDArray[np.uint8], inputs: Floats, threads: int) -> Floats | None:
-    """Products [rows, height] of inputs [rows, columns] and quantized weights [height, row_bytes]
-    of a ggml type; None where there is none of this type, or of this build.
+    """Return the products of inputs and quantized weights of a ggml type, or None when the type or
+    this build is not supported.
+
+    Shapes: blocks `[height, row_bytes]`, inputs `[rows, columns]`, result `[rows, height]`.
     """
     library = _functions()
     if library is None:
@@ -95,7 +94,7 @@ def product(kind: int, blocks: NDArray[np.uint8], inputs: Floats, threads: int) 
     (height, _), (count, columns) = blocks.shape, inputs.shape
     blocks, inputs = np.ascontiguousarray(blocks), np.ascontiguousarray(inputs)
     out = np.empty((count, height), np.float32)
-    made = library.llmcli_gemm_product(
+    ok = library.llmcli_gemm_product(
         kind,
         blocks.ctypes.data,
         height,
@@ -105,7 +104,7 @@ def product(kind: int, blocks: NDArray[np.uint8], inputs: Floats, threads: int) 
         threads,
         out.ctypes.data,
     )
-    return out if made else None
+    return out if ok else None
 
 
 @functools.cache

@@ -1,8 +1,8 @@
-"""llama.cpp's own grammars (src/llama-grammar.cpp): the second engine, for GBNF as llama.cpp reads
-it.
+"""llama.cpp's own grammars (src/llama-grammar.cpp): the second engine, which reads GBNF exactly as
+llama.cpp does.
 
-It matches characters over the whole vocabulary and knows no forced text. Telling it a token that
-the grammar does not allow throws through C and ends the process, so it is asked for each one first.
+It matches characters over the whole vocabulary and has no forced text. Accepting a token that the
+grammar does not allow throws through C and ends the process, so each token is checked first.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from llmcli.runtime.constraint.base import Bits, Constraint
 
 
 class NativeGrammars:
-    """Compiles GBNF for one model and owns what it compiled."""
+    """Compiles GBNF for one model and owns the compiled grammars."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -29,21 +29,27 @@ class NativeGrammars:
         self._ends: NDArray[np.int32] | None = None
 
     def compile(self, constraint: Constraint) -> "NativeGrammar":
-        """Raises UserError for what is no GBNF, with its place where our own reading finds it."""
+        """Compile a constraint.
+
+        Raises UserError for a text that is not GBNF, with line and column if our own parser finds
+        the error.
+        """
         if constraint.kind != "gbnf":
             raise UserError(
-                "llama.cpp's engine takes GBNF, no JSON schemas",
+                "llama.cpp's engine takes GBNF, not JSON schemas",
                 hint="leave out --grammar-engine llama",
             )
         if constraint.jump == "fast":
-            raise UserError("llama.cpp's engine knows no forced text", hint="leave out --jump fast")
+            raise UserError(
+                "llama.cpp's engine does not support forced text", hint="leave out --jump fast"
+            )
         for name in gbnf.check(
             constraint.text
-        ):  # llama.cpp would write the whole grammar to stderr
+        ):  # llama.cpp would print the whole grammar to stderr
             if len(self.model.tokenize(name, special=True)) != 1:
                 raise UserError(
                     f"{name} is no token of this model",
-                    hint="llmcli run --json shows the ids: <[5]>",
+                    hint="run --json shows the ids of tokens; write <[5]> for token 5",
                 )
         listen()
         pointer = lib().llama_sampler_init_grammar(
@@ -59,20 +65,20 @@ class NativeGrammars:
 
     @property
     def text(self) -> NDArray[np.bool_]:
-        """Which tokens are text or an end, [n_vocab]; llama.cpp would read a control token as its
-        name.
+        """Return which tokens are text or an end, `[n_vocab]`; llama.cpp would match a control
+        token by its name.
         """
         if self._text is None:
             model = self.model
-            found = (
+            flags = (
                 bool(model.piece(token)) or model.ends(token) for token in range(model.n_vocab)
             )
-            self._text = np.fromiter(found, np.bool_, model.n_vocab)
+            self._text = np.fromiter(flags, np.bool_, model.n_vocab)
         return self._text
 
     @property
     def ends(self) -> NDArray[np.int32]:
-        """The tokens that end an answer."""
+        """Return the tokens that end an answer."""
         if self._ends is None:
             self._ends = np.array(
                 [token for token in range(self.model.n_vocab) if self.model.ends(token)], np.int32
@@ -80,13 +86,13 @@ class NativeGrammars:
         return self._ends
 
     def close(self) -> None:
-        """Free all that was compiled."""
+        """Free all compiled grammars."""
         while self._made:
             lib().llama_sampler_free(self._made.pop())
 
 
 class NativeGrammar:
-    """A Grammar; its sampler stays at the beginning and is copied."""
+    """A Grammar. Its sampler stays at the start and is copied for each answer."""
 
     def __init__(
         self, constraint: Constraint, pointer: Any, text: NDArray[np.bool_], ends: NDArray[np.int32]
@@ -101,7 +107,9 @@ class NativeMatcher:
     """A Matcher."""
 
     def __init__(self, grammar: NativeGrammar, pointer: Any, taken: list[int]) -> None:
-        """At the place of the sampler at `pointer`, which is copied, behind the tokens `taken`."""
+        """Start at the state of the sampler at `pointer`, which is copied, after the tokens
+        `taken`.
+        """
         self._grammar, self._taken = grammar, taken[:]
         self._pointer = lib().llama_sampler_clone(pointer)
 
@@ -126,7 +134,7 @@ class NativeMatcher:
             self.accept(token)
 
     def forced(self, jump: str) -> list[int]:
-        """None: finding them would take a mask, which is what costs here."""
+        """Return no tokens: finding them would need a mask, which is the expensive part."""
         return []
 
     @property
@@ -135,7 +143,7 @@ class NativeMatcher:
 
     @property
     def complete(self) -> bool:
-        """Not told, for the same reason: only an end can be drawn then."""
+        """Return False: finding out would need a mask. The end is drawn then like any token."""
         return False
 
     def copy(self) -> "NativeMatcher":
@@ -148,7 +156,10 @@ class NativeMatcher:
             self._pointer = None
 
     def _legal(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which of `tokens` may come next."""
+        """Return which of `tokens` may come next.
+
+        Shapes: tokens `[n]`, result `[n]`.
+        """
         rows = np.zeros(len(tokens), CANDIDATE)
         rows["id"] = tokens
         lib().llama_sampler_apply(self._pointer, ctypes.byref(candidates(rows)))

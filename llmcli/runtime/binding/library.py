@@ -1,6 +1,6 @@
-"""Loading llama.cpp once: its log kept for error messages, its aborts kept short.
+"""Loads llama.cpp once, keeps its log for error messages, and shortens its aborts.
 
-Knows nothing of models. Everything of llama_cpp that the project uses is reached through `lib()`.
+Everything of llama_cpp is reached through `lib()`.
 """
 
 import functools
@@ -14,12 +14,16 @@ from llmcli.errors import UserError
 ERROR, CONTINUED = 4, 5  # enum ggml_log_level
 
 _words: deque[str] = deque(maxlen=200)
-_kept: list[Any] = []  # callbacks that C holds: a dropped one is a segmentation fault
+_kept: list[Any] = []  # callbacks that C holds: a freed one is a segmentation fault
 
 
 @functools.cache
 def lib() -> Any:
-    """The llama_cpp module, loaded and started at the first call; its log goes to `last_words`."""
+    """Return the llama_cpp module, loaded and initialized at the first call. Its log goes to
+    `last_log_lines`.
+
+    Raises UserError when it is missing or does not load.
+    """
     config.quiet_library()
     try:
         module: Any = importlib.import_module("llama_cpp.llama_cpp")
@@ -31,7 +35,8 @@ def lib() -> Any:
     except (OSError, RuntimeError) as error:
         raise UserError(
             f"llama.cpp's library does not load: {error}",
-            hint="it may have been built for another CPU: delete the cached wheel and run scripts/setup again",
+            hint="it may have been built for another CPU: "
+            "delete the cached wheel and run scripts/setup again",
         ) from None
     _kept.append(module.llama_log_callback(_hear))
     module.llama_backend_init()
@@ -39,31 +44,32 @@ def lib() -> Any:
 
 
 def last_words(count: int = 4) -> str:
-    """The last error lines of llama.cpp, newest last, as one line; empty when it said nothing."""
+    """Return the last error lines of llama.cpp as one line, newest last; empty for none."""
     return "; ".join(list(_words)[-count:])
 
 
 def listen() -> None:
-    """Forget what was said before the call that is about to be made, and hear what it says.
+    """Clear the log, before a call whose errors are to be read.
 
-    The log is taken anew each time: it is one for the whole process, and others may have taken it.
+    The log callback is set again each time, because it belongs to the whole process and others may
+    have replaced it.
     """
     _words.clear()
     lib().llama_log_set(_kept[-1], None)
 
 
 def ggml() -> Any:
-    """libggml's functions (devices, type names) in the copy that llama.cpp itself uses.
+    """Return libggml's functions (devices, type names) in the copy that llama.cpp itself uses.
 
-    Found through libllama, which is linked to it. A wheel keeps no links, so that libggml.so beside
-    libggml.so.0 is another file, and loading it another list of devices: what is registered there
-    llama.cpp never sees (2026-11).
+    It is reached through libllama, which is linked to it. In a wheel libggml.so and libggml.so.0
+    are separate files, so loading the first by name would give a second list of devices that
+    llama.cpp never sees.
     """
     return lib()._lib
 
 
 def version() -> str:
-    """The version of llama-cpp-python, read from its distribution."""
+    """Return the version of llama-cpp-python, read from its distribution."""
     from importlib.metadata import version as distribution_version
 
     return distribution_version("llama-cpp-python")
@@ -72,6 +78,6 @@ def version() -> str:
 def _hear(level: int, text: bytes, _data: object) -> None:
     if level == ERROR:
         line = text.decode("utf-8", "replace").strip()
-        # "llama_model_load: error loading model: …": the function's name helps nobody.
+        # "llama_model_load: error loading model: …": drop the function's name.
         head, colon, tail = line.partition(": ")
         _words.append(tail if colon and " " not in head else line)

@@ -1,4 +1,4 @@
-"""Our own C that looks at a row of logits (row.c), where the build of llama.cpp has it."""
+"""llmcli's C functions over a row of logits (row.c), if the build of llama.cpp contains them."""
 
 import ctypes
 import functools
@@ -10,25 +10,25 @@ from quant import native
 
 
 class Look(NamedTuple):
-    """Its functions, over addresses; what they do stands in row.c. A row is where its logits lie
-    and how many they are, where its strands' largest lie or may, and whether they are known.
+    """The C functions. A row is given as the address and number of its logits, the address of its
+    strand maxima, and whether these are filled in.
     """
 
-    strands: Any  # (how many logits) -> floats of their strands' largest
-    total: Any  # (logits, how many, near, strands' largest or None) -> sum of exponentials
+    strands: Any  # (number of logits) -> number of strand maxima, floats
+    total: Any  # (logits, number, near, strand maxima or None) -> sum of exponentials
     likeliest: Any  # (*row) -> id
-    few: Any  # (*row, few, llama_token_data, how many of these) -> how many
-    draw: Any  # (*row, few, llama_token_data, how many of these, llama_sampler_apply, chain) -> id
+    few: Any  # (*row, few, llama_token_data, its capacity) -> number found
+    draw: Any  # (*row, few, llama_token_data, its capacity, llama_sampler_apply, chain) -> id
 
 
 @functools.cache
 def own() -> Look | None:
-    """What the installed libggml-base has of it."""
+    """Return the functions of the installed libggml-base, or None."""
     return declared(native.library())
 
 
 def declared(library: Any) -> Look | None:
-    """The functions of `library` with their types; None where it has none of them."""
+    """Return the functions of `library` with their types, or None if it does not contain them."""
     pointer, count, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     if not hasattr(library, "llmcli_draw"):
         return None
@@ -47,10 +47,10 @@ def declared(library: Any) -> Look | None:
 
 
 class Strands:
-    """Room for the largest of a row's strands, and whether they are known of the row that comes
-    next.
+    """A buffer for the maxima of a row's strands, and whether they are filled in for the row that
+    is drawn from next.
 
-    `own` None: there is none of our C, and nothing is ever known.
+    `scan` is None without the C functions; then nothing is ever filled in.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Strands:
         self._room, self._place, self._count, self._known = np.empty(0, np.float32), 0, 0, False
 
     def place(self, count: int) -> int:
-        """Where those of `count` logits may be written."""
+        """Return the address of the buffer, resized for `count` logits."""
         if count != self._count:
             assert self.own is not None
             self._room, self._count = np.empty(self.own.strands(count), np.float32), count
@@ -66,12 +66,12 @@ class Strands:
         return self._place
 
     def known(self) -> None:
-        """They have been written, and the row is the next to be drawn from."""
+        """Record that the maxima were written for the row that is drawn from next."""
         self._known = True
 
     def take(self, count: int) -> tuple[int, bool]:
-        """Where they stand or may, and whether they are known; that is forgotten: the row may be
-        written to.
+        """Return the address of the buffer and whether it is filled in, and reset that flag,
+        because the row may be written to.
         """
         known, self._known = self._known, False
         return self.place(count), known

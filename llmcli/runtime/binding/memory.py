@@ -1,9 +1,9 @@
-"""The bytes that llama.cpp allocated, or would allocate, read back from a context.
+"""The bytes that llama.cpp allocated, or would allocate, read from a context.
 
 `llama_get_memory_breakdown` is a C++ function of include/llama-ext.h that returns a std::map by
-value; it is exported under its mangled name. libstdc++ lays the map out as six words, its nodes as
-{colour, parent, left, right, key, model, context, compute}. Where the symbol or the layout is
-another one (libc++, MSVC) the answer is None and callers say "unknown": never a guess.
+value; it is exported under its mangled name. libstdc++ lays out the map as six words and its nodes
+as {color, parent, left, right, key, model, context, compute}. Where the symbol or the layout
+differs (libc++, MSVC) the result is None.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """All buffers of one type: bytes of weights, of KV (and other state), of compute buffers."""
+    """Bytes of all buffers of one type: weights, KV (and other state), compute buffers."""
 
     place: Place
     model: int
@@ -30,29 +30,29 @@ class Buffers:
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """What a context and its model hold, by type of buffer."""
+    """The memory of a context and its model, by type of buffer."""
 
     buffers: tuple[Buffers, ...]
 
     @property
     def model(self) -> int:
-        """Bytes of weights: those of the mapped file, and the copies that were laid out anew."""
-        return sum(one.model for one in self.buffers)
+        """Return the bytes of weights: of the mapped file, and of repacked copies."""
+        return sum(buffer.model for buffer in self.buffers)
 
     @property
     def context(self) -> int:
-        """Bytes of KV and other state."""
-        return sum(one.context for one in self.buffers)
+        """Return the bytes of KV and other state."""
+        return sum(buffer.context for buffer in self.buffers)
 
     @property
     def compute(self) -> int:
-        """Bytes of compute buffers."""
-        return sum(one.compute for one in self.buffers)
+        """Return the bytes of compute buffers."""
+        return sum(buffer.compute for buffer in self.buffers)
 
     @property
     def repacked(self) -> int:
-        """Bytes of weights that were copied into another layout for this CPU."""
-        return sum(one.model for one in self.buffers if one.place.repacks)
+        """Return the bytes of weights that were copied into another layout for this CPU."""
+        return sum(buffer.model for buffer in self.buffers if buffer.place.repacks)
 
 
 class _Map(ctypes.Structure):
@@ -62,7 +62,7 @@ class _Map(ctypes.Structure):
 
 
 def allocated(context: Any) -> Allocated | None:
-    """What the context and its model hold, or None where this build cannot be asked."""
+    """Return the memory of a context and its model, or None when this build cannot be queried."""
     function = getattr(getattr(lib(), "_lib", None), SYMBOL, None)
     if function is None or not sys.platform.startswith("linux"):
         return None

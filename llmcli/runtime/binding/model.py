@@ -1,4 +1,6 @@
-"""One model file held by llama.cpp: its vocabulary, and nothing that changes while it generates."""
+"""One model file opened by llama.cpp: its vocabulary and sizes. Nothing here changes during
+generation.
+"""
 
 import ctypes
 import functools
@@ -21,7 +23,7 @@ LOAD_NONE = 0  # enum llama_load_mode
 
 
 class Model:
-    """An open model. Made by `open_model`; unusable after its `with` block."""
+    """An open model, made by `open_model`; unusable after its `with` block."""
 
     def __init__(self, pointer: Any, path: Path) -> None:
         self.pointer, self.path = pointer, path
@@ -36,25 +38,28 @@ class Model:
         self.n_ctx_train: int = library.llama_model_n_ctx_train(pointer)
         self.n_params: int = library.llama_model_n_params(pointer)
         self.nbytes: int = library.llama_model_size(pointer)
-        # Recurrent state cannot be cut or shared at a token; see notes in ledger.py.
+        # recurrent state cannot be cut or shared at a token
         self.recurrent: bool = library.llama_model_is_recurrent(
             pointer
         ) or library.llama_model_is_hybrid(pointer)
         self.diffuses: bool = library.llama_model_is_diffusion(pointer)
-        self.turns: bool | None = None  # whether its keys can be turned: turning.py's answer
+        # whether keys can be moved to other positions; None until shift_support.py has tried
+        self.turns: bool | None = None
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
 
     @property
     def description(self) -> str:
-        """llama.cpp's words for the model, as in llama-bench's first column: 'llama 135M Q4_1'."""
+        """Return llama.cpp's description of the model, as in llama-bench's first column: 'llama
+        135M Q4_1'.
+        """
         buffer = ctypes.create_string_buffer(256)
         lib().llama_model_desc(self.pointer, buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace")
 
     def tokenize(self, text: str, *, special: bool, add_special: bool = False) -> list[int]:
-        """Text to ids; `special` reads control tokens out of the text, `add_special` adds BOS/EOS
-        as the file says.
+        """Return text as token ids. `special` reads control tokens out of the text, `add_special`
+        adds BOS and EOS as the file says.
         """
         raw = text.encode("utf-8", "surrogatepass")
         if (
@@ -63,15 +68,15 @@ class Model:
             or (add_special and lib().llama_vocab_get_add_eos(self.vocab))
         ):
             return self._tokens(raw, special, add_special)
-        found: list[int] = []
-        for number, part in enumerate(self._seams.parts(raw, special)):
-            found += self._tokens(part, special, add_special and not number)
-        return found
+        ids: list[int] = []
+        for number, piece in enumerate(self._seams.parts(raw, special)):
+            ids += self._tokens(piece, special, add_special and not number)
+        return ids
 
     def _tokens(self, raw: bytes, special: bool, add_special: bool) -> list[int]:
-        room = len(raw) + 8
-        ids = (ctypes.c_int32 * room)()
-        count = lib().llama_tokenize(self.vocab, raw, len(raw), ids, room, add_special, special)
+        capacity = len(raw) + 8
+        ids = (ctypes.c_int32 * capacity)()
+        count = lib().llama_tokenize(self.vocab, raw, len(raw), ids, capacity, add_special, special)
         if count < 0:
             ids = (ctypes.c_int32 * -count)()
             count = lib().llama_tokenize(
@@ -81,8 +86,8 @@ class Model:
         return ids[:count]
 
     def least(self, text: str) -> int:
-        """So many tokens `text` has at least, found without making them; 0 where the vocabulary may
-        leave some out.
+        """Return a lower bound of the number of tokens of `text`, without tokenizing it; 0 when the
+        vocabulary may drop characters.
         """
         if not self._cuttable:
             return 0
@@ -100,16 +105,16 @@ class Model:
 
     @functools.cached_property
     def _longest(self) -> int:
-        """Bytes of the longest token."""
+        """Return the bytes of the longest token."""
         return max(len(self.piece(token, special=True)) for token in range(self.n_vocab))
 
     def pair(self, first: str, second: str) -> list[int]:
-        """Two texts as one, with what the file puts around and between them: for models that rank
-        pairs.
+        """Return two texts as one token list, with the file's special tokens around and between
+        them, for reranking models.
 
-        As format_prompt_rerank of llama.cpp's server (tools/server/server-common.cpp) has it, and
-        where the file ends no text with EOS the separator once more at the end: BERT was trained
-        with it, llama-server leaves it out.
+        Source: format_prompt_rerank of llama.cpp's server (tools/server/server-common.cpp). If the
+        file adds no EOS, the separator is repeated at the end: BERT was trained with it, but
+        llama-server leaves it out.
         """
         library, vocab = lib(), self.vocab
         sep = _id(library.llama_vocab_sep(vocab))
@@ -117,24 +122,22 @@ class Model:
         ends = end if library.llama_vocab_get_add_eos(vocab) else []
         between = [sep] if sep is not None and library.llama_vocab_get_add_sep(vocab) else []
         begin = [self.bos] if self.add_bos and self.bos is not None else []
-        one, other = (self.tokenize(text, special=False) for text in (first, second))
-        return [*begin, *one, *ends, *between, *other, *(ends or between)]
+        left, right = (self.tokenize(text, special=False) for text in (first, second))
+        return [*begin, *left, *ends, *between, *right, *(ends or between)]
 
     @functools.cached_property
     def fim(self) -> dict[str, int]:
-        """The tokens by which a gap in a text is told, as far as the file has them: pre, suf, mid,
-        rep, sep.
-        """
+        """Return the fill-in-the-middle tokens of the file: pre, suf, mid, rep, sep."""
         names = "pre", "suf", "mid", "rep", "sep"
         found = {name: _id(getattr(lib(), f"llama_vocab_fim_{name}")(self.vocab)) for name in names}
         return {name: token for name, token in found.items() if token is not None}
 
     def control(self, token: int) -> bool:
-        """Whether a token is read out of text only where `special` is set."""
+        """Return whether a token is read out of text only with `special`."""
         return bool(lib().llama_vocab_is_control(self.vocab, token))
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes of one token; control tokens are empty unless `special`."""
+        """Return the bytes of a token; empty for control tokens unless `special`."""
         if not special and token in self._pieces:
             return self._pieces[token]
         buffer = ctypes.create_string_buffer(64)
@@ -148,19 +151,19 @@ class Model:
         return raw
 
     def word(self, token: int | None) -> str:
-        """A token as a template writes it, a control token by its name; "" for none."""
+        """Return a token as a template writes it, a control token by its name; "" for None."""
         return "" if token is None else self.piece(token, special=True).decode("utf-8", "replace")
 
     def show(self, token: int) -> None:
-        """Let a control token be text from now on: its piece is its name."""
+        """Show a control token as text from now on: its piece is its name."""
         self._pieces[token] = self.piece(token, special=True)
 
     def ends(self, token: int) -> bool:
-        """Whether llama.cpp counts this token as an end of generation (EOS, end of turn, …)."""
-        known = self._ends.get(token)
-        if known is None:
-            known = self._ends[token] = bool(lib().llama_vocab_is_eog(self.vocab, token))
-        return known
+        """Return whether llama.cpp stops generation at this token (EOS, end of turn, …)."""
+        is_end = self._ends.get(token)
+        if is_end is None:
+            is_end = self._ends[token] = bool(lib().llama_vocab_is_eog(self.vocab, token))
+        return is_end
 
 
 @contextmanager
@@ -173,14 +176,15 @@ def open_model(
     repack: bool = True,
     dry: bool = False,
 ) -> Iterator[Model]:
-    """Load a GGUF that `quant.container.check` has passed; `latent` is its header's, looked up
-    where it is not given.
+    """Load a GGUF that `check_loadable` has passed. `latent`: the header's value, read from the
+    file if not given.
 
-    `dry`: no weight is read and nothing allocated, for rehearsal.py alone; a context of it computes
-    nothing. On a CPU with AMX llama.cpp lays matrices out anew, and aborts where a latent attention
-    multiplies one by what does not stand in memory order: those models' stay as they are. Without
-    `repack` every matrix stays as it stands in the file. Raises UserError with llama.cpp's own
-    reason where it refuses the file, KeyboardInterrupt at Ctrl-C.
+    `dry`: nothing is read or allocated, for dry_run.py only. Without `repack` the weights keep the
+    file's layout. On a CPU with AMX, models with latent attention keep it, too, because llama.cpp
+    aborts on a product of a repacked matrix with a tensor that is not in memory order.
+
+    Raises UserError with llama.cpp's reason when it refuses the file, and KeyboardInterrupt at
+    Ctrl-C.
     """
     library = lib()
     params = library.llama_model_default_params()
@@ -192,15 +196,15 @@ def open_model(
         params.no_alloc, params.load_mode = (
             True,
             LOAD_NONE,
-        )  # a mapped file would not be simulated: llama.cpp aborts
+        )  # a dry run of a mapped file makes llama.cpp abort
     if not repack:
         params.use_extra_bufts = False
     elif not vocab_only and b"AMX" in library.llama_print_system_info():
         params.use_extra_bufts = not (container.read(path).latent if latent is None else latent)
     listen()
     stopped = threading.Event()
-    # Asked after each tensor: Ctrl-C ends a long load. It is never raised inside the callback,
-    # which would swallow it.
+    # Called after each tensor, so Ctrl-C ends a long load. KeyboardInterrupt must not be raised
+    # inside the callback, which would swallow it.
     params.progress_callback = library.llama_progress_callback(
         lambda share, data: not stopped.is_set()
     )
@@ -214,7 +218,7 @@ def open_model(
         reason = last_words() or "no reason given"
         raise UserError(f"llama.cpp cannot load {path.name}: {reason}", hint=_hint(reason, path))
     if remote.joined():
-        remote.keep_alive()  # the connections that hold the weights are made while they are loaded
+        remote.keep_alive()  # the connections that hold the weights are opened while loading
     try:
         yield Model(pointer, path)
     finally:
@@ -224,13 +228,12 @@ def open_model(
 def _hint(reason: str, path: Path) -> str:
     if "unknown model architecture" in reason:
         return (
-            "this build of llama.cpp does not know the architecture; a newer llama-cpp-python may"
+            "this build of llama.cpp does not support the architecture; "
+            "a newer llama-cpp-python may"
         )
     if "memory" in reason or "alloc" in reason:
         return "the model does not fit into memory; try a smaller quantization"
-    return (
-        f"llmcli show '{path}' tells what is in the file; pull or convert it again if it is damaged"
-    )
+    return f"run llmcli show '{path}' to check the file; pull or convert it again if it is damaged"
 
 
 def _id(token: int) -> int | None:

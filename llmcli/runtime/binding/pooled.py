@@ -1,9 +1,10 @@
-"""A context whose passes give a vector for each text instead of logits for each token.
+"""A context whose passes give a vector per text instead of logits per token, over the same model as
+the generating context.
 
-Beside the one that generates, over the same model. Two kinds of model, as llama.cpp has them
-(src/llama-context.cpp, encode and decode): those that keep a cache and look back, which read a text
-in pieces of any size, and those that keep none or look both ways, which must see each text whole in
-one micro-batch. Every assertion on that way is checked here first.
+llama.cpp has two kinds of models (src/llama-context.cpp, encode and decode). Models with a cache
+and causal attention read a text in pieces of any size. Models without a cache, or with
+bidirectional attention, must see each text whole in one micro-batch. What llama.cpp asserts about
+this is checked here first.
 """
 
 import ctypes
@@ -31,8 +32,10 @@ Vector = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class PooledOptions:
-    """What such a context is made with: `n_ctx` tokens of all texts together, `rows` tokens a pass,
-    `texts` at once; `vectors`: rows that a pass with vectors may have, all of which ask for output.
+    """Settings of a pooled context.
+
+    `n_ctx`: tokens of all texts together. `rows`: tokens of a pass. `texts`: texts at once.
+    `vectors`: rows of a pass that gives vectors, all of which ask for output.
     """
 
     n_ctx: int
@@ -48,10 +51,10 @@ class PooledOptions:
 
 
 def looks_back(model: Model, context: Context) -> bool:
-    """Whether the model keeps a cache of what it has read and sees only that: else a text goes in
-    whole.
+    """Return whether the model keeps a cache and has causal attention. Otherwise a text must be
+    read in one pass.
 
-    An encoder beside a decoder has a context with a cache, which is the decoder's.
+    A model with an encoder and a decoder has a context with a cache, which belongs to the decoder.
     """
     library = lib()
     encodes = library.llama_model_has_encoder(model.pointer)
@@ -63,7 +66,9 @@ def looks_back(model: Model, context: Context) -> bool:
 
 
 class Pooled:
-    """An open context. Made by `open_pooled`; unusable after its `with` block."""
+    """An open context for embeddings, made by `open_pooled_context`; unusable after its `with`
+    block.
+    """
 
     def __init__(self, pointer: Any, model: Model, options: PooledOptions) -> None:
         library = lib()
@@ -71,7 +76,8 @@ class Pooled:
         self._memory = library.llama_get_memory(pointer)
         self.n_vocab = model.n_vocab
         self.n_ctx: int = library.llama_n_ctx(pointer)
-        # Of a model that ranks, its scores (src/llama-context.cpp, LLAMA_POOLING_TYPE_RANK).
+        # for a reranking model, the number of scores (src/llama-context.cpp,
+        # LLAMA_POOLING_TYPE_RANK)
         self.size: int = (
             library.llama_model_n_cls_out(model.pointer)
             if options.pooling == "rank"
@@ -82,38 +88,40 @@ class Pooled:
         self._held = 0
 
     def clear(self) -> None:
-        """Forget all texts; to be called before the first piece of the next ones."""
-        lib().llama_memory_clear(self._memory, False)  # nothing happens where there is no memory
+        """Forget all texts. Must be called before the first piece of the next texts."""
+        lib().llama_memory_clear(self._memory, False)  # has no effect without a memory
         self._positions.clear()
         self._held = 0
 
     def read(self, rows: Rows) -> None:
-        """A piece of some texts, for the cache alone. `sequences` number the texts; `wants` must be
-        False.
+        """Read a piece of some texts into the cache. `sequences` number the texts; no row may ask
+        for output.
         """
         assert self._memory, "this model sees a text whole or not at all"
         assert not any(rows.wants), "read gives no vectors"
         self._forward(rows, vectors=False)
 
     def vectors(self, rows: Rows) -> dict[int, Vector]:
-        """A piece of some texts and for each what its rows pool to: float32 [size], not normalised."""
+        """Read a piece of some texts. Return for each text the pooled vector, float32 `[size]`, not
+        normalized.
+        """
         assert len(rows) <= self._options.vectors and all(rows.wants), (
             len(rows),
             self._options.vectors,
         )
         self._forward(rows, vectors=True)
-        found = {}
+        views = {}
         for sequence in dict.fromkeys(rows.sequences):
             pointer = lib().llama_get_embeddings_seq(self._pointer, sequence)
             assert pointer, f"text {sequence} has no vector"
-            found[sequence] = np.ctypeslib.as_array(
+            views[sequence] = np.ctypeslib.as_array(
                 ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self.size,)
             )
-        return {sequence: vector.copy() for sequence, vector in found.items()}
+        return {sequence: vector.copy() for sequence, vector in views.items()}
 
     def allocated(self) -> Allocated | None:
-        """The bytes of this context (and of the model, which is not its own); None where this build
-        cannot be asked.
+        """Return the bytes of this context (and of its model), or None when this build cannot be
+        queried.
         """
         return allocated(self._pointer)
 
@@ -135,8 +143,9 @@ class Pooled:
         code = forward(self._pointer, self._batch.struct)
         if code:
             self.clear()
+            reason = last_words() or "no reason given"
             raise UserError(
-                f"llama.cpp could not embed this batch (code {code}): {last_words() or 'no reason given'}",
+                f"llama.cpp could not embed this batch (code {code}): {reason}",
                 hint="try shorter texts",
             )
         self._positions.advance(added)
@@ -145,7 +154,10 @@ class Pooled:
 
 @contextmanager
 def open_pooled(model: Model, options: PooledOptions) -> Iterator[Pooled]:
-    """Make such a context for `model`; raises UserError where llama.cpp refuses the settings."""
+    """Open a context for embeddings of `model`.
+
+    Raises UserError when llama.cpp refuses the settings.
+    """
     with _opened(model, options) as pointer:
         yield Pooled(pointer, model, options)
 
@@ -155,16 +167,16 @@ def _opened(model: Model, options: PooledOptions) -> Iterator[Any]:
     check_cache(options.type_k, options.type_v, options.flash_attn)
     assert 1 <= options.texts <= MAX_SEQUENCES, options.texts
     assert options.pooling in ("mean", "cls", "last", "rank"), options.pooling
-    # A mean is a product over all rows of a pass, also of the one that is laid out beforehand: they
-    # must all be output.
+    # A mean is a product over all rows of a pass, also of the graph that is reserved in advance, so
+    # all rows must be outputs.
     assert options.pooling != "mean" or options.vectors >= max(options.rows, options.texts), options
     library = lib()
     if library.llama_model_has_encoder(model.pointer) and library.llama_model_has_decoder(
         model.pointer
     ):
         raise UserError(
-            "llama.cpp gives no embeddings of a model with an encoder and a decoder",
-            hint="use another",
+            "llama.cpp has no embeddings for a model with an encoder and a decoder",
+            hint="use another model",
         )
     params = library.llama_context_default_params()
     params.n_ctx = max(options.n_ctx, options.rows)
@@ -172,7 +184,7 @@ def _opened(model: Model, options: PooledOptions) -> Iterator[Any]:
     params.n_seq_max = options.texts
     params.n_outputs_max = reserved(
         max(options.texts, options.vectors)
-    )  # in a pass with vectors every row is one
+    )  # in a pass with vectors every row is an output
     params.n_threads, params.n_threads_batch = options.n_threads, options.n_threads_batch
     params.type_k, params.type_v = KV_TYPES[options.type_k], KV_TYPES[options.type_v]
     params.flash_attn_type = FLASH[options.flash_attn]
@@ -181,8 +193,9 @@ def _opened(model: Model, options: PooledOptions) -> Iterator[Any]:
     listen()
     pointer = library.llama_init_from_model(model.pointer, params)
     if not pointer:
+        reason = last_words() or "not enough memory?"
         raise UserError(
-            f"llama.cpp refuses a context for embeddings: {last_words() or 'not enough memory?'}",
+            f"llama.cpp refuses a context for embeddings: {reason}",
             hint="try shorter texts, or --cache-type-k f16 --cache-type-v f16",
         )
     try:

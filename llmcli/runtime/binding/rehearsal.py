@@ -1,9 +1,9 @@
-"""llama.cpp's dry run: what a model and a context would allocate, with nothing allocated.
+"""llama.cpp's dry run: what a model and a context would allocate.
 
-`no_alloc` of llama_model_params reads the header and the vocabulary, lays the weights out in empty
-buffers and reserves the graphs in empty ones (common/fit.cpp does the same). It maps no file; which
-tensors would stay in the map is read off the model. Recurrent state alone is really allocated, and
-it is small.
+With `no_alloc` of llama_model_params, llama.cpp reads the header and the vocabulary, lays out the
+weights in empty buffers and reserves the graphs in empty ones (as common/fit.cpp does). It maps no
+file; the tensors that would stay mapped are read from the model. Only recurrent state is really
+allocated, and it is small.
 """
 
 import ctypes
@@ -24,14 +24,14 @@ from llmcli.runtime.binding.model import Model, open_model
 # ggml_tensor *>>.
 SYMBOL = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
 PAIR = (
-    40  # bytes: libstdc++'s string (pointer, length, 16 bytes of its own) and the tensor's address
+    40  # bytes: libstdc++'s string (pointer, length, 16 bytes of buffer) and the tensor's address
 )
-BUFFER = 8  # where `buffer` stands in struct ggml_tensor, behind its type
+BUFFER = 8  # offset of `buffer` in struct ggml_tensor, after its type
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """One context that was not made: its real size in tokens, its output buffer and all other bytes
+    """A context that was not created: its size in tokens, its output buffer, and all other bytes
     (None: unknown).
     """
 
@@ -42,15 +42,16 @@ class Rehearsed:
 
 
 class Rehearsal:
-    """A model that holds no weights. Made by `rehearse`; unusable after its `with` block."""
+    """A model without weights, made by `dry_run`; unusable after its `with` block."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
 
     @contextmanager
     def context(self, options: ContextOptions) -> Iterator[Rehearsed]:
-        """What a context of these options would take; raises UserError where llama.cpp refuses
-        them.
+        """Return what a context of these options would allocate.
+
+        Raises UserError when llama.cpp refuses the options.
         """
         with open_context(self._model, options) as context:
             output = (
@@ -59,10 +60,10 @@ class Rehearsal:
             yield Rehearsed(context.n_ctx, context.n_ubatch, output, context.allocated())
 
     def placed(self) -> list[tuple[str, Place]] | None:
-        """Each tensor's name and where it would lie; one that is there twice (a tied head) is
-        listed twice.
+        """Return each tensor's name and the buffer it would be in; a tensor that is used twice (a
+        tied head) is listed twice.
 
-        None where this build cannot be asked.
+        None when this build cannot be queried.
         """
         function = getattr(getattr(lib(), "_lib", None), SYMBOL, None)
         if function is None or not sys.platform.startswith("linux"):
@@ -78,17 +79,15 @@ class Rehearsal:
 def rehearse(
     path: Path, *, gpu_layers: int = -1, latent: bool | None = None
 ) -> Iterator[Rehearsal]:
-    """Open a GGUF that `quant.container.check` has passed for a dry run; raises as `open_model`
-    does.
-    """
+    """Open a GGUF that `check_loadable` has passed for a dry run. Raises as `open_model` does."""
     with open_model(path, gpu_layers=gpu_layers, latent=latent, dry=True) as model:
         yield Rehearsal(model)
 
 
 def _tensor(pair: int) -> tuple[str, Place]:
-    text, length, _, _, tensor = _words(pair, 5)
+    name, length, _, _, tensor = _words(pair, 5)
     (buffer,) = _words(tensor + BUFFER, 1)
-    return ctypes.string_at(text, length).decode("utf-8", "replace"), buffer_place(buffer)
+    return ctypes.string_at(name, length).decode("utf-8", "replace"), buffer_place(buffer)
 
 
 def _words(address: int, count: int) -> Any:

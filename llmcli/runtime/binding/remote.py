@@ -1,8 +1,8 @@
-"""llama.cpp's RPC backend (ggml-rpc.h): the devices of other machines here, and this machine's
-devices for them.
+"""llama.cpp's RPC backend (ggml-rpc.h): devices of other machines here, and devices of this machine
+for others.
 
-What it cannot do is said by whoever asks: it has no passwords and no time limits, and where a
-worker is gone it aborts the process. `on_loss` is told of that last moment.
+The backend has no passwords and no timeouts, and aborts the process when a worker is lost;
+`on_worker_loss` is called just before.
 """
 
 import ctypes
@@ -17,67 +17,67 @@ from llmcli.runtime.binding.devices import GPUS, HOST, devices
 from llmcli.runtime.binding.library import ggml
 
 MOST_WORKERS = 16  # GGML_RPC_MAX_SERVERS
-# How soon a dead link is noticed: after 10 quiet seconds one question every 5, three unanswered
-# ones are the end.
+# A dead connection is detected after 10 quiet seconds and three unanswered probes, one every 5
+# seconds; TCP_USER_TIMEOUT is in milliseconds.
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
-SOURCE = "ggml-rpc"  # the file that llama.cpp's words about a lost worker begin with
+SOURCE = "ggml-rpc"  # the file name that llama.cpp's messages about a lost worker start with
 
 _joined: dict[
     str, tuple[str, ...]
-] = {}  # endpoint -> its devices' names; llama.cpp knows no way back
+] = {}  # endpoint -> names of its devices; llama.cpp cannot remove a worker
 _kept: list[Any] = []  # callbacks that C holds
 
 
 def join(endpoint: str) -> tuple[str, ...]:
-    """Add the devices of the worker at "host:port"; their names. Again: the same ones, and nothing
-    is done.
+    """Add the devices of the worker at "host:port" and return their names. A worker is added only
+    once.
 
-    Aborts where nobody answers: ask first (hardware/cluster.py). Raises UserError for a build
-    without RPC.
+    Aborts if the worker does not answer, so check first (hardware/rpc_workers.py). Raises UserError
+    for a build without RPC, and for a worker without devices.
     """
     if endpoint not in _joined:
         library = ggml()
-        before = {one.name for one in devices()}
+        before = {device.name for device in devices()}
         added = _procedure("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)(
             endpoint.encode()
         )
         if not added:
             raise UserError(
                 f"the worker at {endpoint} has no devices",
-                hint="look at what it says where it runs",
+                hint="check the worker's output on its machine",
             )
         library.ggml_backend_register.argtypes = [ctypes.c_void_p]
         library.ggml_backend_register(added)
-        _joined[endpoint] = tuple(one.name for one in devices() if one.name not in before)
+        _joined[endpoint] = tuple(device.name for device in devices() if device.name not in before)
     return _joined[endpoint]
 
 
 def joined() -> dict[str, tuple[str, ...]]:
-    """The workers of this process, and their devices' names."""
+    """Return the workers of this process and the names of their devices."""
     return dict(_joined)
 
 
 def offered() -> list[str]:
-    """The devices that a worker gives to others, by name: the accelerators, or the CPU where there
+    """Return the names of the devices that a worker offers: the accelerators, or the CPU if there
     are none.
     """
-    found = devices()
-    return [one.name for one in found if one.kind in GPUS] or [
-        one.name for one in found if one.name == HOST
+    available = devices()
+    return [device.name for device in available if device.kind in GPUS] or [
+        device.name for device in available if device.name == HOST
     ]
 
 
 def serve(endpoint: str, names: Sequence[str], threads: int, cache: str | None) -> None:
-    """Let others compute on these devices; blocks for as long as the process lives, one client at a
-    time.
+    """Let other machines compute on these devices, one client at a time. Blocks as long as the
+    process lives.
 
-    Returns where the address cannot be used. `cache`: a folder for large tensors, which then travel
-    once.
+    Returns only if the address cannot be used. `cache`: a folder for large tensors, which are then
+    transferred once.
     """
     library = ggml()
     library.ggml_backend_dev_by_name.restype = ctypes.c_void_p
     library.ggml_backend_dev_by_name.argtypes = [ctypes.c_char_p]
-    given = (ctypes.c_void_p * len(names))(
+    handles = (ctypes.c_void_p * len(names))(
         *(library.ggml_backend_dev_by_name(name.encode()) for name in names)
     )
     start = _procedure(
@@ -89,14 +89,15 @@ def serve(endpoint: str, names: Sequence[str], threads: int, cache: str | None) 
         ctypes.c_size_t,
         ctypes.POINTER(ctypes.c_void_p),
     )
-    start(endpoint.encode(), cache.encode() if cache else None, threads, len(names), given)
+    start(endpoint.encode(), cache.encode() if cache else None, threads, len(names), handles)
 
 
 def on_loss(act: Callable[[], None]) -> None:
-    """Call `act` where llama.cpp is about to abort because of a worker; where it returns, the
-    process aborts.
+    """Call `act` when llama.cpp is about to abort because of a worker; the process aborts when
+    `act` returns.
 
-    It comes from a thread of llama.cpp's own, while others wait for an answer that will not come.
+    It is called on a thread of llama.cpp, while other threads wait for an answer that will not
+    come.
     """
 
     def hear(message: bytes) -> None:
@@ -109,20 +110,18 @@ def on_loss(act: Callable[[], None]) -> None:
 
 
 def keep_alive() -> None:
-    """Let the connections of this process notice that the other end vanished without a word
-    (Linux).
+    """Let this process's connections detect that the other end vanished (Linux).
 
-    llama.cpp's sockets wait for ever; the kernel's own probing ends them, and what waits gets an
-    error.
+    llama.cpp's sockets wait forever; the kernel's keepalive probes end them with an error.
     """
     try:
-        numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+        descriptors = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     except OSError:
         return
-    for number in numbers:
+    for descriptor in descriptors:
         try:
-            link = socket.socket(fileno=number)
-        except OSError:  # no socket, or closed meanwhile
+            link = socket.socket(fileno=descriptor)
+        except OSError:  # not a socket, or closed meanwhile
             continue
         try:
             if link.family == socket.AF_INET and link.type == socket.SOCK_STREAM:
@@ -137,15 +136,18 @@ def keep_alive() -> None:
 
 
 def _procedure(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of the RPC backend; raises UserError for a build without it."""
+    """Return a function of the RPC backend.
+
+    Raises UserError for a build without it.
+    """
     registry = _registry()
-    found = registry and ggml().ggml_backend_reg_get_proc_address(registry, name.encode())
-    if not found:
+    procedure = registry and ggml().ggml_backend_reg_get_proc_address(registry, name.encode())
+    if not procedure:
         raise UserError(
             "this build of llama.cpp has no RPC backend",
             hint="scripts/setup --again builds it with -DGGML_RPC=on",
         )
-    return ctypes.CFUNCTYPE(result, *arguments)(found)
+    return ctypes.CFUNCTYPE(result, *arguments)(procedure)
 
 
 @functools.cache
@@ -155,5 +157,5 @@ def _registry() -> int | None:
     library.ggml_backend_reg_by_name.argtypes = [ctypes.c_char_p]
     library.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
     library.ggml_backend_reg_get_proc_address.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    found: int | None = library.ggml_backend_reg_by_name(b"RPC")
-    return found
+    registry: int | None = library.ggml_backend_reg_by_name(b"RPC")
+    return registry

@@ -1,4 +1,4 @@
-"""A row of logits where llama.cpp keeps it."""
+"""A row of logits in llama.cpp's own memory."""
 
 import ctypes
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,8 @@ Logits = NDArray[np.float32]
 
 
 class Row:
-    """The logits of one row, a view float32 [n_vocab]; it and its view are valid until the next
-    decode.
+    """The logits of one row, a view float32 `[n_vocab]`. The object and the view are valid until
+    the next decode.
     """
 
     __slots__ = ("address", "context", "index", "logits")
@@ -25,5 +25,7 @@ class Row:
         self.logits: Logits = np.frombuffer(array, np.float32)
 
     def log_sum(self, near: float) -> float:
-        """log Σ exp over the whole vocabulary; quickest where `near` is about the largest logit."""
+        """Return the log of the sum of exp(logits). Fastest when `near` is close to the largest
+        logit.
+        """
         return self.context.log_sum_exp(self.logits, self.address, near)

@@ -1,4 +1,4 @@
-"""A chain of llama.cpp's own samplers (src/llama-sampler.cpp): the fast path of sampling/chain.py."""
+"""A chain of llama.cpp's own samplers (src/llama-sampler.cpp): sampling/chain.py's fast path."""
 
 import ctypes
 from typing import Any
@@ -13,16 +13,18 @@ from llmcli.runtime.ranked import Shortlist, shortlist
 from llmcli.runtime.sampling.base import Logits, Native
 from llmcli.runtime.sampling.chain import Greedy
 
-REMEMBERING = {"penalties", "dry"}  # they look back at the tokens before
+REMEMBERING = {"penalties", "dry"}  # they look at earlier tokens
 SELECTING = {"mirostat_v2"}  # they draw the token themselves
-MOST_FEW = 256  # candidates beyond are left to llama.cpp (row.c knows it, too)
-MOST_COLUMNS = 2 * MOST_FEW  # of those that the likeliest stand in
-ROOM = 4096  # candidates at first
-ANY_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: another one each time
+MOST_FEW = 256  # a top-k beyond it is left to llama.cpp (row.c has the same limit)
+MOST_COLUMNS = 2 * MOST_FEW  # maximum columns of a shortlist
+ROOM = 4096  # initial size of the candidate table
+ANY_SEED = 2**32 - 1  # LLAMA_DEFAULT_SEED: llama.cpp draws another seed each time
 
 
 def many() -> int:
-    """Tokens of a vocabulary, below which llama.cpp's own way takes no longer than our C, or numpy."""
+    """Return the vocabulary size from which finding the likeliest tokens first, with our C or
+    numpy, is faster than llama.cpp's own way.
+    """
     return 4096 if look.own() else 100_000
 
 
@@ -32,8 +34,8 @@ CANDIDATE = np.dtype(
 
 
 def candidates(rows: NDArray[np.void]) -> Any:
-    """A llama_token_data_array over CANDIDATE rows, which samplers change in place; keep them while
-    it is used.
+    """Return a llama_token_data_array over rows of CANDIDATE_DTYPE, which samplers change in place.
+    The rows must stay alive while it is used.
     """
     array = lib().llama_token_data_array()
     array.data = ctypes.cast(rows.ctypes.data, type(array.data))
@@ -42,9 +44,8 @@ def candidates(rows: NDArray[np.void]) -> Any:
 
 
 class Candidates:
-    """A table of candidates that samplers change in place, used again and again: making one takes
-    50 µs behind a forward pass. llama_token_data_array with a plain address in it, for the same
-    reason.
+    """A reusable table of candidates that samplers change in place. Creating one takes about 50 µs
+    after a forward pass. For the same reason the llama_token_data_array holds a plain address.
     """
 
     class Array(ctypes.Structure):
@@ -74,8 +75,10 @@ class Candidates:
     def sample(
         self, chain: int, logits: NDArray[np.float32], ids: NDArray[Any] | None = None
     ) -> int:
-        """What the samplers at address `chain` take of these: its id, or its number where no ids
-        are given.
+        """Return what the samplers at address `chain` choose from these logits: an id, or an index
+        if no ids are given.
+
+        Shapes: logits `[candidates]`, ids `[candidates]`.
         """
         count, array = len(logits), self._array
         if count > self._count:
@@ -86,12 +89,13 @@ class Candidates:
         self._apply(chain, self._put)
         chosen, size = array.selected, array.size
         assert 0 <= chosen < size <= count, (chosen, size, count)
-        moved = (array.data - self._address) // CANDIDATE.itemsize  # XTC has moved the beginning
+        # XTC moves the start of the array
+        moved = (array.data - self._address) // CANDIDATE.itemsize
         return int(self._ids[moved + chosen])
 
     def draw(self, chain: int, row: Any, strands: Strands, few: int) -> int | None:
-        """What the samplers take of the `few` likeliest of a row, all in our own C; None where
-        there is none of it, or it finds too many, or none.
+        """Return what the samplers choose from the `few` likeliest tokens of a row, all in our C.
+        Return None without the C functions, and when they find too many tokens or none.
         """
         if strands.own is None:
             return None
@@ -105,8 +109,8 @@ class Candidates:
 
 
 class Likeliest(Greedy):
-    """The likeliest token, found by our own C: one look, and none where the log-sum has seen the
-    row.
+    """Draws the likeliest token with our C: one scan of the row, or none when the log-sum has
+    scanned it already.
     """
 
     def __init__(self, strands: Strands) -> None:
@@ -115,48 +119,48 @@ class Likeliest(Greedy):
         self._strands, self._find = strands, strands.own.likeliest
 
     def log_sum(self, row: Any, near: float) -> float:
-        """row.log_sum(near); what it sees is kept for draw(), which must follow, with the same row,
-        not written to.
+        """Return row.log_sum(near) and keep the maxima for draw(), which must follow with the same,
+        unchanged row.
         """
         return float(
             row.context.log_sum_exp.with_strands(row.logits, row.address, near, self._strands)
         )
 
     def draw(self, row: Any, tokens: list[int]) -> int:
-        """The first of the largest logits."""
+        """Return the first of the largest logits."""
         count = len(row.logits)
         token: int = self._find(row.address, count, *self._strands.take(count))
         return token if token >= 0 else super().draw(row, tokens)
 
 
 class NativeChains:
-    """Makes native chains for one vocabulary; what `make_chain` takes."""
+    """Makes native chains for one vocabulary, for `make_chain`."""
 
     def __init__(self, n_vocab: int, vocab: Any = None) -> None:
-        """`vocab` is the model's llama_vocab; without one DRY knows no breakers."""
+        """`vocab` is the model's llama_vocab; without it DRY has no sequence breakers."""
         self.n_vocab, self.vocab, self._candidates = n_vocab, vocab, Candidates()
         self._dry: tuple[tuple[Any, ...], Any] | None = None
 
     def greedy(self) -> Greedy:
-        """What takes the likeliest token of a row as it is."""
+        """Return a chain that takes the likeliest token of an unchanged row."""
         strands = Strands()
         return Likeliest(strands) if strands.own else Greedy([])
 
     def chain(self, steps: list[Native], seed: int) -> "NativeChain":
-        """The samplers one after the other, and a draw where the last of them is none."""
+        """Return a chain of these samplers, followed by a draw unless the last one draws itself."""
         seed %= ANY_SEED
-        made = [self.make(step, seed) for step in steps]
+        samplers = [self.make(step, seed) for step in steps]
         # Without a selecting sampler at the end llama_sampler_sample aborts the process.
         if not steps or steps[-1][0] not in SELECTING:
-            made.append(lib().llama_sampler_init_dist(seed))
+            samplers.append(lib().llama_sampler_init_dist(seed))
         first = steps[0] if steps else ("", ())
         few = first[1][0] if first[0] == "top_k" and self.n_vocab >= many() else 0
         return NativeChain(
-            made, any(name in REMEMBERING for name, _ in steps), self._candidates, few
+            samplers, any(name in REMEMBERING for name, _ in steps), self._candidates, few
         )
 
     def make(self, step: Native, seed: int) -> Any:
-        """One llama.cpp sampler: a step's arguments, and what else llama.cpp wants to know."""
+        """Return a llama.cpp sampler with the step's arguments and what else it needs."""
         name, arguments = step
         new = getattr(lib(), f"llama_sampler_init_{name}")
         match name:
@@ -170,7 +174,9 @@ class NativeChains:
                 )
             case "dry":
                 return self._copy_of_dry(arguments)
-            case "xtc":  # a stream of its own: the draw's would tie the coin to an earlier draw
+            # a separate stream of random numbers: the draw's own would correlate the coin with an
+            # earlier draw
+            case "xtc":
                 return new(*arguments, (seed ^ 0x5DEECE66) % ANY_SEED)
             case "mirostat_v2":
                 return new(seed, *arguments)
@@ -178,30 +184,29 @@ class NativeChains:
                 return new(*arguments)
 
     def _copy_of_dry(self, arguments: tuple[Any, ...]) -> Any:
-        """Finding the tokens that hold a breaker takes 13 ms, a copy of the last sampler nothing."""
+        """Return a copy of the last DRY sampler, because finding the tokens with a sequence breaker
+        takes several milliseconds.
+        """
         library = lib()
         if self._dry is None or self._dry[0] != arguments:
             if self._dry:
                 library.llama_sampler_free(self._dry[1])
             *values, breakers = arguments
             marks = (ctypes.c_char_p * len(breakers))(*breakers)
-            made = library.llama_sampler_init_dry(
+            sampler = library.llama_sampler_init_dry(
                 self.vocab, *values, marks, len(breakers) if self.vocab else 0
             )
-            self._dry = arguments, made
+            self._dry = arguments, sampler
         return library.llama_sampler_clone(self._dry[1])
 
 
 class NativeChain:
-    """One sequence's llama.cpp chain, ending in a draw; free it with close(). The samplers become
-    its own.
+    """One sequence's llama.cpp chain, which ends in a draw. It owns the samplers; free them with
+    close().
 
-    `few`: how many candidates the first of them keeps, 0 where it is another. llama.cpp lays the
-    whole vocabulary out and sorts it; the likeliest, found beforehand, are all that such a chain
-    looks at (262,144 tokens, between two passes on a busy two-core Xeon: 1,060 µs against 200 where
-    numpy finds them; with 49,152 it is 197 against 223; our own C takes 93 for 262,144, the
-    fetching of the row in it). The same tokens are drawn; only of logits that are equal to the last
-    bit others may come first.
+    `few`: candidates that the first sampler keeps, 0 if it is not top-k. llama.cpp lays out and
+    sorts the whole vocabulary; such a chain needs only the likeliest tokens, which are found first.
+    The same tokens are drawn, except that the order of bitwise equal logits may differ.
     """
 
     def __init__(
@@ -219,8 +224,8 @@ class NativeChain:
         self._candidates, self._strands = candidates, Strands()
 
     def log_sum(self, row: Any, near: float) -> float:
-        """row.log_sum(near); what it sees is kept for draw(), which must follow, with the same row,
-        not written to.
+        """Return row.log_sum(near) and keep the maxima for draw(), which must follow with the same,
+        unchanged row.
         """
         if not self._few:
             return float(row.log_sum(near))
@@ -229,26 +234,27 @@ class NativeChain:
         )
 
     def draw(self, row: Any, tokens: list[int]) -> int:
-        """Sample from a row of the binding's; steps that look back are shown the prompt first, as
-        in llama-cli.
+        """Draw a token from a row. Samplers that look back first get the earlier tokens, including
+        the prompt, as in llama-cli.
         """
         if self._few:
             token = self._candidates.draw(self._address, row, self._strands, self._few)
             if token is not None:
                 return token
             if (found := self.shortlist(row.logits)) is not None:
-                # No sampler behind top-k asks which token it is: numbers will do.
+                # no sampler after top-k asks which token it is, so indices will do
                 return found.token(self._candidates.sample(self._address, found.values))
         library = lib()
         for token in tokens[self._seen :] if self._remembers else ():
             library.llama_sampler_accept(self.pointer, token)
         token = int(library.llama_sampler_sample(self.pointer, row.context.pointer, row.index))
-        self._seen = len(tokens) + 1  # sampling accepts what it drew
+        self._seen = len(tokens) + 1  # sampling accepts the drawn token
         return token
 
     def draw_among(self, row: Any, few: NDArray[np.int64], tokens: list[int]) -> int:
-        """The same with all tokens but `few` left out, which is what makes it quick
-        (llama_sampler_sample).
+        """Draw with all tokens but `few` left out, which makes it fast (llama_sampler_sample).
+
+        Shapes: few `[tokens]` (token ids).
         """
         library = lib()
         for token in tokens[self._seen :] if self._remembers else ():
@@ -259,8 +265,10 @@ class NativeChain:
         return token
 
     def shortlist(self, logits: Logits) -> Shortlist | None:
-        """What a chain of few needs to look at; None where that is too much, or holds what cannot
+        """Return the tokens that a top-k chain needs, or None when they are too many or some cannot
         be drawn.
+
+        Shapes: logits `[n_vocab]`.
         """
         found = shortlist(logits, self._few)
         return found if found.least > -np.inf and len(found.columns) <= MOST_COLUMNS else None

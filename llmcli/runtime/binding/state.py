@@ -1,7 +1,7 @@
-"""What a context keeps of one sequence, taken out and put back (llama_state_seq_* of llama.h).
+"""Saves and restores the state of one sequence of a context (llama_state_seq_* of llama.h).
 
-llama.cpp trusts the bytes it is given: they must be its own, of the same build, model and cache
-types, which runtime/state.py sees to.
+llama.cpp trusts the bytes that it is given: they must come from the same build, model and cache
+types, which kv_state_file.py checks.
 """
 
 import ctypes
@@ -12,14 +12,14 @@ import numpy as np
 from llmcli.runtime.binding.carved import cut
 from llmcli.runtime.binding.library import lib, listen
 
-ALL = -1  # sequences, with whoever holds each cell
-MOST = 256 << 20  # bytes of the state of all that are read for the sake of one
+ALL = -1  # all sequences, with the owners of each cell
+MOST = 256 << 20  # maximum bytes of a whole pool that is read to get one sequence
 
 
 def take(context: Any, sequence: int, scattered: bool = False) -> memoryview:
-    """The state of a sequence; the memory is the caller's. Of one whose cells lie `scattered` that
-    of all is read and taken apart, where it is not too large: the same bytes sooner, where values
-    lie by channel.
+    """Return the state of a sequence, in memory owned by the caller. If its cells are `scattered`,
+    the whole pool is read and the sequence cut out, when the pool is not too large: this gives the
+    same bytes faster where values are stored by channel.
     """
     if scattered and (size := _size(context, ALL)) <= MOST:
         return cut(_read(context, ALL, size), sequence)
@@ -39,10 +39,10 @@ def _read(context: Any, sequence: int, size: int) -> memoryview:
 
 
 def put(context: Any, sequence: int, state: bytes | memoryview) -> bool:
-    """Let a sequence hold a state in place of what it held; False where llama.cpp refuses it.
+    """Replace the cells of a sequence by a state. Return False when llama.cpp refuses it.
 
-    Refused is one for which there are not enough cells, or that is kept otherwise than this context
-    keeps it; parts of it may have been put, and must be dropped.
+    It refuses a state that does not fit into the free cells or has another layout. Parts of it may
+    have been restored and must be dropped.
     """
     array = np.frombuffer(state, np.uint8)
     pointer = ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
@@ -58,11 +58,11 @@ def append(
     state: bytes | memoryview,
     behind: bool,
 ) -> bool:
-    """Put a state `behind` what a sequence holds; False where llama.cpp refuses it: then it holds
-    what it held.
+    """Append a state to a sequence (`behind` False: the sequence is empty). Return False when
+    llama.cpp refuses it; the sequence is unchanged then.
 
-    llama.cpp lets go of all that a sequence holds before it takes a state: meanwhile the empty
-    sequence `beginning` holds on to it.
+    llama.cpp drops all cells of a sequence before it restores a state, so the empty sequence
+    `beginning` holds them meanwhile.
     """
     library = lib()
     if behind:

@@ -1,8 +1,7 @@
-"""The products of a running graph, shown one by one: a context's eval callback (ggml-backend.h).
+"""Shows the inputs of the products of a running graph: a context's eval callback (ggml-backend.h).
 
-For each node llama.cpp asks first whether it is wanted, and shows it once it is computed. A node is
-a `struct ggml_tensor`, mirrored here and held against the library before it is used: one that is
-laid out otherwise is refused. It knows tensors, and nothing of what is done with them.
+llama.cpp asks for each node whether it is wanted, and shows it once it is computed. A node is a
+`struct ggml_tensor`, mirrored here; the mirror is checked against the library before it is used.
 """
 
 import ctypes
@@ -17,14 +16,14 @@ from numpy.typing import NDArray
 from llmcli.errors import UserError
 from llmcli.runtime.binding.library import ggml, lib
 
-LEAST_ROWS = 16  # a product with fewer rows is no batch of text: tools/imatrix/imatrix.cpp
+LEAST_ROWS = 16  # products with fewer rows are not a batch of text: tools/imatrix/imatrix.cpp
 F32, I32 = 0, 26  # enum ggml_type
 PLAIN, EXPERTS = b"MUL_MAT", b"MUL_MAT_ID"
-RESULT = "result_norm"  # what enters the head, in most architectures
+RESULT = "result_norm"  # input of the head in most architectures
 MIXES, SHARES = (
     b"kqv-",
     "kq_soft_max",
-)  # build_attn_mha (src/llama-graph.cpp): values times their shares
+)  # build_attn_mha (src/llama-graph.cpp): values times attention weights
 OBJECT = 32  # bytes of a struct ggml_object
 
 
@@ -57,10 +56,13 @@ class _InitParams(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A product: the weight's name, what entered [i3, i2, rows, columns], the weight's matrices
-    (ne[2], ne[3]), and the experts' numbers [tokens, used] where there are such; `key` names the
-    tensor that entered, with experts theirs, too: products with the same in a pass have the same of
-    both. Valid within the call.
+    """The input of a product with a weight. Valid only during the call.
+
+    - `name`: the weight. `matrices`: its number of matrices (ne[2], ne[3]).
+    - `rows`: the input `[i3, i2, rows, columns]`.
+    - `experts`: numbers of the chosen experts `[tokens, used]`, or None.
+    - `key`: identifies the input (and its experts); products of a pass with the same key have the
+      same input.
     """
 
     name: str
@@ -72,9 +74,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """How attention mixes the values of one layer: `shares` [heads, queries, keys], the keys in the
-    order of the cache's cells. `name` is the product's own, as "kqv-5". Without flash attention
-    only; valid within the call.
+    """The attention weights of one layer; only without flash attention. Valid only during the call.
+
+    `name`: the product's name, such as "kqv-5". `shares`: `[heads, queries, keys]`, keys in the
+    order of the cache's cells.
     """
 
     name: str
@@ -82,15 +85,16 @@ class Mixed:
 
 
 class Watcher:
-    """Shows `sink` every product with a weight whose name is `wanted`, and every mixture whose own
-    name is. `callback` goes to the context and must live as long. What the sink raises ends the
-    pass and is kept in `error`, since C cannot pass it on.
+    """Passes every product with a weight whose name is wanted to `sink`, and attention weights
+    likewise.
 
-    The product with the weight that was named to `narrow` ends the pass, too: what stands behind it
-    in the graph is not computed, and the pass's logits mean nothing. Nor is the product itself
-    where it is a head's and was seen before: what enters it stands there already, and of a small
-    model the head may be most. Where a graph is split over devices each part behind it still runs,
-    unseen.
+    `callback` is given to the context and must live as long. C cannot pass on an exception, so one
+    raised by the sink ends the pass and is stored in `error`.
+
+    The product with the weight `last` ends the pass: later nodes are not computed, and the logits
+    of the pass are meaningless. If it is a known head, the pass ends before the product, whose
+    input is complete already; for a small model the head may be most of the work. When a graph is
+    split over devices, each later part still runs, unseen.
     """
 
     def __init__(self, wanted: Callable[[str], bool], sink: Callable[[Seen | Mixed], None]) -> None:
@@ -98,18 +102,18 @@ class Watcher:
         self.last = self.latest = ""
         self._heads: dict[
             str, tuple[int, int]
-        ] = {}  # of each weight that RESULT enters, its matrices
+        ] = {}  # matrices of each weight whose input is FINAL_NORM
         self.error: BaseException | None = None
         self._functions = _functions()
         self._ops: dict[int, bytes] = {}
         self.callback = lib().ggml_backend_sched_eval_callback(self._node)
 
     def narrow(self, wanted: Callable[[str], bool], last: str) -> None:
-        """Show these from now on, and end every pass at the product with `last`."""
+        """Show only these weights from now on, and end every pass at the product with `last`."""
         self.wanted, self.last = wanted, last
 
     def check(self) -> None:
-        """Raise what the sink raised."""
+        """Raise the exception that the sink raised."""
         if self.error is not None:
             error, self.error = self.error, None
             raise error
@@ -146,7 +150,7 @@ class Watcher:
         return name != self.last
 
     def _end(self, pointer: int, node: _Tensor) -> bool:
-        """What enters the head is there, and that was all."""
+        """Show the input of the head and end the pass."""
         self.latest = self.last
         rows = self._array(node, np.float32)
         self.sink(Seen(self.last, rows, self._heads[self.last], None, (pointer, int(node.data))))
@@ -171,7 +175,7 @@ class Watcher:
         self.sink(Seen(name, rows, (weight.ne[2], weight.ne[3]), experts, key))
 
     def _array(self, tensor: _Tensor, kind: Any) -> NDArray[Any]:
-        """The values [ne3, ne2, ne1, ne0], where they lie, or copied from a device."""
+        """Return the values `[ne3, ne2, ne1, ne0]`: a view of host memory, or a device's copy."""
         functions = self._functions
         nbytes = functions.ggml_nbytes(ctypes.byref(tensor))
         if not tensor.buffer or functions.ggml_backend_buffer_is_host(tensor.buffer):
@@ -183,14 +187,19 @@ class Watcher:
 
 
 def _plain(name: bytes) -> str:
-    """`CUDA0#blk.0.attn_k.weight#0` is a copy of `blk.0.attn_k.weight`."""
+    """Strip the copy marks of a name: `CUDA0#blk.0.attn_k.weight#0` is a copy of
+    `blk.0.attn_k.weight`.
+    """
     parts = name.split(b"#")
     return (parts[1] if len(parts) > 1 else name).decode("utf-8", "replace")
 
 
 @functools.cache
 def _functions() -> Any:
-    """libggml, once a node of its own was read as expected; raises UserError where it was not."""
+    """Return libggml after checking that its tensors match the mirror.
+
+    Raises UserError if they do not.
+    """
     library, pointer = ggml(), ctypes.c_void_p
     for name, result, arguments in (
         ("ggml_tensor_overhead", ctypes.c_size_t, []),
@@ -208,27 +217,27 @@ def _functions() -> Any:
         function.restype, function.argtypes = result, arguments
     if library.ggml_tensor_overhead() != ctypes.sizeof(_Tensor) + OBJECT or not _reads(library):
         raise UserError(
-            "this llama-cpp-python lays its tensors out in a form this program does not know",
-            hint="run scripts/setup: it installs the version that fits",
+            "this version of llama-cpp-python has an unknown tensor layout",
+            hint="run scripts/setup to install a version that works with llmcli",
         )
     return library
 
 
 def _reads(library: Any) -> bool:
-    """Whether a product of two empty matrices is found to be one."""
+    """Return whether a product of two empty matrices is read correctly."""
     context = library.ggml_init(_InitParams(1 << 16, None, True))
     try:
         weight, entered = (library.ggml_new_tensor_2d(context, F32, 8, rows) for rows in (3, 5))
         library.ggml_set_name(weight, b"some.weight")
         node = _Tensor.from_address(library.ggml_mul_mat(context, weight, entered))
-        mine = _Tensor.from_address(node.src[0])
+        mirror = _Tensor.from_address(node.src[0])
         return (
             library.ggml_op_name(node.op) == PLAIN
             and tuple(node.ne) == (3, 5, 1, 1)
             and node.src[1] == entered
-            and mine.name == b"some.weight"
-            and tuple(mine.nb) == (4, 32, 96, 96)
-            and mine.type == F32
+            and mirror.name == b"some.weight"
+            and tuple(mirror.nb) == (4, 32, 96, 96)
+            and mirror.type == F32
         )
     finally:
         library.ggml_free(context)
