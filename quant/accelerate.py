@@ -1,13 +1,13 @@
-"""The few operations of an array search, spelled for numpy and for torch: the same arithmetic on a
-CPU and on a GPU.
+"""The array operations of the searches, for numpy and for torch: the same arithmetic on a CPU and
+on a GPU.
 
-numpy is the truth; torch serves where a device is faster. Elementwise operations write into arrays
-that are there already, and sums run over the first axis, so that they add up in the same order for
-every column.
+numpy is the reference; torch is used where a device is faster. Elementwise operations write into
+existing arrays, and sums run over the first axis, so that they add in the same order for every
+column.
 
-Threads take turns on a device (`alone`): what it must have room for is one thread's, and they have
-the packing, the decoding and the files to do meanwhile. Where there is no room all the same it is
-Full, and whoever asked takes less.
+Threads take turns on a device (`exclusive_access`), so that only one thread's arrays need memory
+there; packing, decoding and file access go on meanwhile. If memory runs out anyway,
+DeviceOutOfMemory is raised and the caller retries with less.
 """
 
 import importlib.util
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 
     F64 = NDArray[np.float64]
 
-Array = Any  # of numpy or of torch
-FULL = (
-    "out of memory",
-    "ALLOC_FAILED",
-)  # in what torch says of CUDA's memory and of Metal's, and in what cuBLAS says
+Array = Any  # an array of numpy or of torch
+# in torch's messages about CUDA's and Metal's memory, and in cuBLAS's
+FULL = ("out of memory", "ALLOC_FAILED")
 WITHOUT = (
-    "free some of its memory, or compute without it: CUDA_VISIBLE_DEVICES= before the same command"
+    "free some of its memory, or do without the GPU:"
+    " put CUDA_VISIBLE_DEVICES= before the same command"
 )
-DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA, of Windows below Linux, of AMD
+# of NVIDIA, of Windows under Linux (WSL), of AMD
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 class Full(Exception):
-    """A device has no memory left for what was asked of it."""
+    """The device has no memory left for an operation."""
 
 
 class Numpy:
-    """On the CPU."""
+    """The operations of numpy, on the CPU."""
 
     def __init__(self) -> None:
         import numpy as np
@@ -61,56 +61,60 @@ class Numpy:
         self.where: Any = np.where
 
     def alone(self) -> AbstractContextManager[object]:
-        """Whose turn it is on the device; raises Full. A CPU has room for all."""
+        """Return a context for exclusive use of the device, which raises DeviceOutOfMemory. On a
+        CPU it does nothing.
+        """
         return nullcontext()
 
     def quiet(self) -> AbstractContextManager[object]:
-        """Nothing is told of what gets infinite, and no gradient is kept."""
+        """Return a context without floating-point warnings and without gradients."""
         return self.np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore")
 
     def array(self, values: "F32") -> Array:
-        """Values of numpy, laid out one behind the other."""
+        """Return numpy values as a contiguous F32 array on the device."""
         return self.np.ascontiguousarray(values, self.np.float32)
 
     def empty_like(self, values: Array) -> Array:
         return self.np.empty_like(values)
 
     def zeros(self, *shape: int) -> Array:
-        """F32 zeros."""
+        """Return F32 zeros."""
         return self.np.zeros(shape, self.np.float32)
 
     def bound(self, values: Array, low: Any, high: Any) -> None:
-        """Clip in place: for short arrays, where what clip does beside that takes longer."""
+        """Clip in place; faster than clip for short arrays."""
         self.np.maximum(values, low, out=values)
         self.np.minimum(values, high, out=values)
 
     def total(self, values: Array) -> Array:
-        """Sums over the first axis."""
+        """Return sums over the first axis."""
         return self.np.add.reduce(values, axis=0)
 
     def dot(self, *factors: Array) -> Array:
-        """Sums of products of two or three arrays over the first axis."""
+        """Return sums over the first axis of products of two or three arrays."""
         flat = (values.reshape(len(values), -1) for values in factors)
         return self.np.einsum(",".join(["ig"] * len(factors)) + "->g", *flat).reshape(
             factors[0].shape[1:]
         )
 
     def least(self, values: Array) -> Array:
-        """The smallest over the first axis."""
+        """Return minimums over the first axis."""
         return self.np.minimum.reduce(values, axis=0)
 
     def most(self, values: Array) -> Array:
-        """The largest over the first axis."""
+        """Return maximums over the first axis."""
         return self.np.maximum.reduce(values, axis=0)
 
     def half(self, values: Array) -> Array:
-        """The same as they are after a stay in an F16; what is too large is infinite."""
+        """Return the values rounded to F16, as F32; values that are too large become infinite."""
         with self.np.errstate(over="ignore"):
             return values.astype(self.np.float16).astype(self.np.float32)
 
     def udu(self, matrix: "F64") -> tuple[Array, Array] | None:
-        """Of a matrix [n, n] = (I + F) D (I + F)^T, F strictly upper: F transposed and D [n], F32;
-        None where it is not positive. One Cholesky factorisation, read backwards.
+        """Factor a matrix [n, n] = (I + F) D (I + F)^T, F strictly upper triangular.
+
+        Returns F transposed [n, n] and D [n] as F32, or None if the matrix is not positive
+        definite. Uses one Cholesky factorization of the reversed matrix.
         """
         np = self.np
         try:
@@ -121,25 +125,24 @@ class Numpy:
         root = upper.diagonal().copy()
         if not np.isfinite(root).all():
             return None
-        feed = np.empty(
-            matrix.shape, np.float32
-        )  # no float64 between: fresh pages cost more than the work
+        # written as float32 directly: a float64 array in between costs more than the division
+        feed = np.empty(matrix.shape, np.float32)
         np.divide(upper.T, root[:, None], out=feed, casting="same_kind")
         np.fill_diagonal(feed, 0)
         return feed, (root * root).astype(np.float32)
 
     def numpy(self, values: Array) -> "F32":
-        found: F32 = values
-        return found
+        array: F32 = values
+        return array
 
 
 class Torch:
-    """On a device of torch's: "cuda", "mps" or "cpu"."""
+    """The operations of torch on a device: "cuda", "mps" or "cpu"."""
 
     def __init__(self, device: str) -> None:
         import torch
 
-        self.torch, self.device, self.turn = torch, torch.device(device), Lock()
+        self.torch, self.device, self.lock = torch, torch.device(device), Lock()
         self.multiply, self.add, self.subtract, self.where = (
             torch.multiply,
             torch.add,
@@ -151,11 +154,11 @@ class Torch:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        with self.turn:
+        with self.lock:
             try:
                 yield
             except RuntimeError as problem:
-                if not _full(problem):
+                if not _is_memory_error(problem):
                     raise
                 raise Full from None
 
@@ -191,14 +194,14 @@ class Torch:
         return values.half().float()
 
     def udu(self, matrix: "F64") -> tuple[Array, Array] | None:
-        if self.device.type != "mps":  # which has no float64
+        if self.device.type != "mps":  # MPS has no float64
             try:
                 return self._udu(self.torch.from_numpy(matrix).to(self.device))
             except RuntimeError as problem:
-                if not _full(problem):
+                if not _is_memory_error(problem):
                     raise
-        found = Numpy().udu(matrix)
-        return found and (self.array(found[0]), self.array(found[1]))
+        factors = Numpy().udu(matrix)
+        return factors and (self.array(factors[0]), self.array(factors[1]))
 
     def _udu(self, matrix: Array) -> tuple[Array, Array] | None:
         lower, failed = self.torch.linalg.cholesky_ex(matrix.flip(0, 1))
@@ -209,12 +212,12 @@ class Torch:
         return (upper.T / root[:, None]).float().fill_diagonal_(0), (root * root).float()
 
     def numpy(self, values: Array) -> "F32":
-        found: F32 = values.cpu().numpy()
-        return found
+        array: F32 = values.cpu().numpy()
+        return array
 
 
-def _full(problem: RuntimeError) -> bool:
-    """Whether it is memory that torch complains of."""
+def _is_memory_error(problem: RuntimeError) -> bool:
+    """Return whether torch's error is about memory."""
     return any(words in str(problem) for words in FULL)
 
 
@@ -223,12 +226,12 @@ Ops = Numpy | Torch
 
 @cache
 def device() -> str | None:
-    """A GPU that torch can use, "cuda" or "mps"; None without torch or without one.
+    """Return the GPU that torch can use, "cuda" or "mps"; None without torch or GPU.
 
-    torch takes seconds to be imported: where the system knows no GPU it is not asked.
+    Importing torch takes seconds, so it is imported only where the system has a GPU driver.
     """
-    known = sys.platform in ("darwin", "win32") or any(Path(place).exists() for place in DRIVERS)
-    if not known or importlib.util.find_spec("torch") is None:
+    has_driver = sys.platform in ("darwin", "win32") or any(Path(path).exists() for path in DRIVERS)
+    if not has_driver or importlib.util.find_spec("torch") is None:
         return None
     import torch
 
@@ -238,29 +241,33 @@ def device() -> str | None:
 
 
 def halved(solve: "Callable[[F32, int], U8]", label: str) -> "Callable[[F32, int], U8]":
-    """`solve`, of rows and the number of the first, half of them at a time where a device has no
-    room for all; raises Refusal where it has none for one.
+    """Return `solve` (of rows and the number of the first row), retried with halves of the rows
+    where the device runs out of memory.
+
+    The returned function raises UserError if there is no memory for a single row.
     """
     import numpy as np
 
-    def solved(rows: "F32", first: int) -> "U8":
+    def solve_or_split(rows: "F32", first: int) -> "U8":
         try:
             return solve(rows, first)
-        except Full:  # what the failed try held is free once this block is left
+        except Full:  # the memory of the failed attempt is freed when this block ends
             if len(rows) < 2:
                 raise no_room(label) from None
         middle = len(rows) // 2
-        return np.concatenate([solved(rows[:middle], first), solved(rows[middle:], first + middle)])
+        return np.concatenate(
+            [solve_or_split(rows[:middle], first), solve_or_split(rows[middle:], first + middle)]
+        )
 
-    return solved
+    return solve_or_split
 
 
 def no_room(label: str) -> Refusal:
-    """What is said where a device is full and nothing smaller can be asked of it."""
+    """Return the error of a device that has no memory even for the smallest piece."""
     return Refusal(f"the GPU has no memory left for {label}", hint=WITHOUT)
 
 
 @cache
 def operations(where: str | None = None) -> Ops:
-    """The operations on a device of torch's, or numpy's where that is None."""
+    """Return the operations of a torch device, or of numpy if `device` is None."""
     return Torch(where) if where else Numpy()

@@ -1,7 +1,6 @@
-"""Reads that take their time are begun before they are wanted, several at once.
+"""Read-ahead for slow sources: several reads are started before their rows are needed.
 
-Whoever writes a source asks for rows in one order (source.Weight says which), so what comes next is
-known. It knows rows and threads, not where the rows come from.
+A file is written in a fixed order (see source.Weight), so that the next reads are known.
 """
 
 import threading
@@ -16,12 +15,14 @@ from quant.source import Source, Weight
 if TYPE_CHECKING:
     from quant.native import U8
 
-READS = 6  # at once
-AHEAD = 1 << 27  # bytes that may be there before they are wanted, and one slab more
+READS = 6  # concurrent reads
+AHEAD = 1 << 27  # bytes that may be read ahead; one slab may exceed it
 
 
 def ahead(source: Source) -> Source:
-    """The same source for one writing of it; reads in another order are right too, only slower."""
+    """Return the source with read-ahead, for one pass over it. Reads in another order are correct
+    but slower.
+    """
     queue = _Queue(source.weights)
     weights = (
         replace(weight, read=partial(queue.read, at)) for at, weight in enumerate(source.weights)
@@ -30,7 +31,7 @@ def ahead(source: Source) -> Source:
 
 
 class _Read(threading.Thread):
-    """One read under way; a daemon, so that nobody who gives up has to wait for a server."""
+    """One read in progress; a daemon thread, so that an abort need not wait for a server."""
 
     def __init__(self, weight: Weight, first: int, last: int) -> None:
         super().__init__(name="ahead", daemon=True)
@@ -42,7 +43,7 @@ class _Read(threading.Thread):
     def run(self) -> None:
         try:
             self.rows = self.weight.read(self.first, self.last)
-        except BaseException as error:  # noqa: BLE001 (raised again by whoever wants the rows)
+        except BaseException as error:  # noqa: BLE001 (result() raises it again)
             self.error = error
 
     def result(self) -> "U8":
@@ -53,31 +54,31 @@ class _Read(threading.Thread):
 
 
 class _Queue:
-    """The reads under way, by (weight, first row, last row), and what will be wanted after them."""
+    """Reads in progress by (weight, first row, last row), and the reads that follow them."""
 
     def __init__(self, weights: tuple[Weight, ...]) -> None:
         self.weights = weights
-        self.begun: dict[tuple[int, int, int], _Read] = {}
+        self.reads: dict[tuple[int, int, int], _Read] = {}
         self.next: Iterator[tuple[int, int, int]] = iter(())
 
     def read(self, index: int, first: int, last: int) -> "U8":
-        wanted = index, first, last
-        if wanted not in self.begun:
-            self.begun.clear()
-            self.begun[wanted] = _Read(self.weights[index], first, last)
-            self.next = self._after(index, last)
-        self._begin()
-        return self.begun.pop(wanted).result()
+        key = index, first, last
+        if key not in self.reads:
+            self.reads.clear()
+            self.reads[key] = _Read(self.weights[index], first, last)
+            self.next = self._following(index, last)
+        self._start_reads()
+        return self.reads.pop(key).result()
 
-    def _begin(self) -> None:
-        while len(self.begun) < READS and sum(read.nbytes for read in self.begun.values()) < AHEAD:
+    def _start_reads(self) -> None:
+        while len(self.reads) < READS and sum(read.nbytes for read in self.reads.values()) < AHEAD:
             if (key := next(self.next, None)) is None:
                 return
-            self.begun[key] = _Read(self.weights[key[0]], *key[1:])
+            self.reads[key] = _Read(self.weights[key[0]], *key[1:])
 
-    def _after(self, index: int, row: int) -> Iterator[tuple[int, int, int]]:
-        """What pipeline.stream asks for after `row` of a weight: slabs of it, then of the weights
-        behind it.
+    def _following(self, index: int, row: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the reads of pipeline.stream after `row` of a weight: slabs of it, then of the
+        following weights.
         """
         for at in range(index, len(self.weights)):
             weight = self.weights[at]

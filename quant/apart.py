@@ -1,6 +1,4 @@
-"""How far values are apart from those they stand for: sums of squares, and the relative RMS that
-these come to.
-"""
+"""Sums of squares and the relative RMS error of approximated values."""
 
 from math import isfinite, sqrt
 from typing import TYPE_CHECKING
@@ -11,15 +9,15 @@ if TYPE_CHECKING:
 
 
 def squares(values: "NDArray[np.floating]") -> float:
-    """The sum of the squares, in float64."""
+    """Return the sum of squares, added in float64."""
     import numpy as np
 
     return float(np.square(values, dtype=np.float64).sum())
 
 
 def relative(noise: float, signal: float) -> float | None:
-    """The relative RMS of a difference, from both sums of squares; None where NaN, infinity or a
-    signal of 0 hides it.
+    """Return the relative RMS error from the sums of squares of difference and signal; None if
+    either is NaN or infinite, or the signal is 0.
     """
     if not noise:
         return 0.0

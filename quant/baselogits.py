@@ -1,11 +1,10 @@
-"""What a base expects, kept in a file: of each scored position the likeliest tokens, and the mass
-of the rest.
+"""A compact file of a base model's logits: for each scored position the likeliest tokens and the
+probability mass of the others.
 
-Where llama-perplexity keeps two bytes for every word of the vocabulary (98 KB a position of
-SmolLM2, 524 KB of Gemma 3), this keeps eight bytes for each of 256 tokens, and for 64 drawn from
-the rest. Perplexities, Δp and same-top lose nothing. How the rest was dealt out is lost: its part
-of the divergence is taken from the draws (`Lane.kept`), and the standard error that this adds is
-told.
+llama-perplexity stores two bytes for every token of the vocabulary. This file stores eight bytes
+for each of 256 tokens, and for 64 tokens drawn from the others. Perplexity, Δp and top-1 agreement
+are exact. The distribution of the remaining mass is lost: its part of the divergence is estimated
+from the draws (RowScorer.compare_to_top), and its standard error is reported.
 """
 
 from pathlib import Path
@@ -18,14 +17,15 @@ from quant.evaluate import SHORTEST, Chunks
 from quant.records import Records
 
 KIND = "base logits"
-TOKENS = 2**32 - 1  # the record of the text's tokens
+TOKENS = 2**32 - 1  # record number of the text's tokens
 NUMBERS = ("n_ctx", "n_vocab", "chunks")
 WORDS = ("text", "vocabulary", "model", "name")
 
 
 def pack(tops: list[Top]) -> bytes:
-    """Numbers of tokens kept and drawn u32, −log p of what came f64, rests f64, then all ids u32
-    and log-probabilities f32, for each position what is kept and what is drawn.
+    """Pack rows as bytes: numbers of stored and of drawn tokens u32, −log p of the next token f64,
+    remaining mass f64, then all ids u32 and log-probabilities f32, for each position the stored
+    tokens and then the drawn ones.
     """
     return b"".join(
         (
@@ -44,7 +44,7 @@ def pack(tops: list[Top]) -> bytes:
 
 
 def unpack(raw: bytes, scored: int, n_vocab: int) -> list[Top] | None:
-    """The rows of one chunk; None where the bytes cannot be such."""
+    """Unpack the rows of one chunk; None if the bytes are not valid."""
     if len(raw) < 24 * scored:
         return None
     counts = np.frombuffer(raw, "<u4", 2 * scored).astype(np.int64).reshape(2, scored)
@@ -61,13 +61,13 @@ def unpack(raw: bytes, scored: int, n_vocab: int) -> list[Top] | None:
     ends = np.cumsum(counts.T)
     cuts = [*zip(np.split(ids, ends[:-1]), np.split(logp, ends[:-1]), strict=True)]
     return [
-        Top(kept[0], kept[1], float(nll[i]), float(rest[i]), drawn[0], drawn[1])
-        for i, (kept, drawn) in enumerate(zip(cuts[::2], cuts[1::2], strict=True))
+        Top(stored[0], stored[1], float(nll[i]), float(rest[i]), drawn[0], drawn[1])
+        for i, (stored, drawn) in enumerate(zip(cuts[::2], cuts[1::2], strict=True))
     ]
 
 
 class BaseLogits:
-    """A finished file of base logits, open for reading. Fits evaluate.Kept."""
+    """A finished file of base logits, open for reading. Implements evaluate.BaseLogits."""
 
     def __init__(self, path: Path, records: Records) -> None:
         head = records.head
@@ -79,7 +79,7 @@ class BaseLogits:
         )
 
     def text(self) -> Chunks:
-        """The text that was read."""
+        """Return the text that was read. Raises UserError if it is damaged."""
         raw = self._records.get(TOKENS)
         count = self.head["chunks"]
         if len(raw) != 4 * count * self.n_ctx:
@@ -90,22 +90,24 @@ class BaseLogits:
         return Chunks(ids)
 
     def rows(self, chunk: int) -> list[Top]:
-        """The scored positions of one chunk; raises Refusal where its bytes are damaged."""
-        found = unpack(self._records.get(chunk), self.n_ctx - 1 - self.n_ctx // 2, self.n_vocab)
-        if found is None:
+        """Return the scored positions of one chunk. Raises UserError if its bytes are damaged."""
+        rows = unpack(self._records.get(chunk), self.n_ctx - 1 - self.n_ctx // 2, self.n_vocab)
+        if rows is None:
             raise self._damaged(f"chunk {chunk + 1}")
-        return found
+        return rows
 
     def close(self) -> None:
         """Close the file."""
         self._records.close()
 
     def _damaged(self, where: str) -> Refusal:
-        return Refusal(f"{self.path} is damaged in {where}", hint="make it again with --save-base")
+        return Refusal(
+            f"{self.path} is damaged in {where}", hint="write it remake with --save-base"
+        )
 
 
 def recognised(path: Path) -> bool:
-    """Whether a file begins as ours do."""
+    """Return whether a file begins like a file of ours."""
     try:
         with path.open("rb") as stream:
             return stream.read(64).startswith(b'{"format": "llmcli records')
@@ -114,31 +116,33 @@ def recognised(path: Path) -> bool:
 
 
 def load(path: Path) -> BaseLogits:
-    """Open a file of base logits; raises Refusal where it is none, or not whole."""
-    again = "llmcli eval BASE --save-base FILE makes one"
+    """Open a file of base logits. Raises UserError if it is missing, incomplete or something
+    else.
+    """
+    remake = "llmcli eval BASE --save-base FILE writes one"
     if not path.is_file():
-        raise Refusal(f"there is no file {path}", hint=again)
+        raise Refusal(f"there is no file {path}", hint=remake)
     records = Records.resume(path, write=False)
-    if records is None or not _sane(records.head):
+    if records is None or not _is_valid(records.head):
         if records is not None:
             records.close()
-        raise Refusal(f"{path} holds no base logits", hint=again)
-    # counted first: a head may claim any number
-    whole = records.head["chunks"] < len(records.numbers)
-    if not (whole and {TOKENS, *range(records.head["chunks"])} <= records.numbers):
+        raise Refusal(f"{path} contains no base logits", hint=remake)
+    # counted before the set is built: a header may claim any number
+    has_enough = records.head["chunks"] < len(records.numbers)
+    if not (has_enough and {TOKENS, *range(records.head["chunks"])} <= records.numbers):
         records.close()
-        raise Refusal(f"{path} is damaged or was not finished", hint=again)
+        raise Refusal(f"{path} is damaged or was not finished", hint=remake)
     return BaseLogits(path, records)
 
 
-def _sane(head: dict[str, object]) -> bool:
-    """Whether a head says what it must: a file is anybody's."""
+def _is_valid(head: dict[str, object]) -> bool:
+    """Return whether a header is valid; files may come from anyone."""
     numbers = [head.get(name) for name in NUMBERS]
     return (
         head.get("kind") == KIND
         and all(
-            isinstance(one, int) and not isinstance(one, bool) and 0 < one < 2**31
-            for one in numbers
+            isinstance(number, int) and not isinstance(number, bool) and 0 < number < 2**31
+            for number in numbers
         )
         and all(isinstance(head.get(name), str) for name in WORDS)
         and isinstance(head["n_ctx"], int)

@@ -1,5 +1,5 @@
-"""numpy's BLAS has threads of its own, as many as there are cores, of which llama.cpp's -t knows
-nothing.
+"""Limits on the threads of numpy's BLAS, which by default uses every core, whatever llama.cpp's -t
+says.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -8,29 +8,31 @@ from typing import Any
 
 
 def bounded(threads: int | None) -> AbstractContextManager[object]:
-    """Matrix products inside the block take at most as many threads; None leaves them all cores."""
+    """Return a context in which matrix products use at most `threads` threads; None means no
+    limit.
+    """
     if threads is None:
         return nullcontext()
-    limits: AbstractContextManager[object] = _pools().limit(limits=threads, user_api="blas")
+    limits: AbstractContextManager[object] = _thread_pools().limit(limits=threads, user_api="blas")
     return limits
 
 
 def one_thread() -> None:
-    """From now on products take the thread that asks for them, and no more: the encoders are the
-    threads.
+    """Limit matrix products to the calling thread from now on: the encoders run on threads
+    already.
     """
-    _numpys().limit(limits=1, user_api="blas")
+    _cached_pools().limit(limits=1, user_api="blas")
 
 
-def _pools() -> Any:
-    """All that are loaded by now."""
-    import numpy as np  # noqa: F401 (what is not loaded yet is not found)
+def _thread_pools() -> Any:
+    """Return a controller of all thread pools that are loaded."""
+    import numpy as np  # noqa: F401 (a library is found only once it is loaded)
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
 
 
 @cache
-def _numpys() -> Any:
-    """Looked for once: it is asked for each tensor."""
-    return _pools()
+def _cached_pools() -> Any:
+    """Return the controller, found only once because it is needed for each tensor."""
+    return _thread_pools()

@@ -1,10 +1,8 @@
-"""What was done to a model and how good it still is, as it stands in the file that was made: a
-certificate.
+"""Certificate: what was done to a model and how good it is, stored inside the file.
 
-It is JSON under one key of the GGUF's metadata, and says which bytes it is about: digests of all
-tensors, of a sample of them, and of the rest of the metadata. Whoever reads it can tell whether
-these are still the bytes. It is no signature: who wants to deceive can write another. It knows
-files and figures, not how they were measured.
+A certificate is JSON under one key of the GGUF's metadata. It contains digests of all tensors, of a
+sample of them, and of the other metadata, so that a reader can tell whether the file still has the
+certified bytes. The certificate is not signed: it detects accidental changes, not tampering.
 """
 
 import hashlib
@@ -20,22 +18,20 @@ from quant.untrusted import parse
 
 KEY = "llmcli.certificate"
 FORMAT = 1
-LONGEST = 64 << 20  # characters: a table of a million tensors
-SAMPLE = 4096  # bytes of each tensor's middle that a look at the file reads
+LONGEST = 64 << 20  # enough for a million tensors
+SAMPLE = 4096  # bytes from the middle of each tensor that a quick check reads
 BLOCK = 1 << 22
-SHOWN = 3  # tensors that are named
-TENSOR, TEXT, REST = (
-    160,
-    160,
-    8192,
-)  # bytes of JSON that they take at most, beside their names: see room()
-# Not of the model, but of how its files are cut; and the certificate, which cannot speak of itself.
+SHOWN = 3  # tensors named in a message
+# most bytes of JSON for a tensor and a text, beside their names, and for the other parts
+TENSOR, TEXT, REST = 160, 160, 8192
+# Keys that depend on how the files are split, and the certificate, which cannot contain its own
+# digest.
 ASIDE = frozenset({KEY, "split.no", "split.count", "split.tensors.count"})
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure and its standard error."""
+    """A measured value and its standard error."""
 
     value: float
     error: float
@@ -43,8 +39,8 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What the file was made of: its name without a folder, quantize's fingerprint of it, what its
-    floats are stored as, and the bytes of its tensors.
+    """The source of the file: its name without a folder, quantize's fingerprint of it, the types
+    its floats are stored as, and the bytes of its tensors.
     """
 
     name: str
@@ -56,9 +52,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Which bytes it speaks of. `data`: sha256 over name, shape, type and bytes of every tensor in
-    order, however the file is cut; `sample` the same over 4,096 bytes of each one's middle;
-    `metadata`: over all other keys.
+    """Digests of the certified bytes.
+
+    `data` is the sha256 of name, shape, type and bytes of every tensor in order, however the file
+    is split; `sample` the same with 4,096 bytes from the middle of each tensor; `metadata` the
+    sha256 of all other keys.
     """
 
     data: str
@@ -71,10 +69,10 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """What steered the rounding: "imatrix" or "moments" by a file's digest, or "mix", the choice of
-    types.
+    """An input that influenced the rounding: "imatrix" or "moments" with the digest of a file, or
+    "mix", the choice of types.
 
-    `texts` are what it was gathered from as it names them, `hashes` the sha256 of each, or its
+    `texts` are the names of the texts it was collected from, `hashes` the sha256 of each or its
     beginning ("": unknown).
     """
 
@@ -88,9 +86,9 @@ class Steering:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor. `error`: the relative RMS of its values against the source's; `weighted`: the
-    same with every column weighed by the imatrix. None where it cannot be told. Of folded tensors
-    the source is what the fold made.
+    """One tensor. `error` is the relative RMS error of its values against the source's, `weighted`
+    the same with columns weighted by the imatrix; None where they cannot be computed. For folded
+    tensors the source is the folded one.
     """
 
     name: str
@@ -103,9 +101,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How much the file answers like its source: llama-perplexity's figures of a text. `base`: the
-    type that the source ran in; `calibrated`: the text is one that the file was made by, so that
-    the figures flatter.
+    """How closely the file answers like its source: llama-perplexity's metrics on a text.
+
+    `base` is the type that the source ran in. `calibrated` means that the text also served as
+    calibration, so that the metrics are optimistic.
     """
 
     text: str
@@ -128,9 +127,9 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Tokens a second of one test, source and file measured in turn: medians, their slowest and
-    fastest tenth, and the ratio with its interval (None: too few measurements to tell). `noisy`:
-    the machine did other things meanwhile.
+    """Tokens per second in one test, with source and file measured in turn: medians, their slowest
+    and fastest tenth, and the ratio with its interval (None: too few measurements). `noisy` means
+    that the machine was busy meanwhile.
     """
 
     test: str
@@ -147,7 +146,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Where and with what it was measured; no host, no folder, no user."""
+    """Hardware and software of the measurement, without host, folder and user names."""
 
     llmcli: str
     llama_cpp_python: str
@@ -158,9 +157,11 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """All of it. `settings` is what quantize wrote into the file of how it was made; `methods` are
-    the tensors that got new codes, by what chose them: `method` does not do all. Empty where that
-    is not known.
+    """The whole certificate.
+
+    `settings` is quantize's record in the file of how it was made. `methods` counts the tensors
+    with new codes by the method that chose them, because `method` does not do all; empty if
+    unknown.
     """
 
     format: int
@@ -180,49 +181,50 @@ class Certificate:
     methods: dict[str, int] = field(default_factory=dict)
 
     def text(self) -> str:
-        """As it is stored."""
+        """Return the certificate as JSON text."""
         return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
 
 
 def room(tensors: Iterable[str], texts: Iterable[str]) -> int:
-    """Bytes that a certificate adds to a file at most, where it names these tensors, and these
-    texts as what steered: a file that must have a size is planned without them.
+    """Return the most bytes that a certificate adds to a file, given the names of its tensors and
+    calibration texts. Planning for a target size reserves them.
     """
-    each = ((tensors, TENSOR), (texts, TEXT))
-    named = (
-        len(json.dumps(name, ensure_ascii=False).encode()) + more
-        for names, more in each
+    groups = ((tensors, TENSOR), (texts, TEXT))
+    sizes = (
+        len(json.dumps(name, ensure_ascii=False).encode()) + extra
+        for names, extra in groups
         for name in names
     )
-    return REST + sum(named)
+    return REST + sum(sizes)
 
 
 def read(header: Header) -> Certificate | None:
-    """The certificate in a file, None where it carries none. Raises Refusal for one that cannot be
+    """Return the certificate in a file, or None if it has none. Raises UserError if it cannot be
     read.
     """
     value = header.metadata.get(KEY)
     if value is None:
         return None
-    again = "llmcli quantize SRC -o FILE --verify makes it anew"
+    again = "llmcli quantize SRC -o FILE --verify writes it again"
     try:
         if not isinstance(value, str):
-            raise ValueError("it is no text")
-        found = parse(Certificate, value, LONGEST)
+            raise ValueError("it is not text")
+        certificate = parse(Certificate, value, LONGEST)
     except ValueError as error:
         raise Refusal(
             f"the certificate in {header.path} cannot be read: {error}", hint=again
         ) from None
-    if found.format != FORMAT:
+    if certificate.format != FORMAT:
         raise Refusal(
-            f"the certificate in {header.path} has form {found.format}, {FORMAT} is read",
+            f"the certificate in {header.path} has format {certificate.format},"
+            f" and this version reads format {FORMAT}",
             hint="a newer llmcli may read it",
         )
-    return found
+    return certificate
 
 
 def content(header: Header, tick: Callable[[int], None] = lambda nbytes: None) -> Content:
-    """What a file holds, all of its bytes read."""
+    """Return the digests of a file. Reads all of its bytes."""
     return Content(
         data(header.tensors, tick),
         sample(header.tensors),
@@ -234,7 +236,9 @@ def content(header: Header, tick: Callable[[int], None] = lambda nbytes: None) -
 
 
 def data(tensors: Sequence[TensorInfo], tick: Callable[[int], None] = lambda nbytes: None) -> str:
-    """sha256 over every tensor; `tick` is told the bytes as they are read."""
+    """Return the sha256 of every tensor. `on_bytes` is called with the number of bytes read each
+    time.
+    """
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(_label(tensor))
@@ -246,19 +250,21 @@ def data(tensors: Sequence[TensorInfo], tick: Callable[[int], None] = lambda nby
 
 
 def blocks(stream: BinaryIO, tensor: TensorInfo) -> Iterator[bytes]:
-    """A tensor's bytes out of its open file; raises Damaged where that ends too early."""
+    """Yield a tensor's bytes from its open file. Raises Damaged if the file ends too early."""
     stream.seek(tensor.offset)
-    left = tensor.nbytes
-    while left:
-        block = stream.read(min(BLOCK, left))
+    remaining = tensor.nbytes
+    while remaining:
+        block = stream.read(min(BLOCK, remaining))
         if not block:
-            raise Damaged(f"{tensor.file} ends within tensor {tensor.name}", hint="make it again")
+            raise Damaged(
+                f"{tensor.file} ends within tensor {tensor.name}", hint="make the file again"
+            )
         yield block
-        left -= len(block)
+        remaining -= len(block)
 
 
 def sample(tensors: Sequence[TensorInfo]) -> str:
-    """sha256 over the middle of every tensor: a few MB of any file."""
+    """Return the sha256 of the middle of every tensor: a few MB of any file."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(_label(tensor))
@@ -269,11 +275,11 @@ def sample(tensors: Sequence[TensorInfo]) -> str:
 
 
 def metadata(fields: Sequence[Field]) -> str:
-    """sha256 over all keys and values, to the letter, but those ASIDE."""
+    """Return the sha256 of all keys and values, byte by byte, except UNHASHED_KEYS."""
     digest = hashlib.sha256()
-    for one in fields:
-        if one.key not in ASIDE:
-            digest.update(one.key.encode() + b"\0" + hashlib.sha256(one.copy()).digest())
+    for entry in fields:
+        if entry.key not in ASIDE:
+            digest.update(entry.key.encode() + b"\0" + hashlib.sha256(entry.copy()).digest())
     return digest.hexdigest()
 
 
@@ -284,34 +290,37 @@ def doubts(
     whole: bool = False,
     tick: Callable[[int], None] = lambda nbytes: None,
 ) -> tuple[str, ...]:
-    """Why a certificate does not belong to the file that carries it, in words; nothing where it
-    does.
+    """Return why a certificate does not match the file that contains it; empty if it matches.
 
-    Types, sizes, metadata and a sample of every tensor are looked at; `whole`: all bytes.
+    Types, sizes, metadata and a sample of every tensor are checked, with `all_bytes` every byte.
     """
-    told = [*_table(header, found)]
-    if not told and sample(header.tensors) != found.content.sample:
-        told.append("its tensors are not those that were verified")
-    elif not told and whole and data(header.tensors, tick) != found.content.data:
-        told.append("its tensors were changed after they were verified")
+    reasons = [*_table_differences(header, found)]
+    if not reasons and sample(header.tensors) != found.content.sample:
+        reasons.append("its tensors are not those that were verified")
+    elif not reasons and whole and data(header.tensors, tick) != found.content.data:
+        reasons.append("its tensors were changed after they were verified")
     if metadata(header.fields) != found.content.metadata:
-        told.append(
+        reasons.append(
             "its metadata was changed after it was verified, or was written for another file"
         )
-    return tuple(told)
+    return tuple(reasons)
 
 
-def _table(header: Header, found: Certificate) -> list[str]:
-    """What differs between the tensors that are there and those it names."""
-    ours = {one.name: (one.type, one.nbytes) for one in header.tensors}
-    theirs = {one.name: (one.type, one.nbytes) for one in found.tensors}
-    odd = [name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)]
-    if not odd and [*ours] == [*theirs]:
+def _table_differences(header: Header, found: Certificate) -> list[str]:
+    """Return the differences between the tensors in the file and those in the certificate."""
+    in_file = {tensor.name: (tensor.type, tensor.nbytes) for tensor in header.tensors}
+    certified = {tensor.name: (tensor.type, tensor.nbytes) for tensor in found.tensors}
+    differing = [
+        name
+        for name in in_file.keys() | certified.keys()
+        if in_file.get(name) != certified.get(name)
+    ]
+    if not differing and [*in_file] == [*certified]:
         return []
-    if not odd:
-        return ["its tensors stand in another order"]
-    some = ", ".join(sorted(odd)[:SHOWN]) + (" …" if len(odd) > SHOWN else "")
-    return [f"it names other tensors, or other types or sizes of them: {some}"]
+    if not differing:
+        return ["its tensors are in another order"]
+    names = ", ".join(sorted(differing)[:SHOWN]) + (" …" if len(differing) > SHOWN else "")
+    return [f"it names other tensors, or other types or sizes of them: {names}"]
 
 
 def _label(tensor: TensorInfo) -> bytes:

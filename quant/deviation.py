@@ -1,9 +1,7 @@
-"""How far every tensor of a finished file is from what it was made of: relative RMS over all of its
-values.
+"""Relative RMS error of every tensor of a finished file against its source, over all values.
 
-Both files are read back and decoded by ggml's own routines, so it speaks of the bytes that are
-there and not of what was meant. Columns are weighed by the importances where the plan has some. It
-knows plans and files, no models.
+Both files are read and decoded by ggml's own routines, so that the error is that of the bytes in
+the file. Columns are weighted by importance where the plan has it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,13 +17,15 @@ from quant.source import Weight, stored_rows
 if TYPE_CHECKING:
     from quant.native import U8
 
-SLAB = 1 << 22  # values of a tensor that are alive at a time, twice as floats
-PIECE = 1 << 18  # values a thread takes
+SLAB = 1 << 22  # values of a tensor in memory at a time, twice as floats
+PIECE = 1 << 18  # values in a thread's job
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """One tensor of the source, and how the columns of its rows first .. last are weighed."""
+    """One tensor of the source, with a function that returns the importance of rows first ..
+    last.
+    """
 
     weight: Weight
     weigh: Callable[[int, int], native.Importance | None]
@@ -33,8 +33,8 @@ class Original:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """Relative RMS of a tensor's values; `weighted`: with its importances. None where it cannot be
-    told.
+    """Relative RMS error of a tensor's values; `weighted`: weighted by importance. None where it
+    cannot be computed.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Squares of the source and of the difference, plain and weighed."""
+    """Sums of squares of source and difference, plain and weighted."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -66,16 +66,16 @@ def deviations(
     threads: int,
     tick: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Deviation]:
-    """Every tensor of the file in its order, each held against its original, by name. `tick` is
-    told each.
+    """Yield the error of every tensor of the file in order, against its original of the same name.
+    `on_tensor` is called with 1 after each.
     """
     with ThreadPoolExecutor(threads, thread_name_prefix="deviate") as pool:
         for tensor in header.tensors:
-            yield _deviation(originals[tensor.name], tensor, pool)
+            yield _tensor_error(originals[tensor.name], tensor, pool)
             tick(1)
 
 
-def _deviation(original: Original, tensor: TensorInfo, pool: ThreadPoolExecutor) -> Deviation:
+def _tensor_error(original: Original, tensor: TensorInfo, pool: ThreadPoolExecutor) -> Deviation:
     weight = original.weight
     if not (native.decodable(weight.type) and native.decodable(tensor.type)):
         return Deviation(tensor.name, None, None)
@@ -86,11 +86,20 @@ def _deviation(original: Original, tensor: TensorInfo, pool: ThreadPoolExecutor)
     step, part = max(1, SLAB // weight.columns), max(1, PIECE // weight.columns)
     for first in range(0, weight.rows, step):
         last = min(first + step, weight.rows)
-        source, made, by = weight.read(first, last), read(first, last), original.weigh(first, last)
-        weighed = weighed or by is not None
+        source, blocks, importance = (
+            weight.read(first, last),
+            read(first, last),
+            original.weigh(first, last),
+        )
+        weighed = weighed or importance is not None
         jobs = [
             pool.submit(
-                _sums, original, tensor, source[at:end], made[at:end], by.behind(at) if by else None
+                _square_sums,
+                original,
+                tensor,
+                source[at:end],
+                blocks[at:end],
+                importance.behind(at) if importance else None,
             )
             for at in range(0, last - first, part)
             for end in (min(at + part, last - first),)
@@ -103,22 +112,27 @@ def _deviation(original: Original, tensor: TensorInfo, pool: ThreadPoolExecutor)
     )
 
 
-def _sums(
-    original: Original, tensor: TensorInfo, source: "U8", made: "U8", by: native.Importance | None
+def _square_sums(
+    original: Original,
+    tensor: TensorInfo,
+    source: "U8",
+    blocks: "U8",
+    importance: native.Importance | None,
 ) -> _Sums:
-    """The squares of some rows."""
+    """Return the sums of squares of some rows."""
     import numpy as np
 
     name, columns = tensor.name, tensor.columns
-    ours = native.decode(source, original.weight.type, columns, label=name)
-    apart = np.subtract(native.decode(made, tensor.type, columns, label=name), ours)
-    total = _Sums(squares(ours), squares(apart))
-    if by is None:
+    exact = native.decode(source, original.weight.type, columns, label=name)
+    difference = np.subtract(native.decode(blocks, tensor.type, columns, label=name), exact)
+    total = _Sums(squares(exact), squares(difference))
+    if importance is None:
         return total
-    for first, last, vector in by.spans(0, len(ours)):
+    for first, last, vector in importance.spans(0, len(exact)):
         weigh = vector.astype(np.float64)
-        one, other = (
-            np.square(rows[first:last], dtype=np.float64).sum(0) @ weigh for rows in (ours, apart)
+        signal, noise = (
+            np.square(rows[first:last], dtype=np.float64).sum(0) @ weigh
+            for rows in (exact, difference)
         )
-        total += _Sums(0.0, 0.0, float(one), float(other))
+        total += _Sums(0.0, 0.0, float(signal), float(noise))
     return total

@@ -124,7 +124,7 @@ class MomentFile:
         if not (
             np.isfinite(diagonal).all() and np.isfinite(gathered.first).all()
         ):  # |x y| <= (x^2 + y^2) / 2
-            raise Refusal(f"what enters {one.names[0]} is not finite", hint=DAMAGED)
+            raise Refusal(f"the input of {one.names[0]} is not finite", hint=DAMAGED)
         for matrix, square in enumerate(gathered.second):
             self._matrix(self._slots[f"{number}{SECOND}"].offset, matrix, square, sha)
         for end, values in ((SQUARES, diagonal), (FIRST, gathered.first)):

@@ -211,12 +211,12 @@ def test_mistakes_are_one_line(llmcli: Llmcli, tmp_path: Path, text: Path) -> No
     raw[norm.offset : norm.offset + 4] = np.float32(np.nan).tobytes()
     (broken := tmp_path / "nan.gguf").write_bytes(raw)
     for words, why in (
-        ((str(model), "--text", str(shipped)), "nothing may be calibrated with it"),
+        ((str(model), "--text", str(shipped)), "it cannot be used for calibration"),
         ((str(model), "--text", str(text)), "chunks of 512 need at least 1024 tokens, it has"),
-        ((str(broken), "--text", str(text), "--ctx", "32"), "what enters blk.0.attn_"),
+        ((str(broken), "--text", str(text), "--ctx", "32"), "the input of blk.0.attn_"),
         (
             (str(broken), "--text", str(text), "--ctx", "32", "--moments", str(out) + "2"),
-            "what enters blk.0.attn_",
+            "the input of blk.0.attn_",
         ),
     ):
         done = llmcli("calibrate", *words, "-o", str(out), "-t", "1")
@@ -363,7 +363,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
     assert not broken.exists()
     done = llmcli(*words, *outputs(broken), "--json")
     assert done.code == 0, done.err
-    assert "goes on where an earlier run was stopped" in done.err
+    assert "resuming an earlier run" in done.err
     assert json.loads(done.out)["resumed_chunks"] == (
         12 if second else 3
     )  # moments are saved four chunks at a time
@@ -556,7 +556,7 @@ def test_a_small_disk_is_told_before_anything_is_read(
     )
     for free, code, why in (
         (1000, 1, "has 1,000 bytes free, the moments need"),
-        (110_000, 0, "left to save a pass under way: a killed one is read again"),
+        (110_000, 0, "left to save an unfinished pass: if interrupted, the pass starts again"),
     ):
         monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: Usage(free))
         done = llmcli(*words, "-t", "1")

@@ -188,13 +188,13 @@ def test_other_settings_begin_anew_and_more_chunks_go_on(
     llmcli: Llmcli, stories_gguf: Path, text: Path
 ) -> None:
     words = ("eval", str(stories_gguf), "--text", str(text), "-t", "1")
-    assert "begins anew" not in llmcli(*words, "--ctx", "64", "--chunks", "2").err
+    assert "starting again" not in llmcli(*words, "--ctx", "64", "--chunks", "2").err
     assert (
         "2 of 3 chunks were computed before" in llmcli(*words, "--ctx", "64", "--chunks", "3").err
     )
     other = llmcli(*words, "--ctx", "32", "-ctk", "bf16")
     assert (
-        "begins anew: the last evaluation of this model had another --ctx, another -ctk"
+        "starting again: the last evaluation of this model had other values of: --ctx, -ctk"
         in other.err
     )
     assert "computed before" not in other.err
@@ -335,12 +335,12 @@ def test_mistakes_are_one_line(
         ((model, "--text", str(text), "--ctx", "4"), 1, "--ctx is 4"),
         ((model, "--text", str(text), "-ctk", "q9"), 1, "unknown KV cache type"),
         ((model, "--base", str(stories)), 1, "a base must be a GGUF"),
-        ((model, "--base-logits", model), 1, "holds no base logits"),
+        ((model, "--base-logits", model), 1, "contains no base logits"),
         ((model, "--base-logits", str(tmp_path / "none")), 1, "there is no file"),
         (
             (model, "--base-logits", model, "--base", model),
             2,
-            "--base does not go with kept base logits",
+            "--base cannot be combined with saved base logits",
         ),
         ((model, "--chunks", "0"), 2, "--chunks"),
     ):

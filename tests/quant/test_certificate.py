@@ -233,7 +233,7 @@ def test_what_is_no_certificate_is_refused_in_words(
         else field
         for field in container.read(file).fields
     )
-    with pytest.raises(Refusal, match=r"the certificate in .* (cannot be read|has form 2)"):
+    with pytest.raises(Refusal, match=r"the certificate in .* (cannot be read|has format 2)"):
         certificate.read(replace(container.read(file), fields=fields))
 
 

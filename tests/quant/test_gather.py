@@ -208,7 +208,7 @@ def test_moments_of_different_models_are_not_merged(tmp_path: Path) -> None:
 def test_what_is_not_finite_ends_a_run_at_once_by_name() -> None:
     product = next(products(0))
     product.rows[0, 0, 3, 2] = np.nan
-    with pytest.raises(Refusal, match=r"what enters blk\.0\.attn_q\.weight is not finite"):
+    with pytest.raises(Refusal, match=r"the input of blk\.0\.attn_q\.weight is not finite"):
         Sums().add(product)
 
 

@@ -151,7 +151,7 @@ def test_a_file_in_the_making_is_gone_on_with(tmp_path: Path) -> None:
 def test_what_is_not_finite_is_not_written(tmp_path: Path) -> None:
     broken = rows(9, 6)
     broken[3, 2] = np.nan
-    with pytest.raises(Refusal, match="what enters w is not finite"):
+    with pytest.raises(Refusal, match="the input of w is not finite"):
         momentfile.write(tmp_path / "m", [(["w"], Gathered.of(broken))])
 
 
