@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Write docs/cli.md: every command of llmcli with its arguments and options, read from the program.
+
+usage: scripts/build/cli_reference.py [--check]
+
+The page does not depend on the terminal: it is built from the options themselves, not from the
+wrapped text of --help. With --check nothing is written; the exit code is 1 if the page is out of
+date.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "cli.md"
+HEAD = """\
+# Command reference
+
+This page is for people who look up an option.
+
+`scripts/build/cli_reference.py` writes it from the program, and a test keeps it current.
+`llmcli COMMAND --help` prints the same text.
+Every command also takes `-h` and `--help`.
+"""
+RUN_COMMANDS = ("chat", "run", "serve", "batch")
+RUN_OPTIONS = "Run options"
+FILE_TYPES = "File types"
+SECTIONS = {
+    RUN_OPTIONS: "`chat`, `run`, `serve`, `batch` and `export vllm` share these options.",
+    FILE_TYPES: "`pull` and `quantize` take one of these flags instead of the name of a type.",
+}
+DEFAULT_SUBCOMMANDS = {"bench": "speed"}
+Row = tuple[str, str]  # an option's spellings, and its help
+
+
+def main() -> None:
+    """Write the page, or check it."""
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        print(inspect.cleandoc(__doc__ or "").split("\n\n", 1)[1])
+        return
+    page = build_page()
+    if "--check" in sys.argv[1:]:
+        if PAGE.read_text(encoding="utf-8") != page:
+            sys.exit("docs/cli.md is out of date: run scripts/build/cli_reference.py")
+        return
+    PAGE.write_text(page, encoding="utf-8")
+
+
+def build_page() -> str:
+    """Return the text of docs/cli.md."""
+    commands = dict(all_commands())
+    shared = {RUN_OPTIONS: run_options(commands), FILE_TYPES: file_type_options(commands)}
+    parts = [HEAD]
+    parts += [command_section(name, command, shared) for name, command in commands.items()]
+    for title, rows in shared.items():
+        parts.append(f"## {title}\n\n{SECTIONS[title]}\n\n{table('option', rows)}")
+    return "\n".join(parts)
+
+
+def all_commands() -> Iterator[tuple[str, Any]]:
+    """Yield every command under its words, `llmcli` itself as the empty name."""
+    from llmcli.commands.root import app
+
+    yield from _walk("", typer.main.get_command(app))
+
+
+def _walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    yield name, command
+    if hasattr(command, "list_commands"):
+        context = _context(name, command)
+        for word in command.list_commands(context):
+            yield from _walk(f"{name} {word}".strip(), command.get_command(context, word))
+
+
+def run_options(commands: dict[str, Any]) -> list[Row]:
+    """Return the options that all RUN_COMMANDS share, in the order of the first."""
+    others = [set(options(name, commands[name])) for name in RUN_COMMANDS[1:]]
+    first = options(RUN_COMMANDS[0], commands[RUN_COMMANDS[0]])
+    return [row for row in first if all(row in rows for rows in others)]
+
+
+def file_type_options(commands: dict[str, Any]) -> list[Row]:
+    """Return the flags that are named after file types."""
+    from quant.file_types import ALIASES, FILE_TYPES
+
+    flags = {f"--{name.lower()}" for name in (*FILE_TYPES, *ALIASES)}
+    return [row for row in options("quantize", commands["quantize"]) if row[0] in flags]
+
+
+def options(name: str, command: Any) -> list[Row]:
+    """Return a command's options with their help, without --help itself."""
+    return [row for kind, row in _parameters(name, command) if kind == "option"]
+
+
+def arguments(name: str, command: Any) -> list[Row]:
+    """Return a command's positional arguments with their help."""
+    return [row for kind, row in _parameters(name, command) if kind == "argument"]
+
+
+def _parameters(name: str, command: Any) -> Iterator[tuple[str, Row]]:
+    context = _context(name, command)
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record and parameter.name != "help":
+            yield parameter.param_type_name, record
+
+
+def command_section(name: str, command: Any, shared: dict[str, list[Row]]) -> str:
+    """Return the section of one command."""
+    parts = [f"## {name or 'llmcli'}", f"```text\n{usage(name, command)}\n```", prose(command)]
+    if word := DEFAULT_SUBCOMMANDS.get(name):
+        parts.append(f"`llmcli {name} …` without a subcommand means `llmcli {name} {word} …`.")
+    if rows := arguments(name, command):
+        parts.append(table("argument", rows))
+    rows = options(name, command)
+    notes = []
+    for title, common in shared.items():
+        if set(common) <= set(rows):
+            rows = [row for row in rows if row not in common]
+            anchor = title.lower().replace(" ", "-")
+            notes.append(f"It also takes the [{title.lower()}](#{anchor}).")
+    if rows:
+        parts.append(table("option", rows))
+    return "\n\n".join([*(part.rstrip("\n") for part in parts if part), *notes]) + "\n"
+
+
+def usage(name: str, command: Any) -> str:
+    """Return the usage line of a command."""
+    context = _context(name, command)
+    return " ".join([f"llmcli {name}".strip(), *command.collect_usage_pieces(context)])
+
+
+def prose(command: Any) -> str:
+    """Return a command's help text: a paragraph a line."""
+    text = inspect.cleandoc(command.help or "")
+    return "\n\n".join(escape(" ".join(part.split())) for part in text.split("\n\n"))
+
+
+def table(kind: str, rows: list[Row]) -> str:
+    """Return a Markdown table of options or arguments."""
+    lines = [f"| {kind} | meaning |", "|---|---|"]
+    for spellings, text in rows:
+        code = ", ".join(f"`{part}`" for part in spellings.split(", "))
+        lines.append(f"| {code.replace('|', chr(92) + '|')} | {escape(' '.join(text.split()))} |")
+    return "\n".join(lines) + "\n"
+
+
+def escape(text: str) -> str:
+    """Escape what Markdown would read as markup; code between backticks stays."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(
+        part.replace("|", r"\|") if part.startswith("`") else re.sub(r"([*<>|\[\]])", r"\\\1", part)
+        for part in parts
+    )
+
+
+def _context(name: str, command: Any) -> Any:
+    return command.context_class(command, info_name=f"llmcli {name}".strip(), terminal_width=80)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()
