@@ -1,8 +1,9 @@
-"""Which replica gets a request: prompts that begin alike go to the same one, whose cache has their
-beginning.
+"""Chooses replicas by prompt prefix: prompts with the same beginning go to the same replica, whose
+cache has it.
 
-Rendezvous hashing (Thaler and Ravishankar 1998): the replica whose name hashes highest together
-with the prompt's key. When a replica comes or goes, only its own share of the keys moves.
+Rendezvous hashing (Thaler and Ravishankar 1998): the replica whose name, hashed together with the
+key, has the highest weight. When a replica is added or removed, only its own share of the keys
+moves.
 """
 
 import hashlib
@@ -11,12 +12,12 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-FIRST = 1024  # characters of a prompt that count; where there is a system text, only that counts
+FIRST = 1024  # characters of a prompt that count; if there is a system text, only that counts
 
 
 def key_of(body: bytes) -> bytes:
-    """The key of a request: the same for prompts that begin alike; empty for a body that says
-    nothing about it.
+    """Return the key of a request: equal for prompts with the same beginning, empty for a body
+    without a prompt.
     """
     try:
         document = json.loads(body)
@@ -24,16 +25,16 @@ def key_of(body: bytes) -> bytes:
         return b""
     if not isinstance(document, dict):
         return b""
-    begin = _beginning(document)
+    beginning = _beginning(document)
     return (
-        hashlib.blake2b(begin[:FIRST].encode("utf-8", "replace"), digest_size=8).digest()
-        if begin
+        hashlib.blake2b(beginning[:FIRST].encode("utf-8", "replace"), digest_size=8).digest()
+        if beginning
         else b""
     )
 
 
 def ranked(key: bytes, names: Iterable[T]) -> list[T]:
-    """The names, best first."""
+    """Return the names, best first."""
 
     def weight(name: T) -> bytes:
         return hashlib.blake2b(key + str(name).encode(), digest_size=8).digest()
@@ -43,9 +44,8 @@ def ranked(key: bytes, names: Iterable[T]) -> list[T]:
 
 def _beginning(document: dict[str, Any]) -> str:
     messages = document.get("messages") or document.get("input")
-    if system := document.get("instructions") or document.get(
-        "system"
-    ):  # the latter Anthropic's and ollama's
+    # `system` is the field of Anthropic and ollama.
+    if system := document.get("instructions") or document.get("system"):
         return _text(system)
     if isinstance(messages, list) and messages and isinstance(messages[0], dict):
         return _text(messages[0].get("content"))

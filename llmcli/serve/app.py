@@ -1,6 +1,4 @@
-"""The ASGI application: routes/ behind the guard and the keys, and the one place where an error
-becomes a status.
-"""
+"""The ASGI application: the routes behind the origin guard and the keys, and the error handlers."""
 
 from collections.abc import Awaitable
 from typing import Any
@@ -26,11 +24,11 @@ from llmcli.serve.stream import Gone, json_response
 from llmcli.serve.vectors import Vectors
 from quant.errors import Refusal
 
-NOBODY = 499  # nginx's status for a client that has gone; it is not sent to anybody
+NOBODY = 499  # nginx's status for a closed connection; it is never sent
 
 
 def make_app(bridge: Bridge, settings: Settings) -> Starlette:
-    """The application over a bridge; the caller closes the bridge."""
+    """Return the application of a bridge. The caller closes the bridge."""
     service = Service(bridge, settings, Vectors(bridge), Room(settings.max_body))
     middleware = [
         Middleware(Guard, settings=settings),
@@ -44,7 +42,7 @@ def make_app(bridge: Bridge, settings: Settings) -> Starlette:
         Exception: broken,
     }
     app = Starlette(
-        routes=[one for route in registry.routes().values() for one in _paths(route, service)],
+        routes=[path for route in registry.routes().values() for path in _paths(route, service)],
         middleware=middleware,
         exception_handlers=handlers,
     )
@@ -60,7 +58,7 @@ def _paths(route: Route, service: Service) -> list[BaseRoute]:
             if route.open or allowed(socket.headers, service.settings.keys):
                 await handle(service, socket)
             else:
-                await socket.close(1008, "a key is needed")
+                await socket.close(1008, "this server needs a key")
 
         return [WebSocketRoute(path, talk) for path in (route.path, *route.paths)]
 
@@ -69,41 +67,43 @@ def _paths(route: Route, service: Service) -> list[BaseRoute]:
             raise Problem(
                 "this server needs a key: Authorization: Bearer KEY", 401, code="invalid_api_key"
             )
-        found: Awaitable[Response] = handle(service, request)
-        return await found
+        response: Awaitable[Response] = handle(service, request)
+        return await response
 
     return [Path(path, answer, methods=list(route.methods)) for path in (route.path, *route.paths)]
 
 
 async def refused(request: Request, error: Refusal) -> Response:
-    """A mistake of the request, or a state of the server (busy, stopping)."""
-    told = problem(error)
-    later = error.retry_after if isinstance(error, Busy) else LATER
-    headers = {"retry-after": str(later)} if told.code == "busy" else None
-    if told.status == 401:
+    """Respond to a mistake of the request, or to a state of the server (busy, stopping)."""
+    api_error = problem(error)
+    retry_after = error.retry_after if isinstance(error, Busy) else LATER
+    headers = {"retry-after": str(retry_after)} if api_error.code == "busy" else None
+    if api_error.status == 401:
         headers = {"www-authenticate": "Bearer"}
-    return json_response(document(told, request.url.path), told.status, headers)
+    return json_response(document(api_error, request.url.path), api_error.status, headers)
 
 
 async def not_here(request: Request, error: HTTPException) -> Response:
-    """Unknown path, or wrong method."""
-    where = f"{request.method} {request.url.path[:200]}"
+    """Respond to an unknown path or a wrong method."""
+    request_line = f"{request.method} {request.url.path[:200]}"
     if error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
-        told = Problem(f"{where}: this path takes {allow}", 405)
+        api_error = Problem(f"{request_line}: this path accepts {allow}", 405)
     elif error.status_code == 404:
-        told = Problem(f"{where}: there is nothing here", 404, code="not_found")
+        api_error = Problem(f"{request_line}: this path does not exist", 404, code="not_found")
     else:
-        told = Problem(error.detail, error.status_code, type="invalid_request_error")
-    return json_response(document(told, request.url.path), told.status, dict(error.headers or {}))
+        api_error = Problem(error.detail, error.status_code, type="invalid_request_error")
+    return json_response(
+        document(api_error, request.url.path), api_error.status, dict(error.headers or {})
+    )
 
 
 async def broken(request: Request, error: Exception) -> Response:
-    """A bug of ours: starlette raises it again behind this, so that its traceback goes to stderr."""
-    told = Problem("the server made a mistake; its log says which", 500)
-    return json_response(document(told, request.url.path), told.status)
+    """Respond to a bug. Starlette raises the error again, so that its traceback goes to stderr."""
+    api_error = Problem("internal error; see the server's log", 500)
+    return json_response(document(api_error, request.url.path), api_error.status)
 
 
 async def gone(request: Request, error: Gone) -> Response:
-    """The client has gone: nobody reads this."""
+    """Return the response to a client that has disconnected; it is never sent."""
     return Response(status_code=NOBODY)

@@ -1,13 +1,14 @@
-"""Bounds the memory of all request bodies together, over whichever protocol they come.
+"""Limits the memory of all request bodies together, whatever protocol they use.
 
-One body is bounded already, and so is a silent connection. But a thousand connections that each
-sent seven of eight megabytes and then waited a minute held gigabytes, and parsed JSON takes up to
-thirty times the bytes. So a body larger than SMALL must reserve room for all of itself before the
-rest of it is read, and frees it when its answer begins; smaller bodies need no room. While a
-connection waits for room nothing is read from it: TCP holds its client back.
+Every single body is limited, but a thousand connections that each send most of a large body and
+then wait would hold gigabytes, and parsed JSON takes up to thirty times the bytes. So a body of
+more than SMALL_BODY_BYTES must reserve its whole size before the rest is read, and frees it when
+its answer begins; smaller bodies need no reservation. While a connection waits for a reservation,
+nothing is read from it: TCP makes its client wait.
 
-Messages over WebSockets do the same (wire.py). Of gRPC's, which have no length before they are
-whole, few are read at once, and they take room when they are (procedures.py).
+Messages of WebSockets follow the same rule (websocket_connection.py). The length of a gRPC request
+is unknown until it is complete, so few are read at once, and they reserve memory afterwards
+(grpc/service.py).
 """
 
 import asyncio
@@ -17,15 +18,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmcli.serve.problems import Problem
 
-SMALL = 1 << 16  # bytes of a body that need no room
-AT_ONCE = 8  # bodies of the largest size
-PATIENCE = 20.0  # seconds that one waits for room
-LATER = 5  # seconds after which to come back
+SMALL = 1 << 16  # larger bodies need a reservation
+AT_ONCE = 8  # bodies of the largest size that fit at once
+PATIENCE = 20.0  # seconds to wait for a reservation
+LATER = 5  # seconds of Retry-After
 
 
 class Place:
-    """What one body has reserved. leave(), or the end of a `with`, frees it, once however often it
-    is called.
+    """Memory that one body has reserved. release(), or the end of a `with`, frees it; further calls
+    do nothing.
     """
 
     def __init__(self, room: "Room", size: int) -> None:
@@ -39,31 +40,31 @@ class Place:
 
     @property
     def size(self) -> int:
-        """Bytes; 0 where none were needed, or it was left."""
+        """Bytes; 0 if none were needed or they were released."""
         return self._size
 
     def keep(self, size: int) -> None:
-        """The body is no larger than that: give back the rest."""
-        rest = max(0, self._size - size)
-        self._size -= rest
-        self._room.give(rest)
+        """Free what exceeds `size`, the body's actual size in bytes."""
+        excess = max(0, self._size - size)
+        self._size -= excess
+        self._room.give(excess)
 
     def leave(self) -> None:
-        """The body is read, or nobody waits for its answer any more."""
+        """Free the memory: the body is parsed, or its answer is no longer wanted."""
         size, self._size = self._size, 0
         self._room.give(size)
 
 
 class Room:
-    """The one account of all bodies: AT_ONCE of the largest size, `most` bytes, fit at once."""
+    """The shared budget of all bodies: eight of the largest size, `most` bytes, fit at once."""
 
     def __init__(self, most: int) -> None:
         self._most, self._free = most, AT_ONCE * most
         self._changed = asyncio.Event()
 
     async def take(self, size: int) -> Place:
-        """Reserve for a body of `size` bytes, or of the largest size. Raises Problem (503) after
-        PATIENCE seconds.
+        """Reserve `size` bytes, at most the largest size of a body. Raises ApiError (503) after
+        RESERVE_SECONDS.
         """
         if size <= SMALL:
             return Place(self, 0)
@@ -75,25 +76,25 @@ class Room:
                     await self._changed.wait()
         except TimeoutError:
             raise Problem(
-                "too many large requests at once; come back later", 503, code="busy"
+                "too many large requests at once; retry later", 503, code="busy"
             ) from None
         self._free -= size
         return Place(self, size)
 
     def give(self, size: int) -> None:
-        """Free so many bytes."""
+        """Return bytes to the budget."""
         self._free += size
         self._changed.set()
 
 
 class Bodies:
-    """Middleware that takes room for the bodies of HTTP requests."""
+    """Middleware that reserves memory for the bodies of HTTP requests."""
 
     def __init__(self, app: ASGIApp, room: Room) -> None:
         self.app, self._room = app, room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on and count the bytes of its body."""
+        """Forward a request and count the bytes of its body."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -102,11 +103,10 @@ class Bodies:
         async def taken() -> Message:
             nonlocal read, place, reserved
             message = await receive()
-            part = message.get("body", b"")
-            read += len(part)
-            if (
-                part and read > SMALL and not reserved
-            ):  # a client that leaves a stream brings nothing more
+            chunk = message.get("body", b"")
+            read += len(chunk)
+            # A client that leaves a stream brings no more bytes.
+            if chunk and read > SMALL and not reserved:
                 place, reserved = await self._room.take(_told(scope)), True
             return message
 
@@ -124,6 +124,6 @@ class Bodies:
 
 
 def _told(scope: Scope) -> int:
-    """The body's length by its Content-Length; a chunked body may have any length."""
-    words = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-    return int(words) if words.isdigit() and len(words) < 20 else 1 << 62
+    """Return the body's length by its Content-Length; a chunked body may have any length."""
+    length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+    return int(length) if length.isdigit() and len(length) < 20 else 1 << 62

@@ -1,10 +1,10 @@
-"""Between asyncio and the engine: one thread owns the engine; coroutines ask it and read what
-comes.
+"""Connects asyncio with the engine: one thread owns the engine; coroutines submit requests and read
+events.
 
-Requests go in through a queue. Out go the events of a step, or of a few short ones (gathering.py).
-The engine never waits for a reader: what a slow reader has not read yet is kept with its answer,
-and an answer has an end. Templates, tokens and grammars are made in further threads. It knows
-nothing of HTTP.
+Requests arrive through a queue. The events of a step, or of a few short steps, are handed to the
+event loop together (event_batching.py). The engine never waits for a reader: unread events are kept
+with their answer, and every answer ends. Templates, tokens and grammars are computed in worker
+threads.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from quant.errors import Refusal
 
 T = TypeVar("T")
 KINDS = "prompts", "grammars", "texts"
-LONGEST_WAIT = 60  # seconds: the most that Retry-After says
+LONGEST_WAIT = 60  # upper limit of Retry-After
 
 
 class Busy(UserError):
@@ -37,40 +37,40 @@ class Busy(UserError):
 
     def __init__(self, waiting: int, retry_after: int) -> None:
         super().__init__(
-            f"{waiting} requests are being answered or wait",
-            hint=f"come back in {retry_after} s, or --max-waiting",
+            f"{waiting} requests are running or waiting",
+            hint=f"retry in {retry_after} s, or start with a larger --max-waiting",
         )
         self.retry_after = retry_after
 
 
 class Stopping(UserError):
-    """The server is about to end and takes nothing new."""
+    """The server is stopping and accepts no requests."""
 
     def __init__(self) -> None:
         super().__init__("the server is stopping", hint="start it again")
 
 
 class Failed(UserError):
-    """The model or the machine could not go on with an answer."""
+    """The model or the machine could not complete an answer."""
 
 
 def failure(error: UserError) -> UserError:
-    """Why an answer failed, as its client is told: a grammar that leads nowhere is the request's
-    own mistake.
+    """Return the error that a client receives for a failed answer. A grammar that no token can
+    continue is the request's own mistake.
     """
     return (
         error
         if isinstance(error, Unfollowable)
-        else Failed(str(error), hint="ask again, or ask for something else")
+        else Failed(str(error), hint="try again, or send another request")
     )
 
 
 class Answering(AsyncIterator[Event]):
-    """The answers to some requests, for one coroutine: iterate for their events, then read
+    """The answers to some requests, for one coroutine: iterate over their events, then read
     `answers`.
 
-    An event's `sequence` is the number of its answer: first the `samples` of the first request,
-    then those of the next. Closing it before the end cancels what is not finished.
+    The `sequence` of an event is the number of its answer: first the `samples` of the first
+    request, then those of the next one. Closing it early cancels unfinished answers.
     """
 
     def __init__(self, bridge: "Bridge", requests: tuple[Request, ...], samples: int) -> None:
@@ -96,31 +96,32 @@ class Answering(AsyncIterator[Event]):
             if answer.finish == "failed":
                 assert answer.error
                 raise failure(answer.error)
-            if answer.finish == "cancelled":  # by stop(): whoever cancels it reads no more
+            # cancelled by stop(): a reader that cancels does not read on
+            if answer.finish == "cancelled":
                 raise Stopping
             self._answers[event.sequence] = answer
         return event
 
     @property
     def waiting(self) -> bool:
-        """Whether an event has come that was not read yet."""
+        """Whether an event has arrived that was not read yet."""
         return bool(self._arrived)
 
     @property
     def answers(self) -> list[Answer]:
-        """The finished answers, request by request, each's in the order of their seeds."""
+        """The finished answers, request by request, in the order of their seeds."""
         assert len(self._answers) == self.count, "read them after the events"
         return [self._answers[number] for number in range(self.count)]
 
     async def aclose(self) -> None:
-        """Cancel what is not finished; it ends within a step."""
+        """Cancel unfinished answers; they end within a step."""
         if not self.closed:
             self.closed = True
             self._wake.set()
             self._bridge.forget(self)
 
     def take(self, told: list[Told]) -> None:
-        """Called on the loop, with new events."""
+        """Accept new events. Called on the event loop."""
         self._arrived += told
         self._wake.set()
         for _, answer in told:
@@ -128,17 +129,17 @@ class Answering(AsyncIterator[Event]):
                 self._bridge.meter.over(answer)
 
     def fail(self, error: BaseException) -> None:
-        """Called on the loop: no more events, for this reason."""
+        """End the iteration with this error. Called on the event loop."""
         self._error = error
         self._wake.set()
 
 
 class Bridge:
-    """Owns the engine's thread until close(). Its public methods are for coroutines, unless they
-    say otherwise.
+    """Owns the engine's thread until close(). Its methods are for coroutines unless they say
+    otherwise.
 
     `parallel` answers run at once and `waiting` more may wait; a request for n samples counts n.
-    `every`: seconds that tokens may be gathered for (gathering.py).
+    `every`: seconds for which tokens may be batched (event_batching.py).
     """
 
     def __init__(
@@ -148,21 +149,19 @@ class Bridge:
         self.meter = Meter()
         self._gathering = Gathering(every)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._streams: dict[
-            int, tuple[Answering, int]
-        ] = {}  # engine's id -> its Answering, the number of its answer
+        # By the engine's id: the reader, and the number of its answer.
+        self._streams: dict[int, tuple[Answering, int]] = {}
         self._lock = threading.Lock()
-        self._open = 0  # answers asked for and not over
-        self._seconds = 1.0  # that an answer took lately from its first pass on, smoothed
+        self._open = 0  # unfinished answers
+        self._seconds = 1.0  # smoothed time of an answer from its first pass on
         self._stopping = self._ended = False
         self._error: BaseException | None = None
         self._idle: list[Future[None]] = []
-        self.died: Callable[[], None] = lambda: (
-            None
-        )  # called on the engine's thread when a bug has ended its work
-        # A thread for templates and their tokens, one for grammars (neither is safe to use twice at
-        # once), and one for texts that are only tokenized. So a schema or a book that takes a
-        # second delays nobody's prompt.
+        # Called on the engine's thread when a bug has ended it.
+        self.died: Callable[[], None] = lambda: None
+        # One thread for templates and their tokens, one for grammars (neither may be used by two
+        # threads at once), and one for texts that are only tokenized, so that a long schema or text
+        # does not delay other prompts.
         self._writers = {kind: ThreadPoolExecutor(1, f"llmcli-{kind}") for kind in KINDS}
         self._making = {kind: threading.Lock() for kind in KINDS}
         self._thread = threading.Thread(target=self._run, name="llmcli-engine", daemon=True)
@@ -170,18 +169,18 @@ class Bridge:
 
     @property
     def stopping(self) -> bool:
-        """Whether no new requests are taken."""
+        """Whether no new requests are accepted."""
         return self._stopping or self._error is not None
 
     @property
     def open(self) -> int:
-        """Answers asked for and not over, those that wait included."""
+        """Number of unfinished answers, including those that wait."""
         return self._open
 
     def answer(self, *requests: Request, samples: int = 1) -> Answering:
-        """Ask for `samples` answers to each of some requests that `runner.check` has passed.
+        """Submit `samples` answers to each of some requests that `runner.check` has accepted.
 
-        Raises Busy or Stopping at once.
+        Raises ServerBusy or ServerStopping at once.
         """
         if self.stopping:
             self.meter.refused("stopping")
@@ -196,18 +195,17 @@ class Bridge:
         return answering
 
     async def call(self, function: Callable[[], T]) -> T:
-        """What `function` returns, run on the engine's thread between two steps."""
+        """Return what `function` returns, run on the engine's thread between two steps."""
         return await asyncio.wrap_future(self._ask(function))
 
     async def prepare(
         self, function: Callable[..., T], *args: object, kind: str = "prompts", short: bool = False
     ) -> T:
-        """What `function` returns, run in the thread of `kind`: "prompts" (templates and their
-        tokens), "grammars", or "texts" (only to be tokenized).
+        """Return what `function` returns, run in the worker thread of `kind`: "prompts" (templates
+        and their tokens), "grammars", or "texts" (only tokenized).
 
-        `short` work runs right here if that thread is idle. Where other programs kept both cores
-        busy, an answer of one token took 3.7 ms instead of 17.7 at the third quartile, 2.9 instead
-        of 3.1 at the median.
+        `short` work runs on the event loop if that worker is idle, which avoids the wait for
+        another thread on a busy machine.
         """
         making = self._making[kind]
         if short and making.acquire(blocking=False):
@@ -223,7 +221,7 @@ class Bridge:
         return await asyncio.get_running_loop().run_in_executor(self._writers[kind], made)
 
     async def drain(self, seconds: float) -> None:
-        """Take nothing new and wait for what is under way; after `seconds` the rest is cancelled."""
+        """Accept no requests and wait for the running ones; cancel them after `seconds`."""
         self._stopping = True
         over: Future[None] = Future()
         self._inbox.put(partial(self._when_idle, over))
@@ -235,13 +233,13 @@ class Bridge:
             await waited
 
     def stop(self) -> None:
-        """Cancel every answer now; each keeps what it has. Callable from any thread."""
+        """Cancel every answer now; each keeps its text so far. Callable from any thread."""
         self._stopping = True
         self._inbox.put(self._cancel_all)
         self.runner.context.interrupt()
 
     def close(self) -> None:
-        """End the thread. Raises the error that it died of, if it did."""
+        """End the thread. Raises the error that ended it early, if any."""
         self._stopping = True
         self._inbox.put(self._end)
         self._thread.join()
@@ -251,20 +249,21 @@ class Bridge:
             raise self._error
 
     def forget(self, answering: Answering) -> None:
-        """Drop an answer that nobody reads any more."""
+        """Drop an answer that has no reader any more."""
         self._inbox.put(partial(self._drop, answering))
 
-    # What follows runs on the engine's thread.
+    # The rest runs on the engine's thread.
 
     def _run(self) -> None:
         try:
             self._work()
-        except BaseException as error:  # noqa: BLE001 (a bug of ours: whoever waits is told, and close() raises it)
+        except BaseException as error:  # noqa: BLE001 (readers receive it, and close() raises it)
             self._error = error
             self._fail(error)
             self._tell_idle()
             self.died()
-        while not (self._ended and self._inbox.empty()):  # who comes now is told, until close()
+        # until close(), every later request gets the error
+        while not (self._ended and self._inbox.empty()):
             self._inbox.get()()
             self._tell_idle()
         self._fail(self._error or Stopping())
@@ -273,10 +272,10 @@ class Bridge:
         engine = self.runner.engine
         while not self._ended:
             if not self._inbox.empty():
-                self._gathering.hand_over()  # who comes now may bring a long prompt
+                self._gathering.hand_over()  # the new request may bring a long prompt
             while not self._inbox.empty() or not (engine.busy or self._ended):
                 self._inbox.get()()
-                self._tell_idle()  # whoever waits for it may be all that is left
+                self._tell_idle()  # a drain may be all that is left to do
             if engine.busy and not self._ended:
                 self._step()
             self._tell_idle()
@@ -286,9 +285,9 @@ class Bridge:
         try:
             if events := engine.step():
                 self.meter.heard()
-        except UserError as error:  # of the whole pass: no other one would do better
-            for one in tuple(self._streams):
-                engine.drop(one)
+        except UserError as error:  # the error concerns the whole pass
+            for sequence in tuple(self._streams):
+                engine.drop(sequence)
             self._fail(Failed(str(error), hint=error.hint))
             return
         for event in events:
@@ -314,8 +313,8 @@ class Bridge:
         try:
             for request in answering.requests:
                 timed = request if request.started is not None else replace(request, started=asked)
-                for one in self.runner.engine.sample(timed, answering.samples):
-                    self._streams[one] = answering, next(numbers)
+                for sequence in self.runner.engine.sample(timed, answering.samples):
+                    self._streams[sequence] = answering, next(numbers)
         except UserError as error:
             self._drop(answering)
             self._count(-sum(1 for _ in numbers))
@@ -323,19 +322,21 @@ class Bridge:
 
     def _drop(self, answering: Answering) -> None:
         self._gathering.forget(answering)
-        for one in [one for one, (whose, _) in self._streams.items() if whose is answering]:
-            self.runner.engine.drop(one)
-            del self._streams[one]
+        for sequence in [
+            sequence for sequence, (reader, _) in self._streams.items() if reader is answering
+        ]:
+            self.runner.engine.drop(sequence)
+            del self._streams[sequence]
             self._count(-1)
             self.meter.gone(1)
 
     def _cancel_all(self) -> None:
-        for one in self._streams:
-            self.runner.engine.cancel(one)
+        for sequence in self._streams:
+            self.runner.engine.cancel(sequence)
 
     def _fail(self, error: BaseException) -> None:
         self._gathering.hand_over()
-        for answering in {id(whose): whose for whose, _ in self._streams.values()}.values():
+        for answering in {id(reader): reader for reader, _ in self._streams.values()}.values():
             self._gathering.forget(answering)
             soon(answering.loop, partial(answering.fail, error))
         self._count(-len(self._streams))
@@ -351,7 +352,7 @@ class Bridge:
             self._open += more
 
     def _patience(self) -> int:
-        """Seconds until about all that wait now have begun."""
+        """Return the seconds until about all waiting answers have started."""
         return min(
             LONGEST_WAIT,
             max(1, round(self._seconds * (self._open - self.parallel + 1) / self.parallel)),

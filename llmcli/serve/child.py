@@ -1,7 +1,8 @@
-"""One model in a process of its own, started again where it is lost (relay.py is what runs there).
+"""Runs one model in its own process and restarts the process when it ends (asgi_relay.py is what
+runs there).
 
-Its end is llama.cpp's when a worker of `--rpc` goes, or a signal's. What it was answering is Lost
-to who asked; what waits for it is told why where it does not come back.
+llama.cpp ends the process when a worker of `--rpc` is lost. The requests that were running get
+UpstreamLost; requests that wait for the restart are told why it fails.
 """
 
 import asyncio
@@ -20,19 +21,22 @@ from llmcli.serve import relay
 from llmcli.serve.front import Lost
 from llmcli.serve.relay import Open, packed, read
 
-# seconds without a sign of life: a pass over a whole batch may take long, a lost link half a minute
+# Seconds without a heartbeat: a pass over a whole batch may take long, and a lost connection takes
+# half a minute to be noticed.
 STUCK = 120.0
-BACKOFF = (0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before it is started again, by how often in vain
+BACKOFF = (0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before a restart, by the number of failed ones
 
 
 class Child:
-    """Made with `start`, used on one event loop; `note` is told what becomes of it."""
+    """Created with `start`, used on one event loop. `note` is called with messages about
+    restarts.
+    """
 
     def __init__(self, open_model: Open, note: Callable[[str], None]) -> None:
         self._open, self._note = open_model, note
         self._calls: dict[int, asyncio.Queue[Any]] = {}
         self._count = 0
-        self._why = "it is being started"
+        self._why = "the model is starting"
         self._up = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -42,14 +46,16 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process that holds the model now."""
-        found: int = self._process.pid
-        return found
+        """Id of the current model process."""
+        pid: int = self._process.pid
+        return pid
 
     def start(self) -> None:
-        """Open the model; raises UserError where that fails, in its words."""
+        """Start the process and open the model. Raises UserError if that fails, in the words of the
+        process.
+        """
         ours, theirs = socket.socketpair()
-        # A fresh interpreter: llama.cpp's threads do not survive a fork.
+        # A new interpreter, because llama.cpp's threads do not survive a fork.
         process = multiprocessing.get_context("spawn").Process(
             target=relay.live, args=(self._open, theirs)
         )
@@ -65,21 +71,26 @@ class Child:
         if frame is None or frame[0] != "ready":
             ours.close()
             process.join()
-            what = (
+            failure = (
                 frame[1:]
                 if frame
-                else (f"it ended with {process.exitcode}", "what it said stands above")
+                else (
+                    f"the model's process ended with exit code {process.exitcode}",
+                    "its output is above",
+                )
             )
-            raise UserError(what[0], hint=what[1])
+            raise UserError(failure[0], hint=failure[1])
         self._process, self._link, self.facts = process, ours, frame[1]
 
     def keep(self) -> None:
-        """From now on, on this event loop, hear it and start it again where it is lost."""
+        """From now on, on this event loop, read the process's messages and restart it when it
+        ends.
+        """
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._watch())
 
     def close(self) -> None:
-        """End it: what it still does is nobody's any more."""
+        """End the process; its running requests are dropped."""
         if self._keeper:
             self._keeper.cancel()
         if self._link:
@@ -91,13 +102,14 @@ class Child:
                 self._process.join()
 
     def stop(self) -> None:
-        """End every answer now."""
+        """Cancel every answer now."""
         self._lose("the server is stopping")
 
     async def wait(self, seconds: float) -> str:
-        """Until it answers: "", or why it does not."""
+        """Wait until the model is available; return "", or the reason why it is not."""
         self.keep()
-        await asyncio.sleep(0)  # one that was just started is up after a turn of the loop
+        # a process that was just started is available after one turn of the loop
+        await asyncio.sleep(0)
         if not self._up.is_set():
             try:
                 await asyncio.wait_for(self._up.wait(), seconds)
@@ -108,7 +120,7 @@ class Child:
     async def ask(
         self, scope: dict[str, Any], body: bytes, key: bytes
     ) -> AsyncGenerator[Message, None]:
-        """Upstream's."""
+        """Implements Upstream.ask."""
         number, queue = self._begin(scope)
         try:
             self._tell(number, {"type": "http.request", "body": body, "more_body": False})
@@ -135,32 +147,30 @@ class Child:
         self._calls.pop(number, None)
 
     async def _next(self, queue: "asyncio.Queue[Any]") -> Message | None:
-        found = await queue.get()
-        if isinstance(found, Lost):
-            raise found
-        message: Message | None = found
+        item = await queue.get()
+        if isinstance(item, Lost):
+            raise item
+        message: Message | None = item
         return message
 
     async def _watch(self) -> None:
-        """Read what it says; where it ends, start it again."""
-        tried = 0
+        """Read the process's messages; restart it when it ends."""
+        failures = 0
         while True:
             if self._link is not None:
-                tried = 0
+                failures = 0
                 await self._listen(self._link)
                 self._lose(f"its process ended ({await self._end()})")
-                self._note(f"the model was lost: {self._why}; it is started again")
-            await asyncio.sleep(BACKOFF[min(tried, len(BACKOFF) - 1)])
-            tried += 1
+                self._note(f"the model was lost: {self._why}; restarting it")
+            await asyncio.sleep(BACKOFF[min(failures, len(BACKOFF) - 1)])
+            failures += 1
             try:
                 await asyncio.to_thread(self.start)
-                self._note("the model is back")
-            except (
-                UserError,
-                OSError,
-            ) as error:  # the latter where the system has no process or file for it just now
+                self._note("the model is available again")
+            # OSError: the system has no process or file for it at the moment.
+            except (UserError, OSError) as error:
                 if str(error) != self._why:
-                    self._note(f"it does not start: {error}")
+                    self._note(f"the model does not start: {error}")
                 self._why = str(error)
 
     async def _listen(self, link: socket.socket) -> None:
@@ -172,11 +182,11 @@ class Child:
                 if kind in ("out", "end") and (queue := self._calls.get(number)):
                     queue.put_nowait(content)
         except TimeoutError:
-            self._why = f"no sign of life for {STUCK:.0f} s"
+            self._why = f"no heartbeat for {STUCK:.0f} s"
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
         finally:
-            self._up.clear()  # before its process is gone: whoever asks now waits for the next one
+            self._up.clear()  # before the process has ended: new requests wait for the next one
             self._writer.close()
             self._writer, self._link = None, None
 

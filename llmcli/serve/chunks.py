@@ -1,4 +1,4 @@
-"""An answer as documents, for the transports without Server-Sent Events: WebSocket and gRPC."""
+"""Answers as documents, for the transports without Server-Sent Events: WebSocket and gRPC."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -9,10 +9,10 @@ from llmcli.serve.schema.base import Document, Form
 
 
 async def chunks(bridge: Bridge, form: Form, client: str) -> AsyncGenerator[Document, None]:
-    """The chunks of a stream, or the whole answer where the form does not stream. Closing it
-    cancels the answer.
+    """Yield the chunks of a stream, or the whole answer if the form does not stream. Closing the
+    generator cancels the answer.
     """
-    requests = [replace(one, client=client) for one in form.requests]
+    requests = [replace(request, client=client) for request in form.requests]
     async with aclosing(bridge.answer(*requests, samples=form.each)) as answering:
         async for event in answering:
             if form.stream:

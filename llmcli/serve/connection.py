@@ -1,13 +1,12 @@
-"""uvicorn's HTTP connection with limits: on an unfinished head, on a body that nobody reads, on an
+"""uvicorn's HTTP connection with limits: on an unfinished head, on a body that is not read, on an
 answer that the client does not read, and on what a client sends while its previous request is still
 being answered.
 
-uvicorn waits for ever for a first request, and for the rest of a head. httptools, which parses
-heads where it is installed (Ray brings it), takes heads of any size. Neither needs a key.
-2026-11-22: one connection that sent headers without end made the server a gigabyte larger in ten
-seconds, and silent connections can take all file descriptors. Bytes that are no HTTP, sent behind a
-request that is being answered, were a traceback with h11, and with httptools a second answer in the
-middle of the first.
+uvicorn waits without limit for a first request and for the rest of a head, and httptools, which
+parses heads where it is installed (Ray installs it), accepts heads of any size. So one connection
+could fill the memory, and silent connections could take all file descriptors. Bytes after a running
+request that are not HTTP caused a traceback with h11, and a second answer inside the first with
+httptools.
 """
 
 import asyncio
@@ -15,18 +14,16 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-PATIENCE = (
-    60.0  # seconds for a request's head, from its first byte or from the connection's beginning
-)
-LARGEST = 1 << 16  # bytes of a head, as in h11; a little more may come in one read
-REST = (
-    1 << 26
-)  # bytes of a body that still come after its answer: many clients read only once they have sent all
+# Seconds for a request's head, from its first byte or from the start of the connection.
+PATIENCE = 60.0
+LARGEST = 1 << 16  # bytes of a head, as in h11; one read may bring a little more
+# Bytes of a body that may follow its answer: many clients read only after they have sent all.
+REST = 1 << 26
 Base: Any = AutoHTTPProtocol
 
 
-class Connection(Base):  # type: ignore[misc]  # which class that is, uvicorn finds out
-    """One connection. It closes itself when no request comes, or when its client reads no answer."""
+class Connection(Base):  # type: ignore[misc]  # uvicorn chooses the class
+    """One connection. It closes itself when no request arrives or the client reads no answer."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -35,42 +32,40 @@ class Connection(Base):  # type: ignore[misc]  # which class that is, uvicorn fi
         self._stuck: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start the clock for the first head."""
+        """Start the timer of the first head."""
         super().connection_made(transport)
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Parse, then count: bytes belong to a request's body, to a head, or to a body that was
-        answered unread.
+        """Parse the data, then count its bytes as part of a head, of a body, or of a body that was
+        answered before it was read.
         """
         before = self.cycle
-        resting = before is None or before.response_complete
-        unread = before is not None and before.response_complete and before.more_body
-        head = not unread and (resting or not before.more_body)
+        is_idle = before is None or before.response_complete
+        in_unread_body = before is not None and before.response_complete and before.more_body
+        in_head = not in_unread_body and (is_idle or not before.more_body)
         super().data_received(data)
-        if (
-            self.cycle is not before or self.transport.get_protocol() is not self
-        ):  # a request, or a WebSocket now
+        # A request was parsed, or the connection is a WebSocket now.
+        if self.cycle is not before or self.transport.get_protocol() is not self:
             self._head = self._rest = 0
             self._calm()
-        elif unread:
+        elif in_unread_body:
             self._rest += len(data)
             self._bounded(self._rest, REST)
-        elif (
-            head and self.transport.is_reading()
-        ):  # else uvicorn keeps it until the request under way is over
+        # While reading is paused, uvicorn keeps the data until the running request has ended.
+        elif in_head and self.transport.is_reading():
             self._head += len(data)
-            self._bounded(self._head, LARGEST, wait=resting)
+            self._bounded(self._head, LARGEST, wait=is_idle)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are no HTTP, if it is their turn; else close behind the answer that is
-        under way.
+        """Respond to bytes that are not HTTP if no other answer is running; otherwise close the
+        connection after it.
         """
         cycle = self.cycle
-        over = cycle is None or cycle.response_complete
-        if over and (cycle is None or not cycle.more_body):
+        is_complete = cycle is None or cycle.response_complete
+        if is_complete and (cycle is None or not cycle.more_body):
             super().send_400_response(msg)
-        elif over:  # the rest of a body that was answered unread
+        elif is_complete:  # the rest of a body that was answered before it was read
             self.transport.close()
         elif cycle.more_body and not (cycle.response_started or getattr(self, "pipeline", None)):
             super().send_400_response(msg)
@@ -79,31 +74,31 @@ class Connection(Base):  # type: ignore[misc]  # which class that is, uvicorn fi
             self.flow.pause_reading()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than we write: start watching it."""
+        """Start the timer of a client that reads more slowly than the server writes."""
         super().pause_writing()
         self._unread = self.transport.get_write_buffer_size()
         self._stuck = self.loop.call_later(PATIENCE, self._look)
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """Stop the timer: the client has caught up."""
         if self._stuck is not None:
             self._stuck.cancel()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all clocks."""
+        """Stop all timers."""
         self._calm()
         if self._stuck is not None:
             self._stuck.cancel()
         super().connection_lost(exc)
 
     def _look(self) -> None:
-        """Abort if the client has read nothing since the last look; a slow client may stay."""
-        left = self.transport.get_write_buffer_size()
-        if left >= self._unread:
+        """Abort if the client has read nothing since the last check; a slow client may continue."""
+        unread = self.transport.get_write_buffer_size()
+        if unread >= self._unread:
             self.transport.abort()
         else:
-            self._unread = left
+            self._unread = unread
             self._stuck = self.loop.call_later(PATIENCE, self._look)
 
     def _bounded(self, count: int, most: int, wait: bool = True) -> None:

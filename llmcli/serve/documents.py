@@ -1,4 +1,4 @@
-"""Reads an HTTP answer back: ASGI messages in, the JSON documents that they carry out."""
+"""Extracts the JSON documents of an HTTP answer from ASGI messages."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ SEPARATORS = {"text/event-stream": b"\n\n", "application/x-ndjson": b"\n"}
 
 
 class Documents:
-    """Give `send` to the application. `queue` gets each document, then None; after that check()
+    """Pass `send` to the application. `queue` receives each document, then None. Afterwards check()
     raises the answer's error, if it was one.
     """
 
@@ -23,7 +23,7 @@ class Documents:
         self._ended = False
 
     async def send(self, message: Message) -> None:
-        """A message of the application."""
+        """Handle a message of the application."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             kinds = [
@@ -35,37 +35,37 @@ class Documents:
         elif message["type"] == "http.response.body":
             self._held += message.get("body", b"")
             if self._between:
-                *whole, self._held = self._held.split(self._between)
-                for piece in whole:
+                *complete, self._held = self._held.split(self._between)
+                for piece in complete:
                     self._take(piece)
             elif not message.get("more_body") and self._held:
                 self._take(self._held)
             self._ended = not message.get("more_body")
 
     def over(self, _: object) -> None:
-        """Nothing more comes."""
+        """End the queue."""
         self.queue.put_nowait(None)
 
     def check(self) -> None:
-        """Raise Problem for an answer that was an error, or became one."""
+        """Raise ApiError if the answer was an error, or ended with one."""
         if self._error is None:
             if not self._ended:
                 raise Problem(
-                    "the model was lost in the middle of this answer; ask again",
+                    "the model was lost during this answer; try again",
                     503,
                     code="model_lost",
                 )
             return
-        about = dict(self._error)
-        message, sort = str(about.pop("message", "")), about.pop("type", None)
+        fields = dict(self._error)
+        message, kind = str(fields.pop("message", "")), fields.pop("type", None)
         status = self._status if self._status >= 400 else 503
         raise Problem(
             message,
             status,
-            type=sort or "server_error",
-            param=about.pop("param", None),
-            code=about.pop("code", None),
-            **about,
+            type=kind or "server_error",
+            param=fields.pop("param", None),
+            code=fields.pop("code", None),
+            **fields,
         )
 
     def _take(self, piece: bytes) -> None:
@@ -73,12 +73,11 @@ class Documents:
             piece = b"".join(line[6:] for line in piece.split(b"\n") if line.startswith(b"data: "))
         if not piece or piece == b"[DONE]":
             return
-        found = json.loads(piece)
-        error = (
-            found.get("error") if isinstance(found, dict) else None
-        )  # several answers of /completion are a list
-        # A whole response of OpenAI's newer form has the field, too: null.
-        if error and (self._status >= 400 or found.keys() <= {"error", "type"}):
+        document = json.loads(piece)
+        # Several answers of /completion are a list. A whole response of /v1/responses has the
+        # field `error`, too, with null.
+        error = document.get("error") if isinstance(document, dict) else None
+        if error and (self._status >= 400 or document.keys() <= {"error", "type"}):
             self._error = error if isinstance(error, dict) else {"message": error}
         else:
-            self.queue.put_nowait(found)
+            self.queue.put_nowait(document)

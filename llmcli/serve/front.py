@@ -1,12 +1,11 @@
-"""The HTTP side of a server whose models are in other processes: it reads a request, hands it on,
-and survives them.
+"""The HTTP side of a server whose models run in other processes: it reads requests, forwards them,
+and survives the loss of a model.
 
-A request that was lost before the first byte of its answer is asked again, as often as TRIES, and
-so is one whose stream can go on where it stopped (known.py); such a one waits where all who are
-left have as much to do as they take, for those whose model was lost come to them at once. Any other
-is broken, which is told as an error event in a stream, and by closing the connection otherwise.
-Nothing is lost without a word. Keys, models and limits are the application's, which runs where the
-model is.
+A request that is lost before the first byte of its answer is sent again, up to MAX_TRIES times, and
+so is one whose stream can be continued (stream_resume.py); the latter also waits while the
+remaining models are busy, because all requests of a lost model come to them at once. Any other lost
+request is broken: a stream ends with an error event, another answer by closing the connection.
+Keys, models and limits are checked by the application, which runs with the model.
 """
 
 import asyncio
@@ -34,55 +33,57 @@ from llmcli.serve.settings import Settings
 from llmcli.serve.stream import Gone, json_response, unless_gone, whole
 
 TRIES = 3
-PATIENCE = 30.0  # seconds that a request waits for a model that is being started again
-RETRY_AFTER = 5
-PAUSE = (
-    0.5  # seconds before one whose answer was begun is asked again of those who have too much to do
-)
-STOPPING = 1012  # a WebSocket's code for a service that restarts
-KEPT = (b"host", b"authorization", b"x-api-key")  # of a socket's headers, what its requests have
+PATIENCE = 30.0  # seconds that a request waits for a model that is restarting
+RETRY_AFTER = 5  # seconds
+PAUSE = 0.5  # seconds before a stream is sent again to busy models
+STOPPING = 1012  # WebSocket close code of a service that restarts
+KEPT = (b"host", b"authorization", b"x-api-key")  # headers of a WebSocket that its requests inherit
 
 
 class Lost(Exception):
-    """Whoever was answering is gone, with the answer."""
+    """The process that was answering has ended, and its answer with it."""
 
 
 class Full(Lost):
-    """Whoever should go on with it has too much to do."""
+    """The process that should continue a stream is busy."""
 
 
 class Upstream(Protocol):
-    """Those who answer: one process (child.py) or replicas (replicas.py)."""
+    """What answers requests: one process (supervised_process.py) or replicas (ray_replicas.py)."""
 
     def ask(self, scope: dict[str, Any], body: bytes, key: bytes) -> AsyncGenerator[Message, None]:
-        """The application's messages for one request; raises Lost. Closing it cancels the request."""
+        """Yield the application's messages for one request; raises UpstreamLost. Closing the
+        generator cancels the request.
+        """
         ...
 
     async def wait(self, seconds: float) -> str:
-        """Until somebody answers again: "", or why nobody does."""
+        """Wait until requests can be answered; return "", or the reason why they cannot."""
         ...
 
     def stop(self) -> None:
-        """End every answer now."""
+        """Cancel every answer now."""
         ...
 
 
 class Front:
-    """An ASGI application; also what server.py stops: `drain` waits for what is being answered."""
+    """An ASGI application. Server stops it like an EngineBridge: `drain` waits for running
+    answers.
+    """
 
     def __init__(self, upstream: Upstream, settings: Settings) -> None:
         self.upstream, self.settings = upstream, settings
-        self.talks: set[asyncio.Task[None]] = set()  # answers on their way over WebSockets
+        self.talks: set[asyncio.Task[None]] = set()  # running answers over WebSockets
         self.room = Room(settings.max_body)
         self._guard, self._bodies = Guard(self, settings), Bodies(self._answer, self.room)
-        registry.forms()  # read from their folder now, not while the first one waits
+        registry.forms()  # load the forms now, not during the first request
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.stopping = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One connection's request."""
+        """Handle one request or WebSocket."""
         self._open += 1
         self._idle.clear()
         try:
@@ -96,7 +97,7 @@ class Front:
                 self._idle.set()
 
     async def drain(self, seconds: float) -> None:
-        """Begin nothing new and wait for what there is, for so long."""
+        """Accept no requests, and wait up to this many seconds for the running ones."""
         self.stopping = True
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
@@ -104,7 +105,7 @@ class Front:
             self.upstream.stop()
 
     def stop(self) -> None:
-        """End every answer now."""
+        """Cancel every answer now."""
         self.stopping = True
         self.upstream.stop()
 
@@ -113,29 +114,25 @@ class Front:
             if self.stopping:
                 raise Problem("the server is stopping", 503)
             request = Request(scope, receive)
-            # The application tells who brings no key; whatever else such a request brings is not
-            # read.
-            known = keys.allowed(request.headers, self.settings.keys)
-            raw = await whole(request, self.settings.max_body) if known else b""
+            # Without a valid key the body is not read: the application refuses the request.
+            has_key = keys.allowed(request.headers, self.settings.keys)
+            raw = await whole(request, self.settings.max_body) if has_key else b""
             await unless_gone(receive, self._asked(portable(scope), raw, send))
         except Gone:
             return
         except Problem as error:
             headers = {"retry-after": str(RETRY_AFTER)} if error.status in (429, 503) else None
-            told = json_response(document(error, scope["path"]), error.status, headers)
-            await readable(told, self.settings)(scope, receive, send)
+            response = json_response(document(error, scope["path"]), error.status, headers)
+            await readable(response, self.settings)(scope, receive, send)
 
     async def _asked(self, scope: dict[str, Any], raw: bytes, send: Send) -> None:
-        """Ask until somebody has answered; raises Problem where nobody does."""
+        """Send a request to the upstream until it is answered. Raises ApiError if that fails."""
         key, why = key_of(raw), ""
-        patience = (
-            0.0 if scope["path"].endswith("/health") else PATIENCE
-        )  # who asks that wants to know now
-        sent, tries, pauses = (
-            _Sent(send, registry.form(scope["path"])),
-            TRIES,
-            round(PATIENCE / PAUSE),
-        )
+        key, why = key_of(raw), ""
+        # A health check wants to know the state now.
+        patience = 0.0 if scope["path"].endswith("/health") else PATIENCE
+        sent = _Sent(send, registry.form(scope["path"]))
+        tries, pauses = TRIES, round(PATIENCE / PAUSE)
         while tries and pauses:
             if why := await self.upstream.wait(patience):
                 break
@@ -155,15 +152,17 @@ class Front:
         if sent.begun:
             await sent.broken()
             return
-        what = (
+        message = (
             f"the model is not available: {why}"
             if why
-            else f"the model was lost {TRIES} times at this request"
+            else f"the model was lost {TRIES} times during this request"
         )
-        raise Problem(what, 503, code="model_unavailable")
+        raise Problem(message, 503, code="model_unavailable")
 
     async def _once(self, scope: dict[str, Any], raw: bytes, key: bytes, sent: "_Sent") -> None:
-        """Ask whoever answers next, and pass it on; raises Problem before the first byte, and Lost."""
+        """Send the request once and forward the answer. Raises ApiError before the first byte,
+        UpstreamLost after it.
+        """
         try:
             async with aclosing(self.upstream.ask(scope, raw, key)) as messages:
                 async for message in messages:
@@ -174,12 +173,12 @@ class Front:
             raise (Full if error.status == 429 else Lost) from None
         if not sent.begun:
             raise Problem(
-                "the request could not be answered: a bug of ours, told where the server runs", 500
+                "the request could not be answered because of a bug; see the server's log", 500
             )
 
     async def _talk(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A WebSocket: its requests go on one by one, as over HTTP, so that it outlives whoever
-        answers them.
+        """Serve a WebSocket. Its requests are forwarded one by one like HTTP requests, so that it
+        survives the loss of a model.
         """
         if self.stopping:
             await send(
@@ -194,7 +193,10 @@ class Front:
             return
         if scope["path"] != SOCKET or not keys.allowed(socket.headers, self.settings.keys):
             await socket.close(
-                1008, "a key is needed" if scope["path"] == SOCKET else "there is nothing here"
+                1008,
+                "this server needs a key"
+                if scope["path"] == SOCKET
+                else "this path does not exist",
             )
             return
         await socket.accept()
@@ -214,20 +216,22 @@ class Front:
             "query_string": b"",
             "headers": [*headers, (b"content-type", b"application/json")],
         }
-        read = Documents()
-        task = asyncio.ensure_future(self._asked(http, encoded(body), read.send))
-        task.add_done_callback(read.over)
+        documents = Documents()
+        task = asyncio.ensure_future(self._asked(http, encoded(body), documents.send))
+        task.add_done_callback(documents.over)
         try:
-            while (found := await read.queue.get()) is not None:
-                yield found
+            while (document_ := await documents.queue.get()) is not None:
+                yield document_
             await task
-            read.check()
+            documents.check()
         finally:
             task.cancel()
 
 
 class _Sent:
-    """What of one answer has gone out, and what is known of it: None once nobody could go on."""
+    """What was sent of one answer, and its stream position: None once the answer cannot be
+    continued.
+    """
 
     def __init__(self, send: Send, form: type[Form] | None) -> None:
         self._send, self._form = send, form
@@ -235,40 +239,39 @@ class _Sent:
         self.known: Known | None = fresh()
 
     async def send(self, message: Message) -> None:
-        """Pass on what a model says; raises Lost where one that should go on does not, Full where
-        it cannot yet.
+        """Forward a message of the model. Raises UpstreamLost if a model that should continue the
+        stream does not, UpstreamBusy if it cannot yet.
         """
-        told = message.get(TOLD)
+        marks = message.get(TOLD)
         message = {name: value for name, value in message.items() if name != TOLD}
         head = message["type"] == "http.response.start"
         if head and self.begun:
-            if told is None:
+            if marks is None:
                 raise Full if message["status"] == 429 else Lost
             return
-        if told is None:
+        if marks is None:
             self.known = None
         elif self.known:
-            self.known.hear(told)
+            self.known.hear(marks)
         if head:
             kinds = [value for name, value in message["headers"] if name.lower() == b"content-type"]
+            # Only a stream can end with an error event.
             if self._form and not any(
                 kind.startswith(self._form.media_type.encode()) for kind in kinds
             ):
-                self._form = None  # no stream, which words could be added to
+                self._form = None
         elif message["type"] == "http.response.body":
             self.over = not message.get("more_body")
         self.begun = True
         await self._send(message)
 
     async def broken(self) -> None:
-        """Tell that no more comes. Where no words can, the server closes the connection early: the
-        length tells.
+        """Send an error event that ends the stream. An answer that is no stream just ends early,
+        which the client recognizes by its length.
         """
         if self.over or self._form is None:
             return
-        told = Problem(
-            "the model was lost in the middle of this answer; ask again", 503, code="model_lost"
-        )
+        error = Problem("the model was lost during this answer; try again", 503, code="model_lost")
         await self._send(
-            {"type": "http.response.body", "body": self._form.failed(told), "more_body": False}
+            {"type": "http.response.body", "body": self._form.failed(error), "more_body": False}
         )

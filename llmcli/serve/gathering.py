@@ -1,10 +1,9 @@
-"""What answers tell, gathered before the event loop is woken: tokens that come sooner than anybody
-sees go together.
+"""Batches events before the event loop is woken: tokens that arrive sooner than anyone can notice
+are delivered together.
 
-To wake the loop, write an event and send it takes 0.44 ms of a processor, and all of it is the
-model's time where that computes on every core: one user of SmolLM2-135M, two cores of an EPYC, had
-109.5 tokens a second, with three tokens at a time 113.7 (2026-11-23). An answer's first token and
-its end never wait, nor does anything where the next pass may be a long one: the caller says when.
+Waking the loop and sending an event takes processor time from a model that computes on all cores.
+The first token and the end of an answer never wait, nor do events before a pass that may be long
+(the caller decides).
 """
 
 import asyncio
@@ -19,14 +18,14 @@ from llmcli.types import Event
 
 
 class Told(NamedTuple):
-    """An event of one answer; the last event of a sample comes with its `answer`."""
+    """An event of one answer; the last event of a sample has its `answer`."""
 
     event: Event
     answer: Answer | None
 
 
 class Reader(Protocol):
-    """Who is told, on its own loop."""
+    """Receives events on its own event loop."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -35,55 +34,56 @@ class Reader(Protocol):
 
 
 class Gathering:
-    """Belongs to one thread. `every`: seconds that tokens may be gathered for; 0 hands each pass
-    over at once.
+    """Belongs to one thread. `every`: seconds for which tokens may be held; 0 delivers each pass at
+    once.
     """
 
     def __init__(self, every: float) -> None:
         self.every = every
         self._held: dict[Reader, list[Told]] = {}
-        self._told: set[Reader] = set()  # whose answers have begun and none has ended since
+        # readers whose answers have begun and not ended since the last delivery
+        self._told: set[Reader] = set()
         self._urgent = False
-        self._last = 0.0  # when something was handed over
+        self._last = 0.0  # time of the last delivery
 
     def add(self, reader: Reader, event: Event, answer: Answer | None) -> None:
-        """One more event for a reader."""
+        """Add an event for a reader."""
         self._held.setdefault(reader, []).append(Told(event, answer))
         self._urgent |= answer is not None or reader not in self._told
 
     def due(self, spent: float) -> bool:
-        """Whether what is held must not wait for another pass, which will take about as long as the
-        last: `spent`.
+        """Return whether the held events must not wait for another pass, which will take about as
+        long as the last one: `spent`.
         """
         return bool(self._held) and (
             self._urgent or time.perf_counter() + spent > self._last + self.every
         )
 
     def hand_over(self) -> None:
-        """All that is held goes to its readers, with one call for each loop."""
+        """Deliver all held events, with one call for each event loop."""
         if not self._held:
             return
         loops: dict[asyncio.AbstractEventLoop, list[tuple[Reader, list[Told]]]] = {}
-        for reader, told in self._held.items():
-            loops.setdefault(reader.loop, []).append((reader, told))
-            ended = any(answer is not None for _, answer in told)
-            (self._told.discard if ended else self._told.add)(reader)
+        for reader, events in self._held.items():
+            loops.setdefault(reader.loop, []).append((reader, events))
+            has_ended = any(answer is not None for _, answer in events)
+            (self._told.discard if has_ended else self._told.add)(reader)
         self._held, self._urgent, self._last = {}, False, time.perf_counter()
         for loop, batch in loops.items():
             soon(loop, partial(_hand_out, batch))
 
     def forget(self, reader: Reader) -> None:
-        """Nothing more comes for it, and nobody reads what is held."""
+        """Drop the events of a reader that reads no more."""
         self._held.pop(reader, None)
         self._told.discard(reader)
 
 
 def _hand_out(batch: list[tuple[Reader, list[Told]]]) -> None:
-    for reader, told in batch:
-        reader.take(told)
+    for reader, events in batch:
+        reader.take(events)
 
 
 def soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """Run a function on a loop, if the loop still runs."""
-    with suppress(RuntimeError):  # it is closed, and its coroutines with it
+    """Run a function on an event loop, if the loop is still running."""
+    with suppress(RuntimeError):  # the loop is closed, and its coroutines with it
         loop.call_soon_threadsafe(function)

@@ -1,16 +1,14 @@
-"""Refuses requests that a foreign web page may have made.
+"""Refuses requests that a foreign web page may have sent.
 
-A server without keys trusts its machine, and with it every page that a browser there has open. A
-foreign page has two ways in. It may send requests to 127.0.0.1: it cannot read the answers, but the
-work is done. Browsers send an Origin with everything but plain reading, so an Origin that is
-neither ours nor allowed is refused. Or it may let its own name resolve to 127.0.0.1 once it is
-loaded (DNS rebinding), and then it reads the answers, too. Then Host is that name, so a foreign
-name is refused. An address cannot be rebound: as Host it passes.
+A server without keys trusts its machine, and so every page that a browser there has open. A foreign
+page has two ways to abuse that. It may send requests to 127.0.0.1: it cannot read the answers, but
+the work is done. Browsers send an Origin with every request except plain reads, so a foreign Origin
+that is not allowed is refused. Or it may make its own name resolve to 127.0.0.1 after it was loaded
+(DNS rebinding), and then it reads the answers, too. The Host header then has that name, so foreign
+names are refused. IP addresses cannot be rebound and are accepted as Host.
 
-2026-11-22: llama-server checks neither and answers every page (its CORS default is *). ollama
-checks both, and its issues are full of 403s without a reason. A wrong content type alone is no
-reason to refuse: `curl -d` claims to send a form. Programs send no Origin; a request that has one
-comes from a page and must be JSON, which no form can send.
+A wrong content type alone is not refused, because `curl -d` claims to send a form. Programs send no
+Origin; a request with one comes from a page and must be JSON, which an HTML form cannot send.
 """
 
 import ipaddress
@@ -25,25 +23,25 @@ from llmcli.serve.problems import Problem, document
 from llmcli.serve.settings import Settings
 from llmcli.serve.stream import json_response
 
-# What no name server of the world gives out; the last two are how a container calls the machine
-# that runs it.
+# Names that no public name server resolves; the last two are how a container calls its host
+# machine.
 OURS = frozenset({"localhost", "host.docker.internal", "host.containers.internal"})
 READING = ("GET", "HEAD", "OPTIONS")
 ANY = "*"
-USUAL = {"http": ":80", "https": ":443"}  # ports that browsers leave out
+USUAL = {"http": ":80", "https": ":443"}  # ports that browsers leave out of an Origin
 
 
 class Guard:
-    """Middleware, the outermost."""
+    """Middleware, the outermost one."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app, self._settings = app, settings
         self._hosts = OURS | {settings.host.lower(), *map(_name, settings.allow_hosts)}
-        # A page has no key, and none that it could be made to send.
+        # With keys the server needs no protection: a page does not know the key.
         self._any_host = bool(settings.keys) or ANY in settings.allow_hosts or ANY in settings.cors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or say why not."""
+        """Forward a request, or refuse it."""
         if scope["type"] in ("http", "websocket"):
             try:
                 self.check(scope["type"], scope.get("method", "GET"), Headers(scope=scope))
@@ -60,24 +58,31 @@ class Guard:
         await self.app(scope, receive, send)
 
     def check(self, kind: str, method: str, headers: Mapping[str, str]) -> None:
-        """Raise Problem for a request that a foreign page sent, or may have sent."""
+        """Raise ApiError for a request that a foreign page sent or may have sent."""
         host, origin = headers.get("host"), headers.get("origin")
         if host is not None and not self._any_host and not self._ours(host):
             name = _name(host)
             raise Problem(
-                f"this server does not go by the name {name!r}; --allow-host {name} lets it in", 403
+                f"this server is not called {name!r};"
+                f" start it with --allow-host {name} to accept it",
+                403,
             )
         if origin is None or (self._settings.keys and kind == "http"):
             return
-        own = _netloc(origin) == (host or "").lower() != ""
-        if not own and origin not in self._settings.cors and ANY not in self._settings.cors:
+        is_own = _netloc(origin) == (host or "").lower() != ""
+        if not is_own and origin not in self._settings.cors and ANY not in self._settings.cors:
             raise Problem(
-                f"pages of {origin[:100]!r} may not ask this server; --cors {origin[:100]} lets them",
+                f"pages of {origin[:100]!r} may not use this server;"
+                f" start it with --cors {origin[:100]} to allow them",
                 403,
             )
-        sort = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind == "http" and method not in READING and not (sort.endswith("json") or sort == ""):
-            raise Problem(f"a page must send application/json, not {sort[:60]}", 415)
+        content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if (
+            kind == "http"
+            and method not in READING
+            and not (content_type.endswith("json") or content_type == "")
+        ):
+            raise Problem(f"a web page must send application/json, not {content_type[:60]}", 415)
 
     def _ours(self, host: str) -> bool:
         name = _name(host)
@@ -85,32 +90,33 @@ class Guard:
 
 
 def origin(text: str) -> str:
-    """An origin typed for --cors, in the form that browsers send; `*` is any page, `null` one
-    without an address.
+    """Return an origin given to --cors in the form that browsers send. `*` allows any page, `null`
+    pages without an address.
 
-    Raises UserError for what is no origin: it would let no page in.
+    Raises UserError for a text that is not an origin and would therefore allow no page.
     """
     if text in (ANY, "null"):
         return text
-    netloc, (scheme, _, rest) = _netloc(text), text.lower().partition("://")
-    if not netloc or rest.rstrip("/") != netloc or "@" in netloc:
-        hint = "an origin is how an address begins: --cors https://app.example (* is any page)"
-        raise UserError(f"--cors {text!r} is no origin", hint=hint)
+    netloc, (scheme, _, address) = _netloc(text), text.lower().partition("://")
+    if not netloc or address.rstrip("/") != netloc or "@" in netloc:
+        hint = "an origin is the beginning of an address: --cors https://app.example (* allows any)"
+        raise UserError(f"--cors {text!r} is not an origin", hint=hint)
     return f"{scheme}://{netloc.removesuffix(USUAL.get(scheme, ' '))}"
 
 
 def host(text: str) -> str:
-    """A name typed for --allow-host. Raises UserError for what is none."""
-    found = ANY if text == ANY else _name(text)
-    if not found or set(found) & set("/ @?#"):
+    """Return a host name given to --allow-host. Raises UserError for a text that is not one."""
+    name = ANY if text == ANY else _name(text)
+    if not name or set(name) & set("/ @?#"):
         raise UserError(
-            f"--allow-host {text!r} is no name", hint="--allow-host llm.example, without http://"
+            f"--allow-host {text!r} is not a host name",
+            hint="--allow-host llm.example, without http://",
         )
-    return found
+    return name
 
 
 def _netloc(origin: str) -> str:
-    """Where a page is from; "" where that is no address."""
+    """Return the host and port of an origin; "" if it is not an address."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -118,10 +124,10 @@ def _netloc(origin: str) -> str:
 
 
 def _name(host: str) -> str:
-    """A Host without its port, small, without the dot that ends a full name."""
+    """Return a Host in lower case, without its port and without the dot that ends a full name."""
     name, _, port = host.rpartition(":")
-    found = name if name and port.isdigit() else host
-    return found.strip("[]").rstrip(".").lower()[:255]
+    host_name = name if name and port.isdigit() else host
+    return host_name.strip("[]").rstrip(".").lower()[:255]
 
 
 def _number(name: str) -> bool:

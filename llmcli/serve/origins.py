@@ -1,6 +1,4 @@
-"""What lets the pages of other origins read an answer (CORS), for whoever writes it: the
-application, or its front.
-"""
+"""CORS headers, which let web pages of other origins read answers."""
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
@@ -9,8 +7,8 @@ from llmcli.serve.settings import Settings
 
 
 def readable(app: ASGIApp, settings: Settings) -> ASGIApp:
-    """An application whose answers the pages of `settings.cors` may read; as it is where there are
-    none.
+    """Wrap an application so that pages of `settings.cors` may read its answers; without such
+    origins return it unchanged.
     """
     if not settings.cors:
         return app

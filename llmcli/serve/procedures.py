@@ -1,13 +1,13 @@
-"""The same answers over gRPC (proto/llmcli.proto): the bridge, limits, keys and words of the HTTP
+"""The gRPC service (llmcli.proto), with the bridge, limits, keys and errors of the HTTP
 application.
 
-2026-11-22: the compiled file is kept as a descriptor set, and its classes are made when the server
-starts. Generated Python would be 300 lines that no one wrote, bound to the version of protobuf that
-made them; compiling at build would need grpcio-tools (3 MB) to install a wheel. A test compares the
-two files.
+The compiled .proto is stored as a descriptor set, and its classes are created when the server
+starts: generated Python would depend on one version of protobuf, and compiling during installation
+would need grpcio-tools. A test compares the two files.
 
-A request is one message, but each call is taken as a stream of them: only so is it for us to say
-when it is read. Until then gRPC's flow control leaves all but SMALL bytes of it with the client.
+A request is one message, but each call is received as a stream of messages, because only then the
+service decides when to read it. Until then gRPC's flow control leaves all but SMALL_BODY_BYTES of
+it with the client.
 """
 
 import asyncio
@@ -34,9 +34,10 @@ from quant.errors import Refusal
 
 FILES = Path(__file__).parent / "proto"
 NAME = "llmcli.v1.Llmcli"
-AT_ONCE = 1024  # calls, those that wait among them
-READING = 16  # of them whose requests are read, or wait for room: each may have the largest size
-PATIENCE = 60.0  # seconds for one to be whole
+AT_ONCE = 1024  # calls, including those that wait
+# calls that are reading their request or reserving memory: each request may have the largest size
+READING = 16
+PATIENCE = 60.0  # seconds for a request to arrive
 PLAIN = ("model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
 CODES = {
     400: "INVALID_ARGUMENT",
@@ -53,7 +54,7 @@ CODES = {
 
 
 def check() -> None:
-    """Raise UserError where grpcio is not installed, before a model is loaded."""
+    """Raise UserError if grpcio is not installed, before a model is loaded."""
     for name in ("grpc", "google.protobuf"):
         try:
             importlib.import_module(name)
@@ -65,7 +66,7 @@ def check() -> None:
 
 @functools.cache
 def messages() -> Mapping[str, Any]:
-    """The classes of the messages, by name."""
+    """Return the message classes by name."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2
 
     pool = descriptor_pool.DescriptorPool()
@@ -74,15 +75,15 @@ def messages() -> Mapping[str, Any]:
         (FILES / "llmcli.binpb").read_bytes()
     ).file:
         pool.Add(file)
-    found = pool.FindFileByName("llmcli.proto").message_types_by_name
-    return {name: message_factory.GetMessageClass(kind) for name, kind in found.items()}
+    types = pool.FindFileByName("llmcli.proto").message_types_by_name
+    return {name: message_factory.GetMessageClass(kind) for name, kind in types.items()}
 
 
 async def start(service: Service) -> Any:
-    """A server that listens on the settings' host and `grpc_port`, on this loop, and the port that
-    it has.
+    """Start a server on the settings' host and `grpc_port`, on this event loop; return it and its
+    port.
 
-    Raises UserError where it cannot.
+    Raises UserError if it cannot listen.
     """
     import grpc
 
@@ -109,22 +110,22 @@ async def start(service: Service) -> Any:
             port = server.add_insecure_port(where)
     except RuntimeError as error:
         raise UserError(
-            f"gRPC cannot listen on {where}: {error}", hint="take another --grpc-port"
+            f"gRPC cannot listen on {where}: {error}", hint="choose another --grpc-port"
         ) from None
     await server.start()
     return server, port
 
 
 class Procedures:
-    """What each call does."""
+    """The methods of the gRPC service."""
 
     def __init__(self, service: Service) -> None:
         self._service, self._kinds = service, messages()
         self._reading = asyncio.Semaphore(READING)
 
     def handlers(self) -> dict[str, Any]:
-        """The methods as gRPC wants them. They read the bytes of a request themselves: what gRPC
-        cannot read it calls a mistake of the server, with a traceback.
+        """Return the methods for gRPC. They decode requests themselves, because gRPC reports
+        undecodable bytes as a server error with a traceback.
         """
         import grpc
 
@@ -155,7 +156,7 @@ class Procedures:
         self, name: str, function: Callable[..., Awaitable[Any]], _: object, context: Any
     ) -> Any:
         try:
-            if name == "Health":  # it has no fields, and needs no key: nothing of it is read
+            if name == "Health":  # it has no fields and needs no key, so nothing is read
                 return await function()
             self._let_in(context)
             raw, place = await self._whole(context)
@@ -178,7 +179,9 @@ class Procedures:
             await _refuse(context, error)
 
     async def _whole(self, context: Any) -> tuple[bytes, Place]:
-        """A call's request and its room; raises Problem where there is none, or it does not come."""
+        """Return a call's request and its reservation. Raises ApiError if there is none or it is
+        too slow.
+        """
         import grpc
 
         try:
@@ -186,18 +189,18 @@ class Procedures:
                 await self._reading.acquire()
         except TimeoutError:
             raise Problem(
-                "too many requests are being read at once; come back later", 503, code="busy"
+                "too many requests are being read at once; retry later", 503, code="busy"
             ) from None
         try:
             async with asyncio.timeout(PATIENCE):
                 raw: Any = await context.read()
             if raw is grpc.aio.EOF:
                 raise Problem(
-                    "a call has one request; this one had none, or a larger one than is taken"
+                    "a call needs one request; this one had none, or one that is too large"
                 )
             return raw, await self._service.room.take(len(raw))
         except TimeoutError:
-            raise Problem(f"the request was not there within {PATIENCE:.0f} s", 408) from None
+            raise Problem(f"the request did not arrive within {PATIENCE:.0f} s", 408) from None
         finally:
             self._reading.release()
 
@@ -207,17 +210,18 @@ class Procedures:
         try:
             return self._kinds[f"{name}Request"].FromString(raw)
         except DecodeError as error:
-            raise Problem(f"these bytes are no {name}Request: {error}") from None
+            raise Problem(f"the bytes are not a valid {name}Request: {error}") from None
 
     def _let_in(self, context: Any) -> None:
-        given = dict(context.invocation_metadata() or ())
-        if not keys.allowed(given, self._service.settings.keys):
+        metadata = dict(context.invocation_metadata() or ())
+        if not keys.allowed(metadata, self._service.settings.keys):
             raise Problem(
                 "this server needs a key: authorization: Bearer KEY", 401, code="invalid_api_key"
             )
 
     def _client(self, context: Any) -> str:
-        address = context.peer().partition(":")[2].rpartition(":")[0]  # of ipv4:127.0.0.1:50000
+        # a peer is written as ipv4:127.0.0.1:50000
+        address = context.peer().partition(":")[2].rpartition(":")[0]
         return keys.client(
             dict(context.invocation_metadata() or ()), address, self._service.settings.keys
         )
@@ -226,14 +230,14 @@ class Procedures:
         service = self._service
         path, body = _body(request)
         form = await asked(service.bridge, path, body, service.settings)
-        async with aclosing(chunks(service.bridge, form, client)) as told:
-            async for chunk in told:
+        async with aclosing(chunks(service.bridge, form, client)) as documents:
+            async for chunk in documents:
                 for piece in self._pieces(chunk):
                     yield piece
 
     def _pieces(self, chunk: dict[str, Any]) -> list[Any]:
-        """A chunk of a stream as messages: one for each choice of it, one for the counts."""
-        made = self._kinds["GenerateResponse"]
+        """Return a stream's chunk as messages: one for each choice, one for the token counts."""
+        response_class = self._kinds["GenerateResponse"]
         pieces = []
         for choice in chunk["choices"]:
             delta = dict(choice.get("delta") or {"content": choice.get("text")})
@@ -242,17 +246,20 @@ class Procedures:
                 delta.pop("reasoning_content", None) or "",
             )
             delta.pop("role", None)
-            rest = {**delta, **({"logprobs": choice["logprobs"]} if choice.get("logprobs") else {})}
+            extra = {
+                **delta,
+                **({"logprobs": choice["logprobs"]} if choice.get("logprobs") else {}),
+            }
             finish = choice.get("finish_reason") or ""
-            if text or reasoning or finish or rest:
-                more = json.dumps(rest, ensure_ascii=False) if rest else ""
+            if text or reasoning or finish or extra:
+                extra_json = json.dumps(extra, ensure_ascii=False) if extra else ""
                 pieces.append(
-                    made(
+                    response_class(
                         index=choice["index"],
                         text=_whole(text),
                         reasoning=_whole(reasoning),
                         finish_reason=finish,
-                        more_json=_whole(more),
+                        more_json=_whole(extra_json),
                     )
                 )
         if usage := chunk.get("usage"):
@@ -262,7 +269,7 @@ class Procedures:
                 cached_tokens=cached,
                 completion_tokens=usage["completion_tokens"],
             )
-            pieces.append(made(usage=counts))
+            pieces.append(response_class(usage=counts))
         return pieces
 
     async def _tokenize(self, request: Any) -> Any:
@@ -280,36 +287,39 @@ class Procedures:
 
     async def _embed(self, request: Any) -> Any:
         body: dict[str, Any] = {
-            "input": list(request.texts) or [list(one.tokens) for one in request.ids]
+            "input": list(request.texts) or [list(item.tokens) for item in request.ids]
         }
         if request.model:
             body["model"] = request.model
         if request.HasField("dimensions"):
             body["dimensions"] = request.dimensions
-        found = await embedded(self._service, body)
-        vectors = [self._kinds["Vector"](values=one["embedding"]) for one in found["data"]]
-        return self._kinds["EmbedResponse"](vectors=vectors, tokens=found["usage"]["prompt_tokens"])
+        document_ = await embedded(self._service, body)
+        vectors = [self._kinds["Vector"](values=item["embedding"]) for item in document_["data"]]
+        return self._kinds["EmbedResponse"](
+            vectors=vectors, tokens=document_["usage"]["prompt_tokens"]
+        )
 
     async def _health(self) -> Any:
         bridge, age = self._service.bridge, self._service.bridge.meter.last_token_age
-        made = self._kinds["HealthResponse"](
+        response = self._kinds["HealthResponse"](
             serving=not bridge.stopping, model=self._service.settings.name, open=bridge.open
         )
         if age is not None:
-            made.last_token_age_ms = round(age * 1e3)
-        return made
+            response.last_token_age_ms = round(age * 1e3)
+        return response
 
 
 def _body(request: Any) -> tuple[str, dict[str, Any]]:
-    """The path and the document that would ask the same over HTTP."""
+    """Return the path and the document of the equivalent HTTP request."""
     from google.protobuf import json_format
 
     try:
         body = (
             _integers(json_format.MessageToDict(request.more)) if request.HasField("more") else {}
         )
-    except (json_format.Error, ValueError) as error:  # numbers that JSON has no words for
-        raise Problem(f"more is no JSON: {error}", param="more") from None
+    # Numbers that JSON cannot express.
+    except (json_format.Error, ValueError) as error:
+        raise Problem(f"more is not valid JSON: {error}", param="more") from None
     for name in PLAIN:
         optional = request.DESCRIPTOR.fields_by_name[name].has_presence
         if request.HasField(name) if optional else getattr(request, name):
@@ -320,33 +330,39 @@ def _body(request: Any) -> tuple[str, dict[str, Any]]:
     if not request.messages:
         return "/v1/completions", body
     if request.prompt:
-        raise Problem("either messages or a prompt, not both", param="prompt")
+        raise Problem("give either messages or a prompt, not both", param="prompt")
     return "/v1/chat/completions", body | {
-        "messages": [{"role": one.role, "content": one.content} for one in request.messages],
+        "messages": [
+            {"role": message.role, "content": message.content} for message in request.messages
+        ],
     }
 
 
 def _integers(value: Any) -> Any:
-    """A Struct knows no whole numbers: what is one becomes one again."""
+    """Return a value of a Struct, which has only floats, with whole numbers as int."""
     if isinstance(value, dict):
-        return {name: _integers(one) for name, one in value.items()}
+        return {name: _integers(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_integers(one) for one in value]
+        return [_integers(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _whole(text: str) -> str:
-    """Half characters of a client's own text are no UTF-8, which a message must be."""
+    """Return a text as valid UTF-8: lone surrogates of a client's own text become question
+    marks.
+    """
     return text.encode("utf-8", "replace").decode()
 
 
 async def _refuse(context: Any, error: Refusal) -> None:
     import grpc
 
-    told = problem(error)
-    metadata: list[tuple[str, Any]] = [("error-bin", encoded(document(told)))]
+    api_error = problem(error)
+    metadata: list[tuple[str, Any]] = [("error-bin", encoded(document(api_error)))]
     if isinstance(error, Busy):
         metadata.append(("retry-after", str(error.retry_after)))
     await context.abort(
-        grpc.StatusCode[CODES.get(told.status, "INVALID_ARGUMENT")], str(told), tuple(metadata)
+        grpc.StatusCode[CODES.get(api_error.status, "INVALID_ARGUMENT")],
+        str(api_error),
+        tuple(metadata),
     )

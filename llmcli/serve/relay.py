@@ -1,9 +1,10 @@
-"""The application in one process, its HTTP connections in another: ASGI messages as frames over a
-socket.
+"""Runs the application in one process and its HTTP connections in another: ASGI messages are sent
+as frames over a socket.
 
-llama.cpp ends its process where a worker of `--rpc` is lost. With the model in a process of its own
-that is one more answer that failed: child.py holds this end's other side, and starts another. A
-frame is a length and a marshalled tuple; both ends are the same program.
+llama.cpp ends its process when a worker of `--rpc` is lost. With the model in its own process that
+costs only the running answers; supervised_process.py is the other end of the socket and restarts
+the process. A frame is a length and a marshalled tuple; both ends run the same version of the
+program.
 """
 
 import asyncio
@@ -26,10 +27,10 @@ from llmcli.serve.settings import Settings
 from quant.errors import Refusal
 
 Frame = tuple[Any, ...]
-# What opens the model in the other process: it travels there by name.
+# Opens the model in the other process; pickled by name.
 Open = Callable[[], AbstractContextManager[tuple[Bridge, Settings]]]
 HEAD = struct.Struct("<I")
-BEAT = 1.0  # seconds between two signs of life of the engine's thread
+BEAT = 1.0  # seconds between two heartbeats of the engine's thread
 SCOPE = (
     "type",
     "http_version",
@@ -46,45 +47,45 @@ SCOPE = (
 
 
 def packed(frame: Frame) -> bytes:
-    """A frame as bytes."""
+    """Encode a frame."""
     raw = marshal.dumps(frame)
     return HEAD.pack(len(raw)) + raw
 
 
 async def read(reader: asyncio.StreamReader) -> Frame | None:
-    """The next frame, None where the other end is gone."""
+    """Return the next frame, or None if the other end is closed."""
     try:
         (size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
-        found: Frame = marshal.loads(await reader.readexactly(size))
+        frame: Frame = marshal.loads(await reader.readexactly(size))
     except (asyncio.IncompleteReadError, OSError):
         return None
-    return found
+    return frame
 
 
 def read_now(link: socket.socket) -> Frame | None:
-    """The same, waiting."""
+    """Return the next frame, or None if the other end is closed. Blocks."""
     try:
         head = _exactly(link, HEAD.size)
-        found: Frame | None = marshal.loads(_exactly(link, HEAD.unpack(head)[0])) if head else None
+        frame: Frame | None = marshal.loads(_exactly(link, HEAD.unpack(head)[0])) if head else None
     except OSError:
         return None
-    return found
+    return frame
 
 
 def portable(scope: Any) -> dict[str, Any]:
-    """What of a scope the application needs, as values that travel."""
-    kept = {name: scope[name] for name in SCOPE if name in scope}
-    kept["headers"] = [(bytes(name), bytes(value)) for name, value in scope.get("headers", ())]
+    """Return the part of a scope that the application needs, as plain values."""
+    values = {name: scope[name] for name in SCOPE if name in scope}
+    values["headers"] = [(bytes(name), bytes(value)) for name, value in scope.get("headers", ())]
     for name in ("client", "server"):
-        kept[name] = tuple(kept[name]) if kept.get(name) else None
-    return kept
+        values[name] = tuple(values[name]) if values.get(name) else None
+    return values
 
 
 def live(open_model: Open, link: socket.socket) -> None:
-    """A whole process: open the model, tell so, answer what comes over `link` until its other end
-    is gone.
+    """Run a model process: open the model, report that it is ready, and answer the requests that
+    arrive over `link` until its other end is closed.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal's Ctrl-C is the front's to act on
+    for number in (signal.SIGINT, signal.SIGTERM):  # the front server handles Ctrl-C and SIGTERM
         signal.signal(number, signal.SIG_IGN)
     try:
         with open_model() as (bridge, settings):
@@ -101,9 +102,8 @@ async def _serve(app: ASGIApp, bridge: Bridge, link: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=link)
     calls: dict[int, tuple[asyncio.Task[None], asyncio.Queue[Any]]] = {}
     beating = asyncio.create_task(_beat(bridge, writer))
-    beating.add_done_callback(
-        lambda _: writer.close()
-    )  # an engine that has died: the other end starts another
+    # When the engine has died, closing the link makes the other end restart the process.
+    beating.add_done_callback(lambda _: writer.close())
     try:
         while frame := await read(reader):
             kind, number, content = frame
@@ -139,7 +139,7 @@ async def _call(
 
     try:
         await app(scope, queue.get, send)
-    except Exception:  # noqa: BLE001 (a bug of ours in one request, as uvicorn would tell it; the others go on)
+    except Exception:  # noqa: BLE001 (a bug in one request must not end the others)
         sys.stderr.write(traceback.format_exc())
     finally:
         with suppress(OSError):
@@ -147,7 +147,7 @@ async def _call(
 
 
 async def _beat(bridge: Bridge, writer: Any) -> None:
-    """Tell that the engine's thread still gets from step to step."""
+    """Send heartbeats while the engine's thread still completes its steps."""
     while True:
         await bridge.call(lambda: None)
         writer.write(packed(("beat", 0, None)))
@@ -155,10 +155,10 @@ async def _beat(bridge: Bridge, writer: Any) -> None:
 
 
 def _exactly(link: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        more = link.recv(size - len(found))
-        if not more:
+    data = b""
+    while len(data) < size:
+        chunk = link.recv(size - len(data))
+        if not chunk:
             return b""
-        found += more
-    return found
+        data += chunk
+    return data

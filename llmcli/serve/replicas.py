@@ -1,9 +1,9 @@
-"""Several models that answer together, through Ray Serve: on one machine, or on a cluster.
+"""Several models that answer together, through Ray Serve, on one machine or a cluster.
 
-Each replica is the application over a model of its own (relay.py has the same over a socket). Ray
-Serve starts them, looks after them and starts others; its proxy is not used, our front is what
-clients see. Which one answers is PrefixRouter's: the one whose cache has the beginning of the
-prompt, as long as it has room.
+Each replica is the application with its own model (asgi_relay.py does the same over a socket). Ray
+Serve starts and restarts the replicas; its HTTP proxy is not used, clients connect to our front
+server. PrefixRouter chooses the replica: the one whose cache has the beginning of the prompt, as
+long as it is not full.
 """
 
 import asyncio
@@ -33,17 +33,18 @@ from llmcli.serve.relay import Open
 from llmcli.serve.sums import SUMMED, together
 
 NAME = "llmcli"
-STUCK = 120.0  # seconds in which the engine's thread must come from one step to the next
-LOOK = 2.0  # seconds between two looks at a replica
-BUSY = 2  # requests of a replica for each that it computes at once: beyond it another one is asked
-STARTS = 3  # tries of a replica to open its model
-OBJECTS = 80 << 20  # bytes of Ray's object store where we start Ray: requests and answers are small
+STUCK = 120.0  # seconds within which the engine's thread must complete a step
+LOOK = 2.0  # seconds between two health checks of a replica
+# requests of a replica for each answer that it computes at once, before another replica is chosen
+BUSY = 2
+STARTS = 3  # attempts of a replica to open its model
+OBJECTS = 80 << 20  # bytes of the object store of our own Ray: requests and answers are small
 
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """How many, where (a Ray address; None: here), answers at once of each, and requests that may
-    wait beside them.
+    """Number of replicas, Ray address (None: this machine), answers at once of each replica, and
+    requests that may wait besides.
     """
 
     replicas: int
@@ -54,10 +55,10 @@ class Crew:
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is an extra
-    """The replica of the prompt's beginning first; where it is full, of the others the one with the
-    least to do.
+    """Chooses the replica that has the beginning of the prompt; if it is full, the least busy of
+    the others.
 
-    Full is `max_ongoing_requests`; the queue lengths are Ray's to know.
+    A replica is full at `max_ongoing_requests`; Ray knows the queue lengths.
     """
 
     async def choose_replicas(
@@ -65,7 +66,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is an extra
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Ranks of replicas, as Ray asks for them."""
+        """Return ranks of replicas, as Ray expects them."""
         key = pending_request.kwargs.get("key") if pending_request else None
         if not key:
             return [candidate_replicas]
@@ -84,13 +85,13 @@ class Replica:
         self._facts = {"names": settings.names, "n_ctx": self._bridge.runner.n_ctx}
 
     async def facts(self) -> dict[str, Any]:
-        """What the front has to know."""
+        """Return what the front server needs to know about the model."""
         return self._facts
 
     async def ask(
         self, scope: dict[str, Any], body: bytes, key: bytes = b""
     ) -> AsyncGenerator[Message, None]:
-        """The application's messages for one request; `key` is the router's."""
+        """Yield the application's messages for one request; `key` is for the router."""
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         gone = asyncio.Event()
         parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -115,38 +116,40 @@ class Replica:
                 await work
 
     async def tell(self, scope: dict[str, Any], body: bytes) -> tuple[str, list[Message]]:
-        """This replica's name and its whole answer to what is asked of all of them."""
+        """Return this replica's name and its whole answer to a request that all replicas
+        receive.
+        """
         messages = [message async for message in self.ask(scope, body)]
         return serve.get_replica_context().replica_id.unique_id, messages
 
     async def check_health(self) -> None:
-        """Raises where the engine's thread no longer gets from step to step; Ray starts another
-        replica then.
+        """Raise if the engine's thread no longer completes its steps; Ray then replaces the
+        replica.
         """
         await asyncio.wait_for(self._bridge.call(lambda: None), STUCK)
 
     def __del__(self) -> None:
-        """Ray's way to end a replica."""
+        """Close the model: Ray ends a replica this way."""
         if hasattr(self, "_held"):
             self._held.close()
 
 
 class Replicas:
-    """The front's upstream over a handle of Ray Serve."""
+    """The front server's upstream over a handle of Ray Serve."""
 
     def __init__(self, handle: Any) -> None:
         self._asking, self._handle = handle.options(method_name="ask", stream=True), handle
         self._under_way: set[Any] = set()
 
     def facts(self) -> dict[str, Any]:
-        """What one of them tells of itself."""
-        found: dict[str, Any] = self._handle.facts.remote().result(timeout_s=STUCK)
-        return found
+        """Return what a replica reports about its model."""
+        facts: dict[str, Any] = self._handle.facts.remote().result(timeout_s=STUCK)
+        return facts
 
     async def ask(
         self, scope: dict[str, Any], body: bytes, key: bytes
     ) -> AsyncGenerator[Message, None]:
-        """Upstream's; what is told of all together is asked of all."""
+        """Implements Upstream.ask; requests for merged documents go to all replicas."""
         if scope["path"] in SUMMED and scope["method"] == "GET":
             for message in await self._of_all(scope, body):
                 yield message
@@ -157,7 +160,7 @@ class Replicas:
             async for message in response:
                 yield message
         except BackPressureError:
-            raise Problem("as many requests wait as may wait", 429, code="busy") from None
+            raise Problem("the queue is full", 429, code="busy") from None
         except (RayError, RayServeException) as error:
             raise Lost(str(error)) from None
         finally:
@@ -165,7 +168,7 @@ class Replicas:
             response.cancel()
 
     async def _of_all(self, scope: dict[str, Any], body: bytes) -> list[Message]:
-        """One answer of all; the first that is none (a key is missing) as it is."""
+        """Return the merged answer of all replicas, or the first error (such as a missing key)."""
 
         def told() -> list[tuple[str, list[Message]]]:
             response: Any = self._handle.broadcast("tell", scope, body)
@@ -181,7 +184,7 @@ class Replicas:
             if messages[0]["status"] != 200:
                 return messages
         bodies = {
-            name: b"".join(one.get("body", b"") for one in messages)
+            name: b"".join(message.get("body", b"") for message in messages)
             for name, messages in answers.items()
         }
         raw, start = together(scope["path"], bodies), next(iter(answers.values()))[0]
@@ -195,24 +198,24 @@ class Replicas:
         ]
 
     async def wait(self, seconds: float) -> str:
-        """Upstream's: Ray waits for a replica itself."""
+        """Implements Upstream.wait: Ray itself waits for a replica."""
         return ""
 
     def stop(self) -> None:
-        """End every answer now."""
+        """Cancel every answer now."""
         for response in tuple(self._under_way):
             response.cancel()
 
 
 @contextmanager
 def running(open_model: Open, crew: Crew) -> Iterator[Replicas]:
-    """Replicas until the block ends; raises UserError where Ray or a model does not start."""
+    """Run replicas until the block ends. Raises UserError if Ray or a model does not start."""
     with cluster(crew.address, max(1.0, crew.replicas * crew.cpus)):
         serve.start(
             proxy_location="Disabled",
             logging_config={"log_level": "ERROR", "enable_access_log": False},
         )
-        made = serve.deployment(
+        deployment = serve.deployment(
             Replica,
             name=NAME,
             num_replicas=crew.replicas,
@@ -227,23 +230,24 @@ def running(open_model: Open, crew: Crew) -> Iterator[Replicas]:
         )
         try:
             try:
-                handle = serve.run(made.bind(open_model), name=NAME, route_prefix=None)
-            except RuntimeError as error:  # with the replica's own words in it
-                told = re.findall(r"(?:UserError|Refusal|Damaged): (.+)", str(error))
+                handle = serve.run(deployment.bind(open_model), name=NAME, route_prefix=None)
+            except RuntimeError as error:  # contains the replica's own message
+                reasons = re.findall(r"(?:UserError|Refusal|Damaged): (.+)", str(error))
                 raise UserError(
-                    f"the replicas did not start: {told[-1] if told else error}",
-                    hint="a cluster's machines need llmcli, Ray and the model under the same names as this one",
+                    f"the replicas did not start: {reasons[-1] if reasons else error}",
+                    hint="every machine of the cluster needs llmcli, Ray and the model under the"
+                    " same names",
                 ) from None
             yield Replicas(handle)
         finally:
-            if crew.address:  # ours ends as a whole
+            if crew.address:  # our own Ray ends as a whole
                 serve.delete(NAME)
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What a Ray cluster has: machines that are there, their CPUs, bytes of memory for tasks, and
-    Ray's version.
+    """Resources of a Ray cluster: live machines, CPUs, bytes of memory for tasks, and Ray's
+    version.
     """
 
     machines: int
@@ -253,27 +257,27 @@ class Cluster:
 
 
 def look(address: str) -> Cluster:
-    """Ask a cluster; raises UserError where there is none."""
+    """Return the resources of a cluster. Raises UserError if there is none."""
     with cluster(address, 0) as machines:
-        found = ray.cluster_resources()
+        resources = ray.cluster_resources()
         return Cluster(
-            machines, found.get("CPU", 0.0), int(found.get("memory", 0)), ray.__version__
+            machines, resources.get("CPU", 0.0), int(resources.get("memory", 0)), ray.__version__
         )
 
 
 @contextmanager
 def cluster(address: str | None, cpus: float) -> Iterator[int]:
-    """Ray: a cluster's, or our own on this machine with so many CPUs to give away; how many
-    machines that are.
+    """Connect to a Ray cluster, or start our own Ray on this machine with this many CPUs; yield the
+    number of machines. Raises UserError if that fails.
     """
-    if address and ":" in address and gone([address]):  # Ray itself asks for minutes
+    if address and ":" in address and gone([address]):  # Ray itself would try for minutes
         raise UserError(
-            f"no Ray at {address}: nobody listens there",
+            f"no Ray at {address}: nothing listens there",
             hint="ray status on a machine of the cluster",
         )
     for name in ("ray", "ray.serve", "ray.data"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"ray\.")  # advice to whoever writes for Ray
+    warnings.filterwarnings("ignore", module=r"ray\.")  # advice for Ray's developers
     quiet: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.ERROR,
@@ -287,7 +291,7 @@ def cluster(address: str | None, cpus: float) -> Iterator[int]:
     except (ConnectionError, RuntimeError, ValueError) as error:
         where = address or "this machine"
         raise UserError(
-            f"Ray does not start at {where}: {error}", hint="ray status tells about a cluster"
+            f"Ray does not start at {where}: {error}", hint="ray status checks a cluster"
         ) from None
     try:
         yield sum(node["Alive"] for node in ray.nodes())

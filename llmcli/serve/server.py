@@ -1,7 +1,7 @@
-"""The HTTP server around the application: its socket, TLS, signals, and how it ends.
+"""The HTTP server around the application: its socket, TLS, signals, and shutdown.
 
-The first SIGTERM or Ctrl-C lets what is being answered end, within the drain time; a second one
-ends it at once.
+The first SIGTERM or Ctrl-C lets running answers end within the drain time; a second one ends them
+at once.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ from llmcli.serve.settings import Settings
 from llmcli.serve.wire import Wire
 
 BACKLOG = 2048
-MOST_FILES = 1 << 16  # connections are files, and shells give a process 1,024
-SWITCH = 0.0005  # seconds that a thread of Python may keep another waiting
+MOST_FILES = 1 << 16  # connections are files, and shells allow a process 1,024
+SWITCH = 0.0005  # seconds that a Python thread may keep another waiting
 KEEP_ALIVE = 75  # seconds that an idle connection stays open, longer than most clients keep theirs
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with our way to stop; `stopped` is the name of the signal that did."""
+    """uvicorn with our shutdown; `stopped` is the name of the signal that stopped it."""
 
     def __init__(
         self, bridge: Bridge | Front, settings: Settings, ready: Callable[[], None]
@@ -80,21 +80,24 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ours for as long as it runs; nothing is raised again afterwards: that is the caller's."""
+        """Handle the signals while the server runs. They are not raised again afterwards, because
+        the caller acts on them.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         before = {
-            one: signal.signal(one, self.handle_exit) for one in (signal.SIGINT, signal.SIGTERM)
+            number: signal.signal(number, self.handle_exit)
+            for number in (signal.SIGINT, signal.SIGTERM)
         }
         try:
             yield
         finally:
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop softly the first time, at once the second."""
+        """Stop gracefully on the first signal, at once on the second."""
         if self.should_exit:
             self.force_exit = True
             self.bridge.stop()
@@ -102,13 +105,11 @@ class Server(uvicorn.Server):
         self.stopped = self.stopped or signal.Signals(sig).name
 
     def end(self) -> None:
-        """Take no more and leave: the engine has died. Whoever started the server sees it, and may
-        start another.
-        """
+        """Shut down because the engine has died."""
         self.should_exit = True
 
     async def startup(self, sockets: Any = None) -> None:
-        """Listen, then tell."""
+        """Listen, then call `ready`."""
         await super().startup(sockets)
         if self.grpc_port is not None:
             assert self._service is not None, "the model is in another process"
@@ -116,7 +117,7 @@ class Server(uvicorn.Server):
         self.ready()
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Take no more, let what there is end, close."""
+        """Accept no connections, let running answers end, close."""
         for server in self.servers:
             server.close()
         draining = asyncio.ensure_future(self.bridge.drain(self.settings.drain))
@@ -127,11 +128,13 @@ class Server(uvicorn.Server):
             draining.cancel()
         else:
             await draining
-        if calls:  # what the bridge has ended has an end here, too
+        if calls:  # answers that the bridge has ended end here, too
             await (self._grpc.stop(0) if self.force_exit else calls)
 
     async def _said(self) -> None:
-        """Until what is under way on WebSockets has been told, which uvicorn would close at once."""
+        """Wait until the running answers of WebSockets are sent: uvicorn would close them at
+        once.
+        """
         until = time.monotonic() + self.settings.drain + 1
         while self._talks and not self.force_exit and time.monotonic() < until:
             await asyncio.wait(set(self._talks), timeout=0.1)
@@ -140,10 +143,11 @@ class Server(uvicorn.Server):
 def run(
     bridge: Bridge | Front, settings: Settings, socket: sockets.socket, ready: Callable[[], None]
 ) -> str:
-    """Serve until a signal comes; its name. Raises what the engine's thread died of."""
+    """Serve until a signal arrives; return its name. Raises the error that ended the engine's
+    thread.
+    """
     server = Server(bridge, settings, ready)
-    # The engine's thread takes up its work behind each pass, and must not wait 5 ms for one that
-    # renders a template.
+    # After each pass the engine's thread must not wait 5 ms for a thread that renders a template.
     sys.setswitchinterval(SWITCH)
     _open_more()
     server.run([socket])
@@ -151,60 +155,61 @@ def run(
 
 
 def _open_more() -> None:
-    """As many connections as the system allows this process."""
+    """Raise the limit of open files as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    with suppress(ValueError, OSError):  # macOS has a smaller limit that it does not tell
+    with suppress(ValueError, OSError):  # macOS has a smaller limit that it does not report
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 @contextmanager
 def bound(host: str, port: int) -> Iterator[sockets.socket]:
-    """A socket that listens: whoever comes while the model is loaded waits. Raises UserError where
-    it is taken.
+    """Open a listening socket: connections wait while the model is loaded. Raises UserError if the
+    address is in use.
     """
     family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
-    # TCP by name: asyncio lets small pieces go at once (TCP_NODELAY) only where the socket says
-    # that it is TCP, which socket.create_server's does not. Every answer and chunk waited for the
-    # client's delayed acknowledgement: /health took 42 ms, now 0.25 (two cores, 2026-11).
-    with sockets.socket(family, sockets.SOCK_STREAM, sockets.IPPROTO_TCP) as made:
+    # The protocol must be given: asyncio sets TCP_NODELAY only for sockets that say they are TCP,
+    # which those of socket.create_server do not. Otherwise every answer and chunk waits for the
+    # client's delayed acknowledgement.
+    with sockets.socket(family, sockets.SOCK_STREAM, sockets.IPPROTO_TCP) as listener:
         try:
-            made.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
-            made.bind((host, port))
-            made.listen(BACKLOG)
+            listener.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen(BACKLOG)
         except OSError as error:
-            what = f"cannot listen on {host}:{port}: {error.strerror or error}"
+            message = f"cannot listen on {host}:{port}: {error.strerror or error}"
             raise UserError(
-                what, hint="take another --port (0: a free one), or another --host"
+                message, hint="choose another --port (0: a free one), or another --host"
             ) from None
-        yield made
+        yield listener
 
 
 def check_tls(key: Path | None, cert: Path | None) -> None:
-    """Raise UserError for files that make no TLS, before a model is loaded."""
+    """Raise UserError if the files are not a TLS key and certificate, before a model is loaded."""
     if key is None and cert is None:
         return
     if key is None or cert is None:
         raise UsageError(
-            "TLS takes a key and a certificate", hint="give both --ssl-key-file and --ssl-cert-file"
+            "TLS needs a key and a certificate", hint="give both --ssl-key-file and --ssl-cert-file"
         )
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, partial(_locked, key))
     except OSError as error:  # SSLError is one
         raise UserError(
-            f"{cert} and {key} make no TLS: {error.strerror or error}", hint="both are PEM files"
+            f"{cert} and {key} cannot be used for TLS: {error.strerror or error}",
+            hint="both must be PEM files",
         ) from None
 
 
 def _locked(key: Path) -> str:
-    """OpenSSL wants a password: it would ask the terminal for it now, and again when the server
-    begins.
+    """Raise UserError for a key with a password: OpenSSL would ask the terminal now, and again when
+    the server starts.
     """
-    hint = f"make one that is not: openssl pkey -in {key} -out open.pem (chmod 600)"
-    raise UserError(f"{key} is locked with a password", hint=hint)
+    hint = f"make one without a password: openssl pkey -in {key} -out open.pem (chmod 600)"
+    raise UserError(f"{key} is protected by a password", hint=hint)
 
 
 def address(settings: Settings) -> str:
-    """Where the server is found."""
+    """Return the server's URL."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"{'https' if settings.ssl_cert else 'http'}://{host}:{settings.port}"

@@ -1,4 +1,4 @@
-"""What a server was told: frozen, the same for every request."""
+"""Settings of a server: frozen, the same for every request."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +9,10 @@ from llmcli.runtime.sampling import Sampling, defaults
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`names`: what a request may call the model; the first is its own name. `sampling`, `system`,
-    `stops` and `max_tokens` apply where a request says nothing. `most_tokens` limits every answer,
-    `most_context` prompt and answer together (None: by the cache). Without `keys` nobody needs one.
-    `cors`: origins whose pages may ask; `allow_hosts`: further names of the server. `max_body` is
-    in bytes, `drain` in seconds.
+    `stops` and `max_tokens` are defaults of a request. `most_tokens` limits every answer,
+    `most_context` prompt and answer together (None: the cache does). Without `keys` no request
+    needs one. `cors`: origins whose pages may send requests; `allow_hosts`: further names of the
+    server. `max_body` is in bytes, `drain` in seconds.
     """
 
     names: tuple[str, ...]
@@ -36,5 +36,5 @@ class Settings:
 
     @property
     def name(self) -> str:
-        """What the model is called."""
+        """The model's own name."""
         return self.names[0]

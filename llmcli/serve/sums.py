@@ -1,19 +1,18 @@
-"""What several models tell of themselves, as one: sums under the names that one has, and what each
-has beside them.
+"""Merges the metrics and the cache reports of several replicas into one.
 
-A sample of one replica stands under `llmcli_replica_…{replica="…"}`, and not under the sum's own
-name, so that whoever adds up a name's samples counts nothing twice.
+Sums keep the name that a single server uses. The values of each replica are under
+`llmcli_replica_…{replica="…"}`, so that adding up the samples of one name counts nothing twice.
 """
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
-# Not sums: which replica's value holds.
+# Metrics that are not sums: the smallest value, or that of the first replica.
 SMALLEST = ("llmcli_last_token_age_seconds",)
 FIRST = ("llmcli_model_info",)
 SHARES = {"llmcli_kv_cache_usage_perc": ("llmcli_kv_cells_used", "llmcli_kv_cells")}
-# Told of each replica, too: who has work, and how full it is.
+# Metrics that are also reported for each replica: its load and its cache.
 EACH = (
     "llmcli_num_requests_running",
     "llmcli_num_requests_waiting",
@@ -39,9 +38,9 @@ ADDED = (
 
 
 def metrics(texts: Mapping[str, str]) -> str:
-    """Prometheus' text of all, from each replica's by its name."""
+    """Return the Prometheus text of all replicas, from the text of each by its name."""
     heads: dict[str, list[str]] = {}
-    found: dict[str, dict[str, float]] = {}  # a sample's name with its labels -> by replica
+    samples: dict[str, dict[str, float]] = {}  # sample name with labels -> value by replica
     for replica, text in texts.items():
         for line in text.splitlines():
             if line.startswith("#"):
@@ -50,37 +49,37 @@ def metrics(texts: Mapping[str, str]) -> str:
                 if line not in heads[kind]:
                     heads[kind].append(line)
             elif line:
-                sample, told = line.rsplit(" ", 1)
-                found.setdefault(sample, {})[replica] = float(told)
-    sums = {sample: _together(sample, list(values.values())) for sample, values in found.items()}
-    for share, (used, all_of) in SHARES.items():
-        if share in sums and sums.get(all_of):
-            sums[share] = sums[used] / sums[all_of]
+                sample, value_text = line.rsplit(" ", 1)
+                samples.setdefault(sample, {})[replica] = float(value_text)
+    sums = {sample: _together(sample, list(values.values())) for sample, values in samples.items()}
+    for share, (used, total) in SHARES.items():
+        if share in sums and sums.get(total):
+            sums[share] = sums[used] / sums[total]
     lines: list[str] = []
     for sample, value in sums.items():
         lines += [*heads.pop(_metric(sample, heads), ()), f"{sample} {value:.17g}"]
     for name in EACH:
-        each = name.replace("llmcli_", "llmcli_replica_", 1)
-        lines.append(f"# TYPE {each} {'counter' if name.endswith('_total') else 'gauge'}")
+        replica_metric = name.replace("llmcli_", "llmcli_replica_", 1)
+        lines.append(f"# TYPE {replica_metric} {'counter' if name.endswith('_total') else 'gauge'}")
         lines += [
-            f'{each}{{replica="{replica}"}} {value:.17g}'
-            for replica, value in found.get(name, {}).items()
+            f'{replica_metric}{{replica="{replica}"}} {value:.17g}'
+            for replica, value in samples.get(name, {}).items()
         ]
     return "\n".join(lines) + "\n"
 
 
 def kv(documents: Mapping[str, Any]) -> dict[str, Any]:
-    """`/v1/kv` of all: what adds up, and each replica's own report."""
-    added = {
-        name: sum(one[name] for one in documents.values())
+    """Return the `/v1/kv` document of all replicas: the sums, and the report of each."""
+    sums = {
+        name: sum(report[name] for report in documents.values())
         for name in ADDED
-        if all(isinstance(one.get(name), int) for one in documents.values())
+        if all(isinstance(report.get(name), int) for report in documents.values())
     }
-    return {**added, "replicas": dict(documents)}
+    return {**sums, "replicas": dict(documents)}
 
 
 def together(path: str, bodies: Mapping[str, bytes]) -> bytes:
-    """The body of a path of SUMMED, from each replica's."""
+    """Return the merged body of a path of MERGED_PATHS, from the body of each replica."""
     if path == "/metrics":
         return metrics({name: raw.decode() for name, raw in bodies.items()}).encode()
     return json.dumps(kv({name: json.loads(raw) for name, raw in bodies.items()})).encode()
@@ -95,7 +94,7 @@ def _together(sample: str, values: list[float]) -> float:
 
 
 def _metric(sample: str, heads: Mapping[str, Any]) -> str:
-    """The metric that a sample belongs to: a histogram's are three names."""
+    """Return the metric that a sample belongs to; the samples of a histogram have three names."""
     name = sample.partition("{")[0]
     bare = next(
         (name.removesuffix(end) for end in ("_bucket", "_sum", "_count") if name.endswith(end)),

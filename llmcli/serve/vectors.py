@@ -1,7 +1,5 @@
-"""Embeddings beside answers: the texts of one request at a time, one pass of them between two steps
-of the engine.
-
-It knows nothing of HTTP.
+"""Embeddings beside answers: the texts of one request at a time, one pass between two steps of the
+engine.
 """
 
 import asyncio
@@ -19,7 +17,7 @@ from llmcli.serve.problems import Problem
 from llmcli.units import size
 
 MOST_WAITING = 64  # requests
-LATER = 2  # seconds that one is asked to come back after
+LATER = 2  # seconds of Retry-After
 
 T = TypeVar("T")
 Text = str | Sequence[int]
@@ -31,34 +29,36 @@ def _step(runner: Runner, work: Work) -> bool:
 
 
 def _make_room(runner: Runner, tokens: int) -> None:
-    """Make the context, or a larger one; raises UserError where the machine has no memory for it."""
+    """Create the embedding context, or a larger one. Raises UserError if the machine lacks
+    memory.
+    """
     embedder, report = runner.embedder(), runner.kv_report()
-    room = embedder.wanted(tokens)
-    if room == embedder.room:
+    n_tokens = embedder.wanted(tokens)
+    if n_tokens == embedder.room:
         return
-    cache = runner.predict(report.type_k, report.type_v, room) if embedder.looks_back else None
-    wanted = (cache.nbytes if cache else 0) + (report.compute_bytes or 0)
+    cache = runner.predict(report.type_k, report.type_v, n_tokens) if embedder.looks_back else None
+    needed = (cache.nbytes if cache else 0) + (report.compute_bytes or 0)
     free = host.available_memory()
-    if free is not None and wanted > free:
-        what = f"a text of {tokens} tokens takes {size(wanted)} of memory, {size(free)} are free"
-        raise UserError(what, hint="send shorter ones")
+    if free is not None and needed > free:
+        message = f"a text of {tokens} tokens needs {size(needed)} of memory, {size(free)} are free"
+        raise UserError(message, hint="send shorter texts")
     embedder.pooled(tokens)
 
 
 class Vectors:
-    """The embedder of one server, for coroutines of one loop."""
+    """The embedding queue of one server, for coroutines of one event loop."""
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge, self._turn = bridge, asyncio.Lock()
         self._open = 0
 
     async def embedder(self) -> Embedder:
-        """What makes them; raises Problem for a model that gives none."""
+        """Return the embedder. Raises ApiError for a model that has no embeddings."""
         return await self._call(self._bridge.runner.embedder, 501)
 
     async def embed(self, texts: Sequence[Sequence[int]]) -> list[Vector]:
-        """Texts as ids to vectors of length 1; cancelled, it ends after a pass. Raises Busy,
-        Stopping, UserError.
+        """Return vectors of length 1 for texts given as token ids, each `[embedding_size]`. If
+        cancelled, it ends after a pass. Raises ServerBusy, ServerStopping or UserError.
         """
         bridge = self._bridge
         if bridge.stopping:
@@ -80,7 +80,7 @@ class Vectors:
         return work.vectors
 
     async def _call(self, function: Callable[[], T], status: int) -> T:
-        """On the engine's thread; what it refuses has this status."""
+        """Return what `function` returns on the engine's thread; a UserError gets this status."""
         try:
             return await self._bridge.call(function)
         except Stopping:

@@ -1,12 +1,12 @@
-"""uvicorn's WebSocket connection, which takes room for a large message before the rest of it is
-read (bodies.py).
+"""uvicorn's WebSocket connection, which reserves memory for a large message before the rest of it
+is read (body_budget.py).
 
-A message is whole before an application sees it: without this each of a thousand connections could
-hold one of the largest size. So, as over HTTP, a message of which more than SMALL bytes lie here
-without its end takes room for the largest there may be, and nothing is read until there is; once it
-is whole, what it does not need is given back. What one read brings (256 KB at most) is not
-foreseen. Compressed messages are not taken (server.py): a kilobyte of the wire may be a megabyte,
-and room is counted by the wire.
+An application receives only complete messages, so without this each of a thousand connections could
+hold one of the largest size. A message that is incomplete after SMALL_BODY_BYTES reserves the
+largest size of a message, and nothing is read until it has; once the message is complete, the
+excess is freed. What a single read brings (256 KB at most) is not limited. Compressed messages are
+not accepted (server.py): a kilobyte on the wire may be a megabyte, and memory is counted by the
+wire.
 """
 
 import asyncio
@@ -19,26 +19,27 @@ from websockets.frames import Frame
 from llmcli.serve.bodies import SMALL, Place, Room
 from llmcli.serve.problems import Problem
 
-PLACE = "llmcli.place"  # in a message: the room that it has
-PATIENCE = 60.0  # seconds from when a message has room to its end
-FRAGMENTS = 1 << 16  # of one message: each is an object of its own, though it brings one byte
-LATER, LATE, LARGE = 1013, 1008, 1009  # codes that a connection is closed with
+PLACE = "llmcli.place"  # in a message: its reservation
+PATIENCE = 60.0  # seconds from the reservation to the end of a message
+FRAGMENTS = 1 << 16  # of one message: each is an object, even if it has one byte
+LATER, LATE, LARGE = 1013, 1008, 1009  # WebSocket close codes
 
 
 class Wire(WebSocketsSansIOProtocol):
-    """One connection; `room` is the account of all bodies."""
+    """One connection; `room` is the budget of all bodies."""
 
     def __init__(self, room: Room, **more: Any) -> None:
         super().__init__(**more)
         self._room = room
-        self._size = 0  # bytes of the message that is not whole, in fragments
-        self._place: Place | None = None  # that message's
-        self._places: deque[Place] = deque()  # of those that the application has not taken yet
+        self._size = 0  # bytes of the incomplete message, in fragments
+        self._place: Place | None = None  # of the incomplete message
+        # of messages that the application has not received yet
+        self._places: deque[Place] = deque()
         self._asking: asyncio.Task[None] | None = None
         self._late: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
-        """Read, then look whether what is not whole needs room."""
+        """Parse the data, then reserve memory if an incomplete message needs it."""
         super().data_received(data)
         unread = self._size + len(self.conn.reader.buffer)
         if unread > SMALL and self._place is None and not self.transport.is_closing():
@@ -55,37 +56,37 @@ class Wire(WebSocketsSansIOProtocol):
         finally:
             self._asking = None
         self._late = self.loop.call_later(
-            PATIENCE, self._end, LATE, f"a message was not whole within {PATIENCE:.0f} s"
+            PATIENCE, self._end, LATE, f"a message did not arrive within {PATIENCE:.0f} s"
         )
         if not self.read_paused:
             self.transport.resume_reading()
 
     def _end(self, code: int, why: str) -> None:
-        """Close it, telling why."""
+        """Close the connection with a code and a reason."""
         if not self.close_sent:
             self.conn.fail(code, why)
             self.handle_parser_exception()
 
     def handle_text(self, event: Frame) -> None:
-        """A message, or its first fragment."""
+        """Handle a text message or its first fragment."""
         self._size = len(event.data)
         super().handle_text(event)
 
     def handle_bytes(self, event: Frame) -> None:
-        """The same, of bytes."""
+        """Handle a binary message or its first fragment."""
         self._size = len(event.data)
         super().handle_bytes(event)
 
     def handle_cont(self, event: Frame) -> None:
-        """A further fragment."""
+        """Handle a further fragment."""
         self._size += len(event.data)
         if len(self.frames) < FRAGMENTS:
             super().handle_cont(event)
         else:
-            self._end(LARGE, f"a message has at most {FRAGMENTS:,} fragments")
+            self._end(LARGE, f"the message has more than {FRAGMENTS:,} fragments")
 
     def send_receive_event_to_app(self) -> None:
-        """The message is whole: its room goes with it."""
+        """Deliver a complete message with its reservation."""
         place, self._place = self._place or Place(self._room, 0), None
         place.keep(self._size)
         self._size = 0
@@ -95,16 +96,16 @@ class Wire(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     async def receive(self) -> Any:
-        """The application's next message. Its room is the application's to give back."""
+        """Return the application's next message. The application must release its reservation."""
         message: Any = await super().receive()
-        if self._asking is not None:  # what is not whole still waits
+        if self._asking is not None:  # an incomplete message still waits for its reservation
             self.transport.pause_reading()
         if message["type"] == "websocket.receive":
             message[PLACE] = self._places.popleft()
         return message
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give back the room of what nobody has taken."""
+        """Release the reservations of messages that were not received."""
         if self._asking is not None:
             self._asking.cancel()
         if self._late is not None:

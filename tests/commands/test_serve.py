@@ -20,15 +20,15 @@ KEY = "a-key-that-is-long"
     [
         ((), "no model given", 2),
         (("x", "-m", "y"), "two models", 2),
-        (("x", "--host", "0.0.0.0"), "nobody would need a key", 1),
+        (("x", "--host", "0.0.0.0"), "no API key is set", 1),
         (("x", "--api-key", "short"), "too short", 1),
         (("x", "--pooling", "none"), "--pooling is 'none'", 2),
-        (("x", "--api-key", "with a space"), "too short, or has letters", 1),
-        (("x", "--ssl-key-file", "k.pem"), "TLS takes a key and a certificate", 2),
-        (("x", "-p", "hello"), "-p is for one answer", 2),
-        (("x", "--beams", "3"), "--beams is for one answer", 2),
-        (("x", "--on-full", "shift"), "--on-full shift is for a chat", 2),
-        (("x", "--logprobs"), "--logprobs is for one answer", 2),
+        (("x", "--api-key", "with a space"), "too short, or contains characters", 1),
+        (("x", "--ssl-key-file", "k.pem"), "TLS needs a key and a certificate", 2),
+        (("x", "-p", "hello"), "-p does not apply to serve and batch", 2),
+        (("x", "--beams", "3"), "--beams does not apply to serve and batch", 2),
+        (("x", "--on-full", "shift"), "--on-full shift applies only to chat", 2),
+        (("x", "--logprobs"), "--logprobs does not apply to serve and batch", 2),
         (
             ("x", "--grpc-port", "50051", "--rpc", "127.0.0.1:9"),
             "--grpc-port needs the model in this process",
@@ -39,9 +39,9 @@ KEY = "a-key-that-is-long"
             "--grpc-port needs the model in this process",
             1,
         ),
-        (("x", "--cors", "app.example"), "--cors 'app.example' is no origin", 1),
-        (("x", "--cors", "https://app.example/chat"), "is no origin", 1),
-        (("x", "--allow-host", "http://app.example"), "is no name", 1),
+        (("x", "--cors", "app.example"), "--cors 'app.example' is not an origin", 1),
+        (("x", "--cors", "https://app.example/chat"), "is not an origin", 1),
+        (("x", "--allow-host", "http://app.example"), "is not a host name", 1),
         (("x", "--host", "256.1.1.1", "--api-key", KEY), "cannot listen on 256.1.1.1:8080", 1),
     ],
 )
@@ -74,7 +74,7 @@ def test_files_of_keys_and_of_tls_are_read_before_a_model_is_looked_for(
     assert "there is no key in" in llmcli("serve", "x", "--api-key-file", str(empty)).err
     assert "cannot read" in llmcli("serve", "x", "--api-key-file", str(tmp_path / "gone")).err
     assert (
-        "make no TLS"
+        "cannot be used for TLS"
         in llmcli("serve", "x", "--ssl-key-file", str(pem), "--ssl-cert-file", str(pem)).err
     )
 
@@ -99,7 +99,7 @@ def test_a_key_that_is_locked_is_told_and_nobody_is_asked_for_its_password(
     subprocess.run(["openssl", "req", "-x509", *made], capture_output=True, check=True)
     told = llmcli("serve", "x", "--ssl-key-file", key, "--ssl-cert-file", cert)
     assert told.code == 1
-    assert "is locked with a password" in told.err
+    assert "is protected by a password" in told.err
 
 
 def test_thinking_is_asked_for_where_the_template_can(fake: Callable[..., list[Runner]]) -> None:

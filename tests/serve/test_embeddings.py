@@ -76,12 +76,12 @@ def test_the_bytes_are_little_endian_float32_and_a_vector_can_be_cut(embeds: Ser
         ({"input": ""}, "input[0] is empty"),
         ({"input": []}, "input must be text"),
         ({"input": 5}, "input must be text"),
-        ({"input": ["a", 5]}, "input[1] must be text or ids"),
+        ({"input": ["a", 5]}, "input[1] must be text or token ids"),
         ({"input": [[5, "a"]]}, "input[0] must be"),
         ({"input": [[]]}, "input[0] is empty"),
-        ({"input": [99]}, "no token 99"),
-        ({"input": [-1]}, "no token -1"),
-        ({"input": [[5] * 65]}, "65 tokens, and this model embeds up to 64"),
+        ({"input": [99]}, "99 is not a token"),
+        ({"input": [-1]}, "-1 is not a token"),
+        ({"input": [[5] * 65]}, "65 tokens; this model embeds at most 64"),
         ({}, "input is missing"),
         ({"input": "hello", "dimensions": 33}, "dimensions must be a whole number from 1 to 32"),
         (
@@ -89,7 +89,7 @@ def test_the_bytes_are_little_endian_float32_and_a_vector_can_be_cut(embeds: Ser
             "encoding_format must be one of float, base64",
         ),
         ({"input": "hello", "model": "other"}, "not served here"),
-        ({"input": ["a"] * 2049}, "2,049 texts, at most 2,048"),
+        ({"input": ["a"] * 2049}, "2,049 texts; the limit is 2,048"),
     ],
 )
 def test_what_is_wrong_is_told(embeds: Served, more: dict, told: str) -> None:

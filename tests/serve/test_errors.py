@@ -177,7 +177,7 @@ def test_what_is_only_tokenized_has_an_end(serve: Callable[..., Served]) -> None
     served = serve()
     for body in ({"content": "x" * 2_100_000}, {"content": "x" * 200_000, "with_pieces": True}):
         status, _, found = post(served, json.dumps(body).encode(), "/tokenize")
-        assert (status, "at most" in found["error"]["message"]) == (400, True)
+        assert (status, "the limit" in found["error"]["message"]) == (400, True)
     assert (
         len(post(served, json.dumps({"content": "x" * 200_000}).encode(), "/tokenize")[2]["tokens"])
         == 200_000
@@ -203,7 +203,7 @@ def test_paths_methods_and_other_models_are_told(serve: Callable[..., Served]) -
     ]
     status, headers, found = post(served, b"", "/v1/chat/completions", "GET")
     assert (status, headers["allow"]) == (405, "POST")
-    assert "takes POST" in found["error"]["message"]
+    assert "accepts POST" in found["error"]["message"]
     assert (
         post(served, json.dumps({"model": "x", "messages": HELLO}).encode())[2]["error"]["code"]
         == "model_not_found"

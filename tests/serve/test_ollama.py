@@ -199,7 +199,7 @@ def test_nothing_asked_for_is_a_model_that_is_loaded(serve: Callable[..., Served
         ("/api/show", {}, "name is missing", 400),
         ("/api/show", {"model": "other"}, "not served here", 404),
         ("/api/embed", {}, "input is missing", 400),
-        ("/api/pull", {"model": "x"}, "nothing here", 404),
+        ("/api/pull", {"model": "x"}, "does not exist", 404),
     ],
 )
 def test_errors_are_words(

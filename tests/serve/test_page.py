@@ -15,7 +15,7 @@ from tests.serve.browser import BROWSER, Browser, Tab, browsing
 from tests.serve.conftest import Served
 
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
-WRITTEN = "!running && document.querySelectorAll('.assistant').length === {}"
+WRITTEN = "!controller && document.querySelectorAll('.assistant').length === {}"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def tab(browser: Browser) -> Iterator[Tab]:
 
 
 def ask(tab: Tab, text: str, turns: int = 1) -> None:
-    tab.js(f"at('text').value = {text!r}; at('send').click()")
+    tab.js(f"byId('text').value = {text!r}; byId('send').click()")
     tab.until(WRITTEN.format(turns))
 
 
@@ -58,7 +58,7 @@ def test_a_talk_is_shown_with_its_figures_and_the_cells(
 ) -> None:
     served = serve(b"hello world")
     tab.go(served.url)
-    tab.until("at('state').textContent === 'ready'")
+    tab.until("byId('state').textContent === 'ready'")
     assert tab.js("document.title") == "tiny"
     ask(tab, "Hi there")
     ask(tab, "Again", 2)
@@ -72,16 +72,16 @@ def test_a_talk_is_shown_with_its_figures_and_the_cells(
     assert re.search(
         r"^11 tokens · .*tokens/s · first after \d+ ms · prompt \d+, [1-9]\d* cached$", figures
     ), figures
-    assert tab.js("at('count').textContent") == "11"
-    tab.until("report && report.used_cells > 0")
-    assert re.match(r"\d+ of 512 cells · \d+ sequences?", tab.js("at('cellsays').textContent"))
-    pixels = (
-        "at('cells').getContext('2d').getImageData(0, 0, at('cells').width, at('cells').height)"
+    assert tab.js("byId('count').textContent") == "11"
+    tab.until("cacheReport && cacheReport.used_cells > 0")
+    assert re.match(
+        r"\d+ of 512 cells · \d+ sequences?", tab.js("byId('cacheSummary').textContent")
     )
+    pixels = "byId('cells').getContext('2d').getImageData(0, 0, byId('cells').width, byId('cells').height)"
     assert (
         tab.js(f"new Set(new Uint32Array({pixels}.data.buffer)).size") > 2
     )  # paper, free cells, held ones
-    tab.js("at('fresh').click()")
+    tab.js("byId('newChat').click()")
     assert tab.js("document.querySelectorAll('.turn').length") == 0
     asked = {
         address.removeprefix(served.url) for address in tab.asked if not address.startswith("data:")
@@ -114,17 +114,17 @@ def test_what_a_model_says_is_never_markup(serve: Callable[..., Served], tab: Ta
 def test_an_answer_is_stopped_and_the_talk_goes_on(serve: Callable[..., Served], tab: Tab) -> None:
     served = serve(b"x" * 400)
     tab.go(served.url)
-    tab.js("at('text').value = 'go'; at('send').click()")
-    tab.until("stamps.length > 0")
-    tab.js("at('stop').click()")
+    tab.js("byId('text').value = 'go'; byId('send').click()")
+    tab.until("tokenTimes.length > 0")
+    tab.js("byId('stop').click()")
     tab.until(WRITTEN.format(1))
     said = tab.js("document.querySelector('.assistant .text').textContent")
     assert set(said) <= {"x"}
-    assert tab.js("said.map(one => one.role)") == ["user", "assistant"]
-    tab.js("at('max_tokens').value = '3'")
+    assert tab.js("conversation.map(one => one.role)") == ["user", "assistant"]
+    tab.js("byId('max_tokens').value = '3'")
     ask(tab, "and", 2)
     assert tab.js("document.querySelector('.turn:last-child .text').textContent") == "xxx"
-    assert "cut off at its limit" in tab.js(
+    assert "reached the token limit" in tab.js(
         "document.querySelector('.turn:last-child .figures').textContent"
     )
 
@@ -134,11 +134,13 @@ def test_a_key_is_asked_for_and_kept_for_the_tab_alone(
     serve: Callable[..., Served], tab: Tab
 ) -> None:
     tab.go(serve(keys=("secret-key-1",)).url)
-    tab.until("at('locked').open")
-    tab.js("at('key').value = 'wrong-key-1'; document.querySelector('#locked button').click()")
-    tab.until("at('locked').open && at('key').value === ''")
-    tab.js("at('key').value = 'secret-key-1'; document.querySelector('#locked button').click()")
-    tab.until("at('state').textContent === 'ready' && at('model').textContent === 'tiny'")
+    tab.until("byId('keyDialog').open")
+    tab.js("byId('key').value = 'wrong-key-1'; document.querySelector('#keyDialog button').click()")
+    tab.until("byId('keyDialog').open && byId('key').value === ''")
+    tab.js(
+        "byId('key').value = 'secret-key-1'; document.querySelector('#keyDialog button').click()"
+    )
+    tab.until("byId('state').textContent === 'ready' && byId('model').textContent === 'tiny'")
     ask(tab, "Hi")
     assert tab.js("document.querySelector('.assistant .text').textContent") == "hello"
     assert "secret-key-1" not in tab.js("JSON.stringify(localStorage)")
@@ -150,14 +152,14 @@ def test_what_the_server_refuses_is_told_and_nothing_typed_is_lost(
 ) -> None:
     tab.go(serve(n_ctx=256).url)
     ask(tab, "y" * 400)
-    assert "the context holds 256" in tab.js("document.querySelector('.turn .wrong').textContent")
-    assert tab.js("at('text').value") == "y" * 400
+    assert "the context holds 256" in tab.js("document.querySelector('.turn .error').textContent")
+    assert tab.js("byId('text').value") == "y" * 400
 
 
 @needs_browser
 def test_a_base_model_continues_what_is_there(serve: Callable[..., Served], tab: Tab) -> None:
     tab.go(serve(b"upon a time", template=None).url)
-    tab.until("at('state').textContent === 'ready' && !chats")
+    tab.until("byId('state').textContent === 'ready' && !isChat")
     ask(tab, "Once ")
     assert tab.js("document.querySelector('.assistant .text').textContent") == "upon a time"
     assert any(one.endswith("/v1/completions") for one in tab.asked)
@@ -185,16 +187,16 @@ def test_it_fits_screens_of_every_kind(
 ) -> None:
     tab.size(width, 700, dark)
     tab.go(serve(b"a long " + b"word" * 60).url)
-    tab.until("at('state').textContent === 'ready'")
+    tab.until("byId('state').textContent === 'ready'")
     ask(tab, "wide" * 100)
     for opened in ("", "document.querySelectorAll('details').forEach(one => one.open = true)"):
         tab.js(opened or "0")
         assert tab.js("document.documentElement.scrollWidth") <= width
         right = "Math.max(...[...document.querySelectorAll('body *')].map(one => one.getBoundingClientRect().right))"
         assert tab.js(right) <= width + 1
-        box = tab.js("at('send').getBoundingClientRect().toJSON()")
+        box = tab.js("byId('send').getBoundingClientRect().toJSON()")
         assert box["top"] >= 0 and box["bottom"] <= 700 and box["right"] <= width
-        assert tab.js("at('log').clientHeight") >= 120
+        assert tab.js("byId('log').clientHeight") >= 120
     paper, ink = (
         sum(map(int, re.findall(r"\d+", tab.js(f"getComputedStyle(document.body).{name}"))[:3]))
         for name in ("backgroundColor", "color")

@@ -66,7 +66,7 @@ def test_too_many_tokens_are_told_before_all_documents_are_cut_into_them() -> No
             return [1] * self.most
 
     embedder: Any = Long()
-    with pytest.raises(Problem, match="first 4 documents have 400,000 tokens, at most 300,000"):
+    with pytest.raises(Problem, match="first 4 documents have 400,000 tokens; the limit is 300,000"):
         rerank.pairs(embedder, "a long query", ["a"] * 1000)
     assert embedder.asked == 4
 
@@ -136,7 +136,7 @@ def test_the_forms_of_jina_and_of_text_embeddings_inference(ranks: Served) -> No
         ({"documents": ["a", 5]}, "documents[1] must be text", 400),
         ({"documents": [{}]}, "documents[0] must be", 400),
         ({"documents": ["cat " * 70]}, "document 0 and the query have 75 tokens", 400),
-        ({"documents": ["a"] * 1001}, "at most 1,000", 400),
+        ({"documents": ["a"] * 1001}, "the limit is 1,000", 400),
         ({"top_n": 0}, "top_n must be", 400),
         ({"model": "other"}, "not served here", 404),
     ],

@@ -1,110 +1,113 @@
 "use strict";
-// The chat of one page over the server's own API. What a model or a server says becomes text and never markup: only
-// textContent and canvases are written to.
-const at = (id) => document.getElementById(id);
+// The chat page, a client of the server's own API. Text of the model or the server is only ever assigned to
+// textContent or drawn on a canvas, never used as markup.
+const byId = (id) => document.getElementById(id);
 const FIELDS = ["temperature", "top_p", "min_p", "top_k", "max_tokens", "seed"];
-const WINDOW = 2000; // ms that the live rate looks back
-let said = []; // the conversation, as the API takes it
-let chats = true; // false: a base model, which continues a text
-let running = null; // the AbortController of the answer under way
+const RATE_WINDOW_MS = 2000; // over which the live rate is measured
+const RATES_SHOWN = 120; // points of the rate's curve
+let conversation = []; // messages, as the API takes them
+let isChat = true; // false: a base model, which continues a text
+let controller = null; // AbortController of the running answer
 let key = sessionStorage.getItem("key") || "";
-let stamps = [], rates = [], report = null;
+let tokenTimes = [], rates = [], cacheReport = null;
 
 function headers() {
   return key ? { "content-type": "application/json", authorization: "Bearer " + key } : { "content-type": "application/json" };
 }
 
-async function call(path, options = {}) {
-  const answer = await fetch(path, { ...options, headers: headers(), cache: "no-store" });
-  if (answer.status === 401) {
-    await unlock();
-    return call(path, options);
+async function fetchApi(path, options = {}) {
+  const response = await fetch(path, { ...options, headers: headers(), cache: "no-store" });
+  if (response.status === 401) {
+    await askForKey();
+    return fetchApi(path, options);
   }
-  if (!answer.ok) {
-    const found = await answer.json().catch(() => null);
-    const again = answer.headers.get("retry-after");
-    throw new Error((found?.error?.message || answer.statusText || "status " + answer.status) + (again ? ` (again in ${again} s)` : ""));
+  if (!response.ok) {
+    const body = await response.json().catch(() => null);
+    const retryAfter = response.headers.get("retry-after");
+    const message = body?.error?.message || response.statusText || "status " + response.status;
+    throw new Error(message + (retryAfter ? ` (retry in ${retryAfter} s)` : ""));
   }
-  return answer;
+  return response;
 }
 
-let asking = null; // one dialog for all who wait for a key
-function unlock() {
-  asking ??= new Promise((done) => {
-    at("key").value = "";
-    at("locked").addEventListener("close", () => {
-      key = at("key").value.trim();
+let keyPrompt = null; // one dialog for all requests that wait for a key
+function askForKey() {
+  keyPrompt ??= new Promise((resolve) => {
+    byId("key").value = "";
+    byId("keyDialog").addEventListener("close", () => {
+      key = byId("key").value.trim();
       sessionStorage.setItem("key", key);
-      asking = null;
-      done();
+      keyPrompt = null;
+      resolve();
     }, { once: true });
-    at("locked").showModal();
+    byId("keyDialog").showModal();
   });
-  return asking;
+  return keyPrompt;
 }
 
-function tell(text, wrong = false) {
-  at("state").textContent = text;
-  at("state").classList.toggle("wrong", wrong);
+function showState(text, isError = false) {
+  byId("state").textContent = text;
+  byId("state").classList.toggle("error", isError);
 }
 
-function element(name, kind, text = "") {
-  const made = document.createElement(name);
-  made.className = kind;
-  made.textContent = text;
-  return made;
+function makeElement(name, classes, text = "") {
+  const element = document.createElement(name);
+  element.className = classes;
+  element.textContent = text;
+  return element;
 }
 
-function turn(role, text = "") {
-  at("empty")?.remove();
-  const made = element("article", "turn " + role);
-  made.setAttribute("aria-label", role);
-  made.append(element("div", "text", text));
-  at("log").append(made);
-  follow(true);
-  return made;
+function addTurn(role, text = "") {
+  byId("empty")?.remove();
+  const turn = makeElement("article", "turn " + role);
+  turn.setAttribute("aria-label", role);
+  turn.append(makeElement("div", "text", text));
+  byId("log").append(turn);
+  scrollToEnd(true);
+  return turn;
 }
 
-function follow(always = false) {
-  const log = at("log");
+function scrollToEnd(always = false) {
+  const log = byId("log");
   if (always || log.scrollHeight - log.scrollTop - log.clientHeight < 120) log.scrollTop = log.scrollHeight;
 }
 
-function body() {
+function buildRequest() {
   const chosen = {};
-  for (const name of FIELDS) if (at(name).value !== "") chosen[name] = Number(at(name).value);
-  const system = at("system").value.trim();
+  for (const name of FIELDS) if (byId(name).value !== "") chosen[name] = Number(byId(name).value);
+  const system = byId("system").value.trim();
   const shared = { ...chosen, stream: true, stream_options: { include_usage: true } };
-  if (!chats) return ["/v1/completions", { ...shared, prompt: said.map((one) => one.content).join("") }];
-  return ["/v1/chat/completions", { ...shared, messages: system ? [{ role: "system", content: system }, ...said] : said }];
+  if (!isChat) return ["/v1/completions", { ...shared, prompt: conversation.map((message) => message.content).join("") }];
+  return ["/v1/chat/completions", { ...shared, messages: system ? [{ role: "system", content: system }, ...conversation] : conversation }];
 }
 
-async function* events(answer) {
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
+async function* readEvents(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = "";
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    const parts = (held + value).split("\n\n");
-    held = parts.pop();
-    for (const part of parts) {
-      const data = part.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim()).join("\n");
+    const events = (buffer + value).split("\n\n");
+    buffer = events.pop();
+    for (const event of events) {
+      const data = event.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim()).join("\n");
       if (data && data !== "[DONE]") yield JSON.parse(data);
     }
   }
 }
 
-async function answer() {
-  const made = turn("assistant"), text = made.querySelector(".text"), figures = element("p", "figures");
-  let whole = "", thinking = null, begun = performance.now(), first = 0, usage = null, timings = null, finish = "";
-  made.classList.add("writing");
-  made.append(figures);
-  running = new AbortController();
-  stamps = [];
-  busy(true);
+async function streamAnswer() {
+  const turn = addTurn("assistant"), content = turn.querySelector(".text"), figures = makeElement("p", "figures");
+  let text = "", thinking = null, start = performance.now(), first = 0, usage = null, timings = null, finish = "";
+  turn.classList.add("writing");
+  turn.append(figures);
+  controller = new AbortController();
+  tokenTimes = [];
+  setBusy(true);
   try {
-    const [path, asked] = body();
-    for await (const chunk of events(await call(path, { method: "POST", body: JSON.stringify(asked), signal: running.signal }))) {
+    const [path, request] = buildRequest();
+    const options = { method: "POST", body: JSON.stringify(request), signal: controller.signal };
+    for await (const chunk of readEvents(await fetchApi(path, options))) {
       if (chunk.error) throw new Error(chunk.error.message);
       usage = chunk.usage || usage;
       timings = chunk.timings || timings;
@@ -114,184 +117,191 @@ async function answer() {
       if (!thought && !word) continue;
       if (!first) {
         first = performance.now();
-        at("ttft").textContent = (first - begun).toFixed(0) + " ms";
+        byId("ttft").textContent = (first - start).toFixed(0) + " ms";
       }
-      stamps.push(performance.now());
+      tokenTimes.push(performance.now());
       if (thought) {
-        thinking ??= made.insertBefore(element("div", "thinking text"), text);
+        thinking ??= turn.insertBefore(makeElement("div", "thinking text"), content);
         thinking.textContent += thought;
       }
       if (word) {
-        whole += word;
-        text.textContent = whole;
+        text += word;
+        content.textContent = text;
       }
-      follow();
+      scrollToEnd();
     }
   } catch (error) {
     if (error.name === "AbortError") finish = "stopped";
-    else made.append(element("p", "wrong", error.message));
+    else turn.append(makeElement("p", "error", error.message));
   } finally {
-    made.classList.remove("writing");
-    running = null;
-    busy(false);
-    if (whole) said.push({ role: "assistant", content: whole });
-    else if (said.length && !thinking) at("text").value ||= said.pop().content; // nothing came: it can be asked again
-    sum(figures, timings, usage, finish, first - begun);
-    poll();
+    turn.classList.remove("writing");
+    controller = null;
+    setBusy(false);
+    if (text) conversation.push({ role: "assistant", content: text });
+    // Without an answer, the message returns to the input, so that it can be sent again.
+    else if (conversation.length && !thinking) byId("text").value ||= conversation.pop().content;
+    showFigures(figures, timings, usage, finish, first - start);
+    pollCache();
   }
 }
 
-function sum(figures, timings, usage, finish, ttft) {
-  const tokens = timings?.predicted_n ?? stamps.length;
-  const gaps = stamps.length > 1 ? (stamps.at(-1) - stamps[0]) / (stamps.length - 1) : 0;
-  const rate = timings?.predicted_per_second || (gaps ? 1000 / gaps : 0);
-  const reused = usage?.prompt_tokens_details?.cached_tokens ?? timings?.cache_n;
-  if (rate) at("rate").textContent = rate.toFixed(1);
-  at("count").textContent = tokens;
-  at("reused").textContent = reused ?? "–";
+function showFigures(figures, timings, usage, finish, ttft) {
+  const tokens = timings?.predicted_n ?? tokenTimes.length;
+  const gap = tokenTimes.length > 1 ? (tokenTimes.at(-1) - tokenTimes[0]) / (tokenTimes.length - 1) : 0;
+  const rate = timings?.predicted_per_second || (gap ? 1000 / gap : 0);
+  const cached = usage?.prompt_tokens_details?.cached_tokens ?? timings?.cache_n;
+  if (rate) byId("rate").textContent = rate.toFixed(1);
+  byId("count").textContent = tokens;
+  byId("cachedTokens").textContent = cached ?? "–";
   const words = [`${tokens} tokens`];
   if (rate) words.push(`${rate.toFixed(1)} tokens/s`);
   if (tokens && ttft > 0) words.push(`first after ${(timings?.ttft_ms ?? ttft).toFixed(0)} ms`);
-  if (usage) words.push(`prompt ${usage.prompt_tokens}, ${reused ?? 0} cached`);
-  if (finish && finish !== "stop") words.push(finish === "length" ? "cut off at its limit" : finish);
+  if (usage) words.push(`prompt ${usage.prompt_tokens}, ${cached ?? 0} cached`);
+  if (finish && finish !== "stop") words.push(finish === "length" ? "reached the token limit" : finish);
   figures.textContent = words.join(" · ");
 }
 
-function busy(now) {
-  at("send").hidden = now;
-  at("stop").hidden = !now;
-  at("fresh").disabled = now;
-  at("log").setAttribute("aria-busy", String(now));
-  if (!now) at("text").focus();
+function setBusy(isBusy) {
+  byId("send").hidden = isBusy;
+  byId("stop").hidden = !isBusy;
+  byId("newChat").disabled = isBusy;
+  byId("log").setAttribute("aria-busy", String(isBusy));
+  if (!isBusy) byId("text").focus();
 }
 
 function send(event) {
   event?.preventDefault();
-  const text = at("text").value;
-  if (running || !text.trim()) return;
-  at("text").value = "";
-  grow();
-  said.push({ role: "user", content: text });
-  turn("user", text);
-  answer();
+  const text = byId("text").value;
+  if (controller || !text.trim()) return;
+  byId("text").value = "";
+  resizeInput();
+  conversation.push({ role: "user", content: text });
+  addTurn("user", text);
+  streamAnswer();
 }
 
-function grow() {
-  const text = at("text");
+function resizeInput() {
+  const text = byId("text");
   text.style.height = "auto";
   text.style.height = text.scrollHeight + 2 + "px";
 }
 
-// The pictures: a rate over time, and a cell a square. Colours come from the style sheet.
-function pen(canvas) {
-  const scale = devicePixelRatio || 1, wide = canvas.clientWidth, high = Number(canvas.getAttribute("data-high") || canvas.height);
-  canvas.setAttribute("data-high", high);
-  canvas.width = wide * scale;
-  canvas.height = high * scale;
-  canvas.style.height = high + "px";
-  const drawn = canvas.getContext("2d");
-  drawn.scale(scale, scale);
-  return [drawn, wide, high, getComputedStyle(document.documentElement)];
+// Return a canvas's context in CSS pixels, its width and height, and the page's style, which has the colors.
+function prepareCanvas(canvas) {
+  const scale = devicePixelRatio || 1, width = canvas.clientWidth, height = Number(canvas.getAttribute("data-height") || canvas.height);
+  canvas.setAttribute("data-height", height);
+  canvas.width = width * scale;
+  canvas.height = height * scale;
+  canvas.style.height = height + "px";
+  const context = canvas.getContext("2d");
+  context.scale(scale, scale);
+  return [context, width, height, getComputedStyle(document.documentElement)];
 }
 
 function drawSpeed() {
-  const [drawn, wide, high, style] = pen(at("speed")), most = Math.max(1, ...rates);
-  drawn.strokeStyle = style.getPropertyValue("--accent");
-  drawn.lineWidth = 1.5;
-  drawn.beginPath();
-  rates.forEach((rate, n) => drawn.lineTo((n / 119) * wide, high - 2 - (rate / most) * (high - 6)));
-  drawn.stroke();
+  const [context, width, height, style] = prepareCanvas(byId("speed")), highest = Math.max(1, ...rates);
+  context.strokeStyle = style.getPropertyValue("--accent");
+  context.lineWidth = 1.5;
+  context.beginPath();
+  rates.forEach((rate, index) => {
+    context.lineTo((index / (RATES_SHOWN - 1)) * width, height - 2 - (rate / highest) * (height - 6));
+  });
+  context.stroke();
 }
 
 function drawCells() {
-  const [drawn, wide, high, style] = pen(at("cells")), total = report?.cells || 0;
+  const [context, width, height, style] = prepareCanvas(byId("cells")), total = cacheReport?.cells || 0;
   if (!total) return;
-  // Squares as large as fit; where the cells are too many, one stands for several.
-  let size = Math.max(6, Math.floor(Math.sqrt((wide * high) / total)));
-  while (size > 6 && Math.ceil(total / Math.floor(wide / size)) * size > high) size -= 1;
-  const across = Math.floor(wide / size), squares = Math.min(total, across * Math.floor(high / size)), each = total / squares;
-  const colours = [];
-  for (const one of report.sequences) for (let n = 0; n < one.own_cells; n++) colours.push(one);
+  // The largest squares that fit; if there are too many cells, one square shows several.
+  let size = Math.max(6, Math.floor(Math.sqrt((width * height) / total)));
+  while (size > 6 && Math.ceil(total / Math.floor(width / size)) * size > height) size -= 1;
+  const columns = Math.floor(width / size), squares = Math.min(total, columns * Math.floor(height / size));
+  const cellsPerSquare = total / squares;
+  const owners = [];
+  for (const sequence of cacheReport.sequences) for (let n = 0; n < sequence.own_cells; n++) owners.push(sequence);
   for (let n = 0; n < squares; n++) {
-    const one = colours[Math.floor(n * each)], gap = 1;
-    drawn.globalAlpha = one ? (one.state === "running" ? 1 : 0.5) : 1;
-    drawn.fillStyle = one ? `hsl(${(160 + one.slot * 67) % 360} 50% 45%)` : style.getPropertyValue("--line");
-    drawn.fillRect((n % across) * size, Math.floor(n / across) * size, size - gap, size - gap);
+    const owner = owners[Math.floor(n * cellsPerSquare)], gap = 1;
+    context.globalAlpha = owner ? (owner.state === "running" ? 1 : 0.5) : 1;
+    context.fillStyle = owner ? `hsl(${(160 + owner.slot * 67) % 360} 50% 45%)` : style.getPropertyValue("--line");
+    context.fillRect((n % columns) * size, Math.floor(n / columns) * size, size - gap, size - gap);
   }
-  const mib = (report.allocated_bytes ?? report.predicted_bytes ?? 0) / 2 ** 20;
-  const many = report.sequences.length, words = [`${report.used_cells} of ${total} cells`, `${many} sequence${many === 1 ? "" : "s"}`];
-  if (report.saved_cells) words.push(`${report.saved_cells} saved by sharing`);
-  if (report.waiting) words.push(`${report.waiting} wait`);
+  const mib = (cacheReport.allocated_bytes ?? cacheReport.predicted_bytes ?? 0) / 2 ** 20;
+  const count = cacheReport.sequences.length;
+  const words = [`${cacheReport.used_cells} of ${total} cells`, `${count} sequence${count === 1 ? "" : "s"}`];
+  if (cacheReport.saved_cells) words.push(`${cacheReport.saved_cells} saved by sharing`);
+  if (cacheReport.waiting) words.push(`${cacheReport.waiting} waiting`);
   if (mib) words.push(`${mib < 10 ? mib.toFixed(1) : mib.toFixed(0)} MiB`);
-  at("cellsays").textContent = words.join(" · ");
+  byId("cacheSummary").textContent = words.join(" · ");
 }
 
-async function poll() {
-  if (document.hidden || asking || !at("cache").open) return;
+async function pollCache() {
+  if (document.hidden || keyPrompt || !byId("cache").open) return;
   try {
-    report = await (await call("/v1/kv")).json();
+    cacheReport = await (await fetchApi("/v1/kv")).json();
     drawCells();
-    tell(report.running || report.waiting ? `${report.running} running · ${report.waiting} waiting` : "ready");
+    const { running, waiting } = cacheReport;
+    showState(running || waiting ? `${running} running · ${waiting} waiting` : "ready");
   } catch (error) {
-    tell(error.message, true);
+    showState(error.message, true);
   }
 }
 
-function tick() {
+function updateRate() {
   const now = performance.now();
-  while (stamps.length > 2 && running && now - stamps[0] > WINDOW) stamps.shift();
-  if (running && stamps.length > 1) {
-    const rate = ((stamps.length - 1) / (stamps.at(-1) - stamps[0])) * 1000;
-    at("rate").textContent = rate.toFixed(1);
-    at("count").textContent = "…";
-    rates = [...rates.slice(-119), rate];
+  while (tokenTimes.length > 2 && controller && now - tokenTimes[0] > RATE_WINDOW_MS) tokenTimes.shift();
+  if (controller && tokenTimes.length > 1) {
+    const rate = ((tokenTimes.length - 1) / (tokenTimes.at(-1) - tokenTimes[0])) * 1000;
+    byId("rate").textContent = rate.toFixed(1);
+    byId("count").textContent = "…";
+    rates = [...rates.slice(1 - RATES_SHOWN), rate];
     drawSpeed();
   }
 }
 
-function settings() {
-  const kept = JSON.parse(localStorage.getItem("settings") || "{}");
+function restoreSettings() {
+  const stored = JSON.parse(localStorage.getItem("settings") || "{}");
   for (const name of [...FIELDS, "system"]) {
-    at(name).value = kept[name] ?? "";
-    at(name).addEventListener("change", () => {
-      const now = Object.fromEntries([...FIELDS, "system"].map((one) => [one, at(one).value]));
-      localStorage.setItem("settings", JSON.stringify(now));
+    byId(name).value = stored[name] ?? "";
+    byId(name).addEventListener("change", () => {
+      const values = Object.fromEntries([...FIELDS, "system"].map((field) => [field, byId(field).value]));
+      localStorage.setItem("settings", JSON.stringify(values));
     });
   }
 }
 
-async function begin() {
-  settings();
-  if (innerWidth <= 720) for (const name of ["live", "cache"]) at(name).open = false;
-  at("ask").addEventListener("submit", send);
-  at("stop").addEventListener("click", () => running?.abort());
-  at("text").addEventListener("input", grow);
-  at("text").addEventListener("keydown", (event) => {
+async function start() {
+  restoreSettings();
+  if (innerWidth <= 720) for (const name of ["live", "cache"]) byId(name).open = false;
+  byId("ask").addEventListener("submit", send);
+  byId("stop").addEventListener("click", () => controller?.abort());
+  byId("text").addEventListener("input", resizeInput);
+  byId("text").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
   });
-  at("fresh").addEventListener("click", () => {
-    said = [];
-    at("log").replaceChildren();
-    at("text").focus();
+  byId("newChat").addEventListener("click", () => {
+    conversation = [];
+    byId("log").replaceChildren();
+    byId("text").focus();
   });
-  for (const name of ["live", "cache"]) at(name).addEventListener("toggle", () => { drawSpeed(); poll(); });
+  for (const name of ["live", "cache"]) byId(name).addEventListener("toggle", () => { drawSpeed(); pollCache(); });
   addEventListener("resize", () => { drawSpeed(); drawCells(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { drawSpeed(); drawCells(); });
   try {
-    const [model] = (await (await call("/v1/models")).json()).data;
-    at("model").textContent = document.title = model.id;
-    chats = model.meta?.chat ?? true;
+    const [model] = (await (await fetchApi("/v1/models")).json()).data;
+    byId("model").textContent = document.title = model.id;
+    isChat = model.meta?.chat ?? true;
     if (model.meta?.generates === false) {
-      at("text").disabled = at("send").disabled = true;
-      at("text").placeholder = "This model makes embeddings: POST /v1/embeddings";
-    } else if (!chats) at("text").placeholder = "A base model: it continues this text";
-    tell("ready");
+      byId("text").disabled = byId("send").disabled = true;
+      byId("text").placeholder = "An embedding model: use POST /v1/embeddings";
+    } else if (!isChat) byId("text").placeholder = "A base model: it continues this text";
+    showState("ready");
   } catch (error) {
-    tell(error.message, true);
+    showState(error.message, true);
   }
-  setInterval(tick, 250);
-  setInterval(() => { if (running || performance.now() % 5000 < 1000) poll(); }, 1000);
-  poll();
+  setInterval(updateRate, 250);
+  // Every second during an answer, else every five seconds.
+  setInterval(() => { if (controller || performance.now() % 5000 < 1000) pollCache(); }, 1000);
+  pollCache();
 }
 
-begin();
+start();

@@ -1,5 +1,5 @@
-"""What a route is: paths, and a function from a request to a response. Adding one is a new file in
-this folder.
+"""The service that all routes share, and what a route is: paths and a function from a request to a
+response. Adding a route is a new file in routes/.
 """
 
 import asyncio
@@ -23,10 +23,8 @@ class Service:
     bridge: Bridge
     settings: Settings
     vectors: Vectors
-    room: Room  # for large requests, over whichever protocol
-    talks: "set[asyncio.Task[None]]" = field(
-        default_factory=set
-    )  # answers on their way over WebSockets
+    room: Room  # memory of large requests, of every protocol
+    talks: "set[asyncio.Task[None]]" = field(default_factory=set)  # running WebSocket answers
 
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
@@ -34,8 +32,9 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`paths` are further names of the same; `open` ones need no key. `socket`: `handle` takes a
-    WebSocket, accepted by itself, and returns nothing; whether its key is right has been asked.
+    """One or more paths and their handler. `paths`: further paths of the same route; `open`: no key
+    is needed. `socket`: the handler receives a WebSocket whose key was checked, accepts it and
+    returns nothing.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""How many tokens a request would be: Anthropic's `/v1/messages/count_tokens`, OpenAI's
+"""Counts the prompt tokens of a request: Anthropic's `/v1/messages/count_tokens`, OpenAI's
 `…/input_tokens`.
 """
 
@@ -15,12 +15,14 @@ MESSAGES = "/v1/messages"
 
 
 async def count(path: str, service: Service, request: Request) -> Response:
-    """Read it as its form, template and all, and ask nobody."""
+    """Respond with the number of prompt tokens: the request is built, template included, but not
+    submitted.
+    """
     document = await body(request, service.settings.max_body)
     form = await asked(service.bridge, path, document, service.settings)
-    found = sum(len(one.tokens) for one in form.requests)
-    more = {} if path == MESSAGES else {"object": "response.input_tokens"}
-    return json_response({**more, "input_tokens": found})
+    n_tokens = sum(len(form_request.tokens) for form_request in form.requests)
+    extra = {} if path == MESSAGES else {"object": "response.input_tokens"}
+    return json_response({**extra, "input_tokens": n_tokens})
 
 
 ROUTES = tuple(

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: texts or ids of their tokens to vectors, as OpenAI has it."""
+"""`/v1/embeddings`: vectors of texts or of token ids, as in OpenAI's API."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -17,27 +17,31 @@ from llmcli.serve.settings import Settings
 from llmcli.serve.stream import body, json_response, unless_gone
 from llmcli.serve.vectors import Text
 
-MOST_TEXTS = 2048  # OpenAI's limits, of a request
+MOST_TEXTS = 2048  # OpenAI's limits for one request
 MOST_TOKENS = 300_000
 
 
 async def embeddings(service: Service, request: Request) -> Response:
-    """Read the body, make the vectors, give up between two passes when the client goes."""
-    found = await body(request, service.settings.max_body)
-    return json_response(await unless_gone(request.receive, embedded(service, found)))
+    """Respond with the embeddings of a request; stop between two passes if the client
+    disconnects.
+    """
+    document = await body(request, service.settings.max_body)
+    return json_response(await unless_gone(request.receive, embedded(service, document)))
 
 
 async def embedded(service: Service, found: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's answer to a request's document; raises Problem, Busy, Stopping."""
+    """Return OpenAI's answer to a request's document. Raises ApiError, ServerBusy or
+    ServerStopping.
+    """
     asked = Asked(found, service.settings)
     embedder = await service.vectors.embedder()
-    cut = asked.length(embedder)
+    length = asked.length(embedder)
     ids = await service.bridge.prepare(encoded, asked.texts, embedder, kind="texts")
-    return asked.answer(ids, await service.vectors.embed(ids), cut)
+    return asked.answer(ids, await service.vectors.embed(ids), length)
 
 
 class Asked:
-    """A request's document, read; raises Problem for what is wrong with it."""
+    """A parsed embeddings request. Raises ApiError for invalid fields."""
 
     def __init__(self, found: Mapping[str, Any], settings: Settings) -> None:
         self._fields = Fields(found)
@@ -48,16 +52,20 @@ class Asked:
         self.texts = texts(self._fields)
 
     def length(self, embedder: Embedder) -> int:
-        """How many numbers of each vector are wanted; raises Problem where there are none."""
+        """Return the number of values of each vector that the request asks for. Raises ApiError if
+        the model has no embeddings.
+        """
         if embedder.ranks:
             raise Problem(
-                "this model ranks pairs of texts: it gives no embeddings; /v1/rerank answers with it",
+                "this model ranks pairs of texts and has no embeddings: use /v1/rerank",
                 501,
             )
         return self._fields.whole("dimensions", 1, embedder.size, embedder.size) or embedder.size
 
     def answer(self, ids: list[list[int]], vectors: Sequence[Vector], cut: int) -> dict[str, Any]:
-        """OpenAI's document."""
+        """Return OpenAI's document. `vectors`: `[texts, embedding_size]`; `cut`: values that are
+        kept.
+        """
         data = [
             {
                 "object": "embedding",
@@ -72,62 +80,62 @@ class Asked:
 
 
 def texts(fields: Fields) -> list[Text]:
-    """`input`: a text, texts, the ids of a text's tokens, or several such."""
-    found = fields.values.get("input")
-    if found is None:
+    """Read `input`: a text, several texts, the token ids of a text, or several such lists. Raises
+    ApiError.
+    """
+    values = fields.values.get("input")
+    if values is None:
         raise Problem("input is missing", param="input")
-    if isinstance(found, str) or (
-        isinstance(found, list) and found and all(type(one) is int for one in found)
+    if isinstance(values, str) or (
+        isinstance(values, list) and values and all(type(id_) is int for id_ in values)
     ):
-        found = [found]
-    if not isinstance(found, list) or not found:
+        values = [values]
+    if not isinstance(values, list) or not values:
+        raise Problem(f"input must be text, texts or token ids, not {kind(values)}", param="input")
+    if len(values) > MOST_TEXTS:
         raise Problem(
-            f"input must be text, texts or ids of tokens, not {kind(found)}", param="input"
+            f"input has {len(values):,} texts; the limit is {MOST_TEXTS:,}", param="input"
         )
-    if len(found) > MOST_TEXTS:
-        raise Problem(
-            f"input has {len(found):,} texts, at most {MOST_TEXTS:,} are taken", param="input"
-        )
-    for index, one in enumerate(found):
-        if not isinstance(one, str) and not (
-            isinstance(one, list) and all(type(part) is int for part in one)
+    for index, text in enumerate(values):
+        if not isinstance(text, str) and not (
+            isinstance(text, list) and all(type(token) is int for token in text)
         ):
             raise Problem(
-                f"input[{index}] must be text or ids of tokens, not {kind(one)}",
+                f"input[{index}] must be text or token ids, not {kind(text)}",
                 param=f"input[{index}]",
             )
-        if not one:
+        if not text:
             raise Problem(f"input[{index}] is empty", param=f"input[{index}]")
-    return found
+    return values
 
 
 def encoded(given: list[Text], embedder: Embedder) -> list[list[int]]:
-    """Each text as ids; raises Problem where there is none, one that the model does not know, or
-    too many, at once where that is certain without making them: megabytes of spaces would keep the
-    tokenizer from all others for long.
+    """Return the token ids of each text. Raises ApiError for a text without tokens, an unknown
+    token, or too many tokens, and at once for a text that is certainly too long: megabytes of
+    spaces would occupy the tokenizer for many seconds.
     """
-    found: list[list[int]] = []
+    tokens: list[list[int]] = []
     for index, text in enumerate(given):
         if isinstance(text, str) and (least := embedder.least(text)) > embedder.most:
             raise _too_long(index, f"{least} tokens or more", least, embedder)
         ids = embedder.encode(text) if isinstance(text, str) else list(text)
         if not ids:
             raise Problem(f"input[{index}] has no tokens", param=f"input[{index}]")
-        if bad := next((one for one in ids if not 0 <= one < embedder.n_vocab), None):
-            raise Problem(f"input[{index}]: this model has no token {bad}", param=f"input[{index}]")
-        found.append(ids)
+        if unknown := next((token for token in ids if not 0 <= token < embedder.n_vocab), None):
+            raise Problem(
+                f"input[{index}]: {unknown} is not a token of this model", param=f"input[{index}]"
+            )
+        tokens.append(ids)
         if len(ids) > embedder.most:
             raise _too_long(index, f"{len(ids)} tokens", len(ids), embedder)
-    if (count := sum(map(len, found))) > MOST_TOKENS:
-        raise Problem(
-            f"input has {count:,} tokens, at most {MOST_TOKENS:,} are taken", param="input"
-        )
-    return found
+    if (count := sum(map(len, tokens))) > MOST_TOKENS:
+        raise Problem(f"input has {count:,} tokens; the limit is {MOST_TOKENS:,}", param="input")
+    return tokens
 
 
 def _too_long(index: int, words: str, count: int, embedder: Embedder) -> Problem:
     return Problem(
-        f"input[{index}] has {words}, and this model embeds up to {embedder.most}",
+        f"input[{index}] has {words}; this model embeds at most {embedder.most}",
         param=f"input[{index}]",
         code="context_length_exceeded",
         type="exceed_context_size_error",
@@ -137,17 +145,17 @@ def _too_long(index: int, words: str, count: int, embedder: Embedder) -> Problem
 
 
 def shortened(vector: Vector, size: int) -> Vector:
-    """The first numbers of a vector, of length 1 again: as OpenAI cuts the models that are made for
-    it.
+    """Return the first `size` values of a vector, scaled to length 1 again, as OpenAI does with
+    models trained for it. Shapes: `[embedding_size]` to `[size]`.
     """
     return vector if size == len(vector) else unit(vector[:size])
 
 
 def written(vector: Vector, form: str) -> list[float] | str:
-    """The numbers, or the bytes of float32 in base64."""
+    """Return the values, or the bytes of float32 in base64."""
     if form == "float":
-        numbers: list[float] = vector.tolist()
-        return numbers
+        values: list[float] = vector.tolist()
+        return values
     return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()
 
 

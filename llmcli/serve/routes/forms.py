@@ -1,5 +1,5 @@
-"""OpenAI's ways to ask for an answer (schema/): one document, or Server-Sent Events as the tokens
-come.
+"""The paths of all API forms: they respond with one document, or with Server-Sent Events while
+tokens are drawn.
 """
 
 from starlette.requests import Request
@@ -11,12 +11,11 @@ from llmcli.serve.stream import SHORT, answered, asked, body
 
 
 async def ask(service: Service, request: Request) -> Response:
-    """Read the body as the path's form, ask the engine, write as the form says."""
+    """Read the body as the path's form, submit its requests, and respond in its format."""
     path = registry.form(request.url.path).path
     document = await body(request, service.settings.max_body)
-    short = (
-        int(request.headers.get("content-length", SHORT + 1)) <= SHORT
-    )  # its form was checked by the server
+    # uvicorn has already checked that the length is a number
+    short = int(request.headers.get("content-length", SHORT + 1)) <= SHORT
     form = await asked(service.bridge, path, document, service.settings, short)
     return await answered(service, request, form)
 

@@ -1,4 +1,4 @@
-"""`/health`: whether requests are taken, and how long ago the last token came."""
+"""`/health`: whether requests are accepted, and the age of the last token."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from llmcli.serve.stream import json_response
 
 
 async def health(service: Service, request: Request) -> Response:
-    """ok, or 503 while the server stops. A router that finds answers open and an old token sends
-    work elsewhere.
+    """Respond with ok, or 503 while the server is stopping. A router can avoid a server that has
+    open answers and an old last token.
     """
     bridge = service.bridge
     age = bridge.meter.last_token_age
-    about: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "open": bridge.open,
         "last_token_age_ms": None if age is None else round(age * 1e3),
     }
     if bridge.stopping:
-        raise Problem("the server is stopping", 503, **about)
-    return json_response({"status": "ok", **about})
+        raise Problem("the server is stopping", 503, **fields)
+    return json_response({"status": "ok", **fields})
 
 
 ROUTES = (Route("/health", health, paths=("/v1/health",), open=True),)

@@ -1,5 +1,5 @@
-"""`/v1/kv`: the cache as it stands: bytes, cells, who holds them, and which texts begin alike. No
-text is told.
+"""`/v1/kv`: the state of the cache: bytes, cells, their sequences, and common prefixes. It contains
+no text.
 """
 
 from dataclasses import asdict
@@ -15,19 +15,21 @@ from llmcli.serve.stream import json_response
 
 
 async def kv(service: Service, request: Request) -> Response:
-    """The report, taken between two steps; `?check=true` compares the books with llama.cpp's own
-    first.
+    """Respond with the cache report, taken between two steps; `?check=true` first compares the
+    ledger with llama.cpp's state.
     """
     runner, check = service.bridge.runner, request.query_params.get("check") == "true"
     return json_response(await service.bridge.call(lambda: report(runner, check)))
 
 
 def report(runner: Runner, check: bool = False) -> dict[str, Any]:
-    """On the engine's thread. A difference that `check` finds is a bug and crashes."""
+    """Return the cache report. Runs on the engine's thread; a difference that `check` finds is a
+    bug and crashes.
+    """
     engine = runner.engine
     if check:
         engine.check()
-    load, count, scheduler = engine.load, census(engine.ledger), engine.scheduler
+    load, usage, scheduler = engine.load, census(engine.ledger), engine.scheduler
     return {
         **asdict(runner.kv_report()),
         "embedding_bytes": runner.embedding_bytes,
@@ -43,15 +45,15 @@ def report(runner: Runner, check: bool = False) -> dict[str, Any]:
         "preempted": load.preempted,
         "sequences": [
             {
-                "slot": one.slot,
-                "state": "running" if one.running else "cached",
-                "tokens": one.tokens,
-                "own_cells": one.own,
-                "shared_cells": one.shared,
+                "slot": sequence.slot,
+                "state": "running" if sequence.running else "cached",
+                "tokens": sequence.tokens,
+                "own_cells": sequence.own,
+                "shared_cells": sequence.shared,
             }
-            for one in count.held
+            for sequence in usage.held
         ],
-        "prefixes": [_told(node) for node in count.prefixes],
+        "prefixes": [_told(node) for node in usage.prefixes],
         "checked": check,
     }
 
@@ -60,7 +62,7 @@ def _told(node: Node) -> dict[str, Any]:
     return {
         "tokens": node.tokens,
         "slots": sorted(node.slots),
-        "children": [_told(one) for one in node.children],
+        "children": [_told(child) for child in node.children],
     }
 
 

@@ -1,6 +1,4 @@
-"""What llama-server's programs ask beside answers: `/props`, `/slots`, `/apply-template`. Nobody's
-text is told.
-"""
+"""llama-server's `/props`, `/slots` and `/apply-template`. They reveal no client's text."""
 
 from typing import Any
 
@@ -16,7 +14,9 @@ from llmcli.serve.stream import asked, body, json_response
 
 
 async def props(service: Service, request: Request) -> Response:
-    """The model, what holds where a request says nothing, and how many are answered at once."""
+    """Respond with the model's properties, the defaults of requests, and the number of parallel
+    answers.
+    """
     runner, settings = service.bridge.runner, service.settings
     template = runner.template
     params = settings.sampling.as_dict()
@@ -50,12 +50,12 @@ async def props(service: Service, request: Request) -> Response:
 
 
 async def slots(service: Service, request: Request) -> Response:
-    """The sequences of the cache that hold something, as llama-server tells its slots."""
+    """Respond with the used sequences of the cache, as llama-server reports its slots."""
     return json_response(await service.bridge.call(lambda: _slots(service.bridge.runner)))
 
 
 async def applied(service: Service, request: Request) -> Response:
-    """The text that the model would be shown for a conversation."""
+    """Respond with the text that the model would read for a conversation."""
     document = await body(request, service.settings.max_body)
     form: Any = await asked(service.bridge, Chat.path, document, service.settings)
     model = service.bridge.runner.model
@@ -67,13 +67,13 @@ def _slots(runner: Runner) -> list[dict[str, Any]]:
     speculative = runner.engine.means.speculation is not None
     return [
         {
-            "id": one.slot,
+            "id": sequence.slot,
             "n_ctx": runner.n_ctx,
             "speculative": speculative,
-            "is_processing": one.running,
-            "n_prompt_tokens": one.tokens,
+            "is_processing": sequence.running,
+            "n_prompt_tokens": sequence.tokens,
         }
-        for one in sorted(census(runner.engine.ledger).held, key=lambda held: held.slot)
+        for sequence in sorted(census(runner.engine.ledger).held, key=lambda held: held.slot)
     ]
 
 

@@ -1,4 +1,4 @@
-"""`/metrics`: what the server counts, as Prometheus' text."""
+"""`/metrics`: the server's counters as Prometheus' text."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,10 +10,10 @@ from llmcli.serve.routes.base import Route, Service
 
 
 async def metrics(service: Service, request: Request) -> Response:
-    """Read off the engine between two steps."""
+    """Respond with the metrics, read from the engine between two steps."""
     bridge = service.bridge
-    standing = await bridge.call(lambda: _standing(bridge.runner))
-    return Response(bridge.meter.text(service.settings.name, standing), media_type=CONTENT_TYPE)
+    gauges = await bridge.call(lambda: _standing(bridge.runner))
+    return Response(bridge.meter.text(service.settings.name, gauges), media_type=CONTENT_TYPE)
 
 
 def _standing(runner: Runner) -> Standing:

@@ -1,4 +1,4 @@
-"""`/v1/models`: the one model that is served, under its names."""
+"""`/v1/models`: the served model under each of its names."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from llmcli.serve.routes.base import Route, Service
 
 def _model(service: Service, name: str) -> dict[str, Any]:
     runner, settings = service.bridge.runner, service.settings
-    about = {
+    meta = {
         "n_vocab": runner.model.n_vocab,
         "n_ctx": settings.most_context or runner.n_ctx,
         "n_ctx_train": runner.header.context_length,
@@ -26,19 +26,19 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "object": "model",
         "created": settings.created,
         "owned_by": "llmcli",
-        "meta": about,
+        "meta": meta,
     }
 
 
 async def models(service: Service, request: Request) -> Response:
-    """Every name."""
+    """Respond with every name of the model."""
     return JSONResponse(
         {"object": "list", "data": [_model(service, name) for name in service.settings.names]}
     )
 
 
 async def model(service: Service, request: Request) -> Response:
-    """One of them."""
+    """Describe one served model; respond 404 if the name is unknown."""
     name = request.path_params["name"]
     if name not in service.settings.names:
         raise unknown_model(name, service.settings.names)

@@ -1,8 +1,7 @@
-"""What ollama's clients ask beside answers: `/api/tags`, `/api/show`, `/api/ps`, `/api/version`,
-`/api/embed`.
+"""ollama's `/api/tags`, `/api/show`, `/api/ps`, `/api/version` and `/api/embed`.
 
-The answers themselves are schema/ollama.py's. Pulling, creating and removing are this program's own
-commands.
+Its chat endpoints are in api/forms/ollama.py. Models are pulled, created and removed only by
+llmcli's own commands.
 """
 
 import hashlib
@@ -20,7 +19,7 @@ from llmcli.serve.schema.fields import Fields
 from llmcli.serve.schema.ollama import known
 from llmcli.serve.stream import body, json_response, unless_gone
 
-# The version of ollama whose API this is: some clients (VS Code's) ask none that says less.
+# The version of ollama whose API this is: some clients (VS Code's) refuse an older one.
 SPEAKS = "0.12.6"
 TEXTS = "input", "prompt"
 
@@ -41,7 +40,7 @@ def _details(service: Service) -> dict[str, Any]:
 def _model(service: Service, name: str) -> dict[str, Any]:
     size = sum(tensor.nbytes for tensor in service.bridge.runner.header.tensors)
     changed = datetime.fromtimestamp(service.settings.created, UTC).isoformat()
-    # Of the name and the size: theirs is of a manifest, which a file has not.
+    # A hash of name and size: ollama's is the hash of a manifest, which a GGUF file does not have.
     digest = hashlib.sha256(f"{name} {size}".encode()).hexdigest()
     return {
         "name": name,
@@ -54,14 +53,14 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 
 async def tags(service: Service, request: Request) -> Response:
-    """Every name of the model."""
+    """Respond with every name of the model."""
     return json_response({"models": [_model(service, name) for name in service.settings.names]})
 
 
 async def running(service: Service, request: Request) -> Response:
-    """The same: it is loaded as long as it is served."""
+    """Respond with every name as a loaded model: it is loaded as long as it is served."""
     size = service.settings.most_context or service.bridge.runner.n_ctx
-    found = [
+    models = [
         {
             **_model(service, name),
             "expires_at": "9999-12-31T00:00:00Z",
@@ -70,24 +69,28 @@ async def running(service: Service, request: Request) -> Response:
         }
         for name in service.settings.names
     ]
-    return json_response({"models": found})
+    return json_response({"models": models})
 
 
 async def version(service: Service, request: Request) -> Response:
-    """Of the API."""
+    """Respond with the version of the API."""
     return json_response({"version": SPEAKS})
 
 
 async def show(service: Service, request: Request) -> Response:
-    """One model: what it can, how it is made, its template."""
+    """Respond with one model's details, metadata, capabilities and template."""
     fields = Fields(await body(request, service.settings.max_body))
-    asked = fields.text("model") or fields.needed("name")
-    name, runner, settings = known(asked, service.settings), service.bridge.runner, service.settings
+    requested = fields.text("model") or fields.needed("name")
+    name, runner, settings = (
+        known(requested, service.settings),
+        service.bridge.runner,
+        service.settings,
+    )
     if name not in settings.names:
-        raise unknown_model(asked, settings.names)
-    can = ["completion"] if runner.generates else ["embedding"]
+        raise unknown_model(requested, settings.names)
+    capabilities = ["completion"] if runner.generates else ["embedding"]
     if runner.generates and runner.template is not None:
-        can += ["tools", *(["thinking"] if runner.template.switches else [])]
+        capabilities += ["tools", *(["thinking"] if runner.template.switches else [])]
     architecture = runner.header.architecture
     info = {
         "general.architecture": architecture,
@@ -103,32 +106,34 @@ async def show(service: Service, request: Request) -> Response:
             "template": runner.template.source if runner.template else "{{ .Prompt }}",
             "details": _details(service),
             "model_info": info,
-            "capabilities": can,
+            "capabilities": capabilities,
             "modified_at": _model(service, name)["modified_at"],
         }
     )
 
 
 async def embed(service: Service, request: Request) -> Response:
-    """Vectors of one text or several; the older path takes one, as `prompt`, and answers with one."""
-    began, fields = time.perf_counter_ns(), Fields(await body(request, service.settings.max_body))
-    old = request.url.path.endswith("/embeddings")
-    given = fields.values.get(TEXTS[old])
-    if given is None:
-        raise Problem(f"{TEXTS[old]} is missing", param=TEXTS[old])
-    asked = {"input": given, "model": known(fields.text("model"), service.settings)}
-    asked |= {} if old else {"dimensions": fields.values.get("dimensions")}
-    found = await unless_gone(request.receive, embedded(service, asked))
-    vectors = [one["embedding"] for one in found["data"]]
-    if old:
+    """Respond with the vectors of one or several texts. The older path takes one text as `prompt`
+    and returns one vector.
+    """
+    started, fields = time.perf_counter_ns(), Fields(await body(request, service.settings.max_body))
+    is_old_path = request.url.path.endswith("/embeddings")
+    texts = fields.values.get(TEXTS[is_old_path])
+    if texts is None:
+        raise Problem(f"{TEXTS[is_old_path]} is missing", param=TEXTS[is_old_path])
+    document = {"input": texts, "model": known(fields.text("model"), service.settings)}
+    document |= {} if is_old_path else {"dimensions": fields.values.get("dimensions")}
+    answer = await unless_gone(request.receive, embedded(service, document))
+    vectors = [item["embedding"] for item in answer["data"]]
+    if is_old_path:
         return json_response({"embedding": vectors[0]})
     return json_response(
         {
             "model": fields.text("model") or service.settings.name,
             "embeddings": vectors,
-            "total_duration": time.perf_counter_ns() - began,
+            "total_duration": time.perf_counter_ns() - started,
             "load_duration": 0,
-            "prompt_eval_count": found["usage"]["prompt_tokens"],
+            "prompt_eval_count": answer["usage"]["prompt_tokens"],
         }
     )
 

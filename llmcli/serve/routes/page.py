@@ -1,5 +1,5 @@
-"""`/`: a page to talk with the model. One document that loads nothing; what it may run is named by
-its hash.
+"""`/`: the chat page. One document without external resources; its script and style are allowed by
+their hashes.
 """
 
 import base64
@@ -17,8 +17,8 @@ PARTS = Path(__file__).parents[1] / "page"
 
 @functools.cache
 def page() -> tuple[str, dict[str, str]]:
-    """The document and its headers: nothing runs or is asked for but what stands in it and this
-    server's API.
+    """Return the document and its headers: the page may run only its own script and connect only to
+    this server's API.
     """
     parts = {
         name: (PARTS / file).read_text("utf-8")
@@ -33,8 +33,8 @@ def page() -> tuple[str, dict[str, str]]:
         "script-src": _hash(parts["script"]),
         "connect-src": "'self'",
         "img-src": "data:",
-        # What the script sets on an element's style is not of this: a style in the document's text
-        # would be.
+        # The script may set an element's style; a style attribute in the document's text would be
+        # blocked.
         "style-src": _hash(parts["style"]),
         "base-uri": "'none'",
         "form-action": "'none'",
@@ -55,7 +55,7 @@ def _hash(text: str) -> str:
 
 
 async def show(service: Service, request: Request) -> Response:
-    """The page; it holds no secret, and asks for a key where the API wants one."""
+    """Respond with the page. It contains no secret, and asks for a key if the API needs one."""
     document, headers = page()
     return Response(document, headers=headers, media_type="text/html; charset=utf-8")
 

@@ -1,10 +1,10 @@
-"""`/v1/ws`: the same requests over a WebSocket, several at once.
+"""`/v1/ws`: the requests of the HTTP API over a WebSocket, several at once.
 
-A message asks: {"id": "a", "path": "/v1/chat/completions", "body": {…}}; the path is a form's or
-/v1/embeddings. Its answers carry its id: {"id": "a", "data": {…}} for each chunk if the body says
-stream, else once for the whole document; at the end {"id": "a", "done": true}, or only {"id": "a",
-"error": {…}}. {"id": "a", "cancel": true} cancels it within a step. When the socket closes, all its
-requests are cancelled.
+A request is {"id": "a", "path": "/v1/chat/completions", "body": {…}}; the path is that of a form,
+or /v1/embeddings. Messages of its answer have the same id: {"id": "a", "data": {…}} for each chunk
+of a stream, or once with the whole document; at the end {"id": "a", "done": true}, or only {"id":
+"a", "error": {…}}. {"id": "a", "cancel": true} cancels the request within a step. Closing the
+socket cancels all its requests.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ from llmcli.serve.stream import asked, parsed
 from llmcli.serve.wire import PLACE
 from quant.errors import Refusal
 
-AT_ONCE = 64  # requests of one socket
+AT_ONCE = 64  # running requests of one socket
 LONGEST_ID = 100  # characters
 SOCKET, EMBEDDINGS = "/v1/ws", "/v1/embeddings"
 
 
-# The documents that answer a path's body; raises Refusal. Closing it ends the answer.
+# Yields the documents that answer a path's body; raises UserError. Closing it ends the answer.
 Ask = Callable[[str, Mapping[str, Any]], AsyncGenerator[dict[str, Any], None]]
 
 
 class Talk:
-    """One socket and the requests that are under way on it, which stand in `talks`, too."""
+    """One socket and its running requests, which are also kept in the server's set `talks`."""
 
     def __init__(
         self, socket: WebSocket, ask: Ask, talks: "set[asyncio.Task[None]]", room: Room
@@ -49,7 +49,7 @@ class Talk:
         self.closed = False
 
     async def run(self) -> None:
-        """Until the socket closes; a bug of ours in one request closes it."""
+        """Serve the socket until it closes; a bug in one request closes it."""
         async with self._group:
             with suppress(WebSocketDisconnect):
                 while message := await self._next():
@@ -59,7 +59,7 @@ class Talk:
                 task.cancel()
 
     async def _next(self) -> tuple[str, Place] | None:
-        """The next message and the room that it has; None at the end, which one of bytes is, too."""
+        """Return the next message and its reservation; None at the end or for a binary message."""
         message = await self._socket.receive()
         text, place = message.get("text"), message.get(PLACE) or Place(self._room, 0)
         if text is None:
@@ -83,16 +83,15 @@ class Talk:
                     task.cancel()
             elif name in self._tasks:
                 raise Problem(
-                    "this id is of a request that is not over", param="id", code="id_in_use"
+                    "another request with this id is still running", param="id", code="id_in_use"
                 )
             elif len(self._tasks) >= AT_ONCE:
-                raise Problem(f"a socket has at most {AT_ONCE} requests at once", 429, code="busy")
+                raise Problem(f"a socket has at most {AT_ONCE} running requests", 429, code="busy")
             else:
                 self._begin(name, fields, place)
                 begun = True
-                await asyncio.sleep(
-                    0
-                )  # a task that is cancelled before it begins would end without a word
+                # A task that is cancelled before its first step would send no last message.
+                await asyncio.sleep(0)
         except Refusal as error:
             await self._say({"id": name, **document(problem(error))})
         finally:
@@ -102,8 +101,8 @@ class Talk:
     def _begin(self, name: str, fields: Fields, place: Place) -> None:
         path, body = fields.needed("path"), fields.table("body")
         if path != EMBEDDINGS and path not in registry.forms():
-            known = ", ".join(sorted([*registry.forms(), EMBEDDINGS]))
-            raise Problem(f"path must be one of {known}", 404, param="path", code="not_found")
+            available = ", ".join(sorted([*registry.forms(), EMBEDDINGS]))
+            raise Problem(f"path must be one of {available}", 404, param="path", code="not_found")
         if body is None:
             raise Problem("body is missing", param="body")
         task = self._tasks[name] = self._group.create_task(
@@ -116,8 +115,8 @@ class Talk:
     async def _answer(self, name: str, path: str, body: Mapping[str, Any], place: Place) -> None:
         last: dict[str, Any] = {"done": True}
         try:
-            async with aclosing(self._ask(path, body)) as told:
-                async for data in told:
+            async with aclosing(self._ask(path, body)) as documents:
+                async for data in documents:
                     place.leave()
                     await self._say({"id": name, "data": data})
         except asyncio.CancelledError:
@@ -131,14 +130,14 @@ class Talk:
         await self._say({"id": name, **last})
 
     async def _say(self, message: dict[str, Any]) -> None:
-        # Whoever reads slowly holds up its own answers, and the engine never.
+        # A slow reader delays its own answers, never the engine.
         async with self._sending:
-            with suppress(WebSocketDisconnect):  # run() hears of it, too
+            with suppress(WebSocketDisconnect):  # run() receives the disconnect, too
                 await self._socket.send_text(encoded(message).decode())
 
 
 async def talk(service: Service, socket: WebSocket) -> None:
-    """Take a socket and serve it until it closes."""
+    """Accept a socket and serve it until it closes."""
     address = socket.client.host if socket.client else ""
     client = keys.client(socket.headers, address, service.settings.keys)
     await socket.accept()
@@ -148,13 +147,13 @@ async def talk(service: Service, socket: WebSocket) -> None:
 async def answers(
     service: Service, client: str, path: str, body: Mapping[str, Any]
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Ask the model of this process."""
+    """Yield the documents of an answer by this process's model."""
     if path == EMBEDDINGS:
         yield await embedded(service, body)
         return
     form = await asked(service.bridge, path, body, service.settings)
-    async with aclosing(chunks(service.bridge, form, client)) as told:
-        async for chunk in told:
+    async with aclosing(chunks(service.bridge, form, client)) as documents:
+        async for chunk in documents:
             yield chunk
 
 

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as llama-server has them."""
+"""`/tokenize` and `/detokenize`, as in llama-server."""
 
 from typing import Any
 
@@ -15,21 +15,21 @@ MOST_TEXT, MOST_PIECES = 1 << 21, 1 << 17
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    """A text as ids; `with_pieces` adds what each stands for, as text or, where it is none, as
-    bytes.
+    """Respond with the token ids of a text; with `with_pieces` also with the text of each token, or
+    its bytes if it is not valid text.
     """
     fields = Fields(await body(request, service.settings.max_body))
     text, around = fields.text("content") or "", fields.flag("add_special")
     special, pieces = fields.flag("parse_special", True), fields.flag("with_pieces")
     model = service.bridge.runner.model
-    found = await service.bridge.prepare(
+    tokens = await service.bridge.prepare(
         tokens_of, model, text, around, special, pieces, kind="texts"
     )
-    return json_response({"tokens": found})
+    return json_response({"tokens": tokens})
 
 
 async def detokenize(service: Service, request: Request) -> Response:
-    """Ids as the text that they stand for."""
+    """Respond with the text of token ids."""
     fields = Fields(await body(request, service.settings.max_body))
     model = service.bridge.runner.model
     return json_response(
@@ -38,23 +38,23 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 
 def tokens_of(model: Model, text: str, around: bool, special: bool, pieces: bool) -> list[Any]:
-    """The ids of a text, or with pieces; `around` adds what the file puts there, `special` reads
-    control tokens.
+    """Return the token ids of a text, or ids with pieces. `around`: add the tokens that the file
+    puts around a text; `special`: parse control tokens.
 
-    Raises Problem for more than one answer should hold.
+    Raises ApiError for a text that is too long.
     """
     if len(text) > MOST_TEXT:
         raise Problem(
-            f"content has {len(text):,} characters, at most {MOST_TEXT:,} are taken",
+            f"content has {len(text):,} characters; the limit is {MOST_TEXT:,}",
             param="content",
         )
     ids = model.tokenize(text, special=special, add_special=around)
     if pieces and len(ids) > MOST_PIECES:
         raise Problem(
-            f"content has {len(ids):,} tokens, at most {MOST_PIECES:,} are told with their pieces",
+            f"content has {len(ids):,} tokens; the limit with pieces is {MOST_PIECES:,}",
             param="with_pieces",
         )
-    return [{"id": one, "piece": _piece(model, one)} for one in ids] if pieces else ids
+    return [{"id": id_, "piece": _piece(model, id_)} for id_ in ids] if pieces else ids
 
 
 def _piece(model: Model, token: int) -> str | list[int]:
@@ -66,12 +66,14 @@ def _piece(model: Model, token: int) -> str | list[int]:
 
 
 def text_of(model: Model, fields: Fields) -> str:
-    """The text of `tokens`; raises Problem for what is no token of the model."""
+    """Return the text of the field `tokens`. Raises ApiError for a value that is not a token of the
+    model.
+    """
     ids = fields.list("tokens")
-    for index, one in enumerate(ids):
-        if type(one) is not int or not 0 <= one < model.n_vocab:
-            raise Problem(f"tokens[{index}] is no token of this model", param=f"tokens[{index}]")
-    return b"".join(model.piece(one, special=True) for one in ids).decode("utf-8", "replace")
+    for index, id_ in enumerate(ids):
+        if type(id_) is not int or not 0 <= id_ < model.n_vocab:
+            raise Problem(f"tokens[{index}] is not a token of this model", param=f"tokens[{index}]")
+    return b"".join(model.piece(id_, special=True) for id_ in ids).decode("utf-8", "replace")
 
 
 ROUTES = (Route("/tokenize", tokenize, ("POST",)), Route("/detokenize", detokenize, ("POST",)))
