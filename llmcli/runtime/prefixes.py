@@ -91,7 +91,7 @@ class Prefixes:
             del node.parent.children[node.run[0]]
 
     def match(self, tokens: Sequence[int], scope: str) -> tuple[int, set[int]]:
-        """Return the length of the longest prefix held in this scope, and the slots that hold it."""
+        """Return the length of the longest prefix in this scope, and the slots that hold it."""
         at, node = 0, self._roots.get(scope)
         while node is not None and at < len(tokens):
             child = node.children.get(tokens[at])

@@ -166,7 +166,11 @@ def test_every_answer_of_a_chat_follows_the_grammar(llmcli: Llmcli, fake: Fake) 
         (["-j", "{}", "-jf", "file"], 2, "both say what the answer must be"),
         (["-j", "{}", "--grammar-engine", "llama"], 2, "no JSON schemas"),
         (["-j", "{}", "--ignore-eos"], 2, "--ignore-eos that it goes on"),
-        (["-j", "{}", "--beams", "2", "--jump", "fast"], 2, "beams take no forced text at once"),
+        (
+            ["-j", "{}", "--beams", "2", "--jump", "fast"],
+            2,
+            "--jump fast does not work with --beams",
+        ),
         (["--jump", "off"], 2, "--jump is about a grammar or schema"),
         (["-j", "{}", "--jump", "high"], 1, "--jump is 'high'"),
         (["-j", "{}", "--grammar-engine", "x"], 1, "--grammar-engine is 'x'"),
@@ -174,7 +178,7 @@ def test_every_answer_of_a_chat_follows_the_grammar(llmcli: Llmcli, fake: Fake) 
         (["-jf", "/dev/zero"], 1, "/dev/zero has more than 67,108,864 bytes"),
         (["-j", "{'a': 1}"], 1, "the schema is not JSON"),
         (["-j", '{"not": {}}'], 1, "cannot be enforced: not at #"),
-        (["--grammar", "root ::= <[5]>"], 1, "only --grammar-engine llama takes tokens"),
+        (["--grammar", "root ::= <[5]>"], 1, "tokens in a grammar need --grammar-engine llama"),
         (
             ["--grammar", "root ::= nothing"],
             1,

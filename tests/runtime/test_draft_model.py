@@ -140,12 +140,12 @@ def test_another_vocabulary_is_refused_by_the_first_difference(stories_q8: Path,
     mine = container.read(stories_q8)
     other = container.read(tiny.llama(tmp_path / "other.gguf"))
     with pytest.raises(
-        UserError, match="vocabulary is another: 300 tokens, the model has 512"
+        UserError, match="vocabulary is different: it has 300 tokens, but the model has 512"
     ) as error:
         refuse_other(mine, other)
     assert "--model-draft" in error.value.hint
     with (
-        pytest.raises(UserError, match="its vocabulary is another"),
+        pytest.raises(UserError, match="its vocabulary is different"),
         open_runner(
             stories_q8, RunOptions(ctx_size=256, threads=1), drafting=Drafting("off", other.path)
         ),

@@ -1,7 +1,7 @@
 """What a constraint is: a grammar that an answer must follow, compiled for one vocabulary.
 
-A `Constraint` is what a user typed, a `Grammar` the same compiled, a `Matcher` one answer on its
-way through it.
+A `Constraint` is what a user wrote, a `Grammar` its compiled form, and a `Matcher` the progress of
+one answer through it.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from llmcli.errors import UserError
 
 Kind = Literal["json_schema", "gbnf", "calls"]
-Bits = NDArray[np.uint8]  # a bit a token, the lowest id in the lowest bit of the first byte
+Bits = NDArray[np.uint8]  # one bit per token, the lowest id in the lowest bit of the first byte
 
 ENGINES = ("llguidance", "llama")
 JUMPS = ("lossless", "fast", "off")
 
 
 class Unfollowable(UserError):
-    """No token goes on in an answer's grammar. The request is to blame, not the model and not the
+    """A grammar allows no further token in an answer. The request is at fault, not the model or the
     server.
     """
 
@@ -28,11 +28,10 @@ class Unfollowable(UserError):
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """What an answer must be: a JSON document of a schema, a text of a GBNF grammar, or function
-    calls (calls.py).
+    calls (tool_calls.py).
 
-    `jump`: text that must come is not drawn token by token. lossless: a token that is the only
-    legal one is taken (the same answer as `off`); fast: forced text is cut into tokens at once, as
-    the tokenizer cuts it.
+    `jump`: how forced text is inserted without sampling. "lossless" takes a token that is the only
+    legal one, with the same result as "off"; "fast" tokenizes the forced text at once.
     """
 
     kind: Kind
@@ -42,42 +41,44 @@ class Constraint:
 
 
 class Matcher(Protocol):
-    """One answer's place in a grammar. Tokens that end an answer are tokens like others, legal
-    where it accepts.
+    """The progress of one answer in a grammar. End tokens are ordinary tokens, legal where the
+    answer may end.
     """
 
     def mask(self) -> Bits:
-        """The tokens that may come next; none where the grammar leads nowhere."""
+        """Return the tokens that may come next, as bits; none at a dead end."""
         ...
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next."""
+        """Return whether `token` may come next."""
         ...
 
     def accept(self, token: int) -> None:
-        """Go on by a token that is allowed."""
+        """Advance by a token that is allowed."""
         ...
 
     def rewind(self, count: int) -> None:
-        """Take the last `count` tokens back."""
+        """Go back by the last `count` tokens."""
         ...
 
     def forced(self, jump: str) -> list[int]:
-        """The tokens that must come next, as far as `jump` looks; none where there is a choice."""
+        """Return the tokens that must come next, as far as `jump` looks; empty where there is a
+        choice.
+        """
         ...
 
     @property
     def accepting(self) -> bool:
-        """Whether the answer may end here."""
+        """Return whether the answer may end here."""
         ...
 
     @property
     def complete(self) -> bool:
-        """Whether nothing but the end may follow."""
+        """Return whether the answer must end here."""
         ...
 
     def copy(self) -> "Matcher":
-        """Another matcher at the same place."""
+        """Return an independent matcher in the same state."""
         ...
 
     def close(self) -> None: ...
@@ -90,12 +91,12 @@ class Grammar(Protocol):
     def constraint(self) -> Constraint: ...
 
     def start(self) -> Matcher:
-        """A matcher at the beginning."""
+        """Return a matcher at the start of the grammar."""
         ...
 
 
 def accepts(grammar: Grammar, tokens: list[int]) -> bool:
-    """Whether `tokens`, an answer without its end token, are a whole text of the grammar."""
+    """Return whether `tokens`, an answer without its end token, are complete in the grammar."""
     matcher = grammar.start()
     try:
         for token in tokens:
@@ -108,6 +109,9 @@ def accepts(grammar: Grammar, tokens: list[int]) -> bool:
 
 
 def single(bits: Bits) -> int | None:
-    """The only token of a mask; None where there are none or several."""
+    """Return the only token of a mask, or None when there are none or several.
+
+    Shapes: bits `[n_vocab / 8]`.
+    """
     number = int.from_bytes(bits.tobytes(), "little")
     return number.bit_length() - 1 if number and not number & (number - 1) else None

@@ -1,8 +1,8 @@
 """A grammar for each of several answers that branch: beam search inside a grammar.
 
-Forbidden tokens get the log-probability -inf. Allowed ones keep the one that they have in the whole
-vocabulary: nothing is normalised again, so an answer's score is what the model itself gives that
-text (as in transformers' beam search with a LogitsProcessor).
+Forbidden tokens get the log-probability -inf. Allowed tokens keep theirs without renormalization,
+so the score of an answer is what the model itself gives that text (as in transformers' beam search
+with a LogitsProcessor).
 """
 
 import numpy as np
@@ -15,19 +15,22 @@ from llmcli.runtime.sampling.base import Logits
 
 
 class Branch:
-    """One answer's place in a grammar. It never changes: a longer answer gets a place of its own."""
+    """The progress of one answer in a grammar, immutable: a longer answer gets a new object."""
 
     def __init__(self, matcher: Matcher, tag: bytes = b"", said: bytes = b"") -> None:
-        """The grammar begins behind `tag`; until that was said everything but an end is allowed. An
-        empty tag: it has begun. `said`: the answer's latest bytes, which may be the tag's
-        beginning.
+        """The grammar starts after `tag`, until which everything but an end is allowed; an empty
+        tag means that it has started. `said`: the latest bytes of the answer, which may contain the
+        start of the tag.
         """
         self.matcher, self.tag, self.said = matcher, tag, said
 
     def forbid(self, logits: Logits, ends: NDArray[np.int64]) -> None:
-        """Write -inf for every token that may not follow. Where the answer may end, only the
-        likeliest of the tokens that end it (`ends`) stays: with the others the search would find
-        the same text again.
+        """Write -inf for every token that may not follow.
+
+        Where the answer may end, only the likeliest end token stays; with several the search would
+        find the same text again.
+
+        Shapes: logits `[n_vocab]`, ends `[end tokens]` (ids).
         """
         end = ends[logits[ends].argmax()]
         before, legal = logits[end], self.accepting
@@ -42,7 +45,7 @@ class Branch:
             logits[end] = before
 
     def child(self, token: int, piece: bytes) -> "Branch":
-        """The place behind one more token, whose bytes are `piece`."""
+        """Return the progress after one more token, whose bytes are `piece`."""
         matcher = self.matcher.copy()
         if not self.tag:
             matcher.accept(token)
@@ -52,7 +55,7 @@ class Branch:
 
     @property
     def accepting(self) -> bool:
-        """Whether the answer may end here."""
+        """Return whether the answer may end here."""
         return not self.tag and self.matcher.accepting
 
     def close(self) -> None:
@@ -61,5 +64,5 @@ class Branch:
 
 
 def begin(request: Request) -> Branch | None:
-    """The beginning of the request's grammar; None where it has none."""
+    """Return the start of the request's grammar, or None without one."""
     return Branch(request.grammar.start(), request.after.encode()) if request.grammar else None

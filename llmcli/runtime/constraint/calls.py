@@ -1,10 +1,9 @@
-"""Grammars for function calls: an answer must consist of calls, or may make some amid its text.
+"""Grammars for function calls: the answer must consist of calls, or may contain some in its text.
 
-A call is fixed text around arguments that follow a JSON schema. The fixed text is the model
-family's way to write a call; here it is only text. A call that may be made begins at a mark: the
-text before the mark is free, the text behind it is bound by the schemas (as with llama.cpp's lazy
-grammars and their triggers). One grammar covers the whole answer, so that a mark may end in the
-middle of a token.
+A call is fixed text around arguments that follow a JSON schema; the fixed text depends on the model
+family. An optional call starts at a mark: text before the mark is free, text after it follows the
+schemas (like llama.cpp's lazy grammars with triggers). One grammar covers the whole answer, so a
+mark may end inside a token.
 """
 
 import json
@@ -17,15 +16,15 @@ from llmcli.runtime.constraint.base import Constraint
 from llmcli.runtime.constraint.schema import Checked, checked
 from llmcli.runtime.constraint.size import NOTHING
 
-MOST = 16  # calls of one answer: small models know no end
+MOST = 16  # calls per answer; small models would not stop
 ANY, BLANK = r"(.|\n)*", r"[ \t\r\n]*"
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to write calls: the text before all of them, between two (None: only one is made) and
-    behind all; `frames`: for each function the text before and behind its arguments. `mark`: what
-    begins a call that may be made; "" where one must be.
+    """How calls are written: the text before all of them, between two (None allows only one) and
+    after all. `frames`: for each function the text before and after its arguments. `mark`: the
+    start of an optional call; "" for required calls.
     """
 
     begin: str
@@ -37,7 +36,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Amid:
-    """Where calls may stand in a text. `first`: only at its beginning; `last`: they end it;
+    """Where calls may appear in a text. `first`: only at the start. `last`: they end the answer.
     `several`: text and more calls may follow them.
     """
 
@@ -48,8 +47,8 @@ class Amid:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls in some ways, of functions with these arguments; or else a `document`, where there is
-    one.
+    """Calls in one of several syntaxes, of functions with these arguments; or instead a `document`,
+    if given.
     """
 
     arguments: tuple[Checked, ...]
@@ -64,38 +63,40 @@ def constraint(
     document: Any = None,
     amid: Amid | None = None,
 ) -> Constraint:
-    """`functions` are names and schemas of arguments. With `amid` the answer is a text that calls
-    may stand in.
+    """Return a constraint for calls. `functions`: names and argument schemas. With `amid` the
+    answer is a text that may contain calls.
 
     Raises UserError naming the function whose schema cannot be enforced.
     """
-    whole = NOTHING if document is None else checked(json.dumps(document)).size
+    cost = NOTHING if document is None else checked(json.dumps(document)).size
     for name, schema in functions:
         try:
-            whole += checked(json.dumps(schema)).size
-            whole.check()
+            cost += checked(json.dumps(schema)).size
+            cost.check()
         except UserError as error:
             raise UserError(f"function {name}: {error}", hint=error.hint) from None
-    told = {
+    document_json = {
         "arguments": [schema for _, schema in functions],
         "ways": [asdict(way) for way in ways],
         "document": document,
         "amid": amid and asdict(amid),
     }
-    return Constraint("calls", json.dumps(told, ensure_ascii=False))
+    return Constraint("calls", json.dumps(document_json, ensure_ascii=False))
 
 
 def read(text: str) -> Calls:
-    """What `constraint` wrote."""
-    told = json.loads(text)
-    ways = tuple(Way(**{**one, "frames": tuple(map(tuple, one["frames"]))}) for one in told["ways"])
-    document = None if told["document"] is None else checked(json.dumps(told["document"]))
-    arguments = tuple(checked(json.dumps(schema)) for schema in told["arguments"])
-    return Calls(arguments, ways, document, Amid(**told["amid"]) if told["amid"] else None)
+    """Read what `tool_call_constraint` wrote."""
+    fields = json.loads(text)
+    ways = tuple(
+        Way(**{**entry, "frames": tuple(map(tuple, entry["frames"]))}) for entry in fields["ways"]
+    )
+    document = None if fields["document"] is None else checked(json.dumps(fields["document"]))
+    arguments = tuple(checked(json.dumps(schema)) for schema in fields["arguments"])
+    return Calls(arguments, ways, document, Amid(**fields["amid"]) if fields["amid"] else None)
 
 
 def to_lark(wanted: Calls, layout: dict[str, Any]) -> str:
-    """llguidance's dialect of Lark; `layout` says how its JSON is spaced."""
+    """Return the grammar in llguidance's dialect of Lark. `layout`: spacing of the JSON."""
     rules = [_rule("start", _start(wanted))]
     for number, schema in enumerate(wanted.arguments):
         rules.append(f"arguments{number}: {_json(schema, layout)}")
@@ -118,8 +119,8 @@ def _start(wanted: Calls) -> str:
 
 
 def _text(ways: Sequence[Way], amid: Amid) -> list[str]:
-    """The rules of text without a mark, and of text up to one. A lazy rule ends as soon as it can:
-    at the mark.
+    """Return the rules of text without a mark, and of text up to a mark. A lazy rule ends as soon
+    as it can: at the mark.
     """
     before = BLANK if amid.first else ANY
     marks = "|".join(_literally(way.mark) for way in ways)
@@ -130,8 +131,8 @@ def _text(ways: Sequence[Way], amid: Amid) -> list[str]:
 
 
 def _way(number: str, way: Way) -> list[str]:
-    """The rules of calls in one way. Where text leads up to a mark, the first call goes on behind
-    the mark.
+    """Return the rules of calls in one syntax. If text leads up to a mark, the first call continues
+    after the mark.
     """
     lead = f"lead{number}" if way.mark else ""
     again = "" if way.between is None else f"({_quoted(way.between)} call{number}){{0,{MOST - 1}}}"
@@ -164,5 +165,5 @@ def _quoted(text: str) -> str:
 
 
 def _literally(text: str) -> str:
-    """A regular expression of this text alone."""
+    """Return a regular expression that matches only this text."""
     return "".join(rf"\x{{{ord(letter):X}}}" for letter in text)

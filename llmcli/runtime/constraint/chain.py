@@ -1,9 +1,9 @@
 """The sampler chain inside a grammar.
 
-The rule: a token that is the only legal one is taken without a draw; otherwise all illegal tokens
-get the logit -inf before the first step of the chain. So a seed gives the same text whether forced
-text is jumped over or not. A greedy chain draws first, and the mask is made only if the grammar
-refuses its token: the likeliest token of all, if it is legal, is the likeliest legal one.
+A token that is the only legal one is taken without a draw; otherwise all illegal tokens get the
+logit -inf before the first step of the chain. So a seed gives the same text whether or not forced
+text is inserted directly. A greedy chain draws first, and the mask is computed only if the grammar
+refuses its token: the likeliest token is also the likeliest legal one if it is legal.
 """
 
 import time
@@ -19,14 +19,12 @@ from llmcli.runtime.sampling.base import Logits
 from llmcli.runtime.sampling.chain import Chain, Choosing, Greedy, Row
 
 FULL = 255  # a byte of a mask with eight legal tokens
-MANY = 256  # filled bytes of a mask with more than a few legal tokens
-FEW = 4  # a mask is nearly full where fewer than one byte in so many is not
+MANY = 256  # non-zero bytes of a mask that has more than a few legal tokens
+FEW = 4  # a mask is nearly full when fewer than 1 in 4 bytes is not full
 
 
 class GuidedChain:
-    """Draws only what the grammar allows after the answer's tokens, which it reads off those that
-    draw() gets.
-    """
+    """Draws only what the grammar allows after the tokens of the answer."""
 
     def __init__(
         self,
@@ -36,9 +34,9 @@ class GuidedChain:
         tag: str = "",
         piece: Callable[[int], bytes] = lambda token: b"",
     ) -> None:
-        """`prompt`: how many of the tokens that draw() gets are not the answer's. The grammar
-        begins behind `tag`, which is looked for in the tokens' bytes (`piece`); until then every
-        token is allowed.
+        """`prompt`: number of tokens passed to draw() that are not the answer's. The grammar starts
+        after `tag`, which is searched in the bytes of the tokens (`piece`); until then every token
+        is allowed.
         """
         self.chain, self.matcher, self.prompt, self.tag, self.piece = (
             chain,
@@ -48,14 +46,16 @@ class GuidedChain:
             piece,
         )
         self.choosing = chain if isinstance(chain, Choosing) else None
-        self._start = (
-            None if tag else prompt
-        )  # where the grammar begins; below 0 where that has left the tokens
-        self._told: list[int] = []  # tokens from there on that the matcher knows
-        self._total = self._inside = 0.0  # seconds in the grammar, and those of them in draw()
+        # index at which the grammar starts; negative when that token was dropped from the context
+        self._start = None if tag else prompt
+        self._accepted: list[int] = []  # tokens from there on that the matcher has accepted
+        self._total = self._inside = 0.0  # seconds in the grammar, and those of them inside draw()
 
     def draw(self, row: Row, tokens: list[int]) -> int:
-        """The next token. Raises Unfollowable where the grammar leaves none."""
+        """Return the next token.
+
+        Raises UnsatisfiableConstraint when the grammar allows none.
+        """
         begun = time.perf_counter()
         if not self.follow(tokens):
             return self.chain.draw(row, tokens)
@@ -75,53 +75,58 @@ class GuidedChain:
             self._spend(begun)
             return self.choosing.draw_among(row, few, tokens)
         logits = row.logits
-        put_right = forbid(logits, bits)
+        restore = forbid(logits, bits)
         self._spend(begun)
         try:
             token = self.chain.draw(row, tokens)
-            if (
-                not bits[token >> 3] >> (token & 7) & 1
-            ):  # of candidates that are all as good as impossible
+            if not bits[token >> 3] >> (token & 7) & 1:  # all candidates are as good as impossible
                 token = int(logits.argmax())
         finally:
-            put_right()
+            restore()
         return token
 
     def follow(self, tokens: list[int]) -> bool:
-        """Bring the matcher to the end of `tokens`; False while the grammar has not begun.
+        """Bring the matcher to the end of `tokens`. Return False while the grammar has not started.
 
-        Tokens at the end that have gone since the last call, or have changed, are taken back.
+        Tokens at the end that are gone or changed since the last call are rewound.
         """
         if self._start is None or self._start > len(tokens):
             self._start = self._begin(tokens)
             if self._start is None:
                 return False
-        start, told = self._start, self._told
-        kept = min(len(told), len(tokens) - start)
-        while kept and start + kept > self.prompt and tokens[start + kept - 1] != told[kept - 1]:
+        start, accepted = self._start, self._accepted
+        kept = min(len(accepted), len(tokens) - start)
+        while (
+            kept and start + kept > self.prompt and tokens[start + kept - 1] != accepted[kept - 1]
+        ):
             kept -= 1
-        if kept < len(told):
-            self.matcher.rewind(len(told) - kept)
-            del told[kept:]
+        if kept < len(accepted):
+            self.matcher.rewind(len(accepted) - kept)
+            del accepted[kept:]
         for token in tokens[start + kept :]:
             self.matcher.accept(token)
-            told.append(token)
+            accepted.append(token)
         return True
 
     def shortened(self, gone: int, prompt: int) -> None:
-        """`gone` tokens have left a full context; `prompt` of those that stay are not the answer's."""
+        """Record that `gone` tokens were dropped from a full context and that `prompt` of the
+        remaining ones are not the answer's.
+        """
         self.prompt = prompt
         if self._start is not None:
             self._start -= gone
 
     def _begin(self, tokens: list[int]) -> int | None:
-        """Where in `tokens` the grammar begins: at their end, if the tag has just been said."""
-        # Asked at every token: a tag that ends with the last one has no more tokens than bytes.
+        """Return the index at which the grammar starts: the end of `tokens`, if the tag is complete
+        there.
+        """
+        # called at every token, so only the end must be searched; the tag has no more tokens than
+        # bytes
         recent = tokens[max(self.prompt, len(tokens) - len(self.tag.encode())) :]
         return None if after(self.tag, map(self.piece, recent)) is None else len(tokens)
 
     def ahead(self, tokens: list[int], jump: str) -> tuple[list[int], bool]:
-        """What must come after `tokens`, and whether that is the end."""
+        """Return the tokens that must follow `tokens`, and whether the answer must end."""
         begun = time.perf_counter()
         if not self.follow(tokens):
             return [], False
@@ -131,7 +136,7 @@ class GuidedChain:
         return forced, complete
 
     def spent(self) -> tuple[float, float]:
-        """Seconds in the grammar since last asked, and those of them that were part of a draw."""
+        """Return and reset the seconds in the grammar, and those of them inside draw()."""
         spent = self._total, self._inside
         self._total = self._inside = 0.0
         return spent
@@ -148,7 +153,9 @@ class GuidedChain:
 
 
 def guided(chain: Chain, request: Request, piece: Callable[[int], bytes]) -> Chain:
-    """`chain` inside the request's grammar, where it has one; `piece` are a token's bytes."""
+    """Return `chain` inside the request's grammar, or `chain` itself without one. `piece` returns a
+    token's bytes.
+    """
     grammar = request.grammar
     return (
         GuidedChain(chain, grammar.start(), len(request.tokens), request.after, piece)
@@ -158,9 +165,7 @@ def guided(chain: Chain, request: Request, piece: Callable[[int], bytes]) -> Cha
 
 
 def after(tag: str, pieces: Iterable[bytes]) -> int | None:
-    """How many pieces it takes until `tag` has been said; None where it has not. No tag is said at
-    once.
-    """
+    """Return how many pieces it takes to complete `tag`, or None; 0 for an empty tag."""
     if not tag:
         return 0
     text, wanted = b"", tag.encode()
@@ -172,10 +177,12 @@ def after(tag: str, pieces: Iterable[bytes]) -> int | None:
 
 
 def legal(bits: Bits) -> NDArray[np.int64] | None:
-    """The tokens of a mask, the lowest first; None where they are many. Raises Unfollowable where
-    there are none.
+    """Return the tokens of a mask in ascending order, or None when there are many.
+
+    Shapes: bits `[n_vocab / 8]`, result `[tokens]`. Raises UnsatisfiableConstraint when there are
+    none.
     """
-    filled = np.flatnonzero(bits)  # bytes
+    filled = np.flatnonzero(bits)  # indices of bytes
     if len(filled) > MANY:
         return None
     if not len(filled):
@@ -186,29 +193,30 @@ def legal(bits: Bits) -> NDArray[np.int64] | None:
 
 
 def nowhere() -> Unfollowable:
-    """What is told where a grammar leaves no token."""
+    """Return the error for a grammar that allows no token."""
     return Unfollowable(
         "no token of the model goes on in this grammar",
-        hint="it may ask for characters that the model's vocabulary does not have",
+        hint="the grammar may need characters that the model's vocabulary does not have",
     )
 
 
 def forbid(logits: Logits, bits: Bits) -> Callable[[], None]:
-    """Write -inf for the tokens that `bits` lacks. Returns what restores the row, for others may
-    read it, too.
+    """Write -inf for the tokens that are not in `bits`. Return a function that restores the row for
+    other readers.
 
-    Within a string nearly all tokens are legal, and only the others are touched (400 illegal ones
-    of 49,152: 20 µs instead of 60; some hundred with cold caches).
+    Inside a string nearly all tokens are legal, and only the others are touched.
+
+    Shapes: logits `[n_vocab]`, bits `[n_vocab / 8]`.
     """
-    holes = np.flatnonzero(bits != FULL)  # bytes
-    if len(holes) * FEW < len(bits):
-        inside = np.flatnonzero(np.unpackbits(~bits[holes], bitorder="little"))
-        tokens = holes[inside >> 3] * 8 + (inside & 7)
+    not_full = np.flatnonzero(bits != FULL)  # indices of bytes
+    if len(not_full) * FEW < len(bits):
+        inside = np.flatnonzero(np.unpackbits(~bits[not_full], bitorder="little"))
+        tokens = not_full[inside >> 3] * 8 + (inside & 7)
         tokens = tokens[tokens < len(logits)]
         values = logits[tokens]
         logits[tokens] = -np.inf
         return partial(logits.__setitem__, tokens, values)
-    legal(bits)  # raises where there are none
+    legal(bits)  # raises when there are none
     before = logits.copy()
     allowed = np.unpackbits(bits, count=len(logits), bitorder="little").view(np.bool_)
     np.copyto(logits, -np.inf, where=~allowed)

@@ -1,4 +1,4 @@
-"""Constraints compiled for one model, once each."""
+"""Compiles constraints for one model, each only once."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -6,13 +6,11 @@ from typing import Any, Protocol
 from llmcli.errors import UserError
 from llmcli.runtime.constraint.base import Constraint, Grammar
 
-KEPT = 16  # compiled constraints; a conversation has few
+KEPT = 16  # compiled constraints; a conversation uses few
 
 
 class Tongue(Protocol):
-    """What is asked of a model: its tokens as bytes, which of them end an answer, and text as
-    tokens.
-    """
+    """What compiling needs of a model: bytes of its tokens, its end tokens, and its tokenizer."""
 
     n_vocab: int
 
@@ -24,8 +22,8 @@ class Tongue(Protocol):
 
 
 class Grammars:
-    """Compiles constraints and keeps them; the engine that a constraint names is loaded with its
-    first one.
+    """Compiles and caches constraints. The engine that a constraint names is loaded with its first
+    constraint.
     """
 
     def __init__(self, model: Tongue, native: Callable[[Constraint], Grammar]) -> None:
@@ -35,12 +33,15 @@ class Grammars:
         self._compiled: dict[Constraint, Grammar] = {}
 
     def __call__(self, constraint: Constraint) -> Grammar:
-        """Raises UserError where the constraint is no grammar, or not one that can be followed."""
+        """Compile a constraint, or return the cached grammar.
+
+        Raises UserError when it is not a valid grammar or cannot be followed.
+        """
         if constraint not in self._compiled:
             while len(self._compiled) >= KEPT:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[constraint] = self._compile(constraint)
-        else:  # those used last stay
+        else:  # move it to the end: the least recently used is dropped first
             self._compiled[constraint] = self._compiled.pop(constraint)
         return self._compiled[constraint]
 
@@ -58,7 +59,7 @@ class Grammars:
                     "this model has no token that ends an answer",
                     hint="leave out the grammar or schema",
                 )
-            words = Words(pieces, ends, lambda text: model.tokenize(text, special=False))
-            self._compiler = Compiler(words, ends)
-        made: Grammar = self._compiler(constraint)
-        return made
+            tokenizer = Words(pieces, ends, lambda text: model.tokenize(text, special=False))
+            self._compiler = Compiler(tokenizer, ends)
+        grammar: Grammar = self._compiler(constraint)
+        return grammar

@@ -1,8 +1,8 @@
-"""GBNF, llama.cpp's grammars (grammars/README.md, src/llama-grammar.cpp), as the Lark text that
-llguidance takes.
+"""Translates GBNF, llama.cpp's grammars (grammars/README.md, src/llama-grammar.cpp), into the Lark
+syntax that llguidance reads.
 
-Every character becomes a lexeme of its own: llguidance's lexer takes the longest lexeme and does
-not turn back, GBNF knows no lexemes. It knows nothing of models.
+Every character becomes a lexeme of its own, because llguidance's lexer takes the longest lexeme
+without backtracking, and GBNF has no lexemes.
 """
 
 import re
@@ -10,7 +10,7 @@ from itertools import count
 
 from llmcli.errors import UserError
 
-LARGEST, DEEPEST = 1 << 18, 200  # characters of a grammar, groups within groups
+LARGEST, DEEPEST = 1 << 18, 200  # characters of a grammar, depth of nested groups
 MOST = 2000  # repetitions, as in llama.cpp
 ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
 HEX = {"x": 2, "u": 4, "U": 8}
@@ -19,14 +19,18 @@ TOKEN = re.compile(r"!?<(?:\[[0-9]{1,9}\]|[^>\[\r\n]+)>")
 
 
 def to_lark(text: str) -> str:
-    """The same language in Lark; raises UserError with line and column where `text` is no grammar."""
+    """Return the same grammar in Lark.
+
+    Raises UserError with line and column when `text` is not a valid grammar.
+    """
     rules = _rules(_Parser(text))
     return "%llguidance {}\n" + "".join(f"{_lark(name)}: {body}\n" for name, body in rules.items())
 
 
 def check(text: str) -> list[str]:
-    """The tokens that `text` names, <|name|>; raises UserError with line and column where llama.cpp
-    cannot read it.
+    """Check a grammar for llama.cpp's engine. Return the tokens that it names, <|name|>.
+
+    Raises UserError with line and column when llama.cpp cannot read it.
     """
     parser = _Parser(text, tokens=True)
     _rules(parser)
@@ -35,14 +39,17 @@ def check(text: str) -> list[str]:
 
 def _rules(parser: "_Parser") -> dict[str, str]:
     if len(parser.text) > LARGEST:
-        raise UserError(f"the grammar has {len(parser.text)} characters", hint=f"at most {LARGEST}")
-    if "\0" in parser.text:  # where C would think that it ends
+        raise UserError(
+            f"the grammar has {len(parser.text)} characters; the limit is {LARGEST}",
+            hint="use a smaller grammar",
+        )
+    if "\0" in parser.text:  # C would take it for the end
         raise parser.wrong("a NUL character", parser.text.index("\0"))
     rules = parser.rules()
     if "root" not in rules:
         raise UserError(
             "the grammar has no rule called root",
-            hint="root is where the answer begins: root ::= …",
+            hint="add the rule of the whole answer: root ::= …",
         )
     for name, at in parser.used.items():
         if name not in rules:
@@ -51,7 +58,9 @@ def _rules(parser: "_Parser") -> dict[str, str]:
 
 
 def _lark(name: str) -> str:
-    """A rule's name: Lark takes small letters and underscores, GBNF hyphens and capitals."""
+    """Return a rule's name in Lark, which allows lower-case letters and underscores; GBNF has
+    hyphens and capitals.
+    """
     spelled = "".join(
         letter if letter.islower() or letter.isdigit() else f"_{ord(letter)}_" for letter in name
     )
@@ -63,34 +72,34 @@ def _char(character: str) -> str:
 
 
 class _Parser:
-    """Reads a grammar from the left; `used` are the names of rules and where they first stand."""
+    """Reads a grammar from left to right. `used`: names of rules and their first position."""
 
     def __init__(self, text: str, tokens: bool = False) -> None:
-        """`tokens`: single tokens, <[5]> or <|name|>, may be part of it; Lark has no words for
-        them.
+        """`tokens`: the grammar may contain single tokens, <[5]> or <|name|>, which Lark cannot
+        express.
         """
         self.text, self.tokens, self.at, self.used = text, tokens, 0, dict[str, int]()
         self.named: list[str] = []
 
     def rules(self) -> dict[str, str]:
-        """Each rule's name and its body in Lark."""
-        found: dict[str, str] = {}
+        """Return each rule's name and its body in Lark."""
+        rules: dict[str, str] = {}
         self._space(lines=True)
         while self.at < len(self.text):
             at, name = self.at, self._match(NAME, "a rule's name")
-            if name in found:
+            if name in rules:
                 raise self.wrong(f"the rule {name} is there twice", at)
             self._space()
             self._expect("::=")
             self._space(lines=True)
-            found[name] = self._choice(0)
+            rules[name] = self._choice(0)
             if self.at < len(self.text) and self._here() not in "\r\n":
                 raise self.wrong("expected the end of the rule")
             self._space(lines=True)
-        return found
+        return rules
 
     def wrong(self, what: str, at: int | None = None) -> UserError:
-        """A mistake, with the place where it stands."""
+        """Return an error with line and column."""
         before = self.text[: self.at if at is None else at]
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         return UserError(
@@ -101,21 +110,21 @@ class _Parser:
     def _choice(self, depth: int) -> str:
         if depth > DEEPEST:
             raise self.wrong(f"more than {DEEPEST} groups within groups")
-        options = [self._sequence(depth)]
+        alternatives = [self._sequence(depth)]
         while self._here() == "|":
             self.at += 1
             self._space(lines=True)
-            options.append(self._sequence(depth))
-        return " | ".join(options)
+            alternatives.append(self._sequence(depth))
+        return " | ".join(alternatives)
 
     def _sequence(self, depth: int) -> str:
         items: list[str] = []
         while (item := self._item(depth)) is not None:
             self._space(lines=depth > 0)
-            for again in count():
+            for n_suffixes in count():
                 if (times := self._times()) is None:
                     break
-                if again == DEEPEST:
+                if n_suffixes == DEEPEST:
                     raise self.wrong(f"more than {DEEPEST} repetitions of repetitions")
                 item = f"({item}){times}"
                 self._space(lines=depth > 0)
@@ -139,7 +148,7 @@ class _Parser:
             return "/(?s:.)/"
         if here and here in "<!":
             if not self.tokens:
-                raise self.wrong("only --grammar-engine llama takes tokens in a grammar")
+                raise self.wrong("tokens in a grammar need --grammar-engine llama")
             word = self._match(TOKEN, "a token: <[5]> or <|name|>")
             if "[" not in word:
                 self.named.append(word.removeprefix("!"))
@@ -174,7 +183,7 @@ class _Parser:
             parts += _char(first) if first == last else f"{_char(first)}-{_char(last)}"
         self.at += 1
         if not parts:
-            raise self.wrong("a class of no characters", start)
+            raise self.wrong("an empty character class", start)
         return f"/[{'^' if negated else ''}{parts}]/"
 
     def _letter(self) -> str:
@@ -209,19 +218,19 @@ class _Parser:
         start = self.at
         self.at += 1
         self._space(lines=True)
-        least = most = self._match(NUMBER, "a number")
+        low = high = self._match(NUMBER, "a number")
         self._space(lines=True)
         if self._here() == ",":
             self.at += 1
             self._space(lines=True)
-            most = self._match(NUMBER, "a number") if self._here().isdigit() else ""
+            high = self._match(NUMBER, "a number") if self._here().isdigit() else ""
             self._space(lines=True)
         self._expect("}")
-        if max(len(least), len(most)) > 4 or int(least) > MOST or int(most or 0) > MOST:
+        if max(len(low), len(high)) > 4 or int(low) > MOST or int(high or 0) > MOST:
             raise self.wrong(f"more than {MOST} repetitions", start)
-        if most and int(most) < int(least):
-            raise self.wrong("at most fewer times than at least", start)
-        return f"{{{int(least)},{int(most) if most else ''}}}"
+        if high and int(high) < int(low):
+            raise self.wrong("the maximum is below the minimum", start)
+        return f"{{{int(low)},{int(high) if high else ''}}}"
 
     def _here(self) -> str:
         return self.text[self.at : self.at + 1]
@@ -232,14 +241,14 @@ class _Parser:
         self.at += len(word)
 
     def _match(self, pattern: re.Pattern[str], what: str) -> str:
-        found = pattern.match(self.text, self.at)
-        if not found:
+        match = pattern.match(self.text, self.at)
+        if not match:
             raise self.wrong(f"expected {what}")
-        self.at = found.end()
-        return found[0]
+        self.at = match.end()
+        return match[0]
 
     def _space(self, lines: bool = False) -> None:
         pattern = r"(?:[ \t\r\n]|#[^\r\n]*)*" if lines else r"(?:[ \t]|#[^\r\n]*)*"
-        found = re.compile(pattern).match(self.text, self.at)
-        assert found
-        self.at = found.end()
+        match = re.compile(pattern).match(self.text, self.at)
+        assert match
+        self.at = match.end()

@@ -1,7 +1,7 @@
-"""llguidance, the engine for JSON schemas and GBNF grammars: masks of tokens in some microseconds.
+"""llguidance, the engine for JSON schemas and GBNF grammars: token masks within microseconds.
 
-Its tokenizer is made of the vocabulary's bytes, so that it needs nothing of llama.cpp's. Only this
-module imports the library, and only when a constraint is used.
+Its tokenizer is built from the bytes of the vocabulary. The library is imported only here, and only
+when a constraint is used.
 """
 
 import threading
@@ -16,21 +16,20 @@ from llmcli.errors import UserError
 from llmcli.runtime.constraint import calls, gbnf, schema
 from llmcli.runtime.constraint.base import Bits, Constraint, Unfollowable, single
 
-SPECIAL = b"\xff"  # before the name of a token that is no text
-# Whitespace is as models write it, and nowhere free: one that may goes on for ever.
+SPECIAL = b"\xff"  # before the name of a token that is not text
+# Whitespace as models write it. Optional whitespace could repeat without end.
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# For schemas and grammars from anywhere: what is beyond is refused within a second or so.
+# limits for schemas and grammars from untrusted sources, reached within about a second
 LIMITS = {"max_lexer_states": 50_000, "max_grammar_size": 300_000, "max_items_in_row": 12_000}
-# Of the thread that compiles: the library calls itself once a level, also along references, with
-# about 5 KB each. 2026-11-22: 24 KB of schema, 1,600 levels deep by its references, ended the
-# process on a stack of 8 MiB. A document has room for 11,000 levels; what is not used of this is
-# not taken.
+# Stack of the compiling thread. The library recurses once per level, also along references, with
+# about 5 KB each, so deep schemas overflow the usual 8 MiB. A document has room for 11,000 levels;
+# unused stack is never allocated.
 STACK = 256 << 20
-STARTING = threading.Lock()  # the size is that of every thread which begins meanwhile
+STARTING = threading.Lock()  # the stack size applies to every thread that starts meanwhile
 
 
 class Words:
-    """A vocabulary as llguidance takes it: the bytes of each token, and how text becomes tokens."""
+    """A vocabulary in the form that llguidance expects: bytes of each token, and a tokenizer."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -38,8 +37,8 @@ class Words:
     def __init__(
         self, pieces: list[bytes], ends: list[int], tokenize: Callable[[str], list[int]]
     ) -> None:
-        """`pieces` are the bytes of each token, empty for one that is no text; `ends` end an
-        answer.
+        """`pieces` are the bytes of each token, empty for a token that is not text; `ends` are the
+        end tokens.
         """
         self.tokens = [
             piece or SPECIAL + f"<|{token}|>".encode() for token, piece in enumerate(pieces)
@@ -53,8 +52,8 @@ class Words:
         self._longest = 0
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokens whose bytes are `text`: where fewer come, the library allows more than the grammar
-        does.
+        """Return tokens whose bytes are exactly `text`; if bytes were missing, the library would
+        allow more than the grammar does.
         """
         raw = text if isinstance(text, bytes) else text.encode()
         words = raw.decode("utf-8", "replace")
@@ -63,14 +62,14 @@ class Words:
             return tokens
         tokens = self._tokenize(
             "\n" + words
-        )  # SentencePiece puts a space before the first word only
+        )  # SentencePiece adds a space only before the first word
         cuts = (tokens[cut:] for cut in range(1, len(tokens)))
         return next((rest for rest in cuts if self._bytes(rest) == raw), None) or self._greedily(
             raw
         )
 
     def _greedily(self, raw: bytes) -> list[int]:
-        """The longest token each time, as far as there are any."""
+        """Return the longest matching token at each step, as far as there are any."""
         if not self._known:
             self._known = {piece: token for token, piece in enumerate(self._pieces) if piece}
             self._longest = max(map(len, self._known))
@@ -89,14 +88,17 @@ class Words:
 
 
 class Compiler:
-    """Compiles constraints for one vocabulary; making it takes about 0.3 s for 49,152 tokens."""
+    """Compiles constraints for one vocabulary. Creating it takes a fraction of a second."""
 
     def __init__(self, words: Words, ends: list[int]) -> None:
         self._tokenizer = llguidance.LLTokenizer(words, eos_token=ends)
         self._ends = frozenset(ends)
 
     def __call__(self, constraint: Constraint) -> "Compiled":
-        """Raises UserError where the schema or the grammar is refused, by us or by the library."""
+        """Compile a constraint.
+
+        Raises UserError when the schema or grammar is refused by our checks or by the library.
+        """
         if constraint.kind == "json_schema":
             matcher = self._schema(schema.checked(constraint.text))
         elif constraint.kind == "calls":
@@ -115,7 +117,7 @@ class Compiler:
         matcher = self._matcher(_json_grammar(checked.text))
         if not matcher.is_error():
             return matcher
-        # The library does not say where. A part that it refuses by itself does, the deepest first.
+        # The library does not name the place, so each part is compiled alone, the deepest first.
         for path, text in checked.parts():
             part = self._matcher(_json_grammar(text))
             if part.is_error():
@@ -128,8 +130,8 @@ class Compiler:
             llguidance.LLMatcher.grammar_from_lark(calls.to_lark(wanted, layout))
         )
         if matcher.is_error():
-            for one in wanted.arguments:  # the library does not say where
-                self._schema(one)
+            for arguments in wanted.arguments:  # the library does not name the place
+                self._schema(arguments)
             raise _refused("#", matcher)
         return matcher
 
@@ -141,7 +143,7 @@ class Compiler:
 
 
 class Compiled:
-    """A Grammar."""
+    """A compiled constraint. It implements Grammar."""
 
     def __init__(
         self, constraint: Constraint, matcher: Any, size: int, ends: frozenset[int]
@@ -155,7 +157,9 @@ class Compiled:
 
 
 class Guide:
-    """A Matcher. `mask` is made in one place that the next one overwrites, a copy's too."""
+    """The progress of one answer. It implements Matcher. All matchers of a grammar share one mask
+    buffer, which the next mask() overwrites.
+    """
 
     def __init__(self, matcher: Any, bits: Bits, ends: frozenset[int]) -> None:
         self._matcher, self._bits, self._ends = matcher, bits, ends
@@ -166,13 +170,14 @@ class Guide:
         return self._bits
 
     def allows(self, token: int) -> bool:
-        if token in self._ends:  # where nothing else may follow the library says no to them, too
+        # where nothing else may follow, the library refuses end tokens, too
+        if token in self._ends:
             return self.accepting
         return bool(self._matcher.validate_tokens([token]))
 
     def accept(self, token: int) -> None:
         if not self._matcher.consume_tokens([token]):
-            # One that mask() has not allowed is a bug of ours, and none of the grammar's.
+            # a token that mask() did not allow is a bug of ours, not of the grammar
             assert "satisfy the grammar" not in self._matcher.get_error(), (
                 token,
                 self._matcher.get_error(),
@@ -184,8 +189,7 @@ class Guide:
         assert done, count
 
     def forced(self, jump: str) -> list[int]:
-        # A token can be the only one where its bytes are; asking for those takes half a
-        # microsecond.
+        # A token can be the only legal one only if its bytes are forced, and that is a fast query.
         if jump == "off" or not self._matcher.compute_ff_bytes():
             return []
         if jump == "fast":
@@ -203,27 +207,27 @@ class Guide:
         return bool(self._matcher.is_stopped())
 
     def copy(self) -> "Guide":
-        return Guide(self._matcher.deep_copy(), self._bits, self._ends)  # 1.3 µs
+        return Guide(self._matcher.deep_copy(), self._bits, self._ends)
 
     def close(self) -> None:
-        """Nothing of C is held."""
+        """Do nothing: the library frees its memory itself."""
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            told = f"the grammar cannot be followed any further: {_reason(self._matcher)}"
-            raise Unfollowable(told, hint="simplify it")
+            message = f"the grammar cannot be followed any further: {_reason(self._matcher)}"
+            raise Unfollowable(message, hint="simplify it")
 
 
 def _deep(function: Callable[[], Any]) -> Any:
-    """What a function returns, run where it may call itself often."""
+    """Return what `function` returns, run on a thread with a large stack."""
     with ThreadPoolExecutor(1, "llmcli-compile") as pool:
         with STARTING:
             before = threading.stack_size(STACK)
             try:
-                made = pool.submit(function)
+                result = pool.submit(function)
             finally:
                 threading.stack_size(before)
-        return made.result()
+        return result.result()
 
 
 def _json_grammar(text: str) -> str:
@@ -234,17 +238,18 @@ def _refused(path: str, matcher: Any) -> UserError:
     reason = _reason(matcher)
     if (
         "coerce_one_of" in reason
-    ):  # the library's advice is about an option that would let more through
-        reason = "the alternatives of oneOf may hold at once, and that cannot be ruled out: anyOf takes any of them"
-    return UserError(
-        f"the schema cannot be followed at {path}: {reason}", hint="write that part another way"
-    )
+    ):  # the library suggests an option that would allow more than the schema
+        reason = (
+            "the alternatives of oneOf may overlap, and llmcli cannot rule that out; "
+            "use anyOf to allow any of them"
+        )
+    return UserError(f"the schema cannot be followed at {path}: {reason}", hint="rewrite that part")
 
 
 def _reason(matcher: Any) -> str:
-    """The library's reason on one line."""
-    if "symbols.len()" in matcher.get_error():  # an assertion there
+    """Return the library's reason as one line."""
+    if "symbols.len()" in matcher.get_error():  # an assertion of the library
         return "it has more than 65,535 parts"
     if "Too many items" in matcher.get_error():
-        return "what it asks for has no end, or too many ways to go on"
+        return "it has no end, or too many alternatives"
     return " ".join(str(matcher.get_error()).split())[:200]

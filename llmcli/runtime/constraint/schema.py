@@ -1,8 +1,7 @@
-"""A JSON schema from anywhere, read and refused where an answer could not be held to it.
+"""Reads a JSON schema from an untrusted source, and refuses what could not be enforced.
 
-Every keyword is known or refused by name and place; none is passed over in silence. It knows JSON
-Schema (draft 2020-12) and what llguidance enforces of it (docs/json_schema.md there), nothing of
-models.
+Every keyword is supported or refused by name and path; none is ignored. Covers JSON Schema (draft
+2020-12) as far as llguidance enforces it (docs/json_schema.md there).
 """
 
 import json
@@ -14,9 +13,9 @@ from llmcli.errors import UserError
 from llmcli.runtime.constraint.size import Size, size
 from llmcli.strict import finite, strict
 
-LARGEST, DEEPEST = 1 << 18, 64  # characters of a schema, levels of JSON in it
-PARTS = 200  # tried one by one to find the one that is refused
-# Keywords whose value is a schema, a list of schemas, a table of schemas.
+LARGEST, DEEPEST = 1 << 18, 64  # characters of a schema, levels of nested JSON
+PARTS = 200  # parts that are compiled alone to find the one that is refused
+# keywords whose value is a schema, a list of schemas, a table of schemas
 ONE = ("items", "additionalProperties", "additionalItems")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 TABLES = ("properties", "patternProperties", "$defs", "definitions")
@@ -32,8 +31,8 @@ WORDS: dict[str, type | tuple[type, ...]] = {
 }
 ENFORCED = {*ONE, *LISTS, *TABLES, *COUNTS, *NUMBERS, *WORDS, "const"}
 LARGEST_NUMBER = 2**53
-# They say something about a value and ask nothing of it. What begins with x- is somebody's own
-# remark.
+# Annotations describe a value without constraining it. Names that start with x- are annotations,
+# too.
 REMARKS = {
     "$schema",
     "$id",
@@ -62,13 +61,13 @@ FORMATS = (
     "uuid",
     "uri",
 )
-IN_PLACE = ("anyOf", "oneOf", "allOf")  # their schemas are about the same value
+IN_PLACE = ("anyOf", "oneOf", "allOf")  # their schemas constrain the same value
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A schema that may be compiled; `schemas` are it and all within it, by place, `size` what that
-    takes.
+    """A schema that may be compiled. `schemas`: the schema and all schemas inside it, by path.
+    `size`: the cost of compiling it.
     """
 
     root: Any
@@ -77,12 +76,12 @@ class Checked:
 
     @property
     def text(self) -> str:
-        """The schema as JSON, without remarks."""
+        """Return the schema as JSON, without annotations."""
         return json.dumps(self.root, ensure_ascii=False)
 
     def parts(self) -> Iterator[tuple[str, str]]:
-        """The schemas within, by themselves, the deepest first; references find what they name. Not
-        more than a whole document's text in all: each is compiled.
+        """Yield path and text of the inner schemas, the deepest first, with the definitions that
+        they refer to. Since each is compiled, their total text is limited to that of one document.
         """
         shared = {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
         paths, told = sorted(self.schemas, key=lambda path: -path.count("/")), 0
@@ -97,7 +96,10 @@ class Checked:
 
 
 def checked(text: str) -> Checked:
-    """Read a schema; raises UserError naming every keyword that could not be enforced, and where."""
+    """Read a schema.
+
+    Raises UserError naming every keyword that cannot be enforced, and its path.
+    """
     root = _read(text)
     if isinstance(root, bool):
         if not root:
@@ -118,21 +120,24 @@ def checked(text: str) -> Checked:
             f"the schema cannot be enforced: {'; '.join(walk.wrong[:5])}{more}",
             hint="leave that out",
         )
-    made = Checked(root, walk.found, size(walk.found))
-    made.size.check()
-    return made
+    result = Checked(root, walk.found, size(walk.found))
+    result.size.check()
+    return result
 
 
 def _read(text: str) -> Any:
     if len(text) > LARGEST:
-        raise UserError(f"the schema has {len(text)} characters", hint=f"at most {LARGEST}")
+        raise UserError(
+            f"the schema has {len(text)} characters; the limit is {LARGEST}",
+            hint="use a smaller schema",
+        )
     try:
         root = strict(text, _whole)
         json.dumps(root, ensure_ascii=False).encode()
     except RecursionError:
         raise _too_deep() from None
     except UnicodeEncodeError:
-        hint = "\\ud800 to \\udfff come in pairs"
+        hint = "\\ud800 to \\udfff must come in pairs"
         raise UserError("the schema has half a character in a string", hint=hint) from None
     except ValueError as error:
         hint = '-j takes JSON text, -jf a file: {"type": "object"}'
@@ -158,35 +163,38 @@ def _too_deep() -> UserError:
 
 
 def _whole(word: str) -> int:
-    finite(word)  # the library reads whole numbers beyond 64 bits as floats
+    finite(word)  # the library reads integers beyond 64 bits as floats
     return int(word)
 
 
 class _Walk:
-    """All schemas of a document; `wrong` are what cannot be enforced, `found` the schemas by place."""
+    """Walks all schemas of a document. `wrong`: what cannot be enforced. `found`: the schemas by
+    path.
+    """
 
     def __init__(self, root: dict[str, Any]) -> None:
         self.root = root
         self.wrong: list[str] = []
         self.found: dict[str, Any] = {}
-        self._links: dict[str, list[str]] = {}  # place -> places that are about the same value
+        # path -> paths of schemas that constrain the same value
+        self._links: dict[str, list[str]] = {}
 
     def schema(self, value: Any, path: str) -> Any:
-        """`value` as it goes to the library: remarks left out, 2.0 where a count is wanted written
-        2.
+        """Return `value` as it is passed to the library: without annotations, and with counts such
+        as 2.0 as integers.
         """
         if not isinstance(value, dict):
             if not isinstance(value, bool):
                 self.wrong.append(f"{_kind(value)} instead of a schema at {path}")
             self.found[path] = value
             return value
-        made: dict[str, Any] = {}
+        cleaned: dict[str, Any] = {}
         links = self._links.setdefault(path, [])
         for key, inner in value.items():
             place = f"{path}/{_escaped(key)}"
             if key in REMARKS or key.startswith("x-") or (key == "uniqueItems" and inner is False):
                 if key == "$schema" or (key == "$id" and path == "#"):
-                    made[key] = inner
+                    cleaned[key] = inner
                 elif key == "$id":
                     self.wrong.append(f"$id at {path}")
                 continue
@@ -195,10 +203,10 @@ class _Walk:
                 continue
             if key in IN_PLACE and isinstance(inner, list):
                 links += [f"{place}/{number}" for number in range(len(inner))]
-            made[key] = self._keyword(key, inner, place)
-        self._counted(made, path)
-        self.found[path] = made
-        return made
+            cleaned[key] = self._keyword(key, inner, place)
+        self._counted(cleaned, path)
+        self.found[path] = cleaned
+        return cleaned
 
     def _keyword(self, key: str, value: Any, place: str) -> Any:
         if key in TABLES and isinstance(value, dict):
@@ -221,8 +229,8 @@ class _Walk:
         return value
 
     def _counted(self, made: dict[str, Any], path: str) -> None:
-        """A name may be written twice, which counts once: that many different ones cannot be
-        promised.
+        """Refuse minProperties above the number of required names: a name may be written twice but
+        counts once, so more distinct names cannot be guaranteed.
         """
         least, required = made.get("minProperties", 0), made.get("required", [])
         if (
@@ -233,15 +241,15 @@ class _Walk:
             self.wrong.append(f"minProperties {least} at {path}")
 
     def references(self) -> None:
-        """Look at every $ref: it must name a place in this document, and not come back to itself."""
+        """Check every $ref: it must name a path of this document and not refer back to itself."""
         for path, schema in list(self.found.items()):
             target = schema.get("$ref") if isinstance(schema, dict) else None
             if target is None:
                 continue
             if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
                 remote = isinstance(target, str) and not target.startswith("#")
-                why = "nothing is fetched" if remote else "only #/… is followed"
-                self.wrong.append(f"$ref {json.dumps(target)[:100]} at {path} ({why})")
+                reason = "nothing is fetched" if remote else "only #/… is followed"
+                self.wrong.append(f"$ref {json.dumps(target)[:100]} at {path} ({reason})")
             elif target not in self.found:
                 self.wrong.append(
                     f"$ref {json.dumps(target)[:100]} at {path} (there is no such schema)"
@@ -249,31 +257,33 @@ class _Walk:
             else:
                 self._links[path].append(target)
         if (back := self._returning()) is not None:
-            self.wrong.append(f"$ref at {back} (it comes back to itself)")
+            self.wrong.append(f"$ref at {back} (it refers back to itself)")
 
     def _returning(self) -> str | None:
-        """A schema that asks of its value that it be valid against itself; each is looked at once."""
-        over, under = set[str](), set[str]()
+        """Return the path of a schema that requires its value to be valid against itself, or None.
+        Each schema is visited once.
+        """
+        finished, open_paths = set[str](), set[str]()
         for start in self._links:
-            ahead = [start]
-            while ahead:
-                path = ahead[-1]
-                if path in under or path in over:
-                    under.discard(path)
-                    over.add(ahead.pop())
+            stack = [start]
+            while stack:
+                path = stack[-1]
+                if path in open_paths or path in finished:
+                    open_paths.discard(path)
+                    finished.add(stack.pop())
                     continue
-                under.add(path)
-                for one in self._links.get(path, ()):
-                    if one in under:
-                        return one
-                    if one not in over:
-                        ahead.append(one)
+                open_paths.add(path)
+                for target in self._links.get(path, ()):
+                    if target in open_paths:
+                        return target
+                    if target not in finished:
+                        stack.append(target)
         return None
 
 
 def _fits(key: str, value: Any) -> bool:
-    """Whether a keyword's value is of the kind that the keyword takes; the library is not strict
-    with all.
+    """Return whether a keyword's value has the type that the keyword takes; the library does not
+    check all of them.
     """
     if key in COUNTS:
         return isinstance(value, int) and not isinstance(value, bool)
@@ -283,14 +293,16 @@ def _fits(key: str, value: Any) -> bool:
 
 
 def _writable(value: Any) -> bool:
-    """Whether all numbers in a value are written as they are: the library counts in 64 bits."""
+    """Return whether all numbers in a value can be written exactly: the library computes in 64
+    bits.
+    """
     if isinstance(value, (dict, list)):
         return all(map(_writable, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, (int, float)) or abs(value) <= LARGEST_NUMBER
 
 
 def _escaped(key: str) -> str:
-    """A key in a JSON pointer."""
+    """Return a key in the form of a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")
 
 

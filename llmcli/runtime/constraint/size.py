@@ -1,12 +1,10 @@
-"""What compiling a schema takes, counted before it is begun. Where the work grows faster than the
-text it has an end.
+"""The cost of compiling a JSON schema, counted before compiling, with limits where the work grows
+faster than the text.
 
-llguidance 1.9.1 on one core, 2026-11-22, seconds of its process: properties that may all be left
-out take the square of their number (2,000: 0.48, 4,000: 1.8, 6,000: 3.7), names that must be there
-as well (20,000: 4.1), patternProperties of one object the cube (100: 0.06, 200: 0.6, 400: 15),
-multipleOf as many states as it has steps (10,007: 0.05, 100,003: 0.36, 1,000,003: 7.8),
-alternatives of it the product of theirs (nine of 10,000: minutes), a format 0.0004 each.
-Repetitions (minItems, maxLength, …) cost nothing, whatever their number.
+In llguidance the time grows with the square of the number of optional properties and of required
+names, with the cube of the patternProperties of an object, with the steps of multipleOf, and with
+the product of the steps of alternatives; each format adds a constant. Repetitions (minItems,
+maxLength, …) cost nothing.
 """
 
 import math
@@ -17,7 +15,7 @@ from typing import Any
 
 from llmcli.errors import UserError
 
-CHAIN = 5_000_000  # properties in a row that may be left out, times all schemas
+CHAIN = 5_000_000  # optional properties in a row, times all schemas
 MOST = {
     "properties": 6_000,
     "required": 6_000,
@@ -40,8 +38,8 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Counts of one or several schemas; `chain` is the longest row of properties that may be left
-    out, with those that are merged into it.
+    """Counts of one or several schemas. `chain`: the longest row of optional properties, including
+    those of schemas that are merged into it.
     """
 
     counts: Mapping[str, int]
@@ -49,7 +47,7 @@ class Size:
     chain: int
 
     def __add__(self, other: "Size") -> "Size":
-        """Of both in one grammar."""
+        """Return the cost of both in one grammar."""
         largest = ("siblings", "literal")
         counts = {
             name: max(count, other.counts[name]) if name in largest else count + other.counts[name]
@@ -58,22 +56,28 @@ class Size:
         return Size(counts, self.schemas + other.schemas, max(self.chain, other.chain))
 
     def check(self) -> None:
-        """Raise UserError where compiling would take too long, and say of what there is too much."""
+        """Raise UserError when compiling would take too long, naming what there is too much of."""
         for name, count in self.counts.items():
             if count > MOST[name]:
-                what = f"the schema has {count:,} {WORDS[name]}, at most {MOST[name]:,} are taken"
-                raise UserError(what, hint="ask for less at once")
+                raise UserError(
+                    f"the schema has {count:,} {WORDS[name]}; the limit is {MOST[name]:,}",
+                    hint="use a smaller schema",
+                )
         if self.chain * self.schemas > CHAIN:
-            what = f"the schema has {self.chain:,} properties in a row that may be left out in {self.schemas:,} schemas"
-            most = f"at most {CHAIN // self.schemas:,} are taken beside so many; name in `required` what must be there"
-            raise UserError(what, hint=most)
+            raise UserError(
+                f"the schema has {self.chain:,} properties in a row that may be left out "
+                f"in {self.schemas:,} schemas; the limit is {CHAIN // self.schemas:,}",
+                hint="list the properties that must be present in `required`",
+            )
 
 
 NOTHING = Size(dict.fromkeys(MOST, 0), 0, 0)
 
 
 def size(schemas: Mapping[str, Any]) -> Size:
-    """Of all schemas of a document, by place; none may hold itself in place."""
+    """Count all schemas of a document, given by path. No schema may contain itself through a
+    reference in place.
+    """
     counts, chains, steps = dict.fromkeys(MOST, 0), dict[str, int](), dict[str, int]()
     for path, schema in schemas.items():
         if not isinstance(schema, dict):
@@ -99,7 +103,9 @@ def _counted(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, int]]:
         if isinstance(properties, dict) and isinstance(patterns, dict)
         else []
     )
-    literals = [len(str(one)) for one in (*names, schema.get("const", ""), *_list(schema, "enum"))]
+    literals = [
+        len(str(literal)) for literal in (*names, schema.get("const", ""), *_list(schema, "enum"))
+    ]
     yield "properties", len(names)
     yield "required", len(_list(schema, "required"))
     yield "patterns", len(names) - len(properties) + ("pattern" in schema) + ("format" in schema)
@@ -110,12 +116,12 @@ def _counted(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _list(schema: dict[str, Any], key: str) -> list[Any]:
-    found = schema.get(key)
-    return found if isinstance(found, list) else []
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
 
 
 def _row(schema: dict[str, Any]) -> int:
-    """The properties at an object's end that may be left out."""
+    """Return the number of optional properties at the end of an object."""
     properties, needed = schema.get("properties"), set(map(str, _list(schema, "required")))
     if not isinstance(properties, dict):
         return 0
@@ -125,7 +131,7 @@ def _row(schema: dict[str, Any]) -> int:
 
 
 def _steps(schema: dict[str, Any]) -> int:
-    """The remainders that a number's digits may have on their way."""
+    """Return the number of remainders that the digits of a number may have."""
     step = schema.get("multipleOf")
     if not isinstance(step, int | float):
         return 1
@@ -138,22 +144,22 @@ def _together(
     kinds: tuple[str, ...],
     join: Callable[[list[int]], int],
 ) -> dict[str, int]:
-    """Each schema's count joined with those of its `kinds` and of what it refers to: they are about
-    the same value.
+    """Join each schema's count with those of its `kinds` and of what it refers to, because they
+    constrain the same value.
     """
     total: dict[str, int] = {}
     for start in own:
-        ahead = [start]
-        while ahead:
-            path = ahead[-1]
-            merged = [one for one in _merged(path, schemas[path], kinds) if one in own]
-            todo = [one for one in merged if one not in total]
+        stack = [start]
+        while stack:
+            path = stack[-1]
+            merged = [inner for inner in _merged(path, schemas[path], kinds) if inner in own]
+            todo = [inner for inner in merged if inner not in total]
             if todo and path not in total:
-                ahead += todo
+                stack += todo
                 continue
-            ahead.pop()
+            stack.pop()
             if path not in total:
-                total[path] = min(CHAIN, join([own[path], *(total[one] for one in merged)]))
+                total[path] = min(CHAIN, join([own[path], *(total[inner] for inner in merged)]))
     return total
 
 

@@ -1,7 +1,7 @@
-"""Guessing the tokens that come next, for speculative decoding: one file a drafter.
+"""Guessing the next tokens for speculative decoding: one file per drafter.
 
-A guess costs rows of a forward pass (curve.py), and is made where it is likely enough to pay
-(pace.py). What is guessed never changes what is answered: strategies/speculative.py sees to that.
+A guess costs rows of a forward pass (pass_cost.py) and is made when it is likely enough to pay
+(draft_length.py). Guesses never change the answer (strategies/speculative.py).
 """
 
 import functools
@@ -12,5 +12,5 @@ from quant.registry import collect
 
 @functools.cache
 def drafters() -> dict[str, type[Drafter]]:
-    """Every drafter by name."""
+    """Return every drafter by name."""
     return collect("llmcli.runtime.drafting", "DRAFTERS")

@@ -1,4 +1,4 @@
-"""What a drafter is: it guesses the tokens that follow, and tells how sure it is of them."""
+"""What a drafter is: it guesses the next tokens and estimates how likely they are right."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -10,7 +10,7 @@ from llmcli.runtime.request import Request
 from llmcli.runtime.sampling.base import Words
 from llmcli.runtime.sequence import Sequence
 
-if TYPE_CHECKING:  # they know drafters
+if TYPE_CHECKING:  # these modules import drafters
     from llmcli.runtime.binding.context import Context
     from llmcli.runtime.drafting.curve import Curve
 
@@ -19,8 +19,8 @@ Odds = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guessed tokens in order. `odds`: the distribution [n_vocab] that each was drawn from; None:
-    none was drawn. `reading`: seconds that went into the text before them.
+    """Guessed tokens in order. `odds`: the distribution `[n_vocab]` that each was drawn from, or
+    None. `reading_seconds`: seconds spent reading the text before them.
     """
 
     tokens: list[int]
@@ -29,47 +29,49 @@ class Draft:
 
 
 class Guesses(Protocol):
-    """What one drafter guesses for one answer."""
+    """The guesses of one drafter for one answer."""
 
     def follow(self, sequence: Sequence) -> None:
-        """The answer has grown (it comes first with the prompt and a token)."""
+        """Read the tokens that were added to the answer; the first call comes after the prompt and
+        one token.
+        """
         ...
 
     def shortened(self) -> None:
-        """Tokens have left the text that was followed."""
+        """Handle tokens that were dropped from the text."""
         ...
 
     def chances(self, count: int) -> list[float]:
-        """How likely each of the next guesses, at most `count`, is right where those before it
-        were; empty: none.
+        """Return for each of the next guesses, at most `count`, how likely it is right if those
+        before it are; empty when there are none.
         """
         ...
 
     def cost(self, count: int) -> float:
-        """Seconds that so many guesses will take, beside the rows of the pass."""
+        """Return the seconds that this many guesses will take, besides the rows of the pass."""
         ...
 
     def reading(self) -> float:
-        """Seconds that it will first take to read the text so far."""
+        """Return the seconds that reading the text so far will take first."""
         ...
 
     def draft(self, count: int) -> Draft:
-        """At most `count` guesses."""
+        """Return at most `count` guesses."""
         ...
 
     def judged(self, drafted: int, accepted: int) -> None:
-        """How many of the last guesses were computed, and how many of those the text took."""
+        """Record how many of the last guesses were computed, and how many were accepted."""
         ...
 
     def close(self) -> None:
-        """The answer is over."""
+        """Release everything at the end of the answer."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What drafters are made with: whether repetitions are to be used, the draft model's context
-    and what its passes cost, the vocabulary.
+    """What drafters are created with: whether to use repetitions, the draft model's context with
+    the cost of its passes, and the vocabulary.
     """
 
     ngram: bool
@@ -78,8 +80,9 @@ class Tools:
 
 
 class Drafter(Protocol):
-    """Alive as long as the model is loaded. `order`: who is asked first;
-    `draws`: whether its guesses are drawn from distributions that it tells."""
+    """A way to guess tokens; it exists as long as the model is loaded. `order`: the lowest is asked
+    first. `draws`: whether its guesses are drawn from distributions that it reports.
+    """
 
     name: ClassVar[str]
     order: ClassVar[int]
@@ -87,7 +90,7 @@ class Drafter(Protocol):
 
     @classmethod
     def made(cls, tools: Tools) -> "Drafter | None":
-        """One of these, where it is wanted."""
+        """Create the drafter, or return None when it is not wanted."""
         ...
 
     def start(self, request: Request, seed: int) -> Guesses: ...

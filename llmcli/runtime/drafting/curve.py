@@ -1,8 +1,8 @@
-"""What a forward pass costs by its rows: T(m), measured when a model is loaded and followed while
-it runs.
+"""The cost T(m) of a forward pass of m rows, measured when a model is loaded and updated while it
+runs.
 
-Multiples of four: llama.cpp multiplies quantized weights with four rows at a time, three cost as
-much. The same measurement shows whether a row's logits depend on how many stand beside it.
+llama.cpp multiplies quantized weights with four rows at a time, so only multiples of four are
+measured. The same measurement shows whether a row's logits depend on the number of rows.
 """
 
 import time
@@ -14,21 +14,20 @@ import numpy as np
 from llmcli.runtime.binding.context import Rows
 from llmcli.runtime.sampling.chain import Row
 
-WIDTHS = (4, 8, 12, 16)  # rows of a pass with guesses
+WIDTHS = (4, 8, 12, 16)  # rows of a pass with drafts
 MOST = WIDTHS[-1]
-SINGLES = 4  # passes of one row, at least
-BUDGET = 0.25  # seconds, which small models stay within
-WEIGHT = 0.1  # of a new pass in the running mean
-LEARNING = 0.05  # of a new pass of several rows in what they cost beside one
-# T(4) / T(1) of the slowest machine where guessing paid (notes, 6.1): to be believed until one was
-# tried
+SINGLES = 4  # minimum passes of one row
+BUDGET = 0.25  # seconds of the measurement for small models
+WEIGHT = 0.1  # of a new pass in the moving average
+LEARNING = 0.05  # of a new pass of several rows in their cost relative to one row
+# T(4) / T(1) of the slowest machine where drafting paid, assumed at most until a draft was tried
 HOPE = 2.7
 TURN = 0.2  # at first
-FOUR = 4  # rows that llama.cpp multiplies at a time; the rest of a pass goes row by row
+FOUR = 4  # rows that llama.cpp multiplies at a time; remaining rows are computed one by one
 
 
 class Passes(Protocol):
-    """What is measured: a context in which nothing is held yet."""
+    """The context to measure; it must be empty."""
 
     n_vocab: int
     n_ctx: int
@@ -40,30 +39,30 @@ class Passes(Protocol):
 
 
 class Curve:
-    """Seconds of a pass by its rows: `one` of a single row, times what more rows cost beside it.
-    The machine's speed moves them all together, from second to second; the ratios move slowly, as
-    the context grows. `turn`: what a single row costs more (a share of `one`) behind a pass of
-    several: llama.cpp lays its graph out anew. `equal`: up to so many rows each had, bit for bit,
-    the logits it has alone.
+    """Seconds of a pass by its rows: `single_seconds` for one row, times a ratio for more.
 
-    At start-up another program may hold up the few passes of several rows (T(4) of 3.23 T(1) was
-    seen, and nothing was guessed in that process). So a short draft is tried once although it
-    looked dear, and passes that turn out cheaper are believed at once: they can be held up, not
-    hurried.
+    The machine's speed changes all of them from second to second; the ratios change slowly as the
+    context grows. `switch_cost`: the extra cost of the first single row after a pass of several,
+    relative to other single rows, because llama.cpp builds its graph again. `exact_rows`: rows up
+    to which each had, bit for bit, the logits of a single row.
+
+    At start-up other programs may slow down the few passes of several rows, so that drafting seems
+    too expensive. A short draft is therefore tried once anyway, and passes that turn out faster are
+    believed at once: they can be slowed down, but not sped up.
     """
 
     def __init__(self, seconds: Mapping[int, float], equal: int = 0) -> None:
         self.one, self.equal = seconds[1], equal
         self.turn = TURN
         self.ratios = {rows: max(1.0, each / self.one) for rows, each in seconds.items()}
-        self.passes: dict[int, int] = {}  # since then, by their rows
+        self.passes: dict[int, int] = {}  # passes since the measurement, by their rows
 
     def __call__(self, rows: int) -> float:
         return self.one * self.ratio(rows)
 
     def ratio(self, rows: int) -> float:
-        """T(rows) / T(1), of the next multiple of four: between two known numbers of rows a
-        straight line, beyond the largest the last one's slope; never less than for fewer rows.
+        """Return T(rows) / T(1) of the next multiple of four, interpolated or extrapolated
+        linearly; never less than for fewer rows.
         """
         rows = _whole(rows)
         known = self.ratios.get(rows)
@@ -80,78 +79,79 @@ class Curve:
         return self.ratios[low] + slope * (rows - low)
 
     def hoped(self, rows: int) -> float:
-        """The ratio that a guess may be made by: of few rows no more than HOPE until an answer had
-        a pass of them.
+        """Return the ratio by which drafts are chosen: for few rows at most OPTIMISTIC_RATIO until
+        a pass of them was made.
         """
         ratio = self.ratio(rows)
         return ratio if rows > FOUR or FOUR in self.passes else min(ratio, HOPE)
 
     def saw(self, rows: int, seconds: float) -> None:
-        """A pass took so long; one hiccup counts twice at most. It tells the machine's speed, and
-        less of the ratio.
+        """Record the duration of a pass in seconds; a slow outlier counts twice at most. It updates
+        the machine's speed and, with less weight, the ratio.
         """
         one = self.one
         if rows == 1:
             self.one = one + WEIGHT * (min(seconds, 2 * one) - one)
             return
         ratio = self.ratio(rows)
-        off = min(seconds / (one * ratio), 2.0) - 1
-        self.one = one * (1 + WEIGHT * off)
+        deviation = min(seconds / (one * ratio), 2.0) - 1
+        self.one = one * (1 + WEIGHT * deviation)
         rows = _whole(rows)
         before = self.passes.get(rows, 0)
         self.passes[rows] = before + 1
-        weight = max(LEARNING, 1 / (2 + before)) if off < 0 else LEARNING
-        self.ratios[rows] = now = max(1.0, ratio * (1 + weight * off))
-        if off < 0 and not before and ratio > 1:  # what was measured beside it had no better luck
+        weight = max(LEARNING, 1 / (2 + before)) if deviation < 0 else LEARNING
+        self.ratios[rows] = now = max(1.0, ratio * (1 + weight * deviation))
+        # rows that were measured with it were slowed down, too
+        if deviation < 0 and not before and ratio > 1:
             cheaper = (now - 1) / (ratio - 1)
             for other in self.ratios.keys() - self.passes.keys() - {1}:
                 self.ratios[other] = 1 + (self.ratios[other] - 1) * cheaper
 
     def turned(self, seconds: float) -> None:
-        """The first pass of one row behind one of several took so long."""
+        """Record the duration of the first pass of one row after one of several, in seconds."""
         self.turn += WEIGHT * (min(max(0.0, seconds / self.one - 1), 2 * TURN) - self.turn)
 
 
 def _whole(rows: int) -> int:
-    """Rows that cost as much: up to the next multiple of four."""
+    """Return the next multiple of four, which costs as much; 1 stays 1."""
     return rows if rows == 1 else -(-rows // FOUR) * FOUR
 
 
 def measure(context: Passes, most: int = MOST) -> Curve:
-    """Time passes of one row and of several over the same tokens; the context is empty before and
-    after.
+    """Time passes of one row and of several over the same tokens. The context must be empty, and is
+    empty afterwards.
 
-    A large model gets as few passes as can be: one row four times, four rows once; what was not
-    measured is told from the slope. With more time each number of rows is measured, then each once
-    again. The quickest pass of each counts: what else the machine does only holds them up.
+    A large model gets few passes: one row four times, four rows once; other sizes are extrapolated.
+    With more time each number of rows is measured twice. The fastest pass counts, because other
+    programs can only slow passes down.
     """
     tokens = np.random.default_rng(0).integers(0, context.n_vocab, most).tolist()
-    _pass(context, tokens[:1], 0)  # the first one pages the weights in
+    _pass(context, tokens[:1], 0)  # the first pass reads the weights from disk
     context.trim(0, 0)
     begun = time.perf_counter()
-    alone, times = [], []
+    single_rows, times = [], []
     for at in range(most):
         seconds, rows = _pass(context, tokens[at : at + 1], at)
         times.append(seconds)
-        alone += rows
+        single_rows += rows
         if at + 1 >= SINGLES and time.perf_counter() - begun > BUDGET / 3:
             break
     context.trim(0, 0)
-    found, equal, same = {1: min(times)}, 0, True
-    for again in (False, True):
+    times_by_rows, equal, still_equal = {1: min(times)}, 0, True
+    for is_repeat in (False, True):
         for width in (width for width in WIDTHS if width <= most):
-            late = time.perf_counter() - begun + Curve(found)(width) > BUDGET
-            if late and (again or width > WIDTHS[0]):
-                return Curve(found, equal)
+            out_of_time = time.perf_counter() - begun + Curve(times_by_rows)(width) > BUDGET
+            if out_of_time and (is_repeat or width > WIDTHS[0]):
+                return Curve(times_by_rows, equal)
             seconds, rows = _pass(context, tokens[:width], 0)
             context.trim(0, 0)
-            found[width] = min(
-                seconds, found.get(width, width * found[1])
-            )  # one at a time is always possible
-            if not again:
-                same = same and _same(rows, alone)
-                equal = width if same else equal
-    return Curve(found, equal)
+            times_by_rows[width] = min(
+                seconds, times_by_rows.get(width, width * times_by_rows[1])
+            )  # single rows are always possible
+            if not is_repeat:
+                still_equal = still_equal and _same(rows, single_rows)
+                equal = width if still_equal else equal
+    return Curve(times_by_rows, equal)
 
 
 def _pass(context: Passes, tokens: Sequence[int], start: int) -> tuple[float, list[np.ndarray]]:
@@ -164,4 +164,4 @@ def _pass(context: Passes, tokens: Sequence[int], start: int) -> tuple[float, li
 
 
 def _same(rows: list[np.ndarray], alone: list[np.ndarray]) -> bool:
-    return all(np.array_equal(row, one) for row, one in zip(rows, alone, strict=False))
+    return all(np.array_equal(row, single) for row, single in zip(rows, alone, strict=False))

@@ -1,10 +1,10 @@
-"""A smaller model of the same vocabulary guesses: token after token in a context of its own.
+"""A smaller model of the same vocabulary guesses token after token, in a context of its own.
 
-It keeps the text in its own cache, reads what is new when it is asked next, and forgets its wrong
-guesses as the model does. For a greedy answer it takes its likeliest token; otherwise it draws by
-the answer's own settings and tells the distribution, so that as many of its guesses as can be are
-kept. It has to read each prompt, too, and does where the time for it is small beside the model's
-own, or has been won.
+It keeps the text in its own cache, reads new tokens when it is asked next, and drops its wrong
+guesses like the model. For a greedy answer it takes its likeliest token; otherwise it draws with
+the answer's own settings and reports the distribution, so that as many guesses as possible are
+kept. It must read each prompt, too, and does so when that takes little time compared with the
+model, or when drafting has saved the time.
 """
 
 from collections.abc import Iterable
@@ -21,18 +21,16 @@ from llmcli.runtime.sampling.chain import NumpyChain, Row, make_chain
 from llmcli.runtime.sampling.matching import draw
 from llmcli.runtime.sequence import Sequence
 
-HOPED, TRUST = (
-    0.85,
-    4.0,
-)  # the acceptance that is expected before anything is known, and how many guesses that counts
-DECAY = 0.98  # of what is known, with each guess
-# of what is known, with each token that nothing was guessed for: it is tried again now and then
+HOPED = 0.85  # acceptance expected at first
+TRUST = 4.0  # guesses that the expectation counts as
+DECAY = 0.98  # of the statistics, with each guess
+# of the statistics, with each token without guesses, so that drafting is tried again
 FADING = 0.995
-CHUNK = 256  # tokens read in one pass, between two looks at whether the answer was cancelled
+CHUNK = 256  # tokens read in one pass, between two checks for cancellation
 
 
 class Cells(Protocol):
-    """What the drafter asks of its context."""
+    """What the drafter needs of its context."""
 
     n_ctx: int
     n_batch: int
@@ -43,38 +41,40 @@ class Cells(Protocol):
 
 
 class DraftModel:
-    """The context, which tokens it holds, how fast it is, and how often it is right."""
+    """The draft model's context, its tokens, its speed, and how often its guesses are right."""
 
     name: ClassVar[str] = "model"
     order: ClassVar[int] = 20
     draws: ClassVar[bool] = True
 
     def __init__(self, context: Cells, words: Words, one: float, reading: float) -> None:
-        """`one` and `reading`: seconds to guess a token, and to read one of many."""
+        """`guess_seconds`: to guess a token. `read_seconds`: to read one token of many."""
         self.context, self.words, self.one, self.reading = context, words, one, reading
         self.held: list[int] = []
-        self.owner: Ahead | None = None  # whose text that is
+        self.owner: Ahead | None = None  # the answer whose text is in the context
         self.hits = self.tries = 0.0
 
     @classmethod
     def made(cls, tools: Tools) -> "DraftModel | None":
-        """With the draft model of `tools`, where there is one."""
+        """Create a drafter with the draft model of `tools`, or return None without one."""
         if tools.draft is None:
             return None
         context, curve = tools.draft
         return cls(context, tools.words, curve.one, curve(4) / 4)
 
     def start(self, request: Request, seed: int) -> "Ahead":
-        """A new answer; cells and what was learned stay."""
+        """Start an answer; cells and statistics are kept."""
         return Ahead(self, request, seed)
 
     @property
     def chance(self) -> float:
-        """How likely a guess is right where those before it were."""
+        """Return how likely a guess is right if those before it are."""
         return (self.hits + HOPED * TRUST) / (self.tries + TRUST)
 
     def read(self, tokens: list[int], keep: int) -> Row:
-        """Compute `tokens` behind the first `keep` that are held; the last one's row."""
+        """Compute `tokens` after the first `keep` tokens of the context. Return the row of the last
+        one.
+        """
         if keep < len(self.held):
             if not self.context.trim(0, keep):
                 self.context.trim(0, 0)
@@ -94,14 +94,14 @@ class DraftModel:
 
 
 class Ahead:
-    """One answer's guesses."""
+    """The guesses of the draft model for one answer."""
 
     def __init__(self, model: DraftModel, request: Request, seed: int) -> None:
         self.model = model
         self.chain = make_chain(request.sampling, seed, None, model.words)
-        self.random = np.random.default_rng((seed, 1))  # not the answer's own numbers
+        self.random = np.random.default_rng((seed, 1))  # not the random numbers of the answer
         self.sequence: Sequence | None = None
-        self.agreed = 0  # tokens at the beginning of the text that the context holds
+        self.agreed = 0  # tokens at the start of the text that are in the context
 
     def follow(self, sequence: Sequence) -> None:
         self.sequence = sequence
@@ -116,7 +116,7 @@ class Ahead:
         self.model.tries *= FADING
 
     def shortened(self) -> None:
-        """All of it is read again, if that pays."""
+        """Read the whole text again, if that pays."""
         self.agreed = 0
 
     def chances(self, count: int) -> list[float]:
@@ -129,31 +129,33 @@ class Ahead:
         return count * self.model.one
 
     def reading(self) -> float:
-        """The text but its last token, as far as it is not held."""
+        """Return the seconds to read the text without its last token, as far as it is not in the
+        context.
+        """
         assert self.sequence
         return max(0, len(self.sequence.tokens) - 1 - self.agreed) * self.model.reading
 
     def draft(self, count: int) -> Draft:
-        """Read what is new, then guess up to `count` tokens; the last one is not computed."""
+        """Read new tokens, then guess up to `count` tokens; the last guess is not computed."""
         assert self.sequence
         tokens, model, begun = self.sequence.tokens, self.model, perf_counter()
         row = self._catch_up(self.sequence)
         if row is None:
             return Draft([])
-        read = max(0.0, perf_counter() - begun - model.one)
-        out: list[int] = []
+        reading_seconds = max(0.0, perf_counter() - begun - model.one)
+        guesses: list[int] = []
         odds: list[Odds] = []
-        for place in range(count):
-            if place:
+        for number in range(count):
+            if number:
                 begun = perf_counter()
-                row = model.read(out[-1:], len(model.held))
+                row = model.read(guesses[-1:], len(model.held))
                 model.one += 0.1 * (min(perf_counter() - begun, 2 * model.one) - model.one)
-            out.append(self._guess(row, [*tokens, *out], odds))
-        return Draft(out, odds or None, read)
+            guesses.append(self._guess(row, [*tokens, *guesses], odds))
+        return Draft(guesses, odds or None, reading_seconds)
 
     def _catch_up(self, sequence: Sequence) -> Row | None:
-        """The last token's row, everything before it read, a chunk at a time; None where the answer
-        was cancelled.
+        """Read the text in chunks. Return the row of the last token, or None when the answer was
+        cancelled.
         """
         tokens, begun = sequence.tokens, perf_counter()
         start = at = min(self.agreed, len(tokens) - 1)

@@ -1,9 +1,8 @@
-"""Prompt lookup: where the last tokens stood before, what followed them then is guessed to follow
-now (Saxena 2023).
+"""Prompt lookup: guess that the tokens that followed the last few tokens earlier follow again
+(Saxena 2023).
 
-How long the repetition already is tells how likely it goes on; that is counted whether or not
-anything is guessed, so that guessing starts when a text turns repetitive and stops when it no
-longer pays.
+The longer the repetition so far, the likelier it continues. This is counted whether or not anything
+is drafted, so drafting starts when a text becomes repetitive and stops when it no longer pays.
 """
 
 from collections.abc import Sequence as Tokens
@@ -14,17 +13,17 @@ from llmcli.runtime.request import Request
 from llmcli.runtime.sequence import Sequence
 
 N = 3  # tokens of a key
-LONGEST = 32  # repetitions beyond are all alike
-# From this length on a repetition counts to the class, whose chance is at first taken to be this:
-# what a small model's summaries, copies and free answers showed, rather less than more.
+LONGEST = 32  # longer repetitions count as this long
+# Length from which a repetition belongs to a class, and the chance at first that it continues:
+# slightly below what summaries, copies and free answers of a small model showed.
 CLASSES = ((0, 0.5), (4, 0.6), (5, 0.7), (7, 0.8), (10, 0.88), (15, 0.92), (22, 0.94), (32, 0.97))
 KIND = tuple(sum(start <= length for start, _ in CLASSES) - 1 for length in range(LONGEST + 1))
-TRUST = 6.0  # observations that the first guess at a chance is worth
+TRUST = 6.0  # observations that the first chance counts as
 DECAY = 0.98
 
 
 class Lookup:
-    """Begins each answer anew: one copies, the next does not."""
+    """Drafts from the answer's own text; each answer starts anew."""
 
     name: ClassVar[str] = "ngram"
     order: ClassVar[int] = 10
@@ -32,40 +31,41 @@ class Lookup:
 
     @classmethod
     def made(cls, tools: Tools) -> "Lookup | None":
-        """Where repetitions are to be used."""
+        """Create the drafter when repetitions are to be used."""
         return cls() if tools.ngram else None
 
     def start(self, request: Request, seed: int) -> "Matches":
-        """A new answer."""
+        """Start an answer."""
         return Matches()
 
 
 class Matches:
-    """One answer: where each run of N tokens was seen last, the repetition that is going on, and
-    how often those of its length went on.
+    """The lookup of one answer: the last position of each n-gram, the current repetition, and how
+    often repetitions of each length continued.
     """
 
     def __init__(self) -> None:
         self.hits = [chance * TRUST for _, chance in CLASSES]
         self.seen = [TRUST for _ in CLASSES]
         self.tokens: Tokens[int] = ()
-        self.after: dict[tuple[int, ...], int] = {}  # the place behind the last occurrence
-        self.read = 0  # tokens known
+        # position after the last occurrence of an n-gram
+        self.after: dict[tuple[int, ...], int] = {}
+        self.read = 0  # tokens read
         self.source, self.length = (
             -1,
             0,
-        )  # the token guessed next stands at `source`; so many before it agree
+        )  # position of the token guessed next, and how many tokens before it agree
 
     def follow(self, sequence: Sequence) -> None:
         tokens = sequence.tokens
         if (
             tokens is not self.tokens
-        ):  # the first time, and where some of them have left the context
+        ):  # the first call, and after tokens were dropped from the context
             self.tokens, self.source, self.length = tokens, -1, 0
-            known = tokens[:-1]
-            runs = zip(known, known[1:], known[2:], strict=False)
-            self.after = dict(zip(runs, range(N, len(known) + 1), strict=False))
-            self.read = len(known)
+            earlier = tokens[:-1]
+            runs = zip(earlier, earlier[1:], earlier[2:], strict=False)
+            self.after = dict(zip(runs, range(N, len(earlier) + 1), strict=False))
+            self.read = len(earlier)
         for at in range(self.read, len(tokens)):
             self._step(tokens, at)
         self.read = len(tokens)
@@ -74,7 +74,7 @@ class Matches:
         self.read, self.source, self.length = 0, -1, 0
 
     def _step(self, tokens: Tokens[int], at: int) -> None:
-        """The token at `at` is known now."""
+        """Read the token at `at`."""
         if self.source >= 0:
             hit = tokens[self.source] == tokens[at]
             self.went_on(self.length, hit)
@@ -82,12 +82,12 @@ class Matches:
         if at + 1 < N:
             return
         key = (tokens[at - 2], tokens[at - 1], tokens[at])
-        if self.source < 0 and (found := self.after.get(key, -1)) >= 0:
-            self.source, self.length = found, self._agreeing(tokens, found, at)
+        if self.source < 0 and (position := self.after.get(key, -1)) >= 0:
+            self.source, self.length = position, self._agreeing(tokens, position, at)
         self.after[key] = at + 1
 
     def _agreeing(self, tokens: Tokens[int], source: int, at: int) -> int:
-        """How many tokens before `source` are those that end at `at`."""
+        """Return how many tokens before `source` equal those that end at `at`."""
         length = N
         while (
             length < LONGEST
@@ -103,15 +103,15 @@ class Matches:
         return [self.chance(self.length + ahead) for ahead in range(count)]
 
     def chance(self, length: int) -> float:
-        """How likely a repetition of `length` tokens goes on by one more."""
-        kind = KIND[min(length, LONGEST)]
-        return self.hits[kind] / self.seen[kind]
+        """Return how likely a repetition of `length` tokens continues."""
+        number = KIND[min(length, LONGEST)]
+        return self.hits[number] / self.seen[number]
 
     def went_on(self, length: int, hit: bool) -> None:
-        """A repetition of `length` tokens did, or did not, go on."""
-        kind = KIND[min(length, LONGEST)]
-        self.hits[kind] = self.hits[kind] * DECAY + hit
-        self.seen[kind] = self.seen[kind] * DECAY + 1
+        """Record whether a repetition of `length` tokens continued."""
+        number = KIND[min(length, LONGEST)]
+        self.hits[number] = self.hits[number] * DECAY + hit
+        self.seen[number] = self.seen[number] * DECAY + 1
 
     def cost(self, count: int) -> float:
         return 0.0
@@ -120,20 +120,20 @@ class Matches:
         return 0.0
 
     def draft(self, count: int) -> Draft:
-        """What stands at the source; where that runs into the text's end, what was guessed goes on
-        it.
+        """Return the tokens at the source; beyond the end of the text, the guesses themselves are
+        repeated.
         """
-        out: list[int] = []
+        guesses: list[int] = []
         end = len(self.tokens)
-        for place in range(self.source, self.source + count):
-            out.append(self.tokens[place] if place < end else out[place - end])
-        return Draft(out)
+        for position in range(self.source, self.source + count):
+            guesses.append(self.tokens[position] if position < end else guesses[position - end])
+        return Draft(guesses)
 
     def judged(self, drafted: int, accepted: int) -> None:
-        """Nothing: `follow` sees every token."""
+        """Do nothing: `follow` reads every token."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are used."""
 
 
 DRAFTERS = (Lookup,)

@@ -1,27 +1,27 @@
-"""How many tokens to guess: as many as pay, and never more than the answer can afford to lose.
+"""How many tokens to draft: as many as pay, but never more than the answer can afford to lose.
 
-A pass of m rows that makes k tokens in place of k passes of one row pays where k > T(m) / T(1)
+A pass of m rows that yields k tokens instead of k passes of one row pays if k > T(m) / T(1)
 (Leviathan et al. 2023, with a measured cost). The expected k comes from the drafter's chances, the
-cost from the curve. Chances are estimates, so there is a balance, too: what guessing has saved, in
-plain tokens. A pass is made only if the answer would stay within 3% of plain decoding even if all
-its guesses were wrong; what is won may be risked. An answer's first loss is one short draft, two
-where the drafter is sure. A longer draft must leave enough for a short one after it, so that one
-failure does not cost an answer its chance to win. That a draft model reads the text is an outlay,
-made where it is within 3% of the time that prompt and answer took so far.
+cost from PassCost. Because chances are estimates, a balance is kept, in plain tokens: a pass is
+made only if the answer would stay within 3 % of plain decoding even if all its guesses were wrong;
+gains may be risked. An answer may first lose one short draft, or two when the drafter is sure. A
+longer draft must leave enough for a short one after it, so that one failure does not end drafting.
+The time for a draft model to read the text may take 3 % of the time that prompt and answer took so
+far.
 """
 
 from llmcli.runtime.drafting.base import Guesses
 from llmcli.runtime.drafting.curve import WIDTHS, Curve
 
-MARGIN = 1.05  # the expected gain that makes a pass worth its while
-SHARE = 0.02  # of an answer's tokens may be lost
-FIRST = 1.5  # tokens that may be lost at once, or else what four wrong rows cost
-SURE = 0.9  # chance of a guess from which on it may be twice as many
-HICCUP = 1.25  # times what a pass should take
+MARGIN = 1.05  # expected gain from which a pass is made
+SHARE = 0.02  # share of an answer's tokens that may be lost
+FIRST = 1.5  # tokens that may be lost at once, or else the cost of four wrong rows
+SURE = 0.9  # chance of a guess from which FIRST_LOSS_TOKENS counts twice
+HICCUP = 1.25  # passes slower than this factor were slowed down by other programs
 
 
 class Pace:
-    """One answer's balance."""
+    """The balance of one answer."""
 
     def __init__(self, curve: Curve, most: int = WIDTHS[-1]) -> None:
         self.curve, self.most = curve, most
@@ -30,12 +30,12 @@ class Pace:
         self.outlay = 0.0  # plain tokens' worth of reading that the prompt's time allows
 
     def begin(self, prompt: float) -> None:
-        """The prompt took so many seconds, and its last row made a token."""
+        """Record the duration of the prompt in seconds; its last row yielded a token."""
         if not self.made:
             self.made, self.outlay = 1, SHARE * prompt / self.curve.one
 
     def plain(self, seconds: float) -> None:
-        """A pass of one row made a token."""
+        """Record a pass of one row that yielded a token."""
         self.made += 1
         if self.turned:
             self.turned = False
@@ -46,19 +46,19 @@ class Pace:
     def guessed(
         self, rows: int, made: int, seconds: float, drafting: float, reading: float = 0.0
     ) -> None:
-        """A pass of several rows made `made` tokens, after `drafting` seconds, `reading` of them to
-        read the text.
+        """Record a pass of several rows that yielded `made` tokens, after `drafting` seconds,
+        `reading` of them to read the text.
         """
-        usual = min(seconds, HICCUP * self.curve(rows))  # what is beyond was another program's
+        expected_seconds = min(seconds, HICCUP * self.curve(rows))  # other programs caused the rest
         self.curve.saw(rows, seconds)
-        paid = min(self.outlay, reading / self.curve.one)
-        self.outlay -= paid
+        prepaid = min(self.outlay, reading / self.curve.one)
+        self.outlay -= prepaid
         self.made += made
-        self.saved += made + paid - (usual + drafting) / self.curve.one - self.turning
+        self.saved += made + prepaid - (expected_seconds + drafting) / self.curve.one - self.turning
         self.turned = True
 
     def choose(self, guesses: Guesses, limit: float) -> int:
-        """How many tokens to guess, at most `limit`; 0: none."""
+        """Return how many tokens to draft, at most `limit`; 0 for none."""
         chances = guesses.chances(int(min(self.most - 1, limit)))
         if not chances or not self.may_read(guesses.reading() / self.curve.one):
             return 0
@@ -86,15 +86,15 @@ class Pace:
 
     @property
     def turning(self) -> float:
-        """Plain tokens' worth of going from passes of one row to several, and back."""
+        """Return the cost of switching from single rows to several and back, in plain tokens."""
         return 0.0 if self.turned else self.curve.turn
 
     def affords(self, cost: float, risk: float) -> bool:
-        """Whether a pass that costs as much as `cost` plain tokens may turn out to make a single
-        one.
+        """Return whether a pass that costs as much as `cost` plain tokens is affordable if it
+        yields a single one.
         """
         return self.saved + 1 - cost >= -max(risk, SHARE * self.made)
 
     def may_read(self, cost: float) -> bool:
-        """Whether reading the text may cost as much as `cost` plain tokens."""
+        """Return whether reading the text may cost as much as `cost` plain tokens."""
         return not cost or cost <= self.outlay + max(0.0, self.saved) + SHARE * self.made

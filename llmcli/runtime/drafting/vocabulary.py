@@ -1,5 +1,5 @@
-"""Whether two models mean the same by a token's number: guesses and probabilities are passed on as
-numbers.
+"""Whether two models have the same vocabulary, because drafts and probabilities are exchanged as
+token ids.
 """
 
 import hashlib
@@ -12,34 +12,36 @@ TEXTS, TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 
 
 def refuse_other(model: Header, draft: Header) -> None:
-    """Raise UserError where the draft's vocabulary is another."""
+    """Raise UserError when the draft model has another vocabulary."""
     if what := difference(model, draft):
         raise UserError(
-            f"{draft.path.name} cannot draft for {model.path.name}, its vocabulary is another: {what}",
+            f"{draft.path.name} cannot draft for {model.path.name}: "
+            f"its vocabulary is different: {what}",
             hint="--model-draft takes a smaller model of the same family",
         )
 
 
 def difference(model: Header, other: Header) -> str:
-    """In words, what the other's vocabulary has otherwise: tokenizer, size, texts or types of
-    tokens; or nothing.
+    """Describe how the vocabulary of `other` differs: tokenizer, size, texts or types of tokens;
+    empty when it does not.
     """
-    mine, yours = _tokens(model), _tokens(other)
+    tokens, other_tokens = _tokens(model), _tokens(other)
     if model.tokenizer != other.tokenizer:
-        return f"its tokenizer is {other.tokenizer}, the model's {model.tokenizer}"
-    if len(mine) != len(yours):
-        return f"{len(yours)} tokens, the model has {len(mine)}"
-    for number, (one, another) in enumerate(zip(mine, yours, strict=True)):
-        if one != another:
-            return f"token {number} is {_shown(another)}, the model's {_shown(one)}"
-    for number, (kind, type_) in enumerate(zip_longest(_types(model), _types(other))):
-        if kind != type_:
-            return f"token {number} ({_shown(mine[number])}) is of type {type_}, not {kind}"
+        return f"its tokenizer is {other.tokenizer}, but the model's is {model.tokenizer}"
+    if len(tokens) != len(other_tokens):
+        return f"it has {len(other_tokens)} tokens, but the model has {len(tokens)}"
+    for number, (token, other_token) in enumerate(zip(tokens, other_tokens, strict=True)):
+        if token != other_token:
+            return f"token {number} is {_shown(other_token)}, but the model's is {_shown(token)}"
+    for number, (token_type, other_type) in enumerate(zip_longest(_types(model), _types(other))):
+        if token_type != other_type:
+            name = _shown(tokens[number])
+            return f"token {number} ({name}) is of type {other_type}, not {token_type}"
     return ""
 
 
 def digest(header: Header) -> str:
-    """A hash of all that `difference` compares."""
+    """Return a hash of everything that `describe_difference` compares."""
     parts = [
         header.tokenizer.encode(),
         *_tokens(header),
@@ -52,14 +54,14 @@ def digest(header: Header) -> str:
 
 
 def _tokens(header: Header) -> list[bytes]:
-    found = header.metadata.get(TEXTS)
-    return found.blobs() if isinstance(found, Array) and found.kind == "string" else []
+    value = header.metadata.get(TEXTS)
+    return value.blobs() if isinstance(value, Array) and value.kind == "string" else []
 
 
 def _types(header: Header) -> list[object]:
-    """Llama.cpp reads as many as there are tokens."""
-    found = header.metadata.get(TYPES)
-    return list(found.values()) if isinstance(found, Array) and found.kind != "string" else []
+    """Return the token types; llama.cpp reads as many as there are tokens."""
+    value = header.metadata.get(TYPES)
+    return list(value.values()) if isinstance(value, Array) and value.kind != "string" else []
 
 
 def _shown(token: bytes) -> str:

@@ -1,11 +1,9 @@
-"""What a user wants guessed, in the words of the flags, and what this model, machine and cache make
-of it.
+"""Resolves --model-draft and --ngram-draft for this model, machine and cache.
 
-`auto` guesses only where nobody can tell by the text: on a CPU, with quantized K and V, every row
-of a pass has bit for bit the logits that it has alone (the start-up measurement looks), so that a
-seed gives the same text with and without guesses. With floats in the cache llama.cpp computes one
-row another way than several; near ties then fall otherwise, now and then, and whoever asks for
-guesses (`on`, or a draft model) accepts that.
+`auto` drafts only where the text cannot change: on a CPU with quantized K and V, each row of a pass
+has bit for bit the logits of a single row (measured when the model is loaded), so a seed gives the
+same text with and without drafting. With floats in the cache llama.cpp computes single rows
+differently, so near ties may be decided differently; `on` and a draft model accept that.
 """
 
 from collections.abc import Iterator
@@ -34,8 +32,8 @@ FLOATS = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """`ngram`: guess what stood behind the same words before; `model`: a smaller model's file that
-    guesses.
+    """Settings of drafting. `ngram`: guess what followed the same tokens earlier (auto, on, off).
+    `model`: file of a draft model.
     """
 
     ngram: str = "auto"
@@ -43,11 +41,11 @@ class Drafting:
 
     @property
     def asked(self) -> bool:
-        """Whether somebody asked for guesses."""
+        """Return whether the user asked for drafting."""
         return self.ngram == "on" or self.model is not None
 
     def outputs(self, options: RunOptions, gpu: bool) -> int:
-        """Rows of logits that passes will ask for: 1 where nothing can be guessed."""
+        """Return the rows of logits that passes may ask for; 1 when nothing can be drafted."""
         return MOST if self.asked or (self.ngram == "auto" and _exact(options, gpu)) else 1
 
 
@@ -55,7 +53,10 @@ NO_DRAFTING = Drafting("off")
 
 
 def parse(text: str) -> str:
-    """A value of --ngram-draft; raises UserError."""
+    """Return the value of --ngram-draft in lower case.
+
+    Raises UserError for an unknown value.
+    """
     if text.lower() not in NGRAM:
         raise UserError(
             f"ngram_draft is {text!r}", hint=f"--ngram-draft takes one of: {', '.join(NGRAM)}"
@@ -64,12 +65,14 @@ def parse(text: str) -> str:
 
 
 def on_gpu(layers: int) -> bool:
-    """Whether a GPU computes any of it."""
+    """Return whether a GPU computes any layer."""
     return layers != 0 and gpu_free() is not None
 
 
 def _exact(options: RunOptions, gpu: bool) -> bool:
-    """Whether rows of a pass may be alike at any depth; the measurement looks at a shallow one."""
+    """Return whether rows of a pass can equal single rows at any depth; the measurement covers only
+    a shallow one.
+    """
     return not gpu and options.cache_type_k not in FLOATS and options.cache_type_v not in FLOATS
 
 
@@ -82,40 +85,43 @@ def speculation(
     options: RunOptions,
     gpu_layers: int,
 ) -> Iterator[Speculation | None]:
-    """What guesses are made with over an empty context; None where they are not wanted, or cannot
-    pay.
+    """Open what drafting needs for an empty context; None when it is off or cannot pay.
 
-    The draft model is opened as the model was (`options`) and computes where the model does.
-    Raises Refusal where somebody asked for what the memory cannot do, or for another vocabulary.
+    The draft model is opened with the model's `options` and on the same devices. Raises UserError
+    when drafting was requested but the memory cannot drop tokens, and for a draft model with
+    another vocabulary.
     """
     if context.recurrent and wish.asked:
         raise UserError(
-            "guessed tokens must be taken back, and this model's recurrent state cannot",
+            "drafting needs to drop rejected tokens, "
+            "which this model's recurrent state does not support",
             hint="leave out --model-draft" if wish.model else "leave out --ngram-draft on",
         )
-    room = min(MOST, context.n_outputs, context.n_batch)
-    if wish == NO_DRAFTING or room < WIDTHS[0] or context.recurrent:
+    output_rows = min(MOST, context.n_outputs, context.n_batch)
+    if wish == NO_DRAFTING or output_rows < WIDTHS[0] or context.recurrent:
         yield None
         return
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         draft = (
-            opened.enter_context(_draft(wish.model, header, context, options, gpu_layers))
+            stack.enter_context(_draft(wish.model, header, context, options, gpu_layers))
             if wish.model
             else None
         )
-        curve = measure(context, room)
-        alike = curve.equal if _exact(options, on_gpu(gpu_layers)) else 0
-        most = room if wish.asked and not options.reproducible else alike
-        words = Vocabulary(model.piece, model.ends, model.n_vocab)
-        tools = Tools(wish.ngram == "on" or (wish.ngram == "auto" and most > 0), draft, words)
+        curve = measure(context, output_rows)
+        exact_rows = curve.equal if _exact(options, on_gpu(gpu_layers)) else 0
+        max_rows = output_rows if wish.asked and not options.reproducible else exact_rows
+        vocabulary = Vocabulary(model.piece, model.ends, model.n_vocab)
+        tools = Tools(
+            wish.ngram == "on" or (wish.ngram == "auto" and max_rows > 0), draft, vocabulary
+        )
         kinds = sorted(drafters().values(), key=lambda kind: kind.order)
-        made = tuple(drafter for kind in kinds if (drafter := kind.made(tools)))
-        guesses = Speculation(made, curve, most, alike, options.reproducible)
-        yield guesses if made and _pays(curve, most) else None
+        created = tuple(drafter for kind in kinds if (drafter := kind.made(tools)))
+        guesses = Speculation(created, curve, max_rows, exact_rows, options.reproducible)
+        yield guesses if created and _pays(curve, max_rows) else None
 
 
 def draft_options(context: ContextOptions) -> ContextOptions:
-    """What a draft model's context is made with, beside another."""
+    """Return the options of the draft model's context beside another one."""
     return ContextOptions(
         context.n_ctx,
         CHUNK,
@@ -132,31 +138,32 @@ def draft_options(context: ContextOptions) -> ContextOptions:
 def _draft(
     path: Path, header: Header, context: Context, options: RunOptions, gpu_layers: int
 ) -> Iterator[tuple[Context, Curve]]:
-    """The draft model's context and what its passes cost."""
-    other = container.read(path)
-    container.check(other)
-    refuse_other(header, other)
+    """Open the draft model's context and measure the cost of its passes."""
+    draft_header = container.read(path)
+    container.check(draft_header)
+    refuse_other(header, draft_header)
     assert options.threads
-    beside = ContextOptions(
+    main_options = ContextOptions(
         context.n_ctx,
         n_threads=options.threads,
         n_threads_batch=options.threads_batch or options.threads,
         flash_attn=options.flash_attn,
     )
-    wanted = draft_options(beside)
+    wanted = draft_options(main_options)
     gpu_layers = -1 if gpu_layers else 0
     with (
-        open_model(path, gpu_layers=gpu_layers, latent=other.latent) as model,
-        open_context(model, wanted) as made,
+        open_model(path, gpu_layers=gpu_layers, latent=draft_header.latent) as model,
+        open_context(model, wanted) as draft_context,
     ):
-        if made.recurrent:
+        if draft_context.recurrent:
             raise UserError(
-                f"{path.name} cannot draft: guessed tokens must be taken back, and its recurrent state cannot",
+                f"{path.name} cannot draft: drafting needs to drop rejected tokens, "
+                "which its recurrent state does not support",
                 hint="leave out --model-draft",
             )
-        yield made, measure(made, WIDTHS[0])
+        yield draft_context, measure(draft_context, WIDTHS[0])
 
 
 def _pays(curve: Curve, most: int) -> bool:
-    """Whether any pass would pay if all its guesses were right."""
+    """Return whether any pass would pay if all its guesses were right."""
     return any(width * curve.one > MARGIN * curve(width) for width in WIDTHS if width <= most)

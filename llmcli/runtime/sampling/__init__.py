@@ -1,4 +1,4 @@
-"""Sampling settings as one frozen value, put together from the steps of this folder.
+"""Sampling settings as one frozen value, assembled from the steps of this folder.
 
 A setting has one spelling everywhere (`min_p`): flag --min-p, `/set min_p`, TOML key, JSON field.
 """
@@ -13,15 +13,15 @@ from llmcli.errors import UserError
 from llmcli.runtime.sampling.base import Limits, Step, Values
 from quant.registry import collect
 
-RANDOM = -1  # a seed drawn anew for every answer
+RANDOM = -1  # a new seed for every answer
 SEEDS = 2**32
 SEED = Limits(RANDOM, SEEDS - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting as people see it. `flags` are further spellings on the command line, `aliases` in
-    /set.
+    """One setting as users see it. `flags`: further spellings on the command line. `aliases`:
+    further spellings in /set.
     """
 
     name: str
@@ -33,17 +33,20 @@ class Setting:
     aliases: tuple[str, ...] = ()
 
     def parse(self, value: Any) -> Any:
-        """A value typed or written by a user, checked; raises UserError naming the setting."""
+        """Check and convert a value given by a user.
+
+        Raises UserError naming the setting.
+        """
         return self.limits.parse(self.name, value, self.kind)
 
     def show(self, value: Any) -> str:
-        """A value as people write it."""
+        """Return a value as people write it."""
         return self.limits.show(value)
 
 
 @functools.cache
 def step_types() -> tuple[Any, ...]:
-    """The step classes in the order in which they run."""
+    """Return the step classes in the order in which they run."""
     return tuple(
         sorted(collect("llmcli.runtime.sampling", "STEPS").values(), key=lambda step: step.order)
     )
@@ -51,14 +54,14 @@ def step_types() -> tuple[Any, ...]:
 
 @functools.cache
 def settings() -> dict[str, Setting]:
-    """Every sampling setting by name, the seed last."""
+    """Return every sampling setting by name, the seed last."""
     table = {
         f.name: _setting(f.name, f.default, f.metadata)
         for step in step_types()
         for f in fields(step)
     }
     table["seed"] = Setting(
-        "seed", int, RANDOM, "seed of the random numbers, -1 = another each time", SEED, ("-s",)
+        "seed", int, RANDOM, "random seed, -1 = a new one for each answer", SEED, ("-s",)
     )
     return table
 
@@ -69,17 +72,17 @@ def _setting(name: str, default: Any, metadata: Mapping[str, Any]) -> Setting:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """All sampling settings: one value a step, and the seed."""
+    """All sampling settings: one value per step, and the seed."""
 
     steps: tuple[Step, ...]
     seed: int = RANDOM
 
     def __getitem__(self, name: str) -> Any:
-        """The value of one setting."""
+        """Return the value of one setting."""
         return self._values()[name]
 
     def as_dict(self) -> dict[str, Any]:
-        """Every setting and its value, in chain order, as JSON and TOML take them."""
+        """Return every setting and its value, in chain order, as JSON and TOML take them."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in self._values().items()
@@ -90,8 +93,9 @@ class Sampling:
         return {**values, "seed": self.seed}
 
     def with_values(self, values: Mapping[str, object]) -> "Sampling":
-        """These settings with some changed; raises UserError for an unknown name or a value out of
-        range.
+        """Return a copy with some settings changed.
+
+        Raises UserError for an unknown name or a value out of range.
         """
         parsed = {
             setting.name: setting.parse(value)
@@ -105,17 +109,20 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """Return whether the likeliest token is always taken."""
         return bool(self["temp"] == 0)
 
 
 def defaults() -> Sampling:
-    """llama.cpp's defaults."""
+    """Return llama.cpp's default settings."""
     return Sampling(tuple(step() for step in step_types()))
 
 
 def find(name: str) -> Setting:
-    """The setting of that name or alias; raises UserError naming the nearest."""
+    """Return the setting with that name or alias.
+
+    Raises UserError naming the nearest setting.
+    """
     wanted = name.strip().lower().replace("-", "_")
     for setting in settings().values():
         if wanted == setting.name or wanted in setting.aliases:
@@ -124,5 +131,5 @@ def find(name: str) -> Setting:
     known = ", ".join(settings())
     raise UserError(
         f"no setting called {name!r}",
-        hint=f"did you mean {near[0]}?" if near else f"there are: {known}",
+        hint=f"did you mean {near[0]}?" if near else f"the settings are: {known}",
     )

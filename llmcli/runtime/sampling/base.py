@@ -1,8 +1,8 @@
 """What a sampler step is: a frozen value whose fields are its settings, and a pure function on
 logits.
 
-A step's fields become flags, `/set` names, TOML keys and JSON fields through `setting()`; adding a
-step is one new file in this folder. The numpy form is the truth; `native` names llama.cpp's own
+A step's fields become flags, `/set` names, TOML keys and JSON fields through `setting()`. A new
+step is one new file in this folder. The numpy form is the reference; `native` names llama.cpp's
 samplers for it.
 """
 
@@ -19,26 +19,27 @@ from llmcli.errors import UserError
 Logits = NDArray[np.float32]
 Native = tuple[
     str, tuple[Any, ...]
-]  # a llama_sampler_init_* name and the arguments that a step knows
+]  # a llama_sampler_init_* name and the arguments that a step can give
 Apply = Callable[[Logits, list[int]], Logits]  # logits and the tokens so far -> new logits
-Pick = Callable[[Logits, np.random.Generator], int]  # draws one token; it may remember what it drew
+# draws one token; it may depend on what it drew before
+Pick = Callable[[Logits, np.random.Generator], int]
 
-# llama.cpp drops candidates, we write -inf. Where it counts candidates or takes logarithms of
-# probabilities (0 · log 0 is NaN there) both leave out what is less likely than this share of the
-# likeliest first.
+# llama.cpp drops candidates, llmcli writes -inf. Before candidates are counted, or logarithms of
+# probabilities taken (0 · log 0 is NaN), both drop what is less likely than this share of the
+# likeliest token.
 NOTHING = 1e-37
 
 
 @runtime_checkable
 class Learning(Protocol):
-    """A draw that goes by what it drew before, in its two halves."""
+    """A draw that depends on earlier draws, split in two."""
 
     def kept(self, logits: Logits) -> Logits:
-        """What it would draw from."""
+        """Return the logits that it would draw from."""
         ...
 
     def learn(self, kept: Logits, token: int) -> None:
-        """`token` was drawn from that."""
+        """Record that `token` was drawn from `kept`."""
         ...
 
 
@@ -49,17 +50,20 @@ class Values(Protocol):
     many: ClassVar[bool]
 
     def parse(self, name: str, value: Any, kind: type) -> Any:
-        """A value typed or written by a user, checked; raises UserError naming the setting."""
+        """Check and convert a value given by a user.
+
+        Raises UserError naming the setting.
+        """
         ...
 
     def show(self, value: Any) -> str:
-        """A value as people write it."""
+        """Return a value as people write it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Numbers between two ends, both included unless said otherwise."""
+    """Numbers between two limits, which are included unless `open_low` excludes the lower one."""
 
     low: float
     high: float
@@ -68,21 +72,26 @@ class Limits:
     many: ClassVar[bool] = False
 
     def parse(self, name: str, value: Any, kind: type) -> Any:
-        """`value` as an int or a float, whichever `kind` is."""
+        """Return `value` as `kind`, an int or a float.
+
+        Raises UserError naming the setting.
+        """
         try:
             number = kind(value)
             if isinstance(value, bool) or (
                 isinstance(value, float) and number != value and number == number
             ):
-                raise ValueError(value)  # 4.7 is no whole number, and true no number
+                raise ValueError(value)  # 4.7 is not a whole number, and true is not a number
         except (TypeError, ValueError, OverflowError):
-            what = "a whole number" if kind is int else "a number"
-            raise UserError(f"{name} is {value!r}", hint=f"{name} takes {what} {self}") from None
+            expected = "a whole number" if kind is int else "a number"
+            raise UserError(
+                f"{name} is {value!r}", hint=f"{name} takes {expected} {self}"
+            ) from None
         self.check(name, number)
         return number
 
     def check(self, name: str, value: float) -> None:
-        """Raise UserError when `value` is outside (or not a number)."""
+        """Raise UserError when `value` is outside the limits or not a number."""
         inside = self.low <= value <= self.high and not (self.open_low and value == self.low)
         if not inside:
             flag = name.replace("_", "-")
@@ -100,15 +109,15 @@ class Limits:
 
 
 def _plain(number: float) -> str:
-    """A number as people write it: 4294967295, not 4.29497e+09."""
+    """Return a number as people write it: 4294967295, not 4.29497e+09."""
     return str(int(number)) if number == number // 1 else f"{number:g}"
 
 
 def setting(
     default: Any, help: str, limits: Values, *flags: str, aliases: tuple[str, ...] = ()
 ) -> Any:
-    """A field of a step. `flags` are further spellings beside --name, `aliases` other tools' names
-    for /set.
+    """Return a dataclass field for a setting of a step. `flags`: further spellings besides --name.
+    `aliases`: other tools' names, for /set.
     """
     return field(
         default=default,
@@ -117,7 +126,7 @@ def setting(
 
 
 class Words(Protocol):
-    """What a step may ask of a vocabulary."""
+    """What a step may need of a vocabulary."""
 
     @property
     def size(self) -> int: ...
@@ -130,7 +139,7 @@ class Step(ABC):
     """One step of the chain: a frozen dataclass of its settings.
 
     `order` follows llama.cpp's default: bias, penalties, DRY, top-k, typical, top-p, min-p, XTC,
-    temperature. `reorders`: another token may become the likeliest, so that the step counts even at
+    temperature. `reorders`: the step may change which token is the likeliest, so it applies even at
     temperature 0, where the likeliest is always taken.
     """
 
@@ -142,37 +151,40 @@ class Step(ABC):
     @property
     @abstractmethod
     def neutral(self) -> bool:
-        """Whether these settings change nothing."""
+        """Return whether these settings have no effect."""
 
     @property
     def chance(self) -> float:
-        """How often the step is taken at all; a coin is thrown for each token."""
+        """Return the probability that the step applies; decided anew for each token."""
         return 1.0
 
     @abstractmethod
     def __call__(self, logits: Logits, tokens: list[int]) -> Logits:
-        """New logits [n_vocab]; a dropped token is -inf; at least one token stays."""
+        """Return new logits; a dropped token is -inf, and at least one token stays.
+
+        Shapes: logits `[n_vocab]`, result `[n_vocab]`.
+        """
 
     def bound(self, words: Words) -> Apply:
-        """This step for one vocabulary; most need nothing of it."""
+        """Return this step for one vocabulary; most steps do not need it."""
         return self
 
     def native(self) -> tuple[Native, ...] | None:
-        """llama.cpp's samplers of the same meaning; None where it has none, and the chain runs in
+        """Return llama.cpp's equivalent samplers, or None when there are none and the chain runs in
         numpy.
         """
         return None
 
 
 class Selector(Step):
-    """A last step that draws the token itself and remembers what it drew."""
+    """A last step that draws the token itself and depends on earlier draws."""
 
     __slots__ = ()
 
     @abstractmethod
     def before(self, steps: Sequence[Step]) -> list[Step]:
-        """What of the other steps still runs in front of it."""
+        """Return the steps that run before this one."""
 
     @abstractmethod
     def start(self) -> Pick:
-        """The draw of one sequence, with a memory of its own."""
+        """Return the draw of one sequence, with a memory of its own."""

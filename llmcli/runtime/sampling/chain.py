@@ -1,7 +1,7 @@
-"""Drawing one token from one row of logits, for one sequence.
+"""Draws one token from one row of logits, for one sequence.
 
-The numpy chain is the truth. Where every step has a native form the same chain runs inside
-llama.cpp (tested equal on fixed logits); the likeliest token is one argmax and needs neither.
+The numpy chain is the reference. When every step has a native form, the same chain runs inside
+llama.cpp (tested equal on fixed logits); the likeliest token is an argmax and needs neither.
 """
 
 import secrets
@@ -16,21 +16,23 @@ from llmcli.runtime.sampling.truncate import pick, probabilities
 
 
 class Row(Protocol):
-    """One row of a forward pass; reading its logits is not free."""
+    """One row of a forward pass. Reading its logits is not free."""
 
     @property
     def logits(self) -> Logits: ...
 
     def log_sum(self, near: float) -> float:
-        """log Σ exp over the whole vocabulary; quickest where `near` is about the largest logit."""
+        """Return the log of the sum of exp(logits). Fastest when `near` is close to the largest
+        logit.
+        """
         ...
 
 
 class Chain(Protocol):
-    """Draws tokens for one sequence; it may remember what it drew."""
+    """Draws tokens for one sequence; it may depend on what it drew before."""
 
     def draw(self, row: Row, tokens: list[int]) -> int:
-        """The next token after `tokens` (prompt and answer so far)."""
+        """Return the next token after `tokens` (prompt and answer so far)."""
         ...
 
     def close(self) -> None: ...
@@ -38,25 +40,28 @@ class Chain(Protocol):
 
 @runtime_checkable
 class Choosing(Chain, Protocol):
-    """A chain that can draw from a few tokens without the others being looked at."""
+    """A chain that can draw from a few tokens without scanning the others."""
 
     def draw_among(self, row: Row, few: NDArray[np.int64], tokens: list[int]) -> int:
-        """The token that draw() would take, were all but `few` impossible."""
+        """Return the token that draw() would return if all but `few` were impossible.
+
+        Shapes: few `[tokens]` (token ids).
+        """
         ...
 
 
 @runtime_checkable
 class Summing(Chain, Protocol):
-    """A chain that looks at a row once for its log-sum and for the draw."""
+    """A chain that scans a row once for its log-sum and for the draw."""
 
     def log_sum(self, row: Row, near: float) -> float:
-        """row.log_sum(near). draw() must follow, with the same row, not written to."""
+        """Return row.log_sum(near). draw() must follow with the same, unchanged row."""
         ...
 
 
 class NativeChains(Protocol):
-    """What the binding offers: a chain of llama.cpp samplers, and the likeliest token of a row as
-    it is.
+    """What the binding offers: chains of llama.cpp samplers, and one for the likeliest token of an
+    unchanged row.
     """
 
     def chain(self, steps: list[Native], seed: int) -> Chain: ...
@@ -65,7 +70,7 @@ class NativeChains(Protocol):
 
 
 class Greedy:
-    """The likeliest token after `steps`; of equals the one with the lowest id, as llama.cpp."""
+    """Draws the likeliest token after `steps`; among equals the lowest id, like llama.cpp."""
 
     def __init__(self, steps: list[Apply]) -> None:
         self.steps = steps
@@ -77,11 +82,13 @@ class Greedy:
         return int(logits.argmax())
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are used."""
 
 
 class NumpyChain:
-    """The steps one after the other, each with its chance, then one draw from what is left."""
+    """Applies the steps one after another, each with its probability, then draws from the remaining
+    tokens.
+    """
 
     def __init__(self, steps: list[tuple[Apply, float]], seed: int, last: Pick = pick) -> None:
         self.steps, self.last, self.random = steps, last, np.random.default_rng(seed)
@@ -91,7 +98,7 @@ class NumpyChain:
         return self.last(self._left(row, tokens), self.random)
 
     def _left(self, row: Row, tokens: list[int]) -> Logits:
-        """What is left to draw from, the coins thrown."""
+        """Return the logits after all steps, with the random decisions made."""
         logits = row.logits
         for step, chance in self.steps:
             if chance == 1 or self.random.random() < chance:
@@ -99,29 +106,29 @@ class NumpyChain:
         return logits
 
     def probabilities(self, row: Row, tokens: list[int]) -> Logits:
-        """Instead of a draw, its distribution [n_vocab], the coins thrown; `took` then hears what
-        came of it.
+        """Return the distribution `[n_vocab]` instead of drawing, with the random decisions made.
+        Call `record_draw` with the drawn token.
         """
-        left = self._left(row, tokens)
-        self._kept = self.last.kept(left) if isinstance(self.last, Learning) else left
+        logits = self._left(row, tokens)
+        self._kept = self.last.kept(logits) if isinstance(self.last, Learning) else logits
         return probabilities(self._kept)
 
     def took(self, token: int) -> None:
-        """`token` was drawn from those probabilities."""
+        """Record that `token` was drawn from the last distribution."""
         if self._kept is not None and isinstance(self.last, Learning):
             self.last.learn(self._kept, token)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are used."""
 
 
 def concrete_seed(seed: int) -> int:
-    """`seed`, or a fresh random one for -1; what the answer reports, so that it can be had again."""
+    """Return `seed`, or a random one for -1. The answer reports it, so that it can be repeated."""
     return secrets.randbelow(SEEDS) if seed == RANDOM else seed
 
 
 def make_chain(sampling: Sampling, seed: int, native: NativeChains | None, words: Words) -> Chain:
-    """The fastest chain for these settings; `native` None keeps to numpy."""
+    """Return the fastest chain for these settings; `native` None uses numpy."""
     steps = [step for step in sampling.steps if not step.neutral]
     selector = next((step for step in steps if isinstance(step, Selector)), None)
     if selector:
@@ -129,8 +136,9 @@ def make_chain(sampling: Sampling, seed: int, native: NativeChains | None, words
     if sampling.greedy:
         reordering = [step.bound(words) for step in steps if step.reorders]
         return Greedy(reordering) if reordering or not native else native.greedy()
-    named = [step.native() for step in (*steps, selector) if step]
-    if native and all(named):
-        return native.chain([part for parts in named if parts for part in parts], seed)
-    last = selector.start() if selector else pick
-    return NumpyChain([(step.bound(words), step.chance) for step in steps], seed, last)
+    native_steps = [step.native() for step in (*steps, selector) if step]
+    if native and all(native_steps):
+        samplers = [sampler for group in native_steps if group for sampler in group]
+        return native.chain(samplers, seed)
+    draw = selector.start() if selector else pick
+    return NumpyChain([(step.bound(words), step.chance) for step in steps], seed, draw)

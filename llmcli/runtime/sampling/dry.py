@@ -1,8 +1,8 @@
-"""DRY: the longer a repetition has become, the less likely the token that would go on with it.
+"""DRY: the longer a repetition is, the less likely the token that would continue it.
 
-After llama.cpp's sampler of that name (src/llama-sampler.cpp, from koboldcpp). The breakers are its
-default ones: a repetition does not reach across a token with one of them in its text, and such a
-token is free.
+Follows llama.cpp's sampler (src/llama-sampler.cpp, from koboldcpp). The sequence breakers are its
+defaults: a repetition does not reach across a token with one of them in its text, and such a token
+has no penalty.
 """
 
 from collections.abc import Container
@@ -15,27 +15,27 @@ import numpy as np
 from llmcli.runtime.sampling.base import Apply, Limits, Logits, Native, Step, Words, setting
 
 BREAKERS = (b"\n", b":", b'"', b"*")
-LOG_LARGEST = np.float32(88.7228391)  # log of the largest float: what the exponent is held below
+LOG_LARGEST = np.float32(88.7228391)  # log of the largest float, an upper limit of the exponent
 FAR = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Dry(Step):
-    """Subtract multiplier · base ^ (length − allowed) from the token that would lengthen a
-    repetition.
+    """Subtracts multiplier · base ^ (length − allowed) from the logit of a token that would
+    lengthen a repetition.
     """
 
     dry_multiplier: float = setting(
-        0.0, "how strongly repeated phrases are punished, 0 = off", Limits(0, 100)
+        0.0, "strength of the penalty on repeated phrases, 0 = off", Limits(0, 100)
     )
     dry_base: float = setting(
-        1.75, "what each further repeated token multiplies that by", Limits(1, 100)
+        1.75, "factor of that penalty for each further repeated token", Limits(1, 100)
     )
     dry_allowed_length: int = setting(
-        2, "repetitions of this many tokens are still free", Limits(0, FAR)
+        2, "repetitions of up to this many tokens have no penalty", Limits(0, FAR)
     )
     dry_penalty_last_n: int = setting(
-        64, "how many tokens back repetitions are looked for, 0 = off", Limits(0, FAR)
+        64, "search the last N tokens for repetitions, 0 = off", Limits(0, FAR)
     )
     name: ClassVar[str] = "dry"
     order: ClassVar[int] = 15
@@ -56,12 +56,15 @@ class Dry(Step):
         return partial(self.punished, breakers=breakers)
 
     def punished(self, logits: Logits, tokens: list[int], breakers: Container[int]) -> Logits:
-        """New logits; `breakers` are the tokens over which no repetition reaches."""
+        """Return new logits; `breakers` are the tokens that end a repetition.
+
+        Shapes: logits `[n_vocab]`, result `[n_vocab]`.
+        """
         if self.neutral:
             return logits
         lengths = {
-            token: n
-            for token, n in self._repeats(tokens, breakers).items()
+            token: length
+            for token, length in self._repeats(tokens, breakers).items()
             if token not in breakers
         }
         if not lengths:
@@ -78,9 +81,7 @@ class Dry(Step):
         return out
 
     def _repeats(self, tokens: list[int], breakers: Container[int]) -> dict[int, int]:
-        """For each token that would lengthen a repetition: how many tokens the longest one has
-        already.
-        """
+        """Return for each token that would lengthen a repetition the length of the longest one."""
         back = tokens[: -self.dry_penalty_last_n - 1 : -1]  # newest first
         if len(back) <= self.dry_allowed_length:
             return {}
@@ -92,7 +93,7 @@ class Dry(Step):
             length = min(length, reach)
             if (
                 age and length >= self.dry_allowed_length
-            ):  # the end of the text stands `age` tokens earlier, too
+            ):  # the end of the text also appears `age` tokens earlier
                 follower = back[age - 1]
                 longest[follower] = max(length, longest.get(follower, 0))
         return longest
@@ -108,21 +109,21 @@ class Dry(Step):
 
 
 def _matches(tokens: list[int]) -> list[int]:
-    """For each place, how many tokens from there on equal those at the beginning (the Z function,
-    linear).
+    """Return for each position how many tokens from there on equal those at the beginning (the Z
+    function, in linear time).
     """
     count = len(tokens)
     lengths = [0] * count
     start = stop = (
         0  # the match that reaches furthest: tokens[start:stop] == tokens[: stop - start]
     )
-    for place in range(1, count):
-        length = min(lengths[place - start], stop - place) if place < stop else 0
-        while place + length < count and tokens[length] == tokens[place + length]:
+    for position in range(1, count):
+        length = min(lengths[position - start], stop - position) if position < stop else 0
+        while position + length < count and tokens[length] == tokens[position + length]:
             length += 1
-        lengths[place] = length
-        if place + length > stop:
-            start, stop = place, place + length
+        lengths[position] = length
+        if position + length > stop:
+            start, stop = position, position + length
     return lengths
 
 

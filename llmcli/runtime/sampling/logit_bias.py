@@ -1,4 +1,4 @@
-"""Logit bias: single tokens made likelier, less likely, or impossible, in llama-cli's words."""
+"""Logit bias: makes single tokens likelier, less likely or impossible, in llama-cli's syntax."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -20,14 +20,16 @@ OFF = ("", "none", "off")
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """`15043+1` and the like: a token's id, a sign, a number; -inf forbids the token."""
+    """Biases such as `15043+1`: a token id, a sign and a number; -inf forbids the token."""
 
     metavar: ClassVar[str] = "TOKEN_ID(+/-)BIAS"
     many: ClassVar[bool] = True
 
     def parse(self, name: str, value: Any, kind: type) -> tuple[str, ...]:
-        """A text of one or several, a list of them, or a table of ids and numbers (as the OpenAI
-        API has it).
+        """Return the biases of a text with one or several, a list of them, or a table of ids and
+        numbers (as in the OpenAI API).
+
+        Raises UserError naming the setting.
         """
         if isinstance(value, str):
             value = [] if value.strip().lower() in OFF else value.replace(",", " ").split()
@@ -41,16 +43,16 @@ class Biases:
         return tuple(self._one(name, entry) for entry in value)
 
     def _one(self, name: str, entry: Any) -> str:
-        found = FORM.fullmatch(entry) if isinstance(entry, str) else None
-        if not found:
+        match = FORM.fullmatch(entry) if isinstance(entry, str) else None
+        if not match:
             raise self._wrong(name, entry)
-        token, sign, amount = int(found[1]), found[2], float(found[3])
+        token, sign, amount = int(match[1]), match[2], float(match[3])
         if amount > MOST and (sign, amount) != ("-", float("inf")):
             raise UserError(
                 f"the bias in {name} {entry} is too large",
                 hint=f"at most {MOST:g}, or -inf to forbid it",
             )
-        return f"{token}{sign}{found[3].lower()}"
+        return f"{token}{sign}{match[3].lower()}"
 
     def _wrong(self, name: str, entry: object) -> UserError:
         flag = name.replace("_", "-")
@@ -67,7 +69,7 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class LogitBias(Step):
-    """Add a number to the logits of single tokens; several for one token add up."""
+    """Adds a number to the logits of single tokens; several biases of one token add up."""
 
     logit_bias: tuple[str, ...] = setting(
         (),
@@ -97,25 +99,25 @@ class LogitBias(Step):
 
 @cache
 def pairs(texts: tuple[str, ...]) -> tuple[tuple[int, float], ...]:
-    """Token ids and what is added to their logits, from checked texts."""
-    found = [FORM.fullmatch(text) for text in texts]
-    return tuple((int(one[1]), float(one[2] + one[3])) for one in found if one)
+    """Return token ids and the numbers added to their logits, from checked texts."""
+    matches = [FORM.fullmatch(text) for text in texts]
+    return tuple((int(match[1]), float(match[2] + match[3])) for match in matches if match)
 
 
 def check(texts: tuple[str, ...], n_vocab: int) -> None:
-    """Raise UserError where a bias names a token that is not in the vocabulary, or leaves none to
-    draw.
+    """Raise UserError when a bias names a token outside the vocabulary, or when every token is
+    forbidden.
     """
     biases = pairs(texts)
     for token, _ in biases:
         if token >= n_vocab:
             raise UserError(
-                f"logit_bias names token {token}, the vocabulary ends at {n_vocab - 1}",
+                f"logit_bias names token {token}, but the vocabulary ends at {n_vocab - 1}",
                 hint="run --json shows the ids of a model's tokens",
             )
     if len({token for token, bias in biases if bias == -np.inf}) == n_vocab:
         raise UserError(
-            "logit_bias forbids every token of the vocabulary", hint="leave some of them out"
+            "logit_bias forbids every token of the vocabulary", hint="forbid fewer tokens"
         )
 
 

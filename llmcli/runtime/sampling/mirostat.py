@@ -1,8 +1,8 @@
-"""Mirostat: keep the surprise of the text near a target, by truncating more or less (Basu et al.
+"""Mirostat: keeps the surprise of the text near a target by truncating more or less (Basu et al.
 2021).
 
-After llama.cpp (src/llama-sampler.cpp, common/sampling.cpp): it takes the place of penalties, DRY,
-truncation, XTC and dynamic temperature; the bias and the temperature stay, which at 0 takes the
+As in llama.cpp (src/llama-sampler.cpp, common/sampling.cpp) it replaces penalties, DRY, truncation,
+XTC and dynamic temperature. The bias and the temperature still apply; temperature 0 takes the
 likeliest token.
 """
 
@@ -17,27 +17,33 @@ from llmcli.runtime.sampling.logit_bias import LogitBias
 from llmcli.runtime.sampling.temperature import Temperature
 from llmcli.runtime.sampling.truncate import only, pick, probabilities
 
-ESTIMATE = 100  # of the likeliest tokens, from which version 1 estimates the exponent of Zipf's law
+ESTIMATE = 100  # likeliest tokens from which version 1 estimates the exponent of Zipf's law
 
 
 @dataclass(frozen=True, slots=True)
 class Mirostat(Selector):
-    """Draw from the tokens whose surprise is below mu, then move mu by how far the draw was from
+    """Draw from the tokens whose surprise is below mu, then adjust mu by the draw's distance from
     the target.
 
-    The call is the first cut of an answer, at mu = 2 · tau.
+    Calling the step gives the first truncation of an answer, at mu = 2 · tau.
     """
 
-    mirostat: int = setting(0, "hold the text's surprise: version 1 or 2, 0 = off", Limits(0, 2))
+    mirostat: int = setting(
+        0, "mirostat version 1 or 2: keeps surprise near a target, 0 = off", Limits(0, 2)
+    )
     mirostat_tau: float = setting(
         5.0,
-        "mirostat's target: bits of surprise a token",
+        "mirostat's target surprise, in bits per token",
         Limits(0, 100),
         "--mirostat-ent",
         aliases=("mirostat_ent",),
     )
     mirostat_eta: float = setting(
-        0.1, "how fast mirostat learns", Limits(0, 1), "--mirostat-lr", aliases=("mirostat_lr",)
+        0.1,
+        "mirostat's learning rate",
+        Limits(0, 1),
+        "--mirostat-lr",
+        aliases=("mirostat_lr",),
     )
     name: ClassVar[str] = "mirostat"
     order: ClassVar[int] = 70
@@ -58,7 +64,10 @@ class Mirostat(Selector):
         return self.cut(logits, 2 * self.mirostat_tau)
 
     def cut(self, logits: Logits, mu: float) -> Logits:
-        """What is left at this mu, in bits; always the likeliest token."""
+        """Return the logits truncated at mu, in bits; the likeliest token always stays.
+
+        Shapes: logits `[n_vocab]`, result `[n_vocab]`.
+        """
         if self.neutral:
             return logits
         alive = np.flatnonzero(np.isfinite(logits))
@@ -74,8 +83,8 @@ class Mirostat(Selector):
         return Surprise(self)
 
     def native(self) -> tuple[Native, ...] | None:
-        # Version 1 of llama.cpp turns a float beyond its range into an int: where the text stays
-        # surer than tau for some hundred tokens, it takes the likeliest token ever after.
+        # llama.cpp's version 1 converts a float out of range to an int: when the text stays below
+        # tau for hundreds of tokens, it takes the likeliest token from then on.
         return (
             (("mirostat_v2", (self.mirostat_tau, self.mirostat_eta)),)
             if self.mirostat == 2
@@ -84,7 +93,7 @@ class Mirostat(Selector):
 
 
 class Surprise:
-    """One sequence's draws; `mu` is the surprise, in bits, up to which tokens are kept."""
+    """The draws of one sequence. `mu`: the surprise in bits up to which tokens are kept."""
 
     def __init__(self, step: Mirostat) -> None:
         self.step, self.mu = step, 2 * step.mirostat_tau
@@ -96,11 +105,11 @@ class Surprise:
         return token
 
     def kept(self, logits: Logits) -> Logits:
-        """What is left at the present mu."""
+        """Return the logits truncated at the present mu."""
         return self.step.cut(logits, self.mu)
 
     def learn(self, kept: Logits, token: int) -> None:
-        """Move mu after `token` was drawn from `kept`."""
+        """Adjust mu after `token` was drawn from `kept`."""
         alive = kept[np.isfinite(kept)]
         surprise = np.log2(np.exp(alive - alive.max()).sum()) - (
             kept[token] - alive.max()
@@ -109,7 +118,7 @@ class Surprise:
 
 
 def _zipf_count(alive: Logits, n_vocab: int, mu: float) -> int:
-    """How many of the likeliest tokens version 1 keeps (formulas 2 and 3 of the paper)."""
+    """Return how many of the likeliest tokens version 1 keeps (formulas 2 and 3 of the paper)."""
     size = min(ESTIMATE, len(alive))
     top = -np.sort(-np.partition(alive, -size)[-size:].astype(np.float64))
     if size < 2:

@@ -1,4 +1,4 @@
-"""Penalties on tokens that were there before (llama.cpp's penalties sampler; CTRL, Keskar et al.
+"""Penalties on tokens that occurred already (llama.cpp's penalties sampler; CTRL, Keskar et al.
 2019).
 """
 
@@ -15,19 +15,19 @@ SIGNED = Limits(-100, 100)
 
 @dataclass(frozen=True, slots=True)
 class Penalties(Step):
-    """Make the last `repeat_last_n` tokens (prompt included) less likely."""
+    """Makes the last `repeat_last_n` tokens (including the prompt) less likely."""
 
     repeat_penalty: float = setting(
         1.0, "divide the logits of recent tokens by this, 1 = off", Limits(0, 100, open_low=True)
     )
     repeat_last_n: int = setting(
-        64, "how many tokens back the penalties look", Limits(0, 1_000_000)
+        64, "apply the penalties to the last N tokens, 0 = off", Limits(0, 1_000_000)
     )
     presence_penalty: float = setting(
-        0.0, "subtract this from tokens that were there, 0 = off", SIGNED
+        0.0, "subtract this from logits of tokens that occurred, 0 = off", SIGNED
     )
     frequency_penalty: float = setting(
-        0.0, "subtract this once for each time a token was there, 0 = off", SIGNED
+        0.0, "subtract this for each time a token occurred, 0 = off", SIGNED
     )
     name: ClassVar[str] = "penalties"
     order: ClassVar[int] = 10

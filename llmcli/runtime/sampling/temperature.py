@@ -1,5 +1,5 @@
-"""Temperature: how bold the draw is, the same for every token or by the model's own doubt (dynamic
-temperature).
+"""Temperature: how flat the distribution is, the same for every token or depending on the entropy
+(dynamic temperature).
 """
 
 from dataclasses import dataclass
@@ -9,27 +9,27 @@ import numpy as np
 
 from llmcli.runtime.sampling.base import NOTHING, Limits, Logits, Native, Step, setting
 
-COLDEST = 1e-6  # logits divided by less may overflow, and llama.cpp then takes any token
+COLDEST = 1e-6  # dividing logits by less may overflow, and llama.cpp would then take any token
 
 
 @dataclass(frozen=True, slots=True)
 class Temperature(Step):
-    """Divide the logits by `temp`; 0 takes the likeliest token, exactly.
+    """Divides the logits by `temp`; 0 takes exactly the likeliest token.
 
-    With a range the temperature lies between temp − range and temp + range, by the entropy of what
-    is left: low + (high − low) · (entropy / largest possible entropy) ^ exponent (llama.cpp's
-    temp-ext).
+    With a range the temperature is between temp − range and temp + range, depending on the entropy
+    of the remaining tokens: low + (high − low) · (entropy / largest possible entropy) ^ exponent
+    (llama.cpp's temp-ext).
     """
 
     temp: float = setting(
         0.8, "temperature, 0 = always the likeliest token", Limits(0, 100), aliases=("temperature",)
     )
     dynatemp_range: float = setting(
-        0.0, "vary the temperature by up to this with the model's doubt", Limits(0, 100)
+        0.0, "vary the temperature by up to this with the entropy, 0 = off", Limits(0, 100)
     )
     dynatemp_exponent: float = setting(
         1.0,
-        "how doubt becomes temperature",
+        "exponent from entropy to temperature",
         Limits(0, 100),
         "--dynatemp-exp",
         aliases=("dynatemp_exp",),

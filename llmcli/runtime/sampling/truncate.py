@@ -34,8 +34,8 @@ class TopK(Step):
 
 @dataclass(frozen=True, slots=True)
 class Typical(Step):
-    """Keep the tokens whose surprise is nearest to the entropy (Meister et al. 2022), up to mass
-    `typical`.
+    """Keep the tokens whose surprise is nearest to the entropy, up to a total probability of
+    `typical` (Meister et al. 2022).
     """
 
     typical: float = setting(
@@ -64,11 +64,13 @@ class Typical(Step):
 
 @dataclass(frozen=True, slots=True)
 class TopP(Step):
-    """Keep the likeliest tokens that together reach probability p (nucleus sampling, Holtzman et
-    al. 2020).
+    """Keep the likeliest tokens that together reach the probability `top_p` (nucleus sampling,
+    Holtzman et al. 2020).
     """
 
-    top_p: float = setting(0.95, "keep the likeliest tokens up to this probability, 1 = all", SHARE)
+    top_p: float = setting(
+        0.95, "keep the likeliest tokens up to this total probability, 1 = all", SHARE
+    )
     name: ClassVar[str] = "top_p"
     order: ClassVar[int] = 40
 
@@ -114,25 +116,34 @@ class MinP(Step):
 
 
 def probabilities(logits: Logits) -> Logits:
-    """Softmax, float32 [n]."""
+    """Return the softmax.
+
+    Shapes: logits `[n]`, result float32 `[n]`.
+    """
     p = np.exp(logits - logits.max())
     return np.asarray(p / p.sum(), np.float32)
 
 
 def only(logits: Logits, keep: np.ndarray) -> Logits:
-    """The logits of the tokens in `keep`, -inf elsewhere."""
+    """Return the logits of the tokens in `keep`, and -inf for all others.
+
+    Shapes: logits `[n_vocab]`, keep `[tokens]` (token ids), result `[n_vocab]`.
+    """
     out = np.full_like(logits, -np.inf)
     out[keep] = logits[keep]
     return out
 
 
 def pick(logits: Logits, random: np.random.Generator) -> int:
-    """One token, drawn by its probability."""
+    """Draw one token with the probability that the logits give it.
+
+    Shapes: logits `[n_vocab]`.
+    """
     alive = np.flatnonzero(np.isfinite(logits))
     assert len(alive), "every candidate was dropped"
     reached = np.cumsum(probabilities(logits[alive]), dtype=np.float64)
-    place = np.searchsorted(reached, random.random() * reached[-1], side="right")
-    return int(alive[min(place, len(alive) - 1)])
+    index = np.searchsorted(reached, random.random() * reached[-1], side="right")
+    return int(alive[min(index, len(alive) - 1)])
 
 
 STEPS = (TopK, Typical, TopP, MinP)

@@ -1,4 +1,6 @@
-"""Exclude top choices (XTC): now and then leave out the obvious (llama.cpp src/llama-sampler.cpp)."""
+"""Exclude top choices (XTC): sometimes leaves out the likeliest tokens (llama.cpp
+src/llama-sampler.cpp).
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,17 +13,17 @@ from llmcli.runtime.sampling.truncate import probabilities
 
 @dataclass(frozen=True, slots=True)
 class XTC(Step):
-    """With `xtc_probability`, drop every token at or above `xtc_threshold` but the least likely of
-    them.
+    """With `xtc_probability`, drop every token at or above `xtc_threshold` except the least likely
+    of them.
 
-    The call is what happens when the coin falls so; the coin is the chain's.
+    Calling the step always drops them; the chain decides at random whether it is called.
     """
 
     xtc_probability: float = setting(
-        0.0, "how often the likeliest tokens are left out, 0 = never", Limits(0, 1)
+        0.0, "how often to leave out the likeliest tokens, 0 = never", Limits(0, 1)
     )
     xtc_threshold: float = setting(
-        0.1, "probability from which a token is left out, above 0.5 = off", Limits(0, 1)
+        0.1, "leave out tokens from this probability on, above 0.5 = off", Limits(0, 1)
     )
     name: ClassVar[str] = "xtc"
     order: ClassVar[int] = 55
@@ -30,7 +32,7 @@ class XTC(Step):
     def neutral(self) -> bool:
         return (
             self.xtc_probability == 0 or self.xtc_threshold > 0.5
-        )  # two tokens above a half there cannot be
+        )  # no two tokens can have more than a half
 
     @property
     def chance(self) -> float:

@@ -1,4 +1,4 @@
-"""How rows of logits become an answer: one file a strategy, one object a request."""
+"""How rows of logits become an answer: one file per strategy, one object per request."""
 
 import functools
 
@@ -8,5 +8,5 @@ from quant.registry import collect
 
 @functools.cache
 def strategies() -> dict[str, type[Strategy]]:
-    """Every strategy by name."""
+    """Return every strategy by name."""
     return collect("llmcli.runtime.strategies", "STRATEGIES")

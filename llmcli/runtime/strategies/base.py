@@ -1,7 +1,7 @@
-"""What a strategy is: it reads rows of logits and says what the next pass computes.
+"""What a strategy is: it reads rows of logits and decides what the next pass computes.
 
-The engine computes the prompt, in chunks, in the request's own slot; from the prompt's last row on
-the strategy decides. It owns no cells: the ledger, which is asked for every change, does.
+The engine computes the prompt in the request's own slot; from the last row of the prompt on, the
+strategy decides. The ledger owns the cells and is asked for every change.
 """
 
 import functools
@@ -24,8 +24,8 @@ from llmcli.types import Event, Finish
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What is asked of a model: a token's bytes, whether it ends the answer, and how many there
-    are.
+    """What a strategy needs of a model: the bytes of a token, whether it ends the answer, and the
+    number of tokens.
     """
 
     piece: Callable[[int], bytes]
@@ -35,10 +35,12 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What guesses are made with: drafters, the one to ask first standing first, the price of a
-    pass by its rows, and the most rows a pass may have; `alike`: the most that have bit for bit the
-    logits of single ones. `reproducible`: what is drawn must not depend on what was guessed, nor on
-    how fast.
+    """What drafts are made with.
+
+    - `drafters`: in the order in which they are asked. `curve`: the cost of a pass by its rows.
+    - `max_rows`: rows of a pass. `exact_rows`: rows up to which each has, bit for bit, the logits
+      of a single row.
+    - `reproducible`: the answer must not depend on the guesses or on measured speed.
     """
 
     drafters: tuple[Drafter, ...]
@@ -53,8 +55,8 @@ NOTHING = Speculation((), Curve({1: 1.0}), 1)
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a strategy works with; `native` None keeps its sampling to numpy, `speculation` None
-    guesses nothing.
+    """What a strategy works with. `native` None samples with numpy; `speculation` None drafts
+    nothing.
     """
 
     vocabulary: Vocabulary
@@ -64,15 +66,15 @@ class Means:
 
 
 class Strategy(Protocol):
-    """How one request is answered; made when it is submitted, alive until it is finished."""
+    """How one request is answered; created when it is submitted and used until it is finished."""
 
     name: ClassVar[str]
-    slots: int  # llama.cpp sequence ids it needs: the prompt's own and `Sequence.spare`
+    slots: int  # llama.cpp sequence ids that it needs: the prompt's own and `Sequence.branch_slots`
 
     def __init__(self, request: Request, seed: int, means: Means) -> None: ...
 
     def pending(self) -> list[tuple[int, int]]:
-        """(slot, token) of each row of the next pass, where every token of the sequence is
+        """Return (slot, token) of each row of the next pass, when all tokens of the sequence are
         computed.
         """
         ...
@@ -80,45 +82,45 @@ class Strategy(Protocol):
     def accept(
         self, sequence: Sequence, rows: Iterator[Row], spent: float
     ) -> tuple[list[Event], Finish | None]:
-        """Read the rows of a pass that took `spent` seconds: the tokens that came of it, and how
-        the answer ends.
+        """Read the rows of a pass that took `spent` seconds. Return the events of the new tokens,
+        and the finish if the answer ends.
         """
         ...
 
     def shortened(self, sequence: Sequence) -> None:
-        """The context was full, and some tokens have left the sequence; asked where `slots` is 1."""
+        """React to tokens that were dropped from a full context; called when `slots` is 1."""
         ...
 
     def make_way(self, sequence: Sequence, cells: int) -> None:
-        """The context is full, and it may have `cells` of it; asked where `slots` is more than 1."""
-        ...
-
-    def restart(self, sequence: Sequence) -> None:
-        """Others need its cells: it begins anew once there is room; asked where `slots` is more
-        than 1.
+        """Drop tokens from a full context, of which the sequence may use `cells`; called when
+        `slots` is more than 1.
         """
         ...
 
+    def restart(self, sequence: Sequence) -> None:
+        """Start again, because other requests need the cells; called when `slots` is above 1."""
+        ...
+
     def finish(self, sequence: Sequence, finish: Finish) -> str:
-        """The answer ends, for whatever reason: what is still to be shown. Only `sequence.slot`
-        stays claimed.
+        """End the answer and return the text that was held back. Only `sequence.slot` stays
+        claimed.
         """
         ...
 
 
 @functools.lru_cache(maxsize=4)
 def end_tokens(vocabulary: Vocabulary) -> NDArray[np.int64]:
-    """Every token that ends an answer."""
+    """Return every token that ends an answer, `[end tokens]`."""
     return np.array([token for token in range(vocabulary.size) if vocabulary.ends(token)], np.int64)
 
 
 def refuse_nan(row: Row) -> None:
-    """Raise UserError where a damaged file makes no numbers; asked once an answer, it shows at
-    once.
+    """Raise UserError when a row contains NaN. Checked once per answer, because damaged weights
+    show in the first row.
     """
     logits = row.logits
     if (logits != logits).any():
         raise UserError(
             "the model computes no numbers (NaN): its weights are damaged",
-            hint="fetch the file again, or make it anew",
+            hint="download or convert the file again",
         )

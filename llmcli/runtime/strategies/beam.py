@@ -1,17 +1,16 @@
-"""Beam search: the k likeliest answers are followed at once, on cells that they share.
+"""Beam search: the k likeliest answers are extended at once, on shared cells.
 
-What is kept, finished and ended is as in transformers (generation/utils.py, `_beam_search`). Of
-equal scores the lowest beam comes first, then the lowest token id; beams are numbered from the
-likeliest, and of equal finished answers the one found first is the better. (torch.topk leaves that
+Which beams are kept, finished and ended follows transformers (generation/utils.py, `_beam_search`).
+Among equal scores the lowest beam comes first, then the lowest token id; beams are numbered from
+the likeliest, and among equal finished answers the one found first wins. (torch.topk leaves that
 open.)
 
-Inside a grammar illegal tokens have the log-probability -inf, as under a LogitsProcessor there, and
-the others keep theirs (constraint/branch.py). An answer that the grammar does not accept (the limit
-came first) stands behind those that it does, whatever its score. Forced text is computed token by
-token like any other.
+Inside a grammar illegal tokens get the log-probability -inf and the others keep theirs, as with a
+LogitsProcessor (constrained_beam.py). An answer that the grammar does not accept, because the limit
+came first, ranks behind all that it accepts. Forced text is computed token by token.
 
-A beam is a slot of the ledger. A parent's first child stays in its slot; each further one takes the
-slot of a beam without children, which then holds the parent's cells where it held others.
+A beam is a slot of the ledger. A parent's first child stays in its slot; each further child takes
+the slot of a beam without children, which then shares the parent's cells.
 """
 
 import copy
@@ -35,12 +34,12 @@ from llmcli.runtime.strategies.regrow import Regrowth, seen
 from llmcli.runtime.text import Decoder
 from llmcli.types import Event, Finish, TokenTime
 
-SLACK = 1e-3  # logits this much below what is searched are looked at, too: sums round
+SLACK = 1e-3  # logits this much below the threshold are considered, too, because sums round
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A token of an answer and what stands before it; beams share their beginnings."""
+    """A token of an answer and the tokens before it; beams share their beginnings."""
 
     parent: "Node | None"
     token: int
@@ -49,8 +48,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """An answer being followed: its slot, the sum of its log-probabilities, its last token, its
-    text's end, and its place in the grammar, where there is one.
+    """An unfinished answer: its slot, the sum of its log-probabilities, its last token, the decoder
+    of its text, and its state in the grammar, if there is one.
     """
 
     slot: int
@@ -60,13 +59,13 @@ class Beam:
     branch: Branch | None
 
     def whole(self) -> bool:
-        """Whether the answer may end as it is."""
+        """Return whether the answer may end here."""
         return self.branch is None or self.branch.accepting
 
 
 class Candidate(NamedTuple):
-    """One more token for one beam; a tuple, because its order is the order of preference and sorts
-    fast.
+    """A possible next token of a beam; a tuple, because its order is the order of preference and
+    sorts fast.
     """
 
     cost: float  # minus the score
@@ -76,14 +75,14 @@ class Candidate(NamedTuple):
 
     @property
     def score(self) -> float:
-        """The sum of log-probabilities."""
+        """Return the sum of log-probabilities."""
         return -self.cost
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A finished answer; its score has the length penalty in it. `whole`: a grammar, if any,
-    accepts it.
+    """A finished answer; the score includes the length penalty. `is_complete`: the grammar accepts
+    it, or there is none.
     """
 
     whole: bool
@@ -93,7 +92,7 @@ class Ended:
 
 
 class Step(NamedTuple):
-    """Where the time of a pass went, in milliseconds."""
+    """How the time of a pass was spent, in milliseconds."""
 
     ms: float
     decode_ms: float
@@ -102,14 +101,14 @@ class Step(NamedTuple):
 
 
 class BeamSearch:
-    """Follows `search.beams` answers and keeps as many finished ones."""
+    """Extends `search.beams` answers and keeps as many finished ones."""
 
     name: ClassVar[str] = "beam"
 
     def __init__(self, request: Request, seed: int, means: Means) -> None:
         self.request, self.search, self.slots = request, request.search, request.search.beams
         self.vocabulary, self.ledger = means.vocabulary, means.ledger
-        # As many as the context holds, unless something may leave; the last token of an answer is
+        # As many as the context holds, unless tokens may be dropped; the last token of an answer is
         # never computed.
         self.room = means.ledger.size - len(request.tokens) + 1
         most = math.inf if request.overflow else self.room
@@ -126,15 +125,15 @@ class BeamSearch:
         self.near = float("nan")
 
     def pending(self) -> list[tuple[int, int]]:
-        """The last token of every beam."""
+        """Return the last token of every beam."""
         return [(beam.slot, beam.node.token) for beam in self.beams if beam.node]
 
     def accept(
         self, sequence: Sequence, rows: Iterator[Row], spent: float
     ) -> tuple[list[Event], Finish | None]:
-        """Grow the beams by one token. Nothing is visible before the end."""
+        """Extend the beams by one token. Nothing is shown before the end."""
         if self.regrowth.busy:
-            next(rows)  # it was read before
+            next(rows)  # these logits were read before the context was shortened
             self.regrowth.grown(sequence)
             return [], None
         begun = time.perf_counter()
@@ -148,53 +147,53 @@ class BeamSearch:
             refuse_nan(read[0])
             spent = sequence.prompt_seconds
         running = self._sort_out(read)
-        over = self._over(running)
-        if over:
+        is_over = self._over(running)
+        if is_over:
             self._close(self.beams)
             self.beams = []
         else:
             self._descend(running)
         now = time.perf_counter()
-        ours = now - begun - self.guiding
+        search_seconds = now - begun - self.guiding
         self.steps.append(
-            Step((now - sequence.last) * 1e3, spent * 1e3, ours * 1e3, self.guiding * 1e3)
+            Step((now - sequence.last) * 1e3, spent * 1e3, search_seconds * 1e3, self.guiding * 1e3)
         )
         sequence.last, self.guiding = now, 0.0
-        if over and not self.ended:
+        if is_over and not self.ended:
             raise nowhere()
-        if over:
+        if is_over:
             return [], self.ended[0].finish
         return [], "repetition" if self._repeats(sequence) else None
 
     def _repeats(self, sequence: Sequence) -> bool:
-        """Whether the best answer only repeats itself; where nothing may leave the context ends it
-        soon enough.
+        """Return whether the best answer only repeats itself. Without overflow the context limits
+        it anyway.
         """
         if not self.request.overflow or len(self.steps) < sequence.look_at:
             return False
         sequence.look_at = len(self.steps) + EVERY
-        said = b"".join(self.vocabulary.piece(node.token) for node in _path(self.beams[0].node))
-        return repeats([said.decode("utf-8", "replace")])
+        answer = b"".join(self.vocabulary.piece(node.token) for node in _path(self.beams[0].node))
+        return repeats([answer.decode("utf-8", "replace")])
 
     def shortened(self, sequence: Sequence) -> None:
-        """Never: `make_way` is asked instead."""
+        """Fail: `apply_overflow` is called instead."""
         raise AssertionError("beams take as many slots as there are")
 
     def make_way(self, sequence: Sequence, cells: int) -> None:
-        """The context is full: what may leave leaves all beams alike. They may have `cells`."""
+        """Drop the same tokens from all beams of a full context. The beams may use `cells`."""
         if self.request.overflow:
             heads = dict(self.pending())
             self.regrowth.shorten(sequence, self.request.overflow, heads, cells)
 
     def restart(self, sequence: Sequence) -> None:
-        """Search anew from the prompt: nothing was visible yet, and the same is found."""
+        """Start again from the prompt: nothing was shown yet, and the result is the same."""
         self._close(self.beams)
         self._begin()
         sequence.restart()
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
-        """The best answer's text. Where the search was cut short the unfinished ones count as they
-        are.
+        """Return the best answer's text. When the search was cut short, unfinished answers count as
+        they are.
         """
         if finish in ("cancelled", "context_full", "repetition") and self.steps:
             for beam in self.beams:
@@ -214,38 +213,46 @@ class BeamSearch:
         return best.text
 
     def _sort_out(self, rows: list[Row]) -> list[tuple[Candidate, Decoder]]:
-        """The best tokens: those that end an answer are kept or dropped, the others are returned,
-        as many as beams.
+        """Record the finished answers among the best tokens. Return the others, at most as many as
+        beams.
         """
         width, wanted = self.search.beams, 2 * self.search.beams
-        sums = []
+        log_sums = []
         for row in rows:
-            sums.append(row.log_sum(self.near))
-            self.near = sums[-1]
+            log_sums.append(row.log_sum(self.near))
+            self.near = log_sums[-1]
         self._forbid(rows)
-        offsets = [beam.score - total for beam, total in zip(self.beams, sums, strict=True)]
+        offsets = [beam.score - total for beam, total in zip(self.beams, log_sums, strict=True)]
         while True:
-            found = self._best(rows, offsets, sums, wanted)
-            sorted_out = [(one, *self._ends(one)) for one in found if not self._ignored(one.token)]
-            running = [(one, decoder) for one, decoder, finish in sorted_out if finish is None]
+            candidates = self._best(rows, offsets, log_sums, wanted)
+            checked = [
+                (candidate, *self._ends(candidate))
+                for candidate in candidates
+                if not self._ignored(candidate.token)
+            ]
+            running = [
+                (candidate, decoder) for candidate, decoder, finish in checked if finish is None
+            ]
             enough = len(running) >= width or (
-                len(self.steps) + 1 == self.limit and len(sorted_out) >= width
+                len(self.steps) + 1 == self.limit and len(checked) >= width
             )
-            if enough or len(found) < wanted:
+            if enough or len(candidates) < wanted:
                 break
             wanted *= 2
-        for one, _, finish in sorted_out[:width]:
+        for candidate, _, finish in checked[:width]:
             if finish is not None:
-                beam = self.beams[one.beam]
-                node = Node(beam.node, one.token, one.logprob)
+                beam = self.beams[candidate.beam]
+                node = Node(beam.node, candidate.token, candidate.logprob)
                 self._keep(
-                    Ended(self._whole(beam, one.token, finish), one.score, node, finish),
+                    Ended(
+                        self._whole(beam, candidate.token, finish), candidate.score, node, finish
+                    ),
                     len(self.steps) + 1,
                 )
         return running[:width]
 
     def _forbid(self, rows: list[Row]) -> None:
-        """Write -inf where the beams' grammars allow nothing; a row is its beam's alone."""
+        """Write -inf for tokens that the beams' grammars forbid. Each row belongs to one beam."""
         if self.request.grammar is None:
             return
         begun = time.perf_counter()
@@ -255,32 +262,32 @@ class BeamSearch:
         self.guiding += time.perf_counter() - begun
 
     def _whole(self, beam: Beam, token: int, finish: Finish) -> bool:
-        """Whether an answer that ends with `token` is all that the grammar asks for."""
+        """Return whether an answer that ends with `token` is complete in the grammar."""
         if beam.branch is None or self.vocabulary.ends(
             token
-        ):  # an end that it did not allow is no candidate
+        ):  # a forbidden end token is never a candidate
             return True
         if finish == "stop":  # at a stop string, which is cut off
             return False
-        longer = beam.branch.child(token, self.vocabulary.piece(token))
-        accepting = longer.accepting
-        longer.close()
+        branch = beam.branch.child(token, self.vocabulary.piece(token))
+        accepting = branch.accepting
+        branch.close()
         return accepting
 
     def _best(
         self, rows: list[Row], offsets: list[float], sums: list[float], count: int
     ) -> list[Candidate]:
-        """The `count` best continuations of all beams, best first; a row adds its log-softmax to
-        its beam's score.
+        """Return the `count` best continuations of all beams, best first. A token adds its
+        log-softmax to its beam's score.
         """
         found: list[Candidate] = []
         for beam, (row, offset, total) in enumerate(zip(rows, offsets, sums, strict=True)):
             logits = row.logits
-            # Where there are enough, nothing below the last of them can come in.
-            least = (
+            # once enough are found, nothing below the last of them can be among the best
+            threshold = (
                 -found[-1].cost - offset - SLACK if len(found) == count else floor(logits, count)
             )
-            ids = np.flatnonzero(logits >= max(least, float(np.finfo(np.float32).min)))
+            ids = np.flatnonzero(logits >= max(threshold, float(np.finfo(np.float32).min)))
             values = logits[ids].tolist()
             found += [
                 Candidate(-(offset + value), beam, token, value - total)
@@ -294,7 +301,7 @@ class BeamSearch:
         return self.request.ignore_eos and self.vocabulary.ends(token)
 
     def _ends(self, one: Candidate) -> tuple[Decoder, Finish | None]:
-        """The text's end with this token, and whether the answer ends there."""
+        """Return the decoder after this token, and the finish if the answer ends there."""
         decoder = self.beams[one.beam].decoder
         if self.vocabulary.ends(one.token):
             return decoder, "stop"
@@ -308,7 +315,9 @@ class BeamSearch:
         return decoder, "length" if self.limit == self.request.max_tokens else "context_full"
 
     def _keep(self, ended: Ended, length: int) -> None:
-        """One more finished answer among the best; its score is still the sum over `length` tokens."""
+        """Add a finished answer whose score is still the sum over `length` tokens, and keep the
+        best ones.
+        """
         self.ended.append(replace(ended, score=ended.score / length**self.search.length_penalty))
         self.ended.sort(
             key=lambda one: (not one.whole, -one.score)
@@ -316,7 +325,9 @@ class BeamSearch:
         del self.ended[self.search.beams :]
 
     def _over(self, running: list[tuple[Candidate, Decoder]]) -> bool:
-        """Whether nothing better can come (`_check_early_stop_heuristic` and what follows it)."""
+        """Return whether no better answer can be found (`_check_early_stop_heuristic` and the code
+        after it).
+        """
         if not running:
             return True
         if sum(ended.whole for ended in self.ended) < self.search.beams:
@@ -330,26 +341,28 @@ class BeamSearch:
         return reachable <= self.ended[-1].score
 
     def _descend(self, running: list[tuple[Candidate, Decoder]]) -> None:
-        """From the beams to their children: each gets a slot that holds what stands before it."""
-        parents = {one.beam for one, _ in running}
+        """Replace the beams by their children, each with a slot that holds its parent's cells."""
+        parents = {candidate.beam for candidate, _ in running}
         self.free += [beam.slot for number, beam in enumerate(self.beams) if number not in parents]
-        children, settled = [], set()
-        for one, decoder in running:
-            parent = self.beams[one.beam]
+        children, placed = [], set()
+        for candidate, decoder in running:
+            parent = self.beams[candidate.beam]
             slot = parent.slot
-            if one.beam in settled:
+            if candidate.beam in placed:
                 slot = self.free.pop()
                 self.ledger.fork(parent.slot, slot)
-            settled.add(one.beam)
-            node = Node(parent.node, one.token, one.logprob)
-            children.append(Beam(slot, one.score, node, decoder, self._grown(parent, one.token)))
+            placed.add(candidate.beam)
+            node = Node(parent.node, candidate.token, candidate.logprob)
+            children.append(
+                Beam(slot, candidate.score, node, decoder, self._grown(parent, candidate.token))
+            )
         for slot in self.free:
             self.ledger.trim(slot, 0)
         self._close(self.beams)
         self.beams = children
 
     def _grown(self, parent: Beam, token: int) -> Branch | None:
-        """The place in the grammar behind one more token."""
+        """Return the state in the grammar after one more token."""
         if parent.branch is None:
             return None
         begun = time.perf_counter()
@@ -363,8 +376,8 @@ class BeamSearch:
                 beam.branch.close()
 
     def _answer(self, ended: Ended) -> tuple[Hypothesis, list[TokenTime]]:
-        """A finished answer as text, and each token with the times of the step that it was found
-        in.
+        """Return a finished answer as text, and each token with the times of the step in which it
+        was found.
         """
         nodes = _path(ended.node)
         if self.vocabulary.ends(nodes[-1].token):
@@ -382,7 +395,7 @@ class BeamSearch:
 
 
 def _path(node: Node | None) -> list[Node]:
-    """An answer's tokens from the first one to this."""
+    """Return the tokens of an answer from the first to this one."""
     nodes: list[Node] = []
     while node:
         nodes.append(node)

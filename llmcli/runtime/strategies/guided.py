@@ -1,8 +1,8 @@
-"""One token after the other inside a grammar; text that must come is taken without being drawn
+"""One token after another inside a grammar; forced text is inserted without sampling
 (jump-forward).
 
-Forced tokens stand in the sequence like others, so that penalties see them, and enter the cache
-together with the next pass: a span of n costs one pass of n rows with logits for the last.
+Forced tokens are in the sequence like others, so penalties see them, and are computed with the next
+pass: a span of n tokens costs one pass of n rows with logits for the last.
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ from llmcli.types import Event, Finish
 
 
 class Guided(Plain):
-    """Plain decoding, which it is without a grammar; an answer that nothing may follow ends without
-    another pass.
+    """Plain decoding inside a grammar, or without one. An answer that nothing may follow ends
+    without another pass.
     """
 
     name: ClassVar[str] = "guided"
@@ -30,12 +30,12 @@ class Guided(Plain):
         self.guide = self.chain if isinstance(self.chain, GuidedChain) else None
         self.jump = request.grammar.constraint.jump if request.grammar else "off"
         self.room = means.ledger.size + 1  # the last token is never computed
-        self.gone = 0  # tokens that have left the sequence
+        self.gone = 0  # tokens dropped from the sequence
 
     def accept(
         self, sequence: Sequence, rows: Iterator[Row], spent: float
     ) -> tuple[list[Event], Finish | None]:
-        """Draw from the one row, then take what must follow."""
+        """Draw from the single row, then insert the forced text."""
         events, finish = super().accept(sequence, rows, spent)
         guide = self.guide
         if guide is None:
@@ -58,11 +58,12 @@ class Guided(Plain):
                 events.append(event)
                 if finish or len(sequence.tokens) == self.room:
                     break
-            guide.follow(sequence.tokens)  # before some of them leave a full context
+            # before some of the tokens are dropped from a full context
+            guide.follow(sequence.tokens)
         return events, finish
 
     def shortened(self, sequence: Sequence) -> None:
-        """What the grammar has read it has read, though it may be gone."""
+        """Tell the grammar how many tokens were dropped; its state keeps them."""
         if self.guide:
             self.guide.shortened(sequence.left.tokens - self.gone, sequence.prompt)
         self.gone = sequence.left.tokens
@@ -70,7 +71,7 @@ class Guided(Plain):
     def _take(
         self, sequence: Sequence, token: int, constraint: float
     ) -> tuple[Event, Finish | None]:
-        """One token without a draw; stop strings and the limit hold for it as for others."""
+        """Append a token without a draw; stop strings and the limit apply as usual."""
         sequence.tokens.append(token)
         text = self.decoder.feed(self.vocabulary.piece(token))
         event = Event(

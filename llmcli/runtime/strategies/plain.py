@@ -1,4 +1,4 @@
-"""One token after the other, each drawn by the sampler chain."""
+"""One token after another, each drawn by the sampler chain."""
 
 import math
 import time
@@ -17,7 +17,7 @@ from llmcli.types import Event, Finish
 
 
 class Plain:
-    """Draws a token and shows its text."""
+    """Draws tokens and decodes their text."""
 
     name: ClassVar[str] = "plain"
     slots = 1
@@ -26,29 +26,30 @@ class Plain:
         self.vocabulary = means.vocabulary
         chain = make_chain(request.sampling, seed, means.native, means.vocabulary)
         self.chain = guided(chain, request, self.vocabulary.piece)
-        # Where ends are forbidden they are written to the row between its log-sum and the draw.
+        # The log-sum must be computed before forbidden ends are written to the row.
         self.summing = (
             self.chain if isinstance(self.chain, Summing) and not request.ignore_eos else None
         )
         self.decoder = Decoder(request.stops)
-        self.near = math.nan  # the logit of the last token drawn: about the largest of the next row
+        # logit of the last drawn token, close to the largest logit of the next row
+        self.near = math.nan
 
     def pending(self) -> list[tuple[int, int]]:
-        """Nothing: the token drawn last stands in the sequence, to be computed."""
+        """Return no rows: the last drawn token is in the sequence and is computed from there."""
         return []
 
     def accept(
         self, sequence: Sequence, rows: Iterator[Row], spent: float
     ) -> tuple[list[Event], Finish | None]:
-        """Draw from the one row."""
-        row, request, known = next(rows), sequence.request, sequence.known
+        """Draw a token from the single row."""
+        row, request, replayed = next(rows), sequence.request, sequence.known
         if not sequence.times:
             refuse_nan(row)
         if request.max_tokens == 0:
             return [], "length"
-        if known.finish and len(sequence.times) == len(known.tokens):
-            return [], known.finish
-        # Before the draw: whoever reads the row first waits for the memory, and this one computes
+        if replayed.finish and len(sequence.times) == len(replayed.tokens):
+            return [], replayed.finish
+        # Before the draw: the first scan of the row waits for memory, and this one computes
         # meanwhile.
         log_sum = None
         if request.logprobs:
@@ -57,8 +58,8 @@ class Plain:
             )
         begun = time.perf_counter()
         token = (self._draw_no_end if request.ignore_eos else self.chain.draw)(row, sequence.tokens)
-        if len(sequence.times) < len(known.tokens):
-            token = known.tokens[len(sequence.times)]
+        if len(sequence.times) < len(replayed.tokens):
+            token = replayed.tokens[len(sequence.times)]
         ended = not request.ignore_eos and self.vocabulary.ends(token)
         if ended and not request.scores:
             return [], "stop"
@@ -80,8 +81,8 @@ class Plain:
         return [event], "length" if len(sequence.times) == request.max_tokens else None
 
     def _draw_no_end(self, row: Row, tokens: list[int]) -> int:
-        """Draw with every end forbidden, as llama.cpp does; others may read the row, too: it is put
-        right again.
+        """Draw with all end tokens forbidden, as llama.cpp does, and restore the row for other
+        readers.
         """
         ends = end_tokens(self.vocabulary)
         before = row.logits[ends]
@@ -91,18 +92,20 @@ class Plain:
         return token
 
     def shortened(self, sequence: Sequence) -> None:
-        """Nothing: a chain knows what it drew, and looks back from the end of the tokens."""
+        """Do nothing: a chain remembers what it drew and looks back from the end of the tokens."""
 
     def make_way(self, sequence: Sequence, cells: int) -> None:
-        """Never: the engine shortens what has one slot."""
+        """Fail: the engine shortens a sequence with one slot itself."""
         raise AssertionError("an answer has one slot")
 
     def restart(self, sequence: Sequence) -> None:
-        """Never: what one slot holds is brought back or computed anew."""
+        """Fail: the cells of one slot are swapped or recomputed."""
         raise AssertionError("an answer has one slot")
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
-        """Half a character, or what looked like the beginning of a stop string."""
+        """Return the text held back: an incomplete character, or the start of a possible stop
+        string.
+        """
         self.chain.close()
         return self.decoder.finish()
 

@@ -1,8 +1,9 @@
-"""Beams in a full context: the same leaves all of them, and their cells are built again.
+"""Beams in a full context: the same tokens are dropped from all of them, and their cells are
+rebuilt.
 
-The cells of one are what an answer's alone would be: they move up, or are computed anew
-(ledger.adapt). The others take from it what they share with it, and what each has by itself is
-computed, one beam after the other.
+The cells of the best beam are treated like those of a single answer: moved up or recomputed
+(Ledger.apply_overflow). The other beams share the prefix that they have in common with it, and the
+rest of each is computed, one beam after the other.
 """
 
 from dataclasses import dataclass
@@ -14,15 +15,15 @@ from llmcli.runtime.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Stem:
-    """What a beam's slot is to hold."""
+    """The tokens that a beam's slot shall hold."""
 
     slot: int
     tokens: list[int]
 
 
 class Regrowth:
-    """Builds beams' cells again, through the engine: whatever `sequence` has not computed it
-    computes next.
+    """Rebuilds the cells of beams through the engine, which computes whatever `sequence` has not
+    computed yet.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -32,30 +33,31 @@ class Regrowth:
 
     @property
     def busy(self) -> bool:
-        """Whether a beam's cells are still to be computed."""
+        """Return whether cells of a beam are still to be computed."""
         return bool(self._todo)
 
     def shorten(
         self, sequence: Sequence, overflow: Overflow, heads: dict[int, int], cells: int
     ) -> bool:
-        """Let go of what may leave; False where nothing may. `heads` has each beam's slot, the best
-        one's first, and its last token, which is not computed. `cells` are all that the beams may
-        have.
+        """Drop tokens from all beams. Return False when nothing may be dropped.
+
+        `heads`: each beam's slot, the best beam first, and its last token, which is not computed.
+        `cells`: cells that the beams may use.
         """
         texts = [[*self.ledger.tokens[slot], token] for slot, token in heads.items()]
         others = (
             self.ledger.held(list(heads)) + len(texts) - len(texts[0])
-        )  # cells that the best does not share
-        made = [
+        )  # cells that the best beam does not share
+        shortened = [
             overflow.shorten(text, sequence.prompt, sequence.left.turns, cells - others)
             for text in texts
         ]
-        stays = [shorter for shorter in made if shorter]
-        if len(stays) < len(texts):
+        kept = [shorter for shorter in shortened if shorter]
+        if len(kept) < len(texts):
             return False
         sequence.tokens = texts[0]
-        sequence.shorten(stays[0])
-        self._begin(sequence, overflow.move, list(heads), stays)
+        sequence.shorten(kept[0])
+        self._begin(sequence, overflow.move, list(heads), kept)
         return True
 
     def _begin(
@@ -72,12 +74,12 @@ class Regrowth:
         self._go_on(sequence)
 
     def grown(self, sequence: Sequence) -> None:
-        """A beam's cells are there; on to the next."""
+        """Continue with the next beam after the cells of one are computed."""
         self._done.append(self._todo.pop(0))
         self._go_on(sequence)
 
     def _go_on(self, sequence: Sequence) -> None:
-        """Leave to the engine the first beam that has something to compute."""
+        """Set the sequence to the first beam that has tokens to compute."""
         slots = {sequence.slot, *sequence.spare}
         while self._todo:
             stem = self._todo[0]
@@ -92,23 +94,25 @@ class Regrowth:
             self._done.append(self._todo.pop(0))
 
     def _take(self, stem: Stem) -> None:
-        """Share with the beam that has most of it."""
-        shared = {done.slot: _common(done.tokens, stem.tokens) for done in self._done}
-        source = max(shared, key=shared.__getitem__)
+        """Share cells with the beam that has the longest common prefix."""
+        lengths = {done.slot: _common(done.tokens, stem.tokens) for done in self._done}
+        source = max(lengths, key=lengths.__getitem__)
         self.ledger.fork(source, stem.slot)
-        self.ledger.trim(stem.slot, shared[source])
+        self.ledger.trim(stem.slot, lengths[source])
 
 
 def seen(sequence: Sequence, answer: tuple[int, ...]) -> list[int]:
-    """What of a prompt and an answer stands in the context, where some may have left it."""
-    prompt, left = sequence.tokens[: sequence.prompt], sequence.left.tokens
-    if left == len(sequence.request.tokens) - len(prompt):  # of the prompt alone
+    """Return the tokens of a prompt and an answer that are in the context, some of which may have
+    been dropped.
+    """
+    prompt, dropped = sequence.tokens[: sequence.prompt], sequence.left.tokens
+    if dropped == len(sequence.request.tokens) - len(prompt):  # dropped from the prompt only
         return [*prompt, *answer]
-    whole = [*sequence.request.tokens, *answer]
-    kept = _common(whole, sequence.tokens)
-    return [*whole[:kept], *whole[kept + left :]]
+    text = [*sequence.request.tokens, *answer]
+    n_kept = _common(text, sequence.tokens)
+    return [*text[:n_kept], *text[n_kept + dropped :]]
 
 
 def _common(one: list[int], other: list[int]) -> int:
     pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (mine, yours) in pairs if mine != yours), min(len(one), len(other)))
+    return next((at for at, (first, second) in pairs if first != second), min(len(one), len(other)))

@@ -1,15 +1,14 @@
-"""Speculative decoding: guess what follows, compute the guesses in one pass, keep those that the
-model would have said.
+"""Speculative decoding: guess the next tokens, compute them in one pass, and keep those that the
+model would have generated.
 
-Exact (Leviathan et al. 2023; llama.cpp's common_sampler_sample_and_accept_n): row by row, left to
-right, the request's own chain draws a token as without guesses, with the history that it would
-have; the first that is not the guess stands in its place, and the cells of the guesses behind it
-go. A guess that a draft model drew itself is kept as often as may be (sampling/matching.py); inside
-a grammar, which changes what may be drawn, it must be drawn again like any other.
+The result is exact (Leviathan et al. 2023; llama.cpp's common_sampler_sample_and_accept_n). Row by
+row, the request's own chain draws a token as without guesses; the first token that differs from its
+guess replaces it, and the cells of later guesses are dropped. A guess that a draft model drew from
+a known distribution is kept as often as possible (sampling/rejection.py); inside a grammar, which
+changes the distribution, it must be drawn again like any other.
 
-While nothing is guessed a token takes the same road as without, and one look into a table. Inside a
-grammar what must come is taken from there (guided.py): the guesses that it agrees with are computed
-already.
+Without a draft, a token takes the same path as in plain decoding, plus one table lookup. Inside a
+grammar forced text is inserted first (guided.py); guesses that agree with it are computed already.
 """
 
 import math
@@ -31,50 +30,52 @@ from llmcli.types import Event, Finish
 
 
 class Speculative(Guided):
-    """Draws a token a pass, or several where guesses come true.
+    """Draws one token per pass, or several when guesses are right.
 
-    The tokens of one pass are visible at once; each is accounted for with an equal share of the
-    pass's time, of the time it took to draw them, and of the gap since the token before, so that
-    times add up and percentiles compare.
+    The tokens of a pass become visible together. Each is assigned an equal share of the pass's
+    time, of the sampling time and of the gap since the previous token, so that times add up and
+    percentiles are comparable.
     """
 
     name: ClassVar[str] = "speculative"
 
     def __init__(self, request: Request, seed: int, means: Means) -> None:
         speculation = means.speculation or NOTHING
-        drawn = (
+        uses_draws = (
             any(drafter.draws for drafter in speculation.drafters) and not request.sampling.greedy
         )
-        guessed = request
+        draft_request = request
         if (
-            drawn and speculation.reproducible
-        ):  # then only a draw of the chain's own confirms a guess: the likeliest
-            drawn, guessed = (
+            uses_draws and speculation.reproducible
+            # then only a draw from the chain itself may confirm a guess, so the likeliest token is
+            # guessed
+        ):
+            uses_draws, draft_request = (
                 False,
                 replace(request, sampling=request.sampling.with_values({"temp": 0})),
             )
-        super().__init__(request, seed, replace(means, native=None) if drawn else means)
+        super().__init__(request, seed, replace(means, native=None) if uses_draws else means)
         self.matching = (
-            Matching(self.chain) if drawn and isinstance(self.chain, NumpyChain) else None
+            Matching(self.chain) if uses_draws and isinstance(self.chain, NumpyChain) else None
         )
         self.chain = self.matching or self.chain
         self.ledger = means.ledger
         self.pace = Pace(speculation.curve, speculation.most)
-        self.drafters = [drafter.start(guessed, seed) for drafter in speculation.drafters]
+        self.drafters = [drafter.start(draft_request, seed) for drafter in speculation.drafters]
         self.limit = math.inf if request.max_tokens is None else request.max_tokens
         self.made: tuple[Guesses, Draft, float] | None = (
-            None  # who guessed, what, in how many seconds
+            None  # the drafter, its draft, and the seconds it took
         )
         self.drafted = self.accepted = 0
-        self.cuts = True  # whether the memory can take guesses back
-        # rows of the pass that is to come, without guesses: more than one where text was forced
+        self.cuts = True  # whether the memory can drop guesses
+        # rows of the next pass without guesses: more than one when text was forced
         self.width = 0
 
     def accept(
         self, sequence: Sequence, rows: Iterator[Row], spent: float
     ) -> tuple[list[Event], Finish | None]:
-        """Draw from the last token's row, and from the rows of the guesses as long as they come
-        true.
+        """Draw from the row of the last token, and from the rows of guesses as long as they are
+        right.
         """
         if sequence.draft:
             events, finish = self._verify(sequence, rows, spent)
@@ -90,11 +91,11 @@ class Speculative(Guided):
         return events, finish
 
     def _guess(self, sequence: Sequence) -> None:
-        """Fill `sequence.draft` with what the first drafter guesses whom it pays to ask."""
+        """Fill `sequence.draft` from the first drafter that pays."""
         for drafter in self.drafters:
             drafter.follow(sequence)
-        # The pass makes a token of its own, and ends where the engine looks for repetition, as
-        # one-token passes do.
+        # The pass also yields a token of its own, and ends where the engine checks for repetition,
+        # as single passes do.
         limit = min(self.limit, sequence.look_at) - len(sequence.times) - 1
         for drafter in self.drafters:
             if count := self.pace.choose(drafter, limit):
@@ -107,50 +108,50 @@ class Speculative(Guided):
     def _verify(
         self, sequence: Sequence, rows: Iterator[Row], spent: float
     ) -> tuple[list[Event], Finish | None]:
-        """Draw from row after row until one does not say what was guessed."""
+        """Draw from row after row until one differs from its guess."""
         assert self.made
         drafter, draft, drafting = self.made
-        guessed, sequence.draft = sequence.draft, []  # the engine may have cut it
-        read = list(islice(rows, len(guessed) + 1))
+        guessed, sequence.draft = sequence.draft, []  # the engine may have cut the draft
+        read_rows = list(islice(rows, len(guessed) + 1))
         start, since = len(sequence.tokens), sequence.last
         events: list[Event] = []
-        right = 0
+        n_right = 0
         while True:
-            at, before = right, len(sequence.tokens)
+            at, length = n_right, len(sequence.tokens)
             if self.matching and draft.odds and at < len(guessed):
                 self.matching.expected = guessed[at], draft.odds[at]
-            more, finish = super().accept(sequence, iter((read[at],)), 0.0)
-            events += more
-            said = sequence.tokens[before:]
-            agreed = _common(said, guessed[at:])
-            right += agreed
-            if finish is not None or agreed < len(said) or at == len(guessed):
+            new_events, finish = super().accept(sequence, iter((read_rows[at],)), 0.0)
+            events += new_events
+            new_tokens = sequence.tokens[length:]
+            agreed = _common(new_tokens, guessed[at:])
+            n_right += agreed
+            if finish is not None or agreed < len(new_tokens) or at == len(guessed):
                 break
-        self._take_back(sequence, start + right)
+        self._take_back(sequence, start + n_right)
         self.drafted += len(guessed)
-        self.accepted += right
-        drafter.judged(len(guessed), right)
+        self.accepted += n_right
+        drafter.judged(len(guessed), n_right)
         self.pace.guessed(
             len(guessed) + self.width, max(1, len(events)), spent, drafting, draft.reading
         )
         return _shared(sequence, events, since, spent), finish
 
     def _take_back(self, sequence: Sequence, keep: int) -> None:
-        """Drop the cells of wrong guesses. A memory that cannot is computed anew, and nothing more
-        is guessed.
+        """Drop the cells of wrong guesses. If the memory cannot, the text is recomputed and
+        drafting stops.
         """
         sequence.computed = self.ledger.trim(sequence.slot, keep)
         self.cuts = sequence.computed == keep
 
     def shortened(self, sequence: Sequence) -> None:
-        """Places in the text have changed: guesses begin anew."""
+        """Restart the drafters: positions in the text have changed."""
         super().shortened(sequence)
         sequence.draft, self.width = [], 0
         for drafter in self.drafters:
             drafter.shortened()
 
     def finish(self, sequence: Sequence, finish: Finish) -> str:
-        """As Plain's; and how many tokens were guessed, and came true."""
+        """Return the rest of the text, and record how many tokens were drafted and accepted."""
         sequence.drafted, sequence.accepted = self.drafted, self.accepted
         for drafter in self.drafters:
             drafter.close()
@@ -158,29 +159,31 @@ class Speculative(Guided):
 
 
 def _common(said: list[int], guessed: list[int]) -> int:
-    for index, (one, other) in enumerate(zip(said, guessed, strict=False)):
-        if one != other:
+    for index, (token, guess) in enumerate(zip(said, guessed, strict=False)):
+        if token != guess:
             return index
     return min(len(said), len(guessed))
 
 
 def _shared(sequence: Sequence, events: list[Event], since: float, spent: float) -> list[Event]:
-    """The events of one pass with equal shares of its times, and of those in the grammar."""
+    """Return the events of one pass with equal shares of its times, including the time in the
+    grammar.
+    """
     rows = [event.token for event in events if event.token]
     if not rows:
         return events
     count = len(rows)
     gap, decode = (sequence.last - since) * 1e3 / count, spent * 1e3 / count
     sample, grammar = (
-        sum(getattr(row, part) for row in rows) / count for part in ("sample_ms", "constraint_ms")
+        sum(getattr(row, field) for row in rows) / count for field in ("sample_ms", "constraint_ms")
     )
-    fair = [
+    equal = [
         replace(row, ms=gap, decode_ms=decode, sample_ms=sample, constraint_ms=grammar)
         for row in rows
     ]
-    sequence.times[-count:] = fair
-    left = iter(fair)
-    return [replace(event, token=next(left)) if event.token else event for event in events]
+    sequence.times[-count:] = equal
+    tokens = iter(equal)
+    return [replace(event, token=next(tokens)) if event.token else event for event in events]
 
 
 STRATEGIES = (Speculative,)

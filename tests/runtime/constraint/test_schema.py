@@ -115,13 +115,13 @@ def test_the_suites_invalid_instances_cannot_be_written() -> None:
         ),
         ({"$ref": "https://example.org/schema"}, "nothing is fetched"),
         ({"$ref": "#/$defs/none"}, "there is no such schema"),
-        ({"$ref": "#"}, "comes back to itself"),
+        ({"$ref": "#"}, "refers back to itself"),
         (
             {
                 "$ref": "#/$defs/a",
                 "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}},
             },
-            "comes back to itself",
+            "refers back to itself",
         ),
         ({"additionalProperties": {}, "minProperties": 3}, "minProperties 3 at #"),
         ({"properties": {"a": {"type": "text"}}}, "at #/properties/a: Invalid type: text"),
